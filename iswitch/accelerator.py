@@ -1,0 +1,343 @@
+"""The accelerator: buffers, contributor bitmaps, and the addition of runs.
+
+A run is a number of consecutive segments of one round that are in the same state; it is checked,
+accumulated and completed by a handful of array operations however many segments it has. State
+is kept as one 16-byte record per segment, so that "are these 44 segments in the same state" is one
+comparison of bytes. Packets that are no run are cut into runs first (`cut`, `_uniform`).
+
+Sums are kept as finished data packets (`Shape.packet`), so that a broadcast sends slices of the
+buffer itself.
+
+Numerics: float32, float16 and bfloat16 sums are rounded to nearest even after every addition, in
+arrival order; int32 wraps. `reproducible` adds in rank order instead, at completion. Maximum and
+minimum propagate NaN.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .counters import Counters
+from .wire import SEG_SIZE, Op, Rows, Shape, Vector, round_distance, split_seg
+
+_UFUNC = {Op.SUM: np.add, Op.MAX: np.maximum, Op.MIN: np.minimum}
+
+
+class Run(NamedTuple):
+    """Segments start..stop-1 of one round (or version), held in buffer `slot`."""
+
+    slot: int
+    round: int
+    start: int
+    stop: int
+
+    @property
+    def segments(self) -> int:
+        """How many segments it has."""
+        return self.stop - self.start
+
+
+def merge(runs: Iterable[Run]) -> list[Run]:
+    """Join runs that continue one another."""
+    merged: list[Run] = []
+    for run in runs:
+        if merged:
+            slot, round_, start, stop = merged[-1]
+            if (slot, round_, stop) == run[:3]:
+                merged[-1] = Run(slot, round_, start, run.stop)
+                continue
+        merged.append(run)
+    return merged
+
+
+class Outcome(NamedTuple):
+    """What became of contributions: runs now complete, and runs that came late."""
+
+    completed: list[Run]
+    late: list[Run]
+
+
+class Held(Enum):
+    """What the switch holds of a segment in a given round."""
+
+    COMPLETE = "complete"
+    OPEN = "open"
+    NOTHING = "not begun"
+    GONE = "no longer kept"
+
+
+class Cut(NamedTuple):
+    """Consecutive packets of one round: the first segment's index and the rows."""
+
+    round: int
+    start: int
+    rows: Rows
+
+
+def cut(rows: Rows, indices: bytes) -> Iterator[Cut]:
+    """Cut whole data packets, shape (n, size), into stretches of consecutive segments.
+
+    `indices` holds 0, 1, 2, ... as big-endian uint32, as many as the job has segments.
+    """
+    rounds = rows[:, :4].tobytes()
+    first = int.from_bytes(rows[0, 4:8].tobytes(), "big")
+    if (
+        rounds == rounds[:4] * len(rows)
+        and rows[:, 4:8].tobytes() == indices[4 * first : 4 * (first + len(rows))]
+    ):
+        yield Cut(int.from_bytes(rounds[:4], "big"), first, rows)
+        return
+    segs = np.frombuffer(rows[:, :SEG_SIZE].tobytes(), ">u8").astype(np.uint64)
+    bounds = [0, *(np.flatnonzero(np.diff(segs) != 1) + 1).tolist(), len(rows)]
+    for start, stop in pairwise(bounds):
+        round_, index = split_seg(int(segs[start]))
+        yield Cut(round_, index, rows[start:stop])
+
+
+class Accelerator(ABC):
+    """Buffers of one job and what is common to both modes.
+
+    Args:
+        shape: the layout of the job's vectors.
+        slots: how many vectors of sums are held.
+        complete: the rule that says, for a round and the contributors' bitmap (asynchronous: the
+            number of contributions), whether a segment is complete.
+        counters: where contributions are counted.
+    """
+
+    def __init__(
+        self, shape: Shape, slots: int, complete: Callable[[int, int], bool], counters: Counters
+    ) -> None:
+        self.shape = shape
+        self.complete = complete
+        self.counters = counters
+        self.slots = slots
+        self.packets = np.zeros((slots, shape.segments), shape.packet)
+        self.rows: Rows = self.packets.view(np.uint8).reshape(
+            slots, shape.segments, shape.packet_size
+        )
+        self._data = self.packets["data"]
+        self._dtype = shape.dtype.numpy
+        self._combine = _UFUNC[shape.op]
+        self.indices = np.arange(shape.segments, dtype=">u4").tobytes()
+        self._index = np.arange(shape.segments, dtype=np.uint64)
+
+    def bits_held(self) -> int:
+        """Bitmap of the ranks whose contribution is held in some segment, where that is known."""
+        return 0
+
+    @abstractmethod
+    def join(self, rank: int) -> None:
+        """A new member has this rank."""
+
+    @abstractmethod
+    def accumulate(self, rank: int, round_: int, index: int, rows: Rows) -> Outcome:
+        """Count the contribution of one member to consecutive segments of one round."""
+
+    @abstractmethod
+    def reevaluate(self) -> list[Run]:
+        """Complete what the rule, which has changed, now calls complete."""
+
+    @abstractmethod
+    def force(self, round_: int, start: int, stop: int) -> tuple[list[Run], int]:
+        """Complete open segments as they are; the runs, and the fewest contributions in one."""
+
+    @abstractmethod
+    def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
+        """What is held of these segments, run by run, with the contributors' bitmap."""
+
+    @abstractmethod
+    def reset(self, round_: int) -> None:
+        """Empty everything; an asynchronous job goes on from version `round_`."""
+
+    def outgoing(self, run: Run) -> tuple[Rows, int]:
+        """The aggregates of a run as packets: rows (n, packet_size) and the size of the last."""
+        short = run.stop > self.shape.full_segments
+        tail = self.shape.last_size if short else self.shape.packet_size
+        return self.rows[run.slot, run.start : run.stop], tail
+
+    def _elements(self, rows: Rows) -> Vector:
+        """The elements in whole data packets, shape (n, elements), without a copy."""
+        return rows[:, SEG_SIZE:].view(self._dtype)
+
+    def _add(self, into: Vector, rows: Rows, first: bool) -> None:
+        data = self._elements(rows)
+        if data.shape[1] != into.shape[1]:
+            into = into[:, : data.shape[1]]
+        if first:
+            into[...] = data
+        else:
+            self._combine(into, data, out=into)
+
+    def _write_headers(self, slot: int, round_: int, start: int, stop: int) -> None:
+        self.packets["seg"][slot, start:stop] = self._index[start:stop] | np.uint64(round_ << 32)
+
+
+class Table:
+    """A 16-byte state record for every segment, seen as an array and as bytes."""
+
+    def __init__(self, record: struct.Struct, segments: int) -> None:
+        self.record = record
+        self.bytes = bytearray(record.size * segments)
+        self.words: npt.NDArray[np.uint64] = np.frombuffer(self.bytes, np.uint64).reshape(
+            segments, -1
+        )
+
+    def uniform(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Cut segments start..stop-1 where the state changes."""
+        size = self.record.size
+        held = self.bytes[size * start : size * stop]
+        if held == held[:size] * (stop - start):
+            yield start, stop
+            return
+        words = self.words[start:stop]
+        changes = np.flatnonzero((words[1:] != words[:-1]).any(axis=1)) + (start + 1)
+        bounds = [start, *changes.tolist(), stop]
+        yield from pairwise(bounds)
+
+    def get(self, index: int) -> tuple[int, ...]:
+        """The state of one segment."""
+        return self.record.unpack_from(self.bytes, self.record.size * index)
+
+    def set(self, start: int, stop: int, *state: int) -> None:
+        """Give segments start..stop-1 one state."""
+        size = self.record.size
+        self.bytes[size * start : size * stop] = self.record.pack(*state) * (stop - start)
+
+    def clear(self) -> None:
+        """All records zero."""
+        self.words[:] = 0
+
+
+class SynchronousAccelerator(Accelerator):
+    """Two sets of sums, chosen by round mod 2 (section 4 of the protocol).
+
+    A segment's state is its round, whether it is complete, and the bitmap of its contributors; an
+    open set with an empty bitmap is empty, whatever round it names.
+    """
+
+    SLOTS = 2
+    RECORD = struct.Struct("<IIQ")  # round, complete, bitmap
+
+    def __init__(
+        self,
+        shape: Shape,
+        complete: Callable[[int, int], bool],
+        counters: Counters,
+        reproducible: bool = False,
+    ) -> None:
+        super().__init__(shape, self.SLOTS, complete, counters)
+        self.state = [Table(self.RECORD, shape.segments) for _ in range(self.SLOTS)]
+        self.reproducible = reproducible
+        self._parts: dict[int, Vector] = {}  # by rank, shape (slots, segments, E)
+
+    @classmethod
+    def memory(cls, shape: Shape) -> int:
+        """Bytes that a job of this shape needs."""
+        return shape.segments * (cls.SLOTS * (shape.packet_size + cls.RECORD.size) + 12)
+
+    @classmethod
+    def memory_per_member(cls, shape: Shape, reproducible: bool) -> int:
+        """Bytes that each member needs on top."""
+        return cls.SLOTS * shape.segments * shape.packet_size if reproducible else 0
+
+    def join(self, rank: int) -> None:
+        """A new member has this rank."""
+        if self.reproducible and rank not in self._parts:
+            self._parts[rank] = np.zeros(self._data.shape, self._dtype)
+
+    def bits_held(self) -> int:
+        """Bitmap of the ranks whose contribution is held in some segment."""
+        return int(np.bitwise_or.reduce([np.bitwise_or.reduce(t.words[:, 1]) for t in self.state]))
+
+    def accumulate(self, rank: int, round_: int, index: int, rows: Rows) -> Outcome:
+        """Count one member's contribution, at most once per segment."""
+        outcome = Outcome([], [])
+        slot = round_ & 1
+        for start, stop in self.state[slot].uniform(index, index + len(rows)):
+            run = Run(slot, round_, start, stop)
+            self._accumulate_run(rank, run, rows[start - index : stop - index], outcome)
+        return outcome
+
+    def _accumulate_run(self, rank: int, run: Run, rows: Rows, outcome: Outcome) -> None:
+        slot, round_, start, stop = run
+        state = self.state[slot]
+        holds, complete, bitmap = state.get(start)
+        if holds != round_ or not (bitmap or complete):
+            self._write_headers(slot, round_, start, stop)
+            complete = bitmap = 0
+        if complete:
+            self.counters["late"] += len(rows)
+            outcome.late.append(run)
+            return
+        if bitmap >> rank & 1:
+            self.counters["duplicate"] += len(rows)
+            return
+        if self.reproducible:
+            self._add(self._parts[rank][slot, start:stop], rows, first=True)
+        else:
+            self._add(self._data[slot, start:stop], rows, first=not bitmap)
+        self.counters["accumulated"] += len(rows)
+        bitmap |= 1 << rank
+        state.set(start, stop, round_, 0, bitmap)
+        if self.complete(round_, bitmap):
+            outcome.completed.append(self._finish(run, bitmap))
+
+    def _finish(self, run: Run, bitmap: int) -> Run:
+        slot, round_, start, stop = run
+        if self.reproducible:
+            ranks = [rank for rank in range(bitmap.bit_length()) if bitmap >> rank & 1]
+            total = self._data[slot, start:stop]
+            total[...] = self._parts[ranks[0]][slot, start:stop]
+            for rank in ranks[1:]:
+                self._combine(total, self._parts[rank][slot, start:stop], out=total)
+        self.state[slot].set(start, stop, round_, 1, bitmap)
+        self.counters["aggregates"] += stop - start
+        return run
+
+    def reevaluate(self) -> list[Run]:
+        """Complete what the rule, which has changed, now calls complete."""
+        completed = []
+        for slot, state in enumerate(self.state):
+            for start, stop in state.uniform(0, self.shape.segments):
+                round_, complete, bitmap = state.get(start)
+                if bitmap and not complete and self.complete(round_, bitmap):
+                    completed.append(self._finish(Run(slot, round_, start, stop), bitmap))
+        return completed
+
+    def force(self, round_: int, start: int, stop: int) -> tuple[list[Run], int]:
+        """Complete open segments as they are; the runs, and the fewest contributions in one."""
+        held = list(self.held(round_, start, stop))
+        forced = [
+            (self._finish(run, bitmap), bitmap.bit_count())
+            for run, what, bitmap in held
+            if what is Held.OPEN
+        ]
+        self.counters["partial_aggregates"] += sum(run.segments for run, _ in forced)
+        return [run for run, _ in forced], min((count for _, count in forced), default=0)
+
+    def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
+        """What is held of these segments, run by run, with the contributors' bitmap."""
+        slot = round_ & 1
+        for a, b in self.state[slot].uniform(start, stop):
+            holds, complete, bitmap = self.state[slot].get(a)
+            run = Run(slot, round_, a, b)
+            if not (bitmap or complete) or round_distance(holds, round_) < 0:
+                yield run, Held.NOTHING, 0
+            elif holds != round_:
+                yield run, Held.GONE, 0
+            else:
+                yield run, Held.COMPLETE if complete else Held.OPEN, bitmap
+
+    def reset(self, round_: int) -> None:  # noqa: ARG002  (rounds need no base)
+        """Empty both sets."""
+        for state in self.state:
+            state.clear()

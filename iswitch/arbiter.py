@@ -1,0 +1,23 @@
+"""The input arbiter: is a packet control, data, or ordinary traffic?"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from .wire import TOS_CONTROL, TOS_DATA, TOS_MASK
+
+
+class Traffic(Enum):
+    """What the arbiter says of a packet."""
+
+    CONTROL = TOS_CONTROL
+    DATA = TOS_DATA
+    ORDINARY = None
+
+
+def classify(tos: int) -> Traffic:
+    """The kind of a UDP packet for the switch's port, by its ToS byte; ECN bits do not matter."""
+    tos &= TOS_MASK
+    if tos == TOS_DATA:
+        return Traffic.DATA
+    return Traffic.CONTROL if tos == TOS_CONTROL else Traffic.ORDINARY

@@ -1,0 +1,120 @@
+"""The accelerator of an asynchronous job: versions instead of rounds (section 5 of the protocol).
+
+H contributions to a segment, from whomever, make its next version. There is no bitmap: a member's
+contribution counts if its number is newer than the last one counted from it at that segment. Nine
+slots a segment: the open one and the eight versions kept for Help.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from .accelerator import Accelerator, Held, Outcome, Run, Table
+from .counters import Counters
+from .wire import ROUND_MASK, Rows, Shape, round_distance
+
+
+class AsynchronousAccelerator(Accelerator):
+    """Counts contributions per segment; state: version made, open slot, contributions, kept."""
+
+    KEPT = 8
+    SLOTS = KEPT + 1
+    RECORD = struct.Struct("<IIII")
+    LAST = struct.Struct("<QQ")  # has any been counted, number of the last one counted
+
+    def __init__(
+        self, shape: Shape, complete: Callable[[int, int], bool], counters: Counters
+    ) -> None:
+        super().__init__(shape, self.SLOTS, complete, counters)
+        self.state = Table(self.RECORD, shape.segments)
+        self._last: dict[int, Table] = {}
+        self.version = 0  # the highest made
+
+    @classmethod
+    def memory(cls, shape: Shape) -> int:
+        """Bytes that a job of this shape needs."""
+        return shape.segments * (cls.SLOTS * shape.packet_size + cls.RECORD.size + 12)
+
+    @classmethod
+    def memory_per_member(cls, shape: Shape) -> int:
+        """Bytes that each member needs on top."""
+        return shape.segments * cls.LAST.size
+
+    def join(self, rank: int) -> None:
+        """Whatever the rank's former owner sent is forgotten."""
+        self._last[rank] = Table(self.LAST, self.shape.segments)
+
+    def accumulate(self, rank: int, round_: int, index: int, rows: Rows) -> Outcome:
+        """Count one member's contribution number `round_`, if it is newer than its last."""
+        outcome = Outcome([], [])
+        last = self._last[rank]
+        for a, b in last.uniform(index, index + len(rows)):
+            counted, number = last.get(a)
+            if counted and round_distance(round_, number) <= 0:
+                self.counters["duplicate"] += b - a
+                continue
+            last.set(a, b, 1, round_)
+            for start, stop in self.state.uniform(a, b):
+                self._accumulate_run(start, stop, rows[start - index : stop - index], outcome)
+        return outcome
+
+    def _accumulate_run(self, start: int, stop: int, rows: Rows, outcome: Outcome) -> None:
+        version, slot, count, kept = self.state.get(start)
+        self._add(self._data[slot, start:stop], rows, first=not count)
+        self.counters["accumulated"] += stop - start
+        self.state.set(start, stop, version, slot, count + 1, kept)
+        if self.complete(version, count + 1):
+            outcome.completed.append(self._finish(start, stop))
+
+    def _finish(self, start: int, stop: int) -> Run:
+        version, slot, _, kept = self.state.get(start)
+        version = (version + 1) & ROUND_MASK
+        self._write_headers(slot, version, start, stop)
+        self.state.set(start, stop, version, (slot + 1) % self.SLOTS, 0, min(kept + 1, self.KEPT))
+        if round_distance(version, self.version) > 0:
+            self.version = version
+        self.counters["aggregates"] += stop - start
+        return Run(slot, version, start, stop)
+
+    def reevaluate(self) -> list[Run]:
+        """Complete what the rule, which has changed, now calls complete."""
+        completed = []
+        for start, stop in self.state.uniform(0, self.shape.segments):
+            version, _, count, _ = self.state.get(start)
+            if count and self.complete(version, count):
+                completed.append(self._finish(start, stop))
+        return completed
+
+    def force(self, round_: int, start: int, stop: int) -> tuple[list[Run], int]:
+        """Make version `round_` of these segments, where it is the open one, as it is."""
+        forced = []
+        for a, b in self.state.uniform(start, stop):
+            version, _, count, _ = self.state.get(a)
+            if count and round_distance(round_, version) == 1:
+                forced.append((self._finish(a, b), count))
+        self.counters["partial_aggregates"] += sum(run.segments for run, _ in forced)
+        return [run for run, _ in forced], min((count for _, count in forced), default=0)
+
+    def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
+        """What is held of version `round_`; nobody in particular is missing in an open one."""
+        for a, b in self.state.uniform(start, stop):
+            version, slot, count, kept = self.state.get(a)
+            ahead = round_distance(round_, version)
+            run = Run((slot - 1 + ahead) % self.SLOTS, round_, a, b)
+            if ahead > 0:
+                yield run, Held.OPEN if ahead == 1 and count else Held.NOTHING, 0
+            else:
+                yield run, Held.COMPLETE if -ahead < kept else Held.GONE, 0
+
+    def reset(self, round_: int) -> None:
+        """Forget open sums and kept versions; the next version is `round_` + 1."""
+        self.state.set(0, self.shape.segments, round_, 0, 0, 0)
+        self.version = round_
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has been counted since the job began."""
+        return bool(np.any(self.state.words[:, 1]))  # count or kept

@@ -1,0 +1,58 @@
+"""The front door: one short file per command.
+
+A command module has a docstring (its help), `configure(parser)` and `run(args) -> exit status`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+
+from .. import __version__
+
+COMMANDS = ("switch",)
+
+
+class UsageError(Exception):
+    """What the user asked for cannot be done; the message says why and how to mend it."""
+
+
+def host_port(text: str) -> tuple[str, int]:
+    """Parse HOST:PORT, HOST or :PORT."""
+    from ..wire import PORT
+
+    host, _, port = text.rpartition(":") if ":" in text else (text, "", str(PORT))
+    if not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:26963")
+    return host or "0.0.0.0", int(port)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="iswitch",
+        description="In-switch aggregation for distributed reinforcement learning, in userspace.",
+    )
+    parser.add_argument("--version", action="version", version=f"iswitch {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        module = import_module(f".{name}", __name__)
+        doc = module.__doc__ or ""
+        command = commands.add_parser(
+            name,
+            help=doc.splitlines()[0].rstrip("."),
+            description=doc,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.configure(command)
+        command.set_defaults(run=module.run)
+    args = parser.parse_args(argv)
+    try:
+        status: int = args.run(args)
+    except UsageError as error:
+        print(f"iswitch {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return status

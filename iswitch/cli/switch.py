@@ -1,0 +1,89 @@
+"""Run a switch on a UDP socket (the loopback world).
+
+Prints `listening HOST:PORT` when ready, serves until SIGINT or SIGTERM, then prints its counters.
+Needs no privileges, and serves workers on other machines as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+
+from . import UsageError, host_port
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument(
+        "--listen",
+        type=host_port,
+        default="127.0.0.1:26963",
+        metavar="HOST:PORT",
+        help="address to serve on; port 0: any (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--memory",
+        type=float,
+        default=1024,
+        metavar="MIB",
+        help="most that members may reserve for sums (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--reproducible",
+        action="store_true",
+        help="sum every synchronous job in rank order, so that runs repeat bit for bit",
+    )
+    parser.add_argument(
+        "--spin",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="poll this long before sleeping: lower latency for a busy core (default: 0)",
+    )
+    parser.add_argument(
+        "--no-offload",
+        action="store_true",
+        help="send and receive packets one by one, without UDP_SEGMENT and UDP_GRO",
+    )
+    parser.add_argument("--json", action="store_true", help="print the counters as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve."""
+    from ..control import Limits
+    from ..engine import Engine
+    from ..ports.udp import UdpPort
+    from ..switch import Switch
+
+    switch = Switch(Limits(memory=int(args.memory * 2**20)), args.reproducible)
+    try:
+        port = UdpPort(args.listen, offload=not args.no_offload, counters=switch.counters)
+    except OSError as error:
+        where = "{}:{}".format(*args.listen)
+        raise UsageError(
+            f"cannot listen at {where}: {error.strerror}; is another switch running there? "
+            "--listen 127.0.0.1:0 takes any free port"
+        ) from None
+    engine = Engine(switch, port, spin=args.spin)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda *_: engine.stop())
+    print(f"listening {port.address}", flush=True)
+    engine.run()
+    if args.json:
+        print(json.dumps(switch.counters))
+    else:
+        print_counters(dict(switch.counters))
+    sys.stdout.flush()
+    return 0
+
+
+def print_counters(counters: dict[str, int]) -> None:
+    """Print what is not zero, with what it means."""
+    from ..counters import COUNTERS, DROPS
+
+    for name, meaning in (COUNTERS | DROPS).items():
+        if counters[name] or name in ("rx_packets", "tx_packets"):
+            kind = "drop: " if name in DROPS else ""
+            print(f"{name:20} {counters[name]:>15,}  {kind}{meaning}")

@@ -1,0 +1,437 @@
+"""The control plane: the eight actions and their Acks, over membership and accelerator.
+
+One method per action; `docs/protocol.md` has the rules. A request is executed once: what was
+answered to it is remembered and sent again when it is repeated.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from .accelerator import Held, Run, merge
+from .counters import Counters
+from .job import Job, memory_needed
+from .membership import MAX_MEMBERS, Member
+from .relay import Relays
+from .wire import (
+    FLAG_REPRODUCIBLE,
+    FLAG_STANDS_AT,
+    ROUND_MASK,
+    TOS_DATA,
+    Ack,
+    Action,
+    Address,
+    Control,
+    Header,
+    Join,
+    MemberType,
+    Mode,
+    Outgoing,
+    Round,
+    Segments,
+    Shape,
+    Status,
+    Threshold,
+    Value,
+    WireError,
+    round_distance,
+)
+
+ANSWERS_PER_SENDER = 64
+ANSWERED_SENDERS = 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an operator allows: bytes of buffers, jobs, and seconds a job without members lasts."""
+
+    memory: int = 1 << 30
+    jobs: int = 1024
+    lease: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A member's request, as the method of its action gets it."""
+
+    job: Job
+    member: Member
+    action: Action
+    value: Value
+    now: float
+
+    def ack(self, contributors: int = 0) -> Ack:
+        """The Ack in which only `contributors` depends on the action."""
+        first = self.member.first_round
+        return Ack(
+            self.action,
+            0,
+            self.member.rank,
+            self.job.threshold_in_force,
+            self.job.window.high if first is None else first,
+            contributors,
+        )
+
+    def segments(self) -> tuple[int, int, int]:
+        """The round it names, the first segment and one past the last.
+
+        Raises:
+            Refusal: the job has no such segments.
+        """
+        named = self.value
+        assert isinstance(named, Segments)
+        if self.job.shape is None or named.index + named.count > self.job.shape.segments:
+            raise Refusal(Status.BAD_REQUEST)
+        return named.round, named.index, named.index + named.count
+
+
+class Answer(NamedTuple):
+    """An Ack, what is to be sent besides, and the status."""
+
+    ack: Ack
+    sends: list[Outgoing]
+    status: Status = Status.OK
+
+
+class Refusal(Exception):
+    """A request that gets another status than OK."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(status.name)
+        self.status = status
+
+
+class ControlPlane:
+    """Jobs and their members, and what may be asked of them.
+
+    Args:
+        deliver: sends completed runs of a job to whom they are due.
+        reproducible: whether every synchronous job sums in rank order.
+    """
+
+    def __init__(
+        self,
+        counters: Counters,
+        deliver: Callable[[Job, list[Run]], list[Outgoing]],
+        limits: Limits,
+        reproducible: bool,
+    ) -> None:
+        self.counters = counters
+        self.deliver = deliver
+        self.limits = limits
+        self.reproducible = reproducible
+        self.jobs: dict[int, Job] = {}
+        self.by_source: dict[Address, tuple[Job, Member]] = {}
+        self.relays = Relays(counters)
+        self._answers: OrderedDict[tuple[Address, int], OrderedDict[int, bytes]] = OrderedDict()
+        self._methods: dict[Action, Callable[[Request], Answer]] = {
+            Action.LEAVE: self._leave,
+            Action.RESET: self._reset,
+            Action.SETH: self._set_threshold,
+            Action.FBCAST: self._force_broadcast,
+            Action.HELP: self._help,
+            Action.HALT: self._halt,
+        }
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of buffers that members have reserved."""
+        return sum(sum(job.reserved.values()) for job in self.jobs.values())
+
+    def handle(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
+        """Execute and answer a control packet of at least eight bytes."""
+        self.counters["control"] += 1
+        header = Header.parse(payload)
+        try:
+            packet = Control.parse(payload)
+        except WireError:
+            if header.action == Action.ACK:
+                self.counters["unmatched_ack"] += 1
+                return []
+            return [self._bare_answer(peer, header, Status.BAD_REQUEST)]
+        if packet.action is Action.ACK:
+            if not self.relays.acked(peer, packet.request):
+                self.counters["unmatched_ack"] += 1
+            return []
+        if isinstance(packet.value, Join):
+            return self._join(peer, packet, packet.value, now)
+        return self._execute_once(peer, packet, now)
+
+    # Requests of members
+
+    def _execute_once(self, peer: Address, packet: Control, now: float) -> list[Outgoing]:
+        answers = self._answers.get((peer, packet.job), OrderedDict())
+        if packet.request in answers:
+            return [Outgoing.control(peer, answers[packet.request])]
+        job = self.jobs.get(packet.job)
+        member = job.members.by_address.get(peer) if job else None
+        if job is None or member is None:
+            return [self._bare_answer(peer, packet, Status.NOT_MEMBER)]
+        member.last_seen = now
+        request = Request(job, member, packet.action, packet.value, now)
+        try:
+            if job.halted and packet.action not in (Action.LEAVE, Action.RESET):
+                raise Refusal(Status.HALTED)
+            answer = self._methods[packet.action](request)
+        except Refusal as refusal:
+            answer = Answer(request.ack(), [], refusal.status)
+        payload = Control(Action.ACK, packet.job, packet.request, answer.ack, answer.status).build()
+        self._remember(peer, packet, payload)
+        return [Outgoing.control(peer, payload), *answer.sends]
+
+    def _remember(self, peer: Address, packet: Control, answer: bytes) -> None:
+        key = (peer, packet.job)
+        answers = self._answers.setdefault(key, OrderedDict())
+        answers[packet.request] = answer
+        if len(answers) > ANSWERS_PER_SENDER:
+            answers.popitem(last=False)
+        self._answers.move_to_end(key)
+        if len(self._answers) > ANSWERED_SENDERS:
+            self._answers.popitem(last=False)
+
+    def _bare_answer(self, peer: Address, packet: Header | Control, status: Status) -> Outgoing:
+        ack = Ack(packet.action)
+        return Outgoing.control(
+            peer, Control(Action.ACK, packet.job, packet.request, ack, status).build()
+        )
+
+    # Join
+
+    def _join(self, peer: Address, packet: Control, join: Join, now: float) -> list[Outgoing]:
+        try:
+            type_ = MemberType(join.type)
+            shape = join.shape()
+            if shape is None and type_ is not MemberType.CONTROLLER:
+                raise WireError("only a controller may leave the shape open")
+        except ValueError:
+            return [self._bare_answer(peer, packet, Status.BAD_REQUEST)]
+        job = self.jobs.get(packet.job)
+        member = job.members.by_address.get(peer) if job else None
+        sends: list[Outgoing] = []
+        reborn = False
+        try:
+            if job is not None and member is not None:
+                if packet.request < member.incarnation:
+                    self.counters["stale_join"] += 1
+                    return []
+                same = packet.request == member.incarnation
+                if same or type_ is member.type is MemberType.SWITCH:
+                    if type_ is not member.type or shape not in (None, job.shape):
+                        raise Refusal(Status.MISMATCH)
+                    member.incarnation = packet.request
+                    member.last_seen = now
+                    return [self._joined(peer, packet, job, member, now)]
+                reborn = member.contributes
+                sends = self._remove(job, member, now)
+            job, member, more = self._admit(peer, packet, join, type_, shape, reborn, now)
+        except Refusal as refusal:
+            return [*sends, self._bare_answer(peer, packet, refusal.status)]
+        return [*sends, self._joined(peer, packet, job, member, now), *more]
+
+    def _joined(
+        self, peer: Address, packet: Control, job: Job, member: Member, now: float
+    ) -> Outgoing:
+        ack = Request(job, member, Action.JOIN, None, now).ack(len(job.members.joined))
+        return Outgoing.control(peer, Control(Action.ACK, packet.job, packet.request, ack).build())
+
+    def _admit(
+        self,
+        peer: Address,
+        packet: Control,
+        join: Join,
+        type_: MemberType,
+        shape: Shape | None,
+        reborn: bool,
+        now: float,
+    ) -> tuple[Job, Member, list[Outgoing]]:
+        """Take in a new member, or raise Refusal and change nothing."""
+        job = self.jobs.get(packet.job) or Job(packet.job, self.counters)
+        contributes = type_ is not MemberType.CONTROLLER
+        if contributes and peer in self.by_source:
+            # Data names no job: an address and port can contribute to one job only.
+            raise Refusal(Status.DENIED)
+        if packet.job not in self.jobs and len(self.jobs) >= self.limits.jobs:
+            raise Refusal(Status.FULL)
+        asks_rank_order = bool(join.flags & FLAG_REPRODUCIBLE)
+        if shape is not None and job.shape is not None:
+            if shape != job.shape or asks_rank_order > job.reproducible:
+                raise Refusal(Status.MISMATCH)
+        elif shape is not None and asks_rank_order and shape.mode is Mode.ASYNCHRONOUS:
+            raise Refusal(Status.BAD_REQUEST)
+        early = self._is_early(job, join)
+        taken = 0
+        if early and contributes and job.accelerator is not None:
+            taken = job.accelerator.bits_held()
+        rank = job.members.free_rank(type_, taken)
+        if rank is None or len(job.members) >= MAX_MEMBERS:
+            raise Refusal(Status.FULL)
+        if contributes:
+            assert shape is not None
+            self._reserve(job, shape, rank, asks_rank_order or self.reproducible)
+        self.jobs[packet.job] = job
+        job.dormant_since = None
+        member = Member(peer, type_, rank, packet.request, None, now)
+        self._answers.pop((peer, packet.job), None)
+        if not contributes:
+            job.members.add(member)
+            return job, member, []
+        if join.flags & FLAG_STANDS_AT:
+            job.window.name(join.round)
+        if job.synchronous:
+            if reborn:
+                base = job.window.high if early else job.window.newcomers
+                member.first_round = (base + 1) & ROUND_MASK
+            elif not early:
+                member.first_round = job.window.newcomers
+        was_gathered = job.members.gathered
+        job.members.add(member, join.expected)
+        self.by_source[peer] = (job, member)
+        assert job.accelerator is not None
+        job.accelerator.join(rank)
+        if job.members.gathered and not was_gathered:
+            return job, member, self._reevaluate(job)
+        return job, member, []
+
+    @staticmethod
+    def _is_early(job: Job, join: Join) -> bool:
+        """Whether nothing can have completed without the member this Join brings."""
+        expected = max(job.members.expected, join.expected)
+        return len(job.members.joined) < expected and not job.completed_any
+
+    def _reserve(self, job: Job, shape: Shape, rank: int, reproducible: bool) -> None:
+        begins = job.shape is None
+        if not begins:
+            reproducible = job.reproducible
+        if rank not in job.reserved:
+            needed = memory_needed(shape, reproducible, begins)
+            if self.reserved + needed > self.limits.memory:
+                raise Refusal(Status.FULL)
+            job.reserved[rank] = needed
+        if begins:
+            job.begin(shape, reproducible and shape.mode is Mode.SYNCHRONOUS)
+
+    # The other actions
+
+    def _leave(self, request: Request) -> Answer:
+        ack = request.ack()
+        return Answer(ack, self._remove(request.job, request.member, request.now))
+
+    def _remove(self, job: Job, member: Member, now: float) -> list[Outgoing]:
+        """Take a member out; what waited only for it completes."""
+        job.members.remove(member)
+        self.relays.cancel(member.address, job.number)
+        if member.contributes:
+            del self.by_source[member.address]
+            if not job.members.contributors():
+                job.end(now)
+        if not job.members:
+            job.dormant_since = now
+        return self._reevaluate(job)
+
+    def _reevaluate(self, job: Job) -> list[Outgoing]:
+        """Send what a change of members or threshold completes."""
+        if job.accelerator is None:
+            return []
+        return self.deliver(job, job.note(job.accelerator.reevaluate()))
+
+    def _reset(self, request: Request) -> Answer:
+        request.job.reset()
+        sends = self._relay_to_workers(request, Round(request.job.window.high))
+        return Answer(request.ack(), sends)
+
+    def _halt(self, request: Request) -> Answer:
+        request.job.halted = True
+        return Answer(request.ack(), self._relay_to_workers(request, None))
+
+    def _relay_to_workers(self, request: Request, value: Round | None) -> list[Outgoing]:
+        """Pass a Halt or Reset on; whatever was under way before is void."""
+        number = request.job.number
+        sends = []
+        for worker in request.job.members.contributors():
+            self.relays.cancel(worker.address, number)
+            sends += self.relays.send(worker.address, request.action, number, value, request.now)
+        return sends
+
+    def _set_threshold(self, request: Request) -> Answer:
+        assert isinstance(request.value, Threshold)
+        request.job.threshold = request.value.threshold
+        return Answer(request.ack(), self._reevaluate(request.job))
+
+    def _force_broadcast(self, request: Request) -> Answer:
+        job = request.job
+        round_, start, stop = request.segments()
+        assert job.accelerator is not None
+        held = job.accelerator.held(round_, start, stop)
+        gone = any(self._is_gone(job, round_, what) for _, what, _ in held)
+        completed, fewest = job.accelerator.force(round_, start, stop)
+        sends = self.deliver(job, job.note(completed))
+        return Answer(request.ack(fewest), sends, Status.GONE if gone else Status.OK)
+
+    def _help(self, request: Request) -> Answer:
+        """Send kept aggregates again; ask those for their contributions who have not sent them."""
+        job = request.job
+        round_, start, stop = request.segments()
+        assert job.accelerator is not None
+        sends: list[Outgoing] = []
+        status = Status.OK
+        missing: list[tuple[int, Run]] = []  # contributors lacking, and where
+        for run, what, bitmap in job.accelerator.held(round_, start, stop):
+            if what is Held.COMPLETE:
+                sends.append(self.retransmit(job, request.member, run))
+            elif self._is_gone(job, round_, what):
+                status = Status.GONE
+            elif job.synchronous and round_ in job.window:
+                missing.append((job.members.participants(round_) & ~bitmap, run))
+        absent = 0
+        for bits, _ in missing:
+            absent |= bits
+        for member in job.members.ranks(absent):
+            lacking = merge(run._replace(slot=0) for bits, run in missing if bits & member.bit)
+            for run in lacking:
+                asked = Segments(round_, run.start, run.segments)
+                relayed = self.relays.send(
+                    member.address, Action.HELP, job.number, asked, request.now
+                )
+                self.counters["helps_relayed"] += len(relayed)
+                sends += relayed
+        ack = replace(request.ack(absent & 0xFFFFFFFF), threshold=absent >> 32)
+        return Answer(ack, sends, status)
+
+    @staticmethod
+    def _is_gone(job: Job, round_: int, what: Held) -> bool:
+        """Whether a segment that is not complete can never become so in this round."""
+        if what is Held.GONE:
+            return True
+        if not job.synchronous or what is Held.COMPLETE:
+            return False
+        window = job.window
+        before = window.lowest is not None and round_distance(round_, window.lowest) < 0
+        return before or round_distance(round_, window.high) < -1
+
+    def retransmit(self, job: Job, member: Member, run: Run) -> Outgoing:
+        """The kept aggregates of a run, for one member."""
+        assert job.accelerator is not None
+        self.counters["retransmitted"] += run.segments
+        return Outgoing((member.address,), TOS_DATA, *job.accelerator.outgoing(run))
+
+    # Time
+
+    def deadline(self) -> float | None:
+        """When `handle_timer` has something to do."""
+        due = [
+            job.dormant_since + self.limits.lease
+            for job in self.jobs.values()
+            if job.dormant_since is not None
+        ]
+        relay = self.relays.deadline()
+        return min(due if relay is None else [*due, relay], default=None)
+
+    def handle_timer(self, now: float) -> list[Outgoing]:
+        """Repeat relayed control, forget jobs whose last member left a lease time ago."""
+        for number, job in list(self.jobs.items()):
+            if job.dormant_since is not None and now >= job.dormant_since + self.limits.lease:
+                del self.jobs[number]
+        return self.relays.handle_timer(now)

@@ -1,0 +1,62 @@
+"""Counters and drop reasons: one list for every world.
+
+Packets are wire packets: a super-datagram of 44 packets counts 44. What was received is
+accounted for without a rest:
+
+    rx_packets = control + data + sum of the drops at the door (ordinary, short)
+    data       = accumulated + sum of the drops of data
+"""
+
+from __future__ import annotations
+
+COUNTERS: dict[str, str] = {
+    "rx_packets": "packets received",
+    "rx_bytes": "payload bytes received",
+    "tx_packets": "packets sent",
+    "tx_bytes": "payload bytes sent",
+    "control": "control packets received",
+    "data": "data packets received",
+    "accumulated": "contributions added to a sum",
+    "aggregates": "segments that became complete",
+    "partial_aggregates": "of these, forced by FBcast before the threshold was reached",
+    "retransmitted": "kept aggregates sent again to one member",
+    "helps_relayed": "Help requests sent to members whose contribution is missing",
+    "relays_given_up": "relayed control packets that were never acked",
+}
+
+DROPS: dict[str, str] = {
+    "ordinary": "not iSwitch traffic, in a world that forwards nothing",
+    "short": "shorter than the eight bytes every packet has",
+    "malformed": "data of a length or index the job's shape does not have",
+    "stranger": "data from an address that contributes to no job",
+    "halted": "data while the job is halted",
+    "out_of_window": "data of a round outside high - 1 .. high + 1, or from before a Reset",
+    "before_join": "data of a round before the first its sender takes part in",
+    "duplicate": "a second contribution of one member to one segment",
+    "late": "a contribution to a segment that is already complete",
+    "stale_join": "a Join of an older incarnation than the member's",
+    "unmatched_ack": "an Ack that answers nothing outstanding",
+    "rx_overflow": "dropped by the kernel: the socket's receive buffer was full",
+    "tx_failed": "packets the kernel did not take for sending",
+}
+
+DATA_DROPS = (
+    "malformed",
+    "stranger",
+    "halted",
+    "out_of_window",
+    "before_join",
+    "duplicate",
+    "late",
+)
+
+
+class Counters(dict[str, int]):
+    """Counts by name, every name of COUNTERS and DROPS from the start; an unknown one fails."""
+
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys((*COUNTERS, *DROPS), 0))
+
+    def drops(self) -> dict[str, int]:
+        """The drop reasons that occurred, with their counts."""
+        return {name: self[name] for name in DROPS if self[name]}

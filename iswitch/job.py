@@ -1,0 +1,213 @@
+"""A job at a switch: its members, its window of rounds, its threshold and its accelerator.
+
+The rules are those of docs/protocol.md, "Rounds". Why two sets suffice: with H automatic a worker
+starts round R only when it has every aggregate of R-1, so a contribution to R proves that everybody
+contributed to R-1 and so has R-2, whose set R then takes over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .accelerator import Outcome, Run, SynchronousAccelerator, cut
+from .asynchronous import AsynchronousAccelerator
+from .counters import Counters
+from .membership import Member, Membership
+from .wire import ROUND_MASK, Mode, Rows, Shape, round_distance
+
+JobAccelerator = SynchronousAccelerator | AsynchronousAccelerator
+
+
+@dataclass(slots=True)
+class Window:
+    """The rounds a synchronous job takes: `high - 1` to `high + 1`, none before `lowest`.
+
+    `named` says whether anything has set `high` yet: the first to name a round sets it, whatever
+    the number, since workers that come back to a switch which lost its state may stand anywhere in
+    the circle of numbers. `contributed`: something was contributed to `high`.
+    """
+
+    high: int = 0
+    lowest: int | None = None
+    named: bool = False
+    contributed: bool = False
+
+    def __contains__(self, round_: int) -> bool:
+        if self.lowest is not None and round_distance(round_, self.lowest) < 0:
+            return False
+        return -1 <= round_distance(round_, self.high) <= 1
+
+    def name(self, round_: int) -> None:
+        """A Join names the round its sender stands at."""
+        if not self.named or round_distance(round_, self.high) > 0:
+            self._raise(round_)
+
+    def contribute(self, round_: int) -> None:
+        """A contribution to this round, which is in the window, was accepted."""
+        if round_distance(round_, self.high) > 0:
+            self._raise(round_)
+        self.named = True
+        if round_ == self.high:
+            self.contributed = True
+
+    def skip(self) -> None:
+        """Go on two rounds further, so that no straggler from before can enter."""
+        self._raise((self.high + 2) & ROUND_MASK)
+        self.lowest = self.high
+
+    def _raise(self, round_: int) -> None:
+        self.high = round_
+        self.named = True
+        self.contributed = False
+        # Numbers wrap: a bound kept for 2**31 rounds would look like one to come.
+        if self.lowest is not None and round_distance(round_ - 1, self.lowest) >= 0:
+            self.lowest = None
+
+    @property
+    def newcomers(self) -> int:
+        """The first round of a member that joins now."""
+        return (self.high + self.contributed) & ROUND_MASK
+
+
+@dataclass
+class Job:
+    """One job. Without contributors it is dormant: it has a window, but no shape and no buffers."""
+
+    number: int
+    counters: Counters
+    members: Membership = field(default_factory=Membership)
+    window: Window = field(default_factory=Window)
+    threshold: int = 0  # H; 0: every current member
+    halted: bool = False
+    shape: Shape | None = None
+    reproducible: bool = False
+    reserved: dict[int, int] = field(default_factory=dict)  # bytes by rank
+    accelerator: JobAccelerator | None = None
+    completed_any: bool = False
+    dormant_since: float | None = None  # when the last member left
+
+    def begin(self, shape: Shape, reproducible: bool) -> None:
+        """The first contributor gives the job its shape."""
+        self.shape = shape
+        self.reproducible = reproducible
+        self.dormant_since = None
+        if shape.mode is Mode.SYNCHRONOUS:
+            self.accelerator = SynchronousAccelerator(
+                shape, self.is_complete, self.counters, reproducible
+            )
+        else:
+            self.accelerator = AsynchronousAccelerator(shape, self.is_complete, self.counters)
+            self.accelerator.reset(self.window.high)
+
+    def end(self, now: float) -> None:
+        """The last contributor has left: free the buffers, keep the place in the rounds.
+
+        What a controller that is still there has set stays set.
+        """
+        self.shape = None
+        self.accelerator = None
+        self.reserved.clear()
+        self.completed_any = False
+        self.members.begin_anew()
+        self.window.skip()
+        if not self.members:
+            self.threshold = 0
+            self.halted = False
+            self.dormant_since = now
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether the job counts in rounds (a job without shape does)."""
+        return self.shape is None or self.shape.mode is Mode.SYNCHRONOUS
+
+    @property
+    def threshold_in_force(self) -> int:
+        """H as it counts now: what was set, or the number of contributors."""
+        return self.threshold or len(self.members.contributors())
+
+    def is_complete(self, round_: int, held: int) -> bool:
+        """Whether a segment is complete.
+
+        `held` is the bitmap of its contributors, or in an asynchronous job their number.
+        """
+        if not self.members.gathered:
+            return False
+        if not self.synchronous:
+            return held >= self.threshold_in_force
+        if self.threshold:
+            return held.bit_count() >= self.threshold
+        participants = self.members.participants(round_)
+        return held & participants == participants
+
+    def contribute(self, member: Member, rows: Rows) -> Outcome:
+        """Take whole data packets, shape (n, size), of one member; count what is not taken."""
+        shape, accelerator = self.shape, self.accelerator
+        assert shape is not None
+        assert accelerator is not None
+        outcome = Outcome([], [])
+        size = rows.shape[1]
+        limits = []  # segments of this length: first, one past the last
+        if size == shape.packet_size:
+            limits = [0, shape.full_segments]
+        elif size == shape.last_size:
+            limits = [shape.full_segments, shape.segments]
+        for round_, index, stretch in cut(rows, accelerator.indices):
+            n = len(stretch)
+            if not limits or index < limits[0] or index >= limits[1]:
+                self.counters["malformed"] += n
+                continue
+            fits = min(n, limits[1] - index)
+            self.counters["malformed"] += n - fits
+            reason = self._refuse(member, round_)
+            if reason:
+                self.counters[reason] += fits
+                continue
+            found = accelerator.accumulate(member.rank, round_, index, stretch[:fits])
+            outcome.completed.extend(found.completed)
+            outcome.late.extend(found.late)
+        self.note(outcome.completed)
+        return outcome
+
+    def _refuse(self, member: Member, round_: int) -> str | None:
+        """The reason to drop a contribution to this round; None if it is taken."""
+        if self.halted:
+            return "halted"
+        if not self.synchronous:
+            return None
+        if round_ not in self.window:
+            return "out_of_window"
+        if not member.takes_part_in(round_):
+            return "before_join"
+        was = self.window.high
+        self.window.contribute(round_)
+        if self.window.high != was:
+            self.members.forget_first_rounds((self.window.high - 1) & ROUND_MASK)
+        return None
+
+    def note(self, completed: list[Run]) -> list[Run]:
+        """Remember that segments completed; in an asynchronous job, the version they made."""
+        if completed:
+            self.completed_any = True
+            if isinstance(self.accelerator, AsynchronousAccelerator):
+                self.window.name(self.accelerator.version)
+        return completed
+
+    def reset(self) -> None:
+        """Empty all buffers and go on two rounds further."""
+        self.window.skip()
+        self.halted = False
+        self.completed_any = False
+        self.members.forget_first_rounds(self.window.high)
+        if self.accelerator is not None:
+            self.accelerator.reset(self.window.high)
+
+
+def memory_needed(shape: Shape, reproducible: bool, first: bool) -> int:
+    """Bytes to reserve for one more contributor, with the job's buffers if it is the first."""
+    if shape.mode is Mode.ASYNCHRONOUS:
+        base = AsynchronousAccelerator.memory(shape)
+        each = AsynchronousAccelerator.memory_per_member(shape)
+    else:
+        base = SynchronousAccelerator.memory(shape)
+        each = SynchronousAccelerator.memory_per_member(shape, reproducible)
+    return base * first + each

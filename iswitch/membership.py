@@ -1,0 +1,116 @@
+"""Who belongs to a job, by address, and in which rounds each member takes part.
+
+Rules of docs/protocol.md, "Joining". A contributor has a rank 0..63, which is its bit in the
+contributor bitmaps; controllers are numbered from 63 down, so that they take no worker's rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .wire import Address, MemberType, round_distance
+
+MAX_MEMBERS = 64  # one bit each in a 64-bit bitmap
+
+
+@dataclass(slots=True)
+class Member:
+    """One member of a job.
+
+    `first_round` is the first round it takes part in; None: every round (it joined before
+    anything can have completed without it, or its first round is long past).
+    """
+
+    address: Address
+    type: MemberType
+    rank: int
+    incarnation: int
+    first_round: int | None
+    last_seen: float
+
+    @property
+    def contributes(self) -> bool:
+        """Whether it is a worker or a child switch."""
+        return self.type is not MemberType.CONTROLLER
+
+    @property
+    def bit(self) -> int:
+        """Its bit in a contributor bitmap."""
+        return 1 << self.rank
+
+    def takes_part_in(self, round_: int) -> bool:
+        """Whether its contribution to this round counts."""
+        return self.first_round is None or round_distance(round_, self.first_round) >= 0
+
+
+class Membership:
+    """The members of one job."""
+
+    def __init__(self) -> None:
+        self.by_address: dict[Address, Member] = {}
+        self.expected = 0
+        self.joined: set[Address] = set()  # contributors since the job began
+        self._participants: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.by_address)
+
+    def contributors(self) -> list[Member]:
+        """Workers and child switches, by rank."""
+        members = (m for m in self.by_address.values() if m.contributes)
+        return sorted(members, key=lambda m: m.rank)
+
+    @property
+    def gathered(self) -> bool:
+        """Whether as many contributors have joined as the largest `expected` names."""
+        return len(self.joined) >= self.expected
+
+    def free_rank(self, type_: MemberType, taken: int = 0) -> int | None:
+        """The number a new member gets, None if there is none left; `taken` are bits to avoid."""
+        taken |= sum(m.bit for m in self.by_address.values())
+        ranks = range(MAX_MEMBERS)
+        order = ranks if type_ is not MemberType.CONTROLLER else reversed(ranks)
+        return next((rank for rank in order if not taken >> rank & 1), None)
+
+    def add(self, member: Member, expected: int = 0) -> None:
+        """Take a member in; a contributor's `expected` raises the number waited for."""
+        self.by_address[member.address] = member
+        if member.contributes:
+            self.joined.add(member.address)
+            self.expected = max(self.expected, expected)
+        self._participants.clear()
+
+    def remove(self, member: Member) -> None:
+        """Take a member out."""
+        del self.by_address[member.address]
+        self._participants.clear()
+
+    def participants(self, round_: int) -> int:
+        """Bitmap of the current contributors that take part in a round."""
+        bits = self._participants.get(round_)
+        if bits is None:
+            if len(self._participants) > 8:
+                self._participants.clear()
+            members = self.by_address.values()
+            bits = sum(m.bit for m in members if m.contributes and m.takes_part_in(round_))
+            self._participants[round_] = bits
+        return bits
+
+    def ranks(self, bits: int) -> list[Member]:
+        """The contributors whose bits are set."""
+        return [m for m in self.contributors() if bits & m.bit]
+
+    def forget_first_rounds(self, oldest: int) -> None:
+        """Drop first rounds that no round from `oldest` on can precede.
+
+        Round numbers wrap; a first round kept for 2**31 rounds would look like one to come.
+        """
+        for member in self.by_address.values():
+            if member.first_round is not None and round_distance(oldest, member.first_round) >= 0:
+                member.first_round = None
+                self._participants.clear()
+
+    def begin_anew(self) -> None:
+        """Forget who joined: the last contributor left."""
+        self.joined.clear()
+        self.expected = 0

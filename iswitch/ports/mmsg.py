@@ -1,0 +1,140 @@
+"""recvmmsg(2) and sendmmsg(2): many datagrams in one system call, described by NumPy arrays.
+
+The kernel's `struct mmsghdr` and `struct iovec` are filled and read as structured arrays, so that a
+batch of single packets costs a few array operations and no Python per packet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MMSGHDR = np.dtype(
+    {
+        "names": [
+            "name", "namelen", "iov", "iovlen", "control", "controllen", "flags", "len",
+        ],
+        "formats": ["<u8", "<u4", "<u8", "<u8", "<u8", "<u8", "<i4", "<u4"],
+        "offsets": [0, 8, 16, 24, 32, 40, 48, 56],
+        "itemsize": 64,
+    }
+)  # fmt: skip
+IOVEC = np.dtype([("base", "<u8"), ("len", "<u8")])
+SOCKADDR_SIZE = 16
+UIO_MAXIOV = 1024  # messages the kernel takes in one call
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_recvmmsg = _libc.recvmmsg
+_recvmmsg.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_void_p]
+_sendmmsg = _libc.sendmmsg
+_sendmmsg.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int]
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """The address of an array's first byte."""
+    return int(array.__array_interface__["data"][0])
+
+
+class Receiver:
+    """Slots for a batch of datagrams.
+
+    `data` is (slots, slot_size) bytes. `meta` is (slots, META) bytes: the sender's sockaddr_in
+    and the control messages, zero beyond what the kernel wrote, so that packets of one kind from
+    one sender have equal rows.
+
+    Slots lie `slot_size` apart, which is no multiple of 4096: else their beginnings would fight
+    for the same sets of the cache.
+    """
+
+    CONTROL_SIZE = 96
+    META = SOCKADDR_SIZE + CONTROL_SIZE
+
+    def __init__(self, slots: int, slot_size: int) -> None:
+        assert slot_size >= 65536
+        self.data: npt.NDArray[np.uint8] = np.empty((slots, slot_size), np.uint8)
+        self.meta: npt.NDArray[np.uint8] = np.zeros((slots, self.META), np.uint8)
+        self._iovecs = np.zeros(slots, IOVEC)
+        self._iovecs["base"] = address_of(self.data) + np.arange(slots, dtype="<u8") * slot_size
+        self._iovecs["len"] = 65536  # no datagram is larger
+        self._headers = np.zeros(slots, MMSGHDR)
+        meta = address_of(self.meta) + np.arange(slots, dtype="<u8") * self.META
+        self._headers["name"] = meta
+        self._headers["control"] = meta + SOCKADDR_SIZE
+        self._headers["iov"] = address_of(self._iovecs) + np.arange(slots, dtype="<u8") * 16
+        self._headers["iovlen"] = 1
+        self._headers["namelen"] = SOCKADDR_SIZE
+        self._headers["controllen"] = self.CONTROL_SIZE
+        self._pristine = self._headers.tobytes()
+        self._buffer = self._headers.view(np.uint8).data
+        self._address = address_of(self._headers)
+        self.lengths = self._headers["len"]
+
+    def receive(self, fd: int, most: int) -> int:
+        """Receive what is there, at most `most` datagrams, without waiting; returns how many.
+
+        Raises:
+            OSError: with the errno of recvmmsg, but for EAGAIN, which is 0 datagrams.
+        """
+        n: int = _recvmmsg(fd, self._address, most, socket.MSG_DONTWAIT, None)
+        if n < 0:
+            error = ctypes.get_errno()
+            if error in (11, 4):  # EAGAIN, EINTR
+                return 0
+            raise OSError(error, os.strerror(error))
+        return n
+
+    def recycle(self, n: int) -> None:
+        """Make the first `n` slots ready for the next call."""
+        size = MMSGHDR.itemsize * n
+        self._buffer[:size] = self._pristine[:size]
+        self.meta[:n] = 0
+
+
+class Sender:
+    """Descriptions of single datagrams to send; they stay valid until the next `send`."""
+
+    def __init__(self, most: int = UIO_MAXIOV) -> None:
+        self._iovecs = np.zeros(most, IOVEC)
+        self._headers = np.zeros(most, MMSGHDR)
+        self._headers["iov"] = address_of(self._iovecs) + np.arange(most, dtype="<u8") * 16
+        self._headers["iovlen"] = 1
+        self.most = most
+
+    def send(
+        self,
+        fd: int,
+        rows: npt.NDArray[np.uint8],
+        tail: int,
+        sockaddr: npt.NDArray[np.uint8],
+        control: npt.NDArray[np.uint8],
+    ) -> int:
+        """Send each row as a datagram to one receiver; returns how many the kernel took.
+
+        Args:
+            rows: (n, size), the last axis contiguous; the last row counts `tail` bytes.
+            sockaddr: the receiver's sockaddr_in.
+            control: control messages that go with every datagram.
+
+        Raises:
+            OSError: the kernel took none.
+        """
+        n = min(len(rows), self.most)
+        self._iovecs["base"][:n] = address_of(rows) + np.arange(n, dtype="<u8") * rows.strides[0]
+        self._iovecs["len"][:n] = rows.shape[1]
+        if n == len(rows):
+            self._iovecs["len"][n - 1] = tail
+        headers = self._headers[:n]
+        headers["name"] = address_of(sockaddr)
+        headers["namelen"] = len(sockaddr)
+        headers["control"] = address_of(control)
+        headers["controllen"] = len(control)
+        sent: int = _sendmmsg(fd, address_of(headers), n, 0)
+        if sent < 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+        return sent

@@ -1,0 +1,101 @@
+"""The switch as a pure object: packets and the time go in, packets to send come out.
+
+    burst --arbiter--> control --> ControlPlane  --> Acks, relayed control, aggregates
+                  \\--> data -----> Job.contribute --> aggregates of completed runs
+                   \\-> ordinary: counted (forwarding is the business of a switch with ports)
+
+What comes out are views of the switch's buffers: send (or copy) it before the next call.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .accelerator import Run, merge
+from .arbiter import Traffic, classify
+from .control import ControlPlane, Limits
+from .counters import Counters
+from .job import Job
+from .wire import SEG_SIZE, TOS_DATA, Address, Burst, Outgoing, Rows
+
+
+class Switch:
+    """An iSwitch: adds up what the members of each job send, and broadcasts the sums.
+
+    Args:
+        limits: what members may reserve.
+        reproducible: sum every synchronous job in rank order instead of arrival order.
+    """
+
+    def __init__(self, limits: Limits | None = None, reproducible: bool = False) -> None:
+        self.counters = Counters()
+        self.control = ControlPlane(self.counters, self.deliver, limits or Limits(), reproducible)
+
+    @property
+    def jobs(self) -> dict[int, Job]:
+        """The jobs, by number."""
+        return self.control.jobs
+
+    def receive(self, burst: Burst, now: float) -> list[Outgoing]:
+        """Take packets of one sender; returns what is to be sent because of them."""
+        count = len(burst.rows)
+        self.counters["rx_packets"] += count
+        self.counters["rx_bytes"] += burst.nbytes
+        kind = classify(burst.tos)
+        if kind is Traffic.ORDINARY:
+            self.counters["ordinary"] += count
+            return []
+        pieces = burst.pieces()
+        if pieces[-1].shape[1] < SEG_SIZE:
+            short = pieces.pop()
+            self.counters["short"] += len(short)
+        if kind is Traffic.DATA:
+            return self._counted(self._data(burst.peer, pieces, now))
+        sends: list[Outgoing] = []
+        for rows in pieces:
+            for row in rows:
+                sends += self.control.handle(burst.peer, row.tobytes(), now)
+        return self._counted(sends)
+
+    def _data(self, peer: Address, pieces: list[Rows], now: float) -> list[Outgoing]:
+        count = sum(map(len, pieces))
+        self.counters["data"] += count
+        found = self.control.by_source.get(peer)
+        if found is None:
+            self.counters["stranger"] += count
+            return []
+        job, member = found
+        member.last_seen = now
+        completed: list[Run] = []
+        late: list[Run] = []
+        with np.errstate(all="ignore"):  # overflow, NaN and infinity are the members' business
+            for rows in pieces:
+                outcome = job.contribute(member, rows)
+                completed += outcome.completed
+                late += outcome.late
+        sends = self.deliver(job, completed)
+        return sends + [self.control.retransmit(job, member, run) for run in merge(late)]
+
+    def deliver(self, job: Job, completed: list[Run]) -> list[Outgoing]:
+        """Broadcast the aggregates of completed runs to the job's contributors."""
+        if not completed:
+            return []
+        assert job.accelerator is not None
+        peers = tuple(member.address for member in job.members.contributors())
+        outgoing = job.accelerator.outgoing
+        return [Outgoing(peers, TOS_DATA, *outgoing(run)) for run in merge(completed)]
+
+    def deadline(self) -> float | None:
+        """The time at which `handle_timer` wants to be called; None: not at all."""
+        return self.control.deadline()
+
+    def handle_timer(self, now: float) -> list[Outgoing]:
+        """Do what is due; returns what is to be sent."""
+        return self._counted(self.control.handle_timer(now))
+
+    def _counted(self, sends: list[Outgoing]) -> list[Outgoing]:
+        for out in sends:
+            n, size = out.rows.shape
+            self.counters["tx_packets"] += n * len(out.peers)
+            self.counters["tx_bytes"] += ((n - 1) * size + out.tail) * len(out.peers)
+        return sends

@@ -1,0 +1,459 @@
+"""Formats of the iSwitch wire protocol, version 1: parse and build, nothing else.
+
+docs/protocol.md is the specification. A packet is UDP over IPv4 and carries one of two ToS
+values: control packets are an 8-byte header and a value by action (`Control`), data packets an
+8-byte `Seg` and the raw elements of one segment (`Shape.packet`). Integers are big-endian,
+elements little-endian, which is the order of every host this runs on.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+PORT = 26963  # 0x6953, "iS"
+TOS_CONTROL = 0x0C
+TOS_DATA = 0x1C
+TOS_MASK = 0xFC  # routers may rewrite the two ECN bits
+SEG_SIZE = 8
+MAX_PAYLOAD = 65507  # largest UDP payload over IPv4
+MTU_PAYLOAD = 1472  # UDP payload that fills a 1500-byte MTU
+ROUND_MASK = 0xFFFFFFFF
+
+Rows = npt.NDArray[np.uint8]
+Vector = npt.NDArray[Any]
+
+
+class WireError(ValueError):
+    """Bytes that are not a packet of this protocol; the message says in what way."""
+
+
+class Action(IntEnum):
+    """The eight control actions of the paper's section 3."""
+
+    JOIN = 1
+    LEAVE = 2
+    RESET = 3
+    SETH = 4
+    FBCAST = 5
+    HELP = 6
+    HALT = 7
+    ACK = 8
+
+
+class Status(IntEnum):
+    """What an Ack says of the request it answers."""
+
+    OK = 0
+    NOT_MEMBER = 1
+    MISMATCH = 2
+    FULL = 3
+    BAD_REQUEST = 4
+    DENIED = 5
+    HALTED = 6
+    GONE = 7
+
+
+class MemberType(IntEnum):
+    """What a member is: workers and child switches contribute, controllers only command."""
+
+    WORKER = 0
+    SWITCH = 1
+    CONTROLLER = 2
+
+
+class Op(IntEnum):
+    """How contributions are combined, element by element."""
+
+    SUM = 0
+    MAX = 1
+    MIN = 2
+
+
+class Mode(IntEnum):
+    """Rounds in step (section 4 of the protocol) or versions without (section 5)."""
+
+    SYNCHRONOUS = 0
+    ASYNCHRONOUS = 1
+
+
+class DType(IntEnum):
+    """Element types; `numpy` is the NumPy dtype of the little-endian elements."""
+
+    FLOAT32 = 0
+    FLOAT16 = 1
+    BFLOAT16 = 2
+    INT32 = 3
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The element dtype."""
+        if self is DType.BFLOAT16:
+            import ml_dtypes  # late: most jobs are float32
+
+            bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+            return bfloat16
+        return np.dtype({DType.FLOAT32: "<f4", DType.FLOAT16: "<f2", DType.INT32: "<i4"}[self])
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return 4 if self in (DType.FLOAT32, DType.INT32) else 2
+
+    @classmethod
+    def of(cls, dtype: npt.DTypeLike) -> DType:
+        """The element type for a NumPy dtype.
+
+        Raises:
+            WireError: the protocol has no such element type.
+        """
+        wanted = np.dtype(dtype)
+        for candidate in cls:
+            if candidate.numpy == wanted:
+                return candidate
+        raise WireError(f"no element type for {wanted}; use float32, float16, bfloat16 or int32")
+
+
+def round_distance(a: int, b: int) -> int:
+    """How far round `a` is ahead of round `b` (negative: behind), as serial numbers (RFC 1982)."""
+    return ((a - b + 0x80000000) & ROUND_MASK) - 0x80000000
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a vector is laid out in segments; all members of a job agree on it at Join.
+
+    Segment i holds elements [i*E, (i+1)*E); the last one holds `last` of them (1..E, or 0 in the
+    one segment of an empty vector).
+    """
+
+    dtype: DType
+    op: Op
+    mode: Mode
+    elements: int  # E, elements per segment
+    last: int
+    segments: int
+
+    @classmethod
+    def of(
+        cls,
+        numel: int,
+        dtype: DType = DType.FLOAT32,
+        op: Op = Op.SUM,
+        mode: Mode = Mode.SYNCHRONOUS,
+        elements: int | None = None,
+    ) -> Shape:
+        """The shape of a vector of `numel` elements; E by default fills a 1500-byte MTU."""
+        if elements is None:
+            elements = (MTU_PAYLOAD - SEG_SIZE) // dtype.itemsize
+        segments = max(1, -(-numel // elements))
+        return cls(dtype, op, mode, elements, numel - (segments - 1) * elements, segments)
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of the whole vector."""
+        return (self.segments - 1) * self.elements + self.last
+
+    @cached_property
+    def packet_size(self) -> int:
+        """Bytes of the UDP payload of a full data packet."""
+        return SEG_SIZE + self.elements * self.dtype.itemsize
+
+    @cached_property
+    def last_size(self) -> int:
+        """Bytes of the UDP payload of the last segment's data packet."""
+        return SEG_SIZE + self.last * self.dtype.itemsize
+
+    @cached_property
+    def packet(self) -> np.dtype[np.void]:
+        """A data packet as a fixed-stride record with the fields `seg` and `data` (E elements)."""
+        return np.dtype([("seg", ">u8"), ("data", self.dtype.numpy, (self.elements,))])
+
+    @cached_property
+    def full_segments(self) -> int:
+        """How many segments, from the first on, travel as packets of `packet_size`."""
+        return self.segments if self.last == self.elements else self.segments - 1
+
+    def check(self) -> None:
+        """Raise WireError if no vector can have this shape."""
+        if not self.segments >= 1 or self.last > self.elements:
+            raise WireError("a vector has at least one segment, and the last is not above E")
+        if self.last == 0 and self.segments > 1:
+            raise WireError("only the single segment of an empty vector may be empty")
+        if self.packet_size > MAX_PAYLOAD:
+            raise WireError(f"E = {self.elements} does not fit a UDP datagram")
+
+    def headers(self, round_: int) -> npt.NDArray[np.uint64]:
+        """The `Seg` of every segment in a round, shape (segments,), big-endian uint64."""
+        segs = np.arange(self.segments, dtype=np.uint64) | np.uint64(round_ << 32)
+        return segs.astype(">u8")
+
+
+class Address(NamedTuple):
+    """Whom a packet is from or for: IPv4 address, UDP port, and the switch port it is behind."""
+
+    host: str
+    port: int
+    ingress: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class Burst(NamedTuple):
+    """Packets of one sender and one ToS that came or go together: a super-datagram, say.
+
+    `rows` is (n, size) bytes, a row per UDP payload, C-contiguous along the last axis; all
+    packets are `size` bytes long but for the last, which has `tail` bytes (1 <= tail <= size).
+    What lies in the last row beyond `tail` means nothing.
+    """
+
+    peer: Address
+    tos: int
+    rows: Rows
+    tail: int
+
+    @classmethod
+    def single(cls, peer: Address, tos: int, payload: bytes) -> Burst:
+        """One packet."""
+        return cls(peer, tos, np.frombuffer(payload, np.uint8).reshape(1, -1), len(payload))
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes of all packets."""
+        n, size = self.rows.shape
+        return int((n - 1) * size + self.tail)
+
+    def pieces(self) -> list[Rows]:
+        """The packets as one or two arrays in each of which all rows are whole."""
+        if self.tail == self.rows.shape[1]:
+            return [self.rows]
+        if len(self.rows) == 1:
+            return [self.rows[:, : self.tail]]
+        return [self.rows[:-1], self.rows[-1:, : self.tail]]
+
+
+class Outgoing(NamedTuple):
+    """Packets to send: as a `Burst`, but to each of several receivers."""
+
+    peers: tuple[Address, ...]
+    tos: int
+    rows: Rows
+    tail: int
+
+    @classmethod
+    def control(cls, peer: Address, payload: bytes) -> Outgoing:
+        """One control packet."""
+        rows = np.frombuffer(payload, np.uint8).reshape(1, -1)
+        return cls((peer,), TOS_CONTROL, rows, len(payload))
+
+
+class _Value:
+    """The value of a control packet: its fields in order, packed by FORMAT."""
+
+    __slots__ = ()
+    FORMAT: ClassVar[struct.Struct]
+
+    def pack(self) -> bytes:
+        """The bytes that follow the header."""
+        return self.FORMAT.pack(*(getattr(self, name) for name in self.__match_args__))  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class Segments(_Value):
+    """Consecutive segments of one round: the value of FBcast and Help."""
+
+    round: int
+    index: int
+    count: int
+
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(">III")
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold(_Value):
+    """The value of SetH: H, or 0 for every current member."""
+
+    threshold: int
+
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class Round(_Value):
+    """The value of a Reset from the switch: the round the job goes on from."""
+
+    round: int
+
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(">I")
+
+
+FLAG_STANDS_AT = 1  # Join: `round` is where the sender stands
+FLAG_REPRODUCIBLE = 2  # Join: the job sums in rank order
+
+
+@dataclass(frozen=True, slots=True)
+class Join(_Value):
+    """The value of Join."""
+
+    type: int
+    dtype: int = 0
+    op: int = 0
+    mode: int = 0
+    elements: int = 0
+    last: int = 0
+    segments: int = 0
+    expected: int = 0
+    flags: int = 0
+    round: int = 0
+
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBBBHHIHHI")
+
+    @classmethod
+    def for_shape(
+        cls, shape: Shape, type_: MemberType = MemberType.WORKER, expected: int = 0, flags: int = 0
+    ) -> Join:
+        """A Join of a member that contributes vectors of this shape."""
+        return cls(
+            type_,
+            shape.dtype,
+            shape.op,
+            shape.mode,
+            shape.elements,
+            shape.last,
+            shape.segments,
+            expected,
+            flags,
+        )
+
+    def shape(self) -> Shape | None:
+        """The shape named, checked; None if all its fields are zero (a controller may do that).
+
+        Raises:
+            WireError: a field is out of its range.
+        """
+        if not any((self.dtype, self.op, self.mode, self.elements, self.last, self.segments)):
+            return None
+        try:
+            shape = Shape(
+                DType(self.dtype),
+                Op(self.op),
+                Mode(self.mode),
+                self.elements,
+                self.last,
+                self.segments,
+            )
+        except ValueError as error:
+            raise WireError(f"Join: {error}") from None
+        shape.check()
+        return shape
+
+
+@dataclass(frozen=True, slots=True)
+class Ack(_Value):
+    """The value of Ack.
+
+    In answer to Join and Help, `contributors` says more than the request asked for: see
+    docs/protocol.md, "What an Ack tells".
+    """
+
+    action: int
+    zero: int = 0
+    rank: int = 0
+    threshold: int = 0
+    round: int = 0
+    contributors: int = 0
+
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBHIII")
+
+    @property
+    def missing(self) -> int:
+        """In the answer to Help: bitmap of the ranks whose contributions are missing."""
+        return self.threshold << 32 | self.contributors
+
+
+Value = Join | Segments | Threshold | Round | Ack | None
+
+# The values each action may carry. Reset has none towards the switch, a round towards a worker.
+VALUES: dict[Action, tuple[type[Join | Segments | Threshold | Round | Ack] | None, ...]] = {
+    Action.JOIN: (Join,),
+    Action.LEAVE: (None,),
+    Action.RESET: (None, Round),
+    Action.SETH: (Threshold,),
+    Action.FBCAST: (Segments,),
+    Action.HELP: (Segments,),
+    Action.HALT: (None,),
+    Action.ACK: (Ack,),
+}
+
+_HEADER = struct.Struct(">BBHI")
+
+
+class Header(NamedTuple):
+    """The first eight bytes of a control packet, before anything is said of its value."""
+
+    action: int
+    status: int
+    job: int
+    request: int
+
+    @classmethod
+    def parse(cls, payload: bytes) -> Self:
+        """Read the header.
+
+        Raises:
+            WireError: fewer than eight bytes.
+        """
+        if len(payload) < _HEADER.size:
+            raise WireError(f"a control packet has at least {_HEADER.size} bytes")
+        return cls._make(_HEADER.unpack_from(payload))
+
+
+class Control(NamedTuple):
+    """A control packet: a request, an Ack, or what the switch relays to its workers."""
+
+    action: Action
+    job: int
+    request: int
+    value: Value = None
+    status: int = Status.OK
+
+    def build(self) -> bytes:
+        """The UDP payload."""
+        header = _HEADER.pack(self.action, self.status, self.job, self.request)
+        return header if self.value is None else header + self.value.pack()
+
+    @classmethod
+    def parse(cls, payload: bytes) -> Control:
+        """Read a control packet.
+
+        Raises:
+            WireError: an unknown action, a length that does not fit the action, or a request
+                with a status.
+        """
+        header = Header.parse(payload)
+        try:
+            action = Action(header.action)
+        except ValueError:
+            raise WireError(f"unknown action {header.action}") from None
+        if header.status and action is not Action.ACK:
+            raise WireError("only an Ack has a status")
+        length = len(payload) - _HEADER.size
+        for kind in VALUES[action]:
+            if length == (0 if kind is None else kind.FORMAT.size):
+                if kind is None:
+                    return cls(action, header.job, header.request, None, header.status)
+                value = kind(*kind.FORMAT.unpack_from(payload, _HEADER.size))
+                return cls(action, header.job, header.request, value, header.status)
+        raise WireError(f"{action.name} does not carry {length} bytes")
+
+
+def split_seg(seg: int) -> tuple[int, int]:
+    """The round and the index in a `Seg`."""
+    return seg >> 32, seg & 0xFFFFFFFF
