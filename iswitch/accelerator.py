@@ -2,8 +2,9 @@
 
 A run is a number of consecutive segments of one round that are in the same state; it is checked,
 accumulated and completed by a handful of array operations however many segments it has. State
-is kept as one 16-byte record per segment, so that "are these 44 segments in the same state" is one
-comparison of bytes. Packets that are no run are cut into runs first (`cut`, `_uniform`).
+is kept as one 16-byte record per segment, so that "are these 44 segments in the same state" is
+one comparison of bytes. Packets that are no run are cut into runs first (`packets.cut`,
+`Table.uniform`).
 
 Sums are kept as finished data packets (`Shape.packet`), so that a broadcast sends slices of the
 buffer itself.
@@ -26,7 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .counters import Counters
-from .wire import SEG_SIZE, Op, Rows, Shape, Vector, round_distance, split_seg
+from .packets import Rows
+from .wire import SEG_SIZE, Op, Shape, Vector, round_distance
 
 _UFUNC = {Op.SUM: np.add, Op.MAX: np.maximum, Op.MIN: np.minimum}
 
@@ -72,34 +74,6 @@ class Held(Enum):
     OPEN = "open"
     NOTHING = "not begun"
     GONE = "no longer kept"
-
-
-class Cut(NamedTuple):
-    """Consecutive packets of one round: the first segment's index and the rows."""
-
-    round: int
-    start: int
-    rows: Rows
-
-
-def cut(rows: Rows, indices: bytes) -> Iterator[Cut]:
-    """Cut whole data packets, shape (n, size), into stretches of consecutive segments.
-
-    `indices` holds 0, 1, 2, ... as big-endian uint32, as many as the job has segments.
-    """
-    rounds = rows[:, :4].tobytes()
-    first = int.from_bytes(rows[0, 4:8].tobytes(), "big")
-    if (
-        rounds == rounds[:4] * len(rows)
-        and rows[:, 4:8].tobytes() == indices[4 * first : 4 * (first + len(rows))]
-    ):
-        yield Cut(int.from_bytes(rounds[:4], "big"), first, rows)
-        return
-    segs = np.frombuffer(rows[:, :SEG_SIZE].tobytes(), ">u8").astype(np.uint64)
-    bounds = [0, *(np.flatnonzero(np.diff(segs) != 1) + 1).tolist(), len(rows)]
-    for start, stop in pairwise(bounds):
-        round_, index = split_seg(int(segs[start]))
-        yield Cut(round_, index, rows[start:stop])
 
 
 class Accelerator(ABC):

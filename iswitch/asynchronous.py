@@ -14,7 +14,8 @@ import numpy as np
 
 from .accelerator import Accelerator, Held, Outcome, Run, Table
 from .counters import Counters
-from .wire import ROUND_MASK, Rows, Shape, round_distance
+from .packets import Rows
+from .wire import ROUND_MASK, Shape, round_distance
 
 
 class AsynchronousAccelerator(Accelerator):

@@ -15,6 +15,7 @@ from .accelerator import Held, Run, merge
 from .counters import Counters
 from .job import Job, memory_needed
 from .membership import MAX_MEMBERS, Member
+from .packets import Address, Outgoing
 from .relay import Relays
 from .wire import (
     FLAG_REPRODUCIBLE,
@@ -23,13 +24,11 @@ from .wire import (
     TOS_DATA,
     Ack,
     Action,
-    Address,
     Control,
     Header,
     Join,
     MemberType,
     Mode,
-    Outgoing,
     Round,
     Segments,
     Shape,
@@ -147,6 +146,8 @@ class ControlPlane:
         header = Header.parse(payload)
         try:
             packet = Control.parse(payload)
+            if isinstance(packet.value, Round):
+                raise WireError("only a switch names the round of a Reset")
         except WireError:
             if header.action == Action.ACK:
                 self.counters["unmatched_ack"] += 1

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from .packets import Burst, Outgoing
 from .ports.udp import UdpPort
-from .wire import Burst, Outgoing
 
 
 class Machine(Protocol):

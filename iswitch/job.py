@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .accelerator import Outcome, Run, SynchronousAccelerator, cut
+from .accelerator import Outcome, Run, SynchronousAccelerator
 from .asynchronous import AsynchronousAccelerator
 from .counters import Counters
 from .membership import Member, Membership
-from .wire import ROUND_MASK, Mode, Rows, Shape, round_distance
+from .packets import Rows, cut
+from .wire import ROUND_MASK, Mode, Shape, round_distance
 
 JobAccelerator = SynchronousAccelerator | AsynchronousAccelerator
 

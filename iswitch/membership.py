@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .wire import Address, MemberType, round_distance
+from .packets import Address
+from .wire import MemberType, round_distance
 
 MAX_MEMBERS = 64  # one bit each in a 64-bit bitmap
 

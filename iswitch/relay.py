@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .counters import Counters
-from .wire import ROUND_MASK, Action, Address, Control, Outgoing, Value
+from .packets import Address, Outgoing
+from .wire import ROUND_MASK, Action, Control, Value
 
 FIRST_PAUSE = 0.02  # seconds; doubles with every repeat
 MAX_SENDS = 10

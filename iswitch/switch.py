@@ -16,7 +16,8 @@ from .arbiter import Traffic, classify
 from .control import ControlPlane, Limits
 from .counters import Counters
 from .job import Job
-from .wire import SEG_SIZE, TOS_DATA, Address, Burst, Outgoing, Rows
+from .packets import Address, Burst, Outgoing, Rows
+from .wire import SEG_SIZE, TOS_DATA
 
 
 class Switch:

@@ -26,7 +26,6 @@ MAX_PAYLOAD = 65507  # largest UDP payload over IPv4
 MTU_PAYLOAD = 1472  # UDP payload that fills a 1500-byte MTU
 ROUND_MASK = 0xFFFFFFFF
 
-Rows = npt.NDArray[np.uint8]
 Vector = npt.NDArray[Any]
 
 
@@ -193,65 +192,6 @@ class Shape:
         """The `Seg` of every segment in a round, shape (segments,), big-endian uint64."""
         segs = np.arange(self.segments, dtype=np.uint64) | np.uint64(round_ << 32)
         return segs.astype(">u8")
-
-
-class Address(NamedTuple):
-    """Whom a packet is from or for: IPv4 address, UDP port, and the switch port it is behind."""
-
-    host: str
-    port: int
-    ingress: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-class Burst(NamedTuple):
-    """Packets of one sender and one ToS that came or go together: a super-datagram, say.
-
-    `rows` is (n, size) bytes, a row per UDP payload, C-contiguous along the last axis; all
-    packets are `size` bytes long but for the last, which has `tail` bytes (1 <= tail <= size).
-    What lies in the last row beyond `tail` means nothing.
-    """
-
-    peer: Address
-    tos: int
-    rows: Rows
-    tail: int
-
-    @classmethod
-    def single(cls, peer: Address, tos: int, payload: bytes) -> Burst:
-        """One packet."""
-        return cls(peer, tos, np.frombuffer(payload, np.uint8).reshape(1, -1), len(payload))
-
-    @property
-    def nbytes(self) -> int:
-        """Payload bytes of all packets."""
-        n, size = self.rows.shape
-        return int((n - 1) * size + self.tail)
-
-    def pieces(self) -> list[Rows]:
-        """The packets as one or two arrays in each of which all rows are whole."""
-        if self.tail == self.rows.shape[1]:
-            return [self.rows]
-        if len(self.rows) == 1:
-            return [self.rows[:, : self.tail]]
-        return [self.rows[:-1], self.rows[-1:, : self.tail]]
-
-
-class Outgoing(NamedTuple):
-    """Packets to send: as a `Burst`, but to each of several receivers."""
-
-    peers: tuple[Address, ...]
-    tos: int
-    rows: Rows
-    tail: int
-
-    @classmethod
-    def control(cls, peer: Address, payload: bytes) -> Outgoing:
-        """One control packet."""
-        rows = np.frombuffer(payload, np.uint8).reshape(1, -1)
-        return cls((peer,), TOS_CONTROL, rows, len(payload))
 
 
 class _Value:

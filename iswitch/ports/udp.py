@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..wire import Address, Burst, Outgoing, Rows
+from ..packets import Address, Burst, Outgoing, Rows
 from .mmsg import SOCKADDR_SIZE, Receiver, Sender
 
 SOL_UDP = 17

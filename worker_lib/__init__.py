@@ -1,0 +1,44 @@
+"""The worker library: allreduce through an iSwitch.
+
+from worker_lib import Worker
+with Worker(("127.0.0.1", 26963), job=7, numel=grad.size, num_workers=4) as worker:
+    total = worker.allreduce(grad)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client import Worker
+    from .errors import (
+        AllreduceTimeout,
+        JobHalted,
+        JobReset,
+        MembershipLost,
+        Refused,
+        RoundGone,
+        SwitchUnreachable,
+        WorkerError,
+    )
+
+__all__ = [
+    "AllreduceTimeout",
+    "JobHalted",
+    "JobReset",
+    "MembershipLost",
+    "Refused",
+    "RoundGone",
+    "SwitchUnreachable",
+    "Worker",
+    "WorkerError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: NumPy takes longer to load than everything else here."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(".client" if name == "Worker" else ".errors", __name__), name)

@@ -1,0 +1,414 @@
+"""A worker of a job: one UDP socket and blocking calls around a `Session`."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from iswitch.packets import Address
+from iswitch.ports.udp import UdpPort
+from iswitch.wire import Ack, Action, DType, Op, Segments, Shape, Status, Threshold, Value, Vector
+
+from .errors import (
+    AllreduceTimeout,
+    JobHalted,
+    JobReset,
+    MembershipLost,
+    Refused,
+    RoundGone,
+    SwitchUnreachable,
+    WorkerError,
+)
+from .session import Answered, Dropped, Gone, Halted, Session, WasReset
+
+JOIN_PAUSE = 0.02  # seconds between two looks whether everybody has joined
+REFUSED_PATIENCE = 5.0  # seconds to wait where no process listens; the switch may be starting
+
+
+class Worker:
+    """A member of a job that contributes vectors and gets their sums.
+
+    Not for use by several threads at once.
+
+    Args:
+        switch: (host, port) of the switch.
+        job: the job's number, 0..65535, the same in all workers.
+        numel: elements of every vector.
+        num_workers: wait until so many have joined; None: join alone, whoever else comes.
+        dtype: element type: float32, float16, bfloat16 (from ml_dtypes) or int32.
+        op: "sum", "max" or "min".
+        reproducible: sum in rank order rather than in order of arrival, so that a run can be
+            repeated bit for bit.
+        timeout: seconds that joining, a request and a round may take.
+        elements_per_segment: E; the default fills a 1500-byte MTU (366 float32).
+        restart_safe: keep a copy of the last vector for a switch that loses its state.
+        offload: use segmentation offload where the machine has it.
+        bind: local (host, port).
+
+    Raises:
+        SwitchUnreachable: nobody answers there.
+        Refused: the switch does not take this worker into the job.
+        WorkerError: fewer than `num_workers` joined in time.
+        ValueError: an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        switch: tuple[str, int],
+        job: int,
+        numel: int,
+        num_workers: int | None = None,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+        op: Literal["sum", "max", "min"] = "sum",
+        reproducible: bool = False,
+        timeout: float = 30.0,
+        elements_per_segment: int | None = None,
+        restart_safe: bool = True,
+        offload: bool = True,
+        bind: tuple[str, int] = ("0.0.0.0", 0),
+    ) -> None:
+        if not 0 <= job <= 0xFFFF:
+            raise ValueError(f"job = {job}: a job number is 0..65535")
+        if numel < 0:
+            raise ValueError(f"numel = {numel}: pass the vector's number of elements (grad.size)")
+        if num_workers is not None and not 1 <= num_workers <= 64:
+            raise ValueError(f"num_workers = {num_workers}: a switch takes 1 to 64 workers a job")
+        shape = Shape.of(numel, DType.of(dtype), Op[op.upper()], elements=elements_per_segment)
+        shape.check()
+        self.shape = shape
+        self.job = job
+        self.num_workers = num_workers
+        self.timeout = timeout
+        self.allreduce_seconds: list[float] = []
+        self._dtype = shape.dtype.numpy
+        self._address = Address(*switch)
+        self._port = UdpPort(bind, connect=switch, offload=offload)
+        self._session = Session(
+            self._address,
+            job,
+            shape,
+            incarnation=int(time.time()) & 0xFFFFFFFF,
+            expected=num_workers or 0,
+            reproducible=reproducible,
+            restart_safe=restart_safe,
+            ceiling=min(1 << 20, self._port.buffer),
+        )
+        self._poller = select.poll()
+        self._poller.register(self._port, select.POLLIN)
+        self._notice: WorkerError | None = None  # to be raised by the next allreduce
+        self._left = False
+        try:
+            self._join()
+        except BaseException:
+            self._port.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def rank(self) -> int:
+        """This worker's number in the job, 0 for the first."""
+        return self._session.rank
+
+    @property
+    def round(self) -> int:
+        """The number of the next allreduce."""
+        return self._session.round
+
+    # Collectives
+
+    def allreduce(
+        self, vector: Vector, out: Vector | None = None, timeout: float | None = None
+    ) -> Vector:
+        """Combine the vectors of all workers, element by element, in the switch.
+
+        Args:
+            vector: `numel` elements of the worker's dtype, in any shape.
+            out: an array like `vector` to take the result (may be `vector` itself).
+            timeout: seconds; default: the worker's.
+
+        Returns:
+            `out`, or a new array of the vector's shape. Floating-point sums are rounded after
+            every addition, in the order of arrival (in rank order if `reproducible`).
+
+        Raises:
+            TypeError, ValueError: wrong dtype or size.
+            AllreduceTimeout: the round was not done in time; the message names whom it waits for.
+            JobHalted, JobReset, MembershipLost, RoundGone: see worker_lib.errors.
+        """
+        self._ensure_open()
+        self._check(vector, "vector")
+        result = np.empty(vector.shape, self._dtype) if out is None else out
+        self._check(result, "out")
+        if not (result.flags.c_contiguous and result.flags.writeable):
+            raise ValueError("out must be writable and C-contiguous; leave it out for a new array")
+        began = time.monotonic()
+        limit = began + (self.timeout if timeout is None else timeout)
+        session = self._session
+        self._receive()  # what came since the last call: Help for that round, a Reset, a Halt
+        self._raise_notice()
+        session.begin(np.ascontiguousarray(vector).reshape(-1), result.reshape(-1), began)
+        transfer = session.transfer
+        assert transfer is not None
+        try:
+            while not transfer.done:
+                if not self._step(limit):
+                    raise self._late(limit - began)
+                self._raise_notice()
+        except BaseException:
+            session.abandon()
+            raise
+        session.finish()
+        self._flush()
+        self.allreduce_seconds.append(time.monotonic() - began)
+        return result
+
+    def _check(self, array: Vector, name: str) -> None:
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
+        if array.dtype != self._dtype:
+            raise TypeError(
+                f"{name} is {array.dtype}, this worker's dtype is {self._dtype}; convert it "
+                f"with .astype({self._dtype}) or make the Worker with dtype={array.dtype}"
+            )
+        if array.size != self.shape.numel:
+            raise ValueError(
+                f"{name} has {array.size} elements, this worker's vectors have "
+                f"{self.shape.numel}; make the Worker with numel={array.size}"
+            )
+
+    # Requests
+
+    def set_threshold(self, threshold: int) -> int:
+        """Set H, the contributions that complete a segment; 0: every current member.
+
+        Returns:
+            the H in force.
+        """
+        return self._request(Action.SETH, Threshold(threshold)).threshold
+
+    def force_broadcast(
+        self, start: int = 0, stop: int | None = None, round_: int | None = None
+    ) -> int:
+        """Have segments start..stop-1 broadcast now, with whatever contributions they hold.
+
+        Args:
+            start: the first segment.
+            stop: one past the last; None: the vector's end.
+            round_: the round; None: the current one.
+
+        Returns:
+            the least number of contributions in one of them; 0: nothing was forced.
+        """
+        stop = self.shape.segments if stop is None else stop
+        if not 0 <= start < stop <= self.shape.segments:
+            raise ValueError(f"segments {start}..{stop}: the vector has {self.shape.segments}")
+        named = Segments(self.round if round_ is None else round_, start, stop - start)
+        return self._request(Action.FBCAST, named).contributors
+
+    def reset(self) -> int:
+        """Clear the job's buffers and end a Halt; returns the round the job goes on from.
+
+        The other workers' allreduce raises JobReset.
+        """
+        round_ = self._request(Action.RESET).round
+        self._session.resume_at(round_)
+        return round_
+
+    def halt(self) -> None:
+        """Suspend the job on all workers, until somebody calls `reset`."""
+        self._request(Action.HALT)
+
+    def leave(self) -> None:
+        """Leave the job; what waited only for this worker completes. Then the Worker is closed."""
+        if self._left:
+            return
+        self._left = True
+        try:
+            if self._session.member:
+                self._request(Action.LEAVE, timeout=min(self.timeout, 1.0))
+        except (SwitchUnreachable, Refused):
+            pass  # nobody is there to be told
+        finally:
+            self._port.close()
+
+    close = leave
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start, and the present state of timer and window.
+
+        Segments `sent`, `sent_again`, `received` and of no use (`useless`); `helps` asked for and
+        `helped`; `rejoins`; `round_trip` and `timer` in seconds; `window` in segments; kernel
+        drops at this socket (`rx_overflow`); median and 99th percentile of `allreduce` in seconds.
+        """
+        session = self._session
+        times = np.asarray(self.allreduce_seconds or [np.nan])
+        return {
+            **session.stats,
+            "rank": self.rank,
+            "round": self.round,
+            "allreduces": len(self.allreduce_seconds),
+            "allreduce_p50": float(np.percentile(times, 50)),
+            "allreduce_p99": float(np.percentile(times, 99)),
+            "round_trip": session.round_trip.smoothed,
+            "timer": session.round_trip.timeout,
+            "window": int(session.window.size),
+            "offload": self._port.offload,
+            "rx_overflow": self._port.counters["rx_overflow"],
+            "tx_failed": self._port.counters["tx_failed"],
+        }
+
+    # Moving packets
+
+    def _step(self, limit: float) -> bool:
+        """Send what may be sent, wait for something to come, take it; False: out of time."""
+        session, port = self._session, self._port
+        now = time.monotonic()
+        sends = session.transmissions(now)
+        port.push(sends)
+        if self._receive() or sends:
+            return True
+        deadline = session.deadline()
+        until = limit if deadline is None else min(limit, deadline)
+        self._poller.poll(max(0.0, until - now) * 1000)
+        self._receive()
+        now = time.monotonic()
+        if deadline is not None and deadline <= now:
+            session.handle_timer(now)
+        return now < limit
+
+    def _receive(self) -> bool:
+        bursts = self._port.pull()
+        if not bursts:
+            return False
+        now = time.monotonic()
+        for burst in bursts:
+            self._session.receive(burst, now)
+        return True
+
+    def _flush(self) -> None:
+        self._port.push(self._session.transmissions(time.monotonic()))
+
+    def _events(self) -> list[Answered]:
+        """The answers among the events; what an allreduce has to raise is noted."""
+        answers = []
+        while (event := self._session.next_event()) is not None:
+            match event:
+                case Answered():
+                    answers.append(event)
+                case WasReset(round_):
+                    self._notice = JobReset(round_)
+                case Gone(round_, now_at):
+                    self._notice = RoundGone(round_, now_at)
+                case Dropped(round_, now_at):
+                    self._notice = MembershipLost(round_, now_at)
+                case Halted():
+                    pass  # an allreduce waits, and says so if it waits too long
+        return answers
+
+    def _raise_notice(self) -> None:
+        for answer in self._events():
+            if answer.action is Action.JOIN and answer.status is not Status.OK:
+                raise Refused(answer.action, answer.status, self.job)
+        if self._notice is not None:
+            notice, self._notice = self._notice, None
+            raise notice
+
+    def _request(self, action: Action, value: Value = None, timeout: float | None = None) -> Ack:
+        if action is not Action.LEAVE:
+            self._ensure_open()
+        number = self._session.request(action, value, time.monotonic())
+        return self._await(
+            lambda answer: answer.request == number, self.timeout if timeout is None else timeout
+        )
+
+    def _await(self, wanted: Callable[[Answered], bool], timeout: float) -> Ack:
+        began = time.monotonic()
+        self._port.refused = False
+        while True:
+            more = self._step(began + timeout)
+            for answer in self._events():
+                if wanted(answer):
+                    if answer.status is not Status.OK:
+                        raise Refused(answer.action, answer.status, self.job)
+                    return answer.ack
+            if not more or (self._port.refused and time.monotonic() - began > REFUSED_PATIENCE):
+                raise self._unreachable(time.monotonic() - began)
+
+    def _join(self) -> None:
+        limit = time.monotonic() + self.timeout
+        while True:
+            self._session.join(time.monotonic())
+            self._await(lambda answer: answer.action is Action.JOIN, self.timeout)
+            if self._session.joined >= (self.num_workers or 0):
+                return
+            if time.monotonic() >= limit:
+                raise WorkerError(
+                    f"only {self._session.joined} of {self.num_workers} workers joined job "
+                    f"{self.job} within {self.timeout:g} s; are all of them running, with the "
+                    "same job number and switch?"
+                )
+            time.sleep(JOIN_PAUSE)
+
+    def _ensure_open(self) -> None:
+        if self._left:
+            raise WorkerError("this Worker has left its job; make a new one")
+
+    # What to say when it takes too long
+
+    def _unreachable(self, seconds: float) -> SwitchUnreachable:
+        heard = "the connection was refused" if self._port.refused else "nothing was heard"
+        return SwitchUnreachable(
+            f"no answer from a switch at {self._address} within {seconds:.1f} s ({heard}); start "
+            f"one there with `iswitch switch --listen {self._address}`, or mend the address"
+        )
+
+    def _late(self, seconds: float) -> AllreduceTimeout:
+        session = self._session
+        assert session.transfer is not None
+        round_ = session.round
+        missing = session.transfer.missing()
+        count = sum(stop - start for start, stop in missing)
+        what = f"round {round_} not done within {seconds:g} s"
+        if session.halted:
+            return JobHalted(
+                f"{what}: the job is halted; reset() resumes it", round_, missing, None
+            )
+        named = ", ".join(_range(start, stop) for start, stop in missing[:4])
+        more = ", ..." if len(missing) > 4 else ""
+        segments = f"{count} of {self.shape.segments} segments missing ({named}{more})"
+        if session.waiting_for is None:
+            return AllreduceTimeout(
+                f"{what}: {segments}; the switch at {self._address} does not answer: is it "
+                "running, and is the network to it up?",
+                round_,
+                missing,
+                None,
+            )
+        ranks = [rank for rank in range(64) if session.waiting_for >> rank & 1]
+        joined, wanted = session.joined, self.num_workers or 0
+        if joined < wanted:
+            whom = f"only {joined} of {wanted} workers have joined"
+        elif ranks:
+            whom = f"waiting for the contribution of rank{_plural(ranks)}: did it stop?"
+        else:
+            whom = "no contribution is missing: the aggregates are lost on their way here"
+        return AllreduceTimeout(f"{what}: {segments}; {whom}", round_, missing, ranks)
+
+
+def _range(start: int, stop: int) -> str:
+    return str(start) if stop - start == 1 else f"{start}-{stop - 1}"
+
+
+def _plural(ranks: Sequence[int]) -> str:
+    return ("s " if len(ranks) > 1 else " ") + ", ".join(map(str, ranks))

@@ -1,0 +1,109 @@
+"""What can go wrong for a worker, each with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from iswitch.wire import Action, Status
+
+
+class WorkerError(Exception):
+    """Any failure of a Worker that is not a misuse of its interface."""
+
+
+class SwitchUnreachable(WorkerError):
+    """No answer from the switch."""
+
+
+class Refused(WorkerError):
+    """The switch refused a request; `status` says why."""
+
+    REASONS: ClassVar[dict[Status, str]] = {
+        Status.NOT_MEMBER: "this worker is not a member of the job (its lease ran out, or the "
+        "switch was restarted); make a new Worker",
+        Status.MISMATCH: "the job exists with another shape: dtype, op, mode, elements per "
+        "segment, number of elements and reproducible must be the same in all workers; mend the "
+        "odd one, or use another job number",
+        Status.FULL: "the switch has no room: 64 members a job at most, and no more memory than "
+        "its --memory; use fewer workers, smaller vectors, or a switch with more",
+        Status.BAD_REQUEST: "the switch could not make sense of the request; do the switch and "
+        "this library speak the same protocol version?",
+        Status.DENIED: "this address and port already contribute to another job, or the job is "
+        "keyed; use another Worker for another job",
+        Status.HALTED: "the job is halted; reset() resumes it",
+        Status.GONE: "the switch no longer keeps that round; catch up (take weights from a peer)",
+    }
+
+    def __init__(self, action: Action, status: Status, job: int) -> None:
+        self.action = action
+        self.status = status
+        super().__init__(f"{action.name} refused in job {job}: {self.REASONS[status]}")
+
+
+class AllreduceTimeout(WorkerError):
+    """A round was not done within its timeout.
+
+    The round stays open. Calling `allreduce` again with the same vector goes on waiting for it.
+
+    Attributes:
+        round: the round.
+        missing: ranges (start, stop) of segments whose aggregate has not come.
+        ranks: the ranks whose contributions are missing at the switch, if it answered.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        round_: int,
+        missing: Sequence[tuple[int, int]],
+        ranks: Sequence[int] | None,
+    ) -> None:
+        super().__init__(message)
+        self.round = round_
+        self.missing = list(missing)
+        self.ranks = None if ranks is None else list(ranks)
+
+
+class JobHalted(AllreduceTimeout):
+    """The job is halted and was not resumed within the timeout."""
+
+
+class JobReset(WorkerError):
+    """Somebody reset the job: the allreduce under way is void.
+
+    Workers may have stood one round apart, so what to send again is for the application to say.
+    The next allreduce is of round `round`, in all workers.
+    """
+
+    def __init__(self, round_: int) -> None:
+        self.round = round_
+        super().__init__(
+            f"the job was reset and goes on from round {round_}; agree with the other workers "
+            "where to go on (the last checkpoint, say) and call allreduce again"
+        )
+
+
+class RoundGone(WorkerError):
+    """This worker fell too far behind: the switch no longer keeps the round it needs."""
+
+    def __init__(self, round_: int, now_at: int) -> None:
+        self.round = round_
+        self.now_at = now_at
+        super().__init__(
+            f"round {round_} is no longer kept at the switch, which is at round {now_at}; take "
+            f"the weights from another worker and go on: the next allreduce is of round {now_at}"
+        )
+
+
+class MembershipLost(WorkerError):
+    """The switch had taken this worker out of the job, and the job went on without it."""
+
+    def __init__(self, round_: int, now_at: int) -> None:
+        self.round = round_
+        self.now_at = now_at
+        super().__init__(
+            f"this worker was out of the job (silent for longer than its lease?) and round "
+            f"{round_} went on without it; it is in again from round {now_at}: take the weights "
+            "from another worker and go on"
+        )

@@ -1,0 +1,425 @@
+"""The worker's side of the protocol as a pure object: packets and the time go in and out.
+
+A world moves the packets: it sends what `transmissions` gives, hands in what comes with `receive`,
+calls `handle_timer` at `deadline`, and looks at `next_event`. Rules: docs/protocol.md.
+
+Loss is repaired by asking, not by sending again at a guess: when nothing comes for the time of the
+retransmission timer, the worker asks for Help with the segments it lacks. The switch sends again
+what is complete, and asks in turn exactly those workers whose contribution is missing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+from iswitch.packets import Address, Burst, Outgoing, Rows
+from iswitch.wire import (
+    FLAG_REPRODUCIBLE,
+    FLAG_STANDS_AT,
+    ROUND_MASK,
+    SEG_SIZE,
+    TOS_CONTROL,
+    TOS_DATA,
+    TOS_MASK,
+    Ack,
+    Action,
+    Control,
+    Join,
+    MemberType,
+    Round,
+    Segments,
+    Shape,
+    Status,
+    Value,
+    Vector,
+    WireError,
+    round_distance,
+)
+
+from .transfer import Contribution, Transfer
+from .window import RoundTrip, SendWindow
+
+SUPER_DATAGRAM = 65000  # bytes sent at once
+BURSTS_AT_ONCE = 4  # super-datagrams given out between two looks at what has come
+RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
+REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
+REPEAT_CEILING = 1.0
+REMEMBERED_RELAYS = 64
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The switch answered a request."""
+
+    request: int
+    action: Action
+    status: Status
+    ack: Ack
+
+
+@dataclass(frozen=True)
+class Halted:
+    """The job is suspended until it is reset."""
+
+
+@dataclass(frozen=True)
+class WasReset:
+    """The job was reset and goes on from `round`; an allreduce under way is void."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The round under way is no longer kept at the switch, which is at `now_at`."""
+
+    round: int
+    now_at: int
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """The job went on without this worker; it takes part again from `now_at`."""
+
+    round: int
+    now_at: int
+
+
+Event = Answered | Halted | WasReset | Gone | Dropped
+
+
+@dataclass(slots=True)
+class _Pending:
+    packet: Control
+    due: float
+    pause: float
+
+
+class Session:
+    """One worker's membership in one job.
+
+    Args:
+        switch: where packets go.
+        job: the job's number.
+        shape: layout of the vectors.
+        incarnation: Request of the Join; larger in a new process at the same address.
+        expected: how many members the job is known to have; 0: any number.
+        reproducible: ask for sums in rank order.
+        restart_safe: keep the last contribution until the round after it is under way, so that a
+            switch that loses its state can be given it again (one more copy of the vector).
+        ceiling: most bytes to have under way.
+    """
+
+    def __init__(
+        self,
+        switch: Address,
+        job: int,
+        shape: Shape,
+        incarnation: int,
+        *,
+        expected: int = 0,
+        reproducible: bool = False,
+        restart_safe: bool = True,
+        ceiling: int = 1 << 20,
+    ) -> None:
+        self.switch = switch
+        self.job = job
+        self.shape = shape
+        self.incarnation = incarnation
+        self.expected = expected
+        self.reproducible = reproducible
+        self.member = False
+        self.rank = 0
+        self.round = 0  # of the allreduce under way, or the next
+        self.joined = 0  # members that have joined, as the last Ack of a Join said
+        self.halted = False
+        self.transfer: Transfer | None = None
+        self.waiting_for: int | None = None  # bitmap of ranks, by the last answer to Help
+        self.stats = dict.fromkeys(
+            ("sent", "sent_again", "received", "useless", "helps", "helped", "rejoins"), 0
+        )
+        self.round_trip = RoundTrip()
+        burst = max(1, min(SUPER_DATAGRAM // shape.packet_size, 64))
+        self.window = SendWindow(burst, max(burst, ceiling // shape.packet_size))
+        self._burst = burst
+        self._contributions = [Contribution(shape) for _ in range(1 + restart_safe)]
+        self._indices = shape.headers(0).view(">u4")[1::2].tobytes()
+        self._out: deque[Outgoing] = deque()
+        self._events: deque[Event] = deque()
+        self._pending: dict[int, _Pending] = {}
+        self._help_requests: set[int] = set()
+        self._relays: deque[int] = deque(maxlen=REMEMBERED_RELAYS)
+        self._request = incarnation
+        self._timer: float | None = None
+        self._timed: tuple[int, float] | None = None  # a segment and when it was sent
+        self._last_loss = float("-inf")
+        self._rejoining = False
+        self._reset_round: int | None = None
+
+    # What the application asks for
+
+    def join(self, now: float) -> None:
+        """Send a Join; repeated, it is a heartbeat."""
+        flags = FLAG_REPRODUCIBLE if self.reproducible else 0
+        join = Join.for_shape(self.shape, MemberType.WORKER, self.expected, flags)
+        if self._rejoining:
+            join = replace(join, flags=flags | FLAG_STANDS_AT, round=self.round)
+        self._ask(Control(Action.JOIN, self.job, self.incarnation, join), now)
+
+    def request(self, action: Action, value: Value, now: float) -> int:
+        """Send a request, repeated until it is answered; returns its number."""
+        number = self._number()
+        self._ask(Control(action, self.job, number, value), now)
+        return number
+
+    def forget(self, request: int) -> None:
+        """Stop repeating a request."""
+        self._pending.pop(request, None)
+
+    def begin(self, vector: Vector, out: Vector, now: float) -> None:
+        """Begin the allreduce of the current round; `vector` and `out` are flat, (numel,)."""
+        contribution = self._contributions[self.round % len(self._contributions)]
+        contribution.begin(self.round)
+        self.transfer = Transfer(contribution, vector, out)
+        self.waiting_for = None
+        self._help_requests.clear()
+        self._timed = None
+        self.round_trip.backoff = 1.0
+        self._timer = now + self.round_trip.timeout
+
+    def finish(self) -> None:
+        """The transfer is done: go on to the next round."""
+        self.transfer = None
+        self._timer = None
+        self.round = (self.round + 1) & ROUND_MASK
+
+    def abandon(self) -> None:
+        """Give the transfer up; the round stays the current one."""
+        self.transfer = None
+        self._timer = None
+
+    # What the world does
+
+    def transmissions(self, now: float) -> list[Outgoing]:
+        """What is to be sent now: control, and as much data as the window allows."""
+        out = list(self._out)
+        self._out.clear()
+        transfer = self.transfer
+        if transfer is None or self.halted or not self.member:
+            return out
+        for _ in range(BURSTS_AT_ONCE):
+            room = int(self.window.size) - transfer.in_flight
+            run = transfer.next_run(min(room, self._burst))
+            if run is None:
+                break
+            if self._timed is None:
+                self._timed = (run[1] - 1, now)
+            out.append(self._data(transfer.contribution, *run))
+            self.stats["sent"] += run[1] - run[0]
+        return out
+
+    def receive(self, burst: Burst, now: float) -> None:
+        """Take packets from the switch."""
+        kind = burst.tos & TOS_MASK
+        for rows in burst.pieces():
+            if kind == TOS_DATA and rows.shape[1] >= SEG_SIZE:
+                self._take(rows, now)
+            elif kind == TOS_CONTROL:
+                for row in rows:
+                    self._control(row.tobytes(), now)
+
+    def next_event(self) -> Event | None:
+        """What has happened, oldest first; None: nothing more."""
+        return self._events.popleft() if self._events else None
+
+    def deadline(self) -> float | None:
+        """When `handle_timer` wants to be called."""
+        due = [pending.due for pending in self._pending.values()]
+        if self._timer is not None and not self.halted:
+            due.append(self._timer)
+        return min(due, default=None)
+
+    def handle_timer(self, now: float) -> None:
+        """Repeat unanswered requests; ask for Help with what does not come."""
+        for pending in self._pending.values():
+            if pending.due <= now:
+                pending.pause = min(2 * pending.pause, REPEAT_CEILING)
+                pending.due = now + pending.pause
+                self._out.append(Outgoing.control(self.switch, pending.packet.build()))
+        if self._timer is not None and self._timer <= now and not self.halted:
+            self._ask_for_help(now)
+
+    # Requests and answers
+
+    def _number(self) -> int:
+        self._request = (self._request + 1) & ROUND_MASK
+        return self._request
+
+    def _ask(self, packet: Control, now: float) -> None:
+        self._pending[packet.request] = _Pending(packet, now + REPEAT_PAUSE, REPEAT_PAUSE)
+        self._out.append(Outgoing.control(self.switch, packet.build()))
+
+    def _control(self, payload: bytes, now: float) -> None:
+        try:
+            packet = Control.parse(payload)
+        except WireError:
+            return
+        if packet.job != self.job:
+            return
+        if isinstance(packet.value, Ack):
+            self._answered(packet, packet.value, now)
+            return
+        if packet.action not in (Action.HELP, Action.HALT, Action.RESET):
+            return
+        ack = Control(Action.ACK, self.job, packet.request, Ack(packet.action, rank=self.rank))
+        self._out.append(Outgoing.control(self.switch, ack.build()))
+        if packet.request in self._relays:  # repeated: our Ack was lost
+            return
+        self._relays.append(packet.request)
+        if packet.action is Action.HALT:
+            self.halted = True
+            self._events.append(Halted())
+        elif isinstance(packet.value, Round):
+            self._was_reset(packet.value.round)
+        elif isinstance(packet.value, Segments):
+            self._help_the_switch(packet.value, now)
+
+    def _answered(self, packet: Control, ack: Ack, now: float) -> None:
+        status = Status(packet.status) if packet.status in list(Status) else Status.BAD_REQUEST
+        if packet.request in self._help_requests:
+            self._help_requests.discard(packet.request)
+            self._help_answered(status, ack, now)
+            return
+        pending = self._pending.pop(packet.request, None)
+        if pending is None:
+            return
+        if pending.packet.action is Action.JOIN:
+            if status is Status.OK:
+                self._joined(ack, now)
+            else:
+                self.member = False
+        elif status is Status.NOT_MEMBER and pending.packet.action is not Action.LEAVE:
+            self._rejoin(now)
+        self._events.append(Answered(packet.request, pending.packet.action, status, ack))
+
+    def _joined(self, ack: Ack, now: float) -> None:
+        self.rank = ack.rank
+        self.joined = ack.contributors or ack.threshold
+        if self.member:
+            return
+        self.member = True
+        if not self._rejoining:
+            self.round = ack.round
+            return
+        self._rejoining = False
+        if round_distance(ack.round, self.round) > 0:
+            self._events.append(Dropped(self.round, ack.round))
+            self.abandon()
+            self.round = ack.round
+        elif self.transfer is not None:
+            self.transfer.restart()
+            self._timer = now + self.round_trip.timeout
+
+    def _rejoin(self, now: float) -> None:
+        """The switch does not know us: it was restarted, or our lease ran out."""
+        if self.member:
+            self.member = False
+            self._rejoining = True
+            self.stats["rejoins"] += 1
+            self.join(now)
+
+    def _was_reset(self, round_: int) -> None:
+        ours = round_ == self._reset_round or any(
+            pending.packet.action is Action.RESET for pending in self._pending.values()
+        )
+        if not ours:
+            self.resume_at(round_)
+            self._events.append(WasReset(round_))
+
+    def resume_at(self, round_: int) -> None:
+        """The job was reset: nothing from before counts, the next round is `round_`."""
+        self._reset_round = round_
+        self.halted = False
+        self.abandon()
+        self.round = round_
+        for contribution in self._contributions:
+            contribution.round = None
+
+    # Help, in both directions
+
+    def _ask_for_help(self, now: float) -> None:
+        transfer = self.transfer
+        if transfer is None or not self.member:
+            self._timer = now + self.round_trip.timeout
+            return
+        self._timed = None  # Karn: what is asked for is not measured
+        ranges = transfer.missing(sent_only=True)
+        if not ranges:
+            transfer.in_flight = 0
+        for start, stop in ranges[:RANGES_PER_HELP]:
+            number = self._number()
+            if len(self._help_requests) > 4 * RANGES_PER_HELP:
+                self._help_requests.clear()
+            self._help_requests.add(number)
+            named = Segments(transfer.round, start, stop - start)
+            packet = Control(Action.HELP, self.job, number, named)
+            self._out.append(Outgoing.control(self.switch, packet.build()))
+            self.stats["helps"] += 1
+        self.round_trip.backoff = min(self.round_trip.backoff * 2, 64.0)
+        self._timer = now + self.round_trip.timeout
+
+    def _help_answered(self, status: Status, ack: Ack, now: float) -> None:
+        if status is Status.NOT_MEMBER:
+            self._rejoin(now)
+        elif status is Status.HALTED and not self.halted:
+            self.halted = True
+            self._events.append(Halted())
+        elif status is Status.GONE and self.transfer is not None:
+            self._events.append(Gone(self.round, ack.round))
+            self.abandon()
+            self.round = ack.round
+        elif status is Status.OK:
+            self.waiting_for = ack.missing
+
+    def _help_the_switch(self, named: Segments, now: float) -> None:
+        """The switch lacks our contribution to these segments."""
+        if named.index + named.count > self.shape.segments:
+            return
+        start, stop = named.index, named.index + named.count
+        self.stats["helped"] += 1
+        transfer = self.transfer
+        if transfer is not None and transfer.round == named.round:
+            again = transfer.resend(start, stop)
+            self.stats["sent_again"] += again
+            if again and now - self._last_loss > self.round_trip.timeout:
+                self._last_loss = now
+                self.window.lost()
+            return
+        for contribution in self._contributions:
+            if contribution.round == named.round:
+                self.stats["sent_again"] += stop - start
+                for at in range(start, stop, self._burst):
+                    self._out.append(self._data(contribution, at, min(at + self._burst, stop)))
+
+    # Data
+
+    def _data(self, contribution: Contribution, start: int, stop: int) -> Outgoing:
+        return Outgoing((self.switch,), TOS_DATA, *contribution.rows(start, stop))
+
+    def _take(self, rows: Rows, now: float) -> None:
+        transfer = self.transfer
+        if transfer is None:
+            self.stats["useless"] += len(rows)
+            return
+        fresh, useless = transfer.take(rows, self._indices)
+        self.stats["received"] += fresh
+        self.stats["useless"] += useless
+        if not fresh:
+            return
+        self.window.returned(fresh)
+        self.round_trip.backoff = 1.0
+        if self._timed is not None and transfer.has(self._timed[0]):
+            self.round_trip.sample(now - self._timed[1])
+            self._timed = None
+        self._timer = now + self.round_trip.timeout

@@ -1,0 +1,159 @@
+"""One vector on its way through the switch: what is sent, what has come back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from iswitch.packets import Rows, cut
+from iswitch.wire import SEG_SIZE, Shape, Vector
+
+
+class Contribution:
+    """A worker's vector of one round, as packets; kept until nobody can ask for it any more."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.round: int | None = None
+        self.packets = np.zeros(shape.segments, shape.packet)
+        self._rows: Rows = self.packets.view(np.uint8).reshape(shape.segments, -1)
+        self._index = np.arange(shape.segments, dtype=np.uint64)
+
+    def begin(self, round_: int) -> None:
+        """Be the contribution to another round; elements come with `fill`."""
+        self.round = round_
+        self.packets["seg"] = self._index | np.uint64(round_ << 32)
+
+    def fill(self, vector: Vector, start: int, stop: int) -> None:
+        """Copy the elements of segments start..stop-1 from the flat vector."""
+        shape = self.shape
+        whole = min(stop, shape.full_segments)
+        if start < whole:
+            elements = vector[start * shape.elements : whole * shape.elements]
+            self.packets["data"][start:whole] = elements.reshape(whole - start, -1)
+        if stop > shape.full_segments:
+            tail = shape.last
+            self.packets["data"][-1, :tail] = vector[shape.numel - tail :]
+
+    def rows(self, start: int, stop: int) -> tuple[Rows, int]:
+        """Segments start..stop-1 as packets, and the size of the last."""
+        short = stop > self.shape.full_segments
+        return self._rows[start:stop], self.shape.last_size if short else self.shape.packet_size
+
+
+class Transfer:
+    """An allreduce under way.
+
+    Args:
+        contribution: where the packets are laid out (its `begin` has been called).
+        vector: what this worker contributes, shape (numel,).
+        out: takes the aggregate, shape (numel,).
+    """
+
+    def __init__(self, contribution: Contribution, vector: Vector, out: Vector) -> None:
+        self.shape = contribution.shape
+        self.contribution = contribution
+        assert contribution.round is not None
+        self.round: int = contribution.round
+        self._vector = vector
+        full = self.shape.full_segments
+        self._whole = out[: full * self.shape.elements].reshape(full, self.shape.elements)
+        self._last = out[self.shape.numel - self.shape.last :]
+        self._had = bytearray(self.shape.segments)
+        self._filled = 0
+        self._dtype = self.shape.dtype.numpy
+        self._todo: deque[tuple[int, int, bool]] = deque([(0, self.shape.segments, False)])
+        self.remaining = self.shape.segments
+        self.in_flight = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether every aggregate has come."""
+        return not self.remaining
+
+    def next_run(self, most: int) -> tuple[int, int] | None:
+        """Take the next segments to send, at most `most`; None: nothing left, or none allowed."""
+        while self._todo and most > 0:
+            start, stop, asked = self._todo.popleft()
+            if not asked:  # what has its aggregate already need not be sent
+                start = self._had.find(0, start, stop)
+                if start < 0:
+                    continue
+                known = self._had.find(1, start, stop)
+                if known >= 0:
+                    self._todo.appendleft((known, stop, False))
+                    stop = known
+            if stop - start > most:
+                self._todo.appendleft((start + most, stop, asked))
+                stop = start + most
+            if stop > self._filled:
+                self.contribution.fill(self._vector, self._filled, stop)
+                self._filled = stop
+            self.in_flight += stop - start
+            return start, stop
+        return None
+
+    def resend(self, start: int, stop: int) -> int:
+        """The switch lacks these segments: send those again that were sent; says how many."""
+        stop = min(stop, self._filled)
+        if start >= stop:
+            return 0
+        self.in_flight = max(0, self.in_flight - (stop - start))
+        self._todo.appendleft((start, stop, True))
+        return stop - start
+
+    def restart(self) -> None:
+        """The switch has lost its state: send everything again whose aggregate has not come."""
+        self._todo.clear()
+        self._todo.append((0, self.shape.segments, False))
+        self.in_flight = 0
+
+    def take(self, rows: Rows, indices: bytes) -> tuple[int, int]:
+        """Take aggregates, whole packets of shape (n, size).
+
+        Returns:
+            how many were new, and how many of no use (had already, of another round, malformed).
+        """
+        shape = self.shape
+        fresh = 0
+        for round_, start, stretch in cut(rows, indices):
+            stop = start + len(stretch)
+            whole = rows.shape[1] == shape.packet_size and stop <= shape.full_segments
+            last = rows.shape[1] == shape.last_size and start >= shape.full_segments
+            if round_ != self.round or stop > shape.segments or not (whole or last):
+                continue
+            for a, b in self._lacking(start, stop):
+                elements = stretch[a - start : b - start, SEG_SIZE:].view(self._dtype)
+                if whole:
+                    self._whole[a:b] = elements
+                else:
+                    self._last[...] = elements[0]
+                self._had[a:b] = b"\1" * (b - a)
+                fresh += b - a
+        self.remaining -= fresh
+        self.in_flight = max(0, self.in_flight - fresh)
+        return fresh, len(rows) - fresh
+
+    def has(self, index: int) -> bool:
+        """Whether the aggregate of a segment has come."""
+        return bool(self._had[index])
+
+    def _lacking(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """The stretches of start..stop-1 whose aggregate has not come."""
+        if self._had.find(1, start, stop) < 0:
+            yield start, stop
+            return
+        had: npt.NDArray[np.uint8] = np.frombuffer(self._had, np.uint8)[start:stop]
+        bounds = [0, *(np.flatnonzero(np.diff(had)) + 1).tolist(), stop - start]
+        for a, b in pairwise(bounds):
+            if not had[a]:
+                yield start + a, start + b
+
+    def missing(self, sent_only: bool = False) -> list[tuple[int, int]]:
+        """Ranges (start, stop) of segments whose aggregate has not come."""
+        stop = self._filled if sent_only else self.shape.segments
+        return list(self._lacking(0, stop)) if stop else []

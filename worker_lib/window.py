@@ -1,0 +1,60 @@
+"""How much to have under way, and how long to wait before asking for what does not come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class RoundTrip:
+    """Retransmission timer from measured round trips (RFC 6298).
+
+    A round trip goes from sending a segment to the arrival of its aggregate, so it holds the wait
+    for the slowest worker too: a timer that adapts to it asks late rather than often.
+    """
+
+    floor: float = 0.010  # seconds; below, a worker that is only waiting for a core is asked for
+    ceiling: float = 1.0
+    smoothed: float | None = None
+    deviation: float = 0.0
+    backoff: float = 1.0
+
+    def sample(self, seconds: float) -> None:
+        """Take a measurement of a segment that was sent once."""
+        if self.smoothed is None:
+            self.smoothed, self.deviation = seconds, seconds / 2
+        else:
+            self.deviation += (abs(self.smoothed - seconds) - self.deviation) / 4
+            self.smoothed += (seconds - self.smoothed) / 8
+
+    @property
+    def timeout(self) -> float:
+        """Seconds without progress after which to ask for Help."""
+        base = 0.05 if self.smoothed is None else self.smoothed + 4 * self.deviation
+        return min(max(base, self.floor) * self.backoff, self.ceiling)
+
+
+@dataclass
+class SendWindow:
+    """How many segments may be under way: slow start, then one burst more per window (RFC 5681).
+
+    It is self-clocking: a segment is under way until its aggregate is back, so no worker is more
+    than a window ahead of the slowest, and the switch's queue holds at most a window per worker.
+    """
+
+    burst: int  # segments of a super-datagram
+    ceiling: int
+    size: float = 0.0
+    threshold: float = float("inf")
+
+    def __post_init__(self) -> None:
+        self.size = float(min(4 * self.burst, self.ceiling))
+
+    def returned(self, segments: int) -> None:
+        """Aggregates of so many segments came back."""
+        grow = segments if self.size < self.threshold else self.burst * segments / self.size
+        self.size = min(self.size + grow, self.ceiling)
+
+    def lost(self) -> None:
+        """A contribution was lost on its way, by overflow most likely."""
+        self.threshold = self.size = max(self.size / 2, float(min(self.burst, self.ceiling)))
