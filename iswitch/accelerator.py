@@ -3,7 +3,7 @@
 A run is a number of consecutive segments of one round that are in the same state; it is checked,
 accumulated and completed by a handful of array operations however many segments it has. State
 is kept as one 16-byte record per segment, so that "are these 44 segments in the same state" is
-one comparison of bytes. Packets that are no run are cut into runs first (`packets.cut`,
+one comparison of bytes. Packets that are no run are cut into runs first (`packets.Cutter`,
 `Table.uniform`).
 
 Sums are kept as finished data packets (`Shape.packet`), so that a broadcast sends slices of the
@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .counters import Counters
-from .packets import Rows
+from .packets import Cutter, Rows
 from .wire import SEG_SIZE, Op, Shape, Vector, round_distance
 
 _UFUNC = {Op.SUM: np.add, Op.MAX: np.maximum, Op.MIN: np.minimum}
@@ -98,11 +98,11 @@ class Accelerator(ABC):
         self.rows: Rows = self.packets.view(np.uint8).reshape(
             slots, shape.segments, shape.packet_size
         )
+        self._segs = self.packets["seg"]
         self._data = self.packets["data"]
         self._dtype = shape.dtype.numpy
         self._combine = _UFUNC[shape.op]
-        self.indices = np.arange(shape.segments, dtype=">u4").tobytes()
-        self._index = np.arange(shape.segments, dtype=np.uint64)
+        self.cutter = Cutter(shape.segments)
 
     def bits_held(self) -> int:
         """Bitmap of the ranks whose contribution is held in some segment, where that is known."""
@@ -113,8 +113,8 @@ class Accelerator(ABC):
         """A new member has this rank."""
 
     @abstractmethod
-    def accumulate(self, rank: int, round_: int, index: int, rows: Rows) -> Outcome:
-        """Count the contribution of one member to consecutive segments of one round."""
+    def accumulate(self, rank: int, round_: int, index: int, rows: Rows, outcome: Outcome) -> None:
+        """Count one member's contribution to consecutive segments; add to the outcome."""
 
     @abstractmethod
     def reevaluate(self) -> list[Run]:
@@ -152,7 +152,7 @@ class Accelerator(ABC):
             self._combine(into, data, out=into)
 
     def _write_headers(self, slot: int, round_: int, start: int, stop: int) -> None:
-        self.packets["seg"][slot, start:stop] = self._index[start:stop] | np.uint64(round_ << 32)
+        self._segs[slot, start:stop] = self.cutter.headers(round_, start, stop)
 
 
 class Table:
@@ -165,17 +165,16 @@ class Table:
             segments, -1
         )
 
-    def uniform(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    def uniform(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Cut segments start..stop-1 where the state changes."""
         size = self.record.size
         held = self.bytes[size * start : size * stop]
         if held == held[:size] * (stop - start):
-            yield start, stop
-            return
+            return [(start, stop)]
         words = self.words[start:stop]
         changes = np.flatnonzero((words[1:] != words[:-1]).any(axis=1)) + (start + 1)
         bounds = [start, *changes.tolist(), stop]
-        yield from pairwise(bounds)
+        return list(pairwise(bounds))
 
     def get(self, index: int) -> tuple[int, ...]:
         """The state of one segment."""
@@ -232,17 +231,16 @@ class SynchronousAccelerator(Accelerator):
         """Bitmap of the ranks whose contribution is held in some segment."""
         return int(np.bitwise_or.reduce([np.bitwise_or.reduce(t.words[:, 1]) for t in self.state]))
 
-    def accumulate(self, rank: int, round_: int, index: int, rows: Rows) -> Outcome:
+    def accumulate(self, rank: int, round_: int, index: int, rows: Rows, outcome: Outcome) -> None:
         """Count one member's contribution, at most once per segment."""
-        outcome = Outcome([], [])
-        slot = round_ & 1
-        for start, stop in self.state[slot].uniform(index, index + len(rows)):
-            run = Run(slot, round_, start, stop)
-            self._accumulate_run(rank, run, rows[start - index : stop - index], outcome)
-        return outcome
+        for start, stop in self.state[round_ & 1].uniform(index, index + len(rows)):
+            stretch = rows[start - index : stop - index]
+            self._accumulate_run(rank, round_, start, stop, stretch, outcome)
 
-    def _accumulate_run(self, rank: int, run: Run, rows: Rows, outcome: Outcome) -> None:
-        slot, round_, start, stop = run
+    def _accumulate_run(
+        self, rank: int, round_: int, start: int, stop: int, rows: Rows, outcome: Outcome
+    ) -> None:
+        slot = round_ & 1
         state = self.state[slot]
         holds, complete, bitmap = state.get(start)
         if holds != round_ or not (bitmap or complete):
@@ -250,7 +248,7 @@ class SynchronousAccelerator(Accelerator):
             complete = bitmap = 0
         if complete:
             self.counters["late"] += len(rows)
-            outcome.late.append(run)
+            outcome.late.append(Run(slot, round_, start, stop))
             return
         if bitmap >> rank & 1:
             self.counters["duplicate"] += len(rows)
@@ -263,7 +261,7 @@ class SynchronousAccelerator(Accelerator):
         bitmap |= 1 << rank
         state.set(start, stop, round_, 0, bitmap)
         if self.complete(round_, bitmap):
-            outcome.completed.append(self._finish(run, bitmap))
+            outcome.completed.append(self._finish(Run(slot, round_, start, stop), bitmap))
 
     def _finish(self, run: Run, bitmap: int) -> Run:
         slot, round_, start, stop = run

@@ -48,9 +48,8 @@ class AsynchronousAccelerator(Accelerator):
         """Whatever the rank's former owner sent is forgotten."""
         self._last[rank] = Table(self.LAST, self.shape.segments)
 
-    def accumulate(self, rank: int, round_: int, index: int, rows: Rows) -> Outcome:
+    def accumulate(self, rank: int, round_: int, index: int, rows: Rows, outcome: Outcome) -> None:
         """Count one member's contribution number `round_`, if it is newer than its last."""
-        outcome = Outcome([], [])
         last = self._last[rank]
         for a, b in last.uniform(index, index + len(rows)):
             counted, number = last.get(a)
@@ -60,7 +59,6 @@ class AsynchronousAccelerator(Accelerator):
             last.set(a, b, 1, round_)
             for start, stop in self.state.uniform(a, b):
                 self._accumulate_run(start, stop, rows[start - index : stop - index], outcome)
-        return outcome
 
     def _accumulate_run(self, start: int, stop: int, rows: Rows, outcome: Outcome) -> None:
         version, slot, count, kept = self.state.get(start)

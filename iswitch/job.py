@@ -13,7 +13,7 @@ from .accelerator import Outcome, Run, SynchronousAccelerator
 from .asynchronous import AsynchronousAccelerator
 from .counters import Counters
 from .membership import Member, Membership
-from .packets import Rows, cut
+from .packets import Rows
 from .wire import ROUND_MASK, Mode, Shape, round_distance
 
 JobAccelerator = SynchronousAccelerator | AsynchronousAccelerator
@@ -81,6 +81,7 @@ class Job:
     threshold: int = 0  # H; 0: every current member
     halted: bool = False
     shape: Shape | None = None
+    synchronous: bool = True  # counts in rounds
     reproducible: bool = False
     reserved: dict[int, int] = field(default_factory=dict)  # bytes by rank
     accelerator: JobAccelerator | None = None
@@ -92,7 +93,8 @@ class Job:
         self.shape = shape
         self.reproducible = reproducible
         self.dormant_since = None
-        if shape.mode is Mode.SYNCHRONOUS:
+        self.synchronous = shape.mode is Mode.SYNCHRONOUS
+        if self.synchronous:
             self.accelerator = SynchronousAccelerator(
                 shape, self.is_complete, self.counters, reproducible
             )
@@ -106,6 +108,7 @@ class Job:
         What a controller that is still there has set stays set.
         """
         self.shape = None
+        self.synchronous = True
         self.accelerator = None
         self.reserved.clear()
         self.completed_any = False
@@ -115,11 +118,6 @@ class Job:
             self.threshold = 0
             self.halted = False
             self.dormant_since = now
-
-    @property
-    def synchronous(self) -> bool:
-        """Whether the job counts in rounds (a job without shape does)."""
-        return self.shape is None or self.shape.mode is Mode.SYNCHRONOUS
 
     @property
     def threshold_in_force(self) -> int:
@@ -140,34 +138,31 @@ class Job:
         participants = self.members.participants(round_)
         return held & participants == participants
 
-    def contribute(self, member: Member, rows: Rows) -> Outcome:
+    def contribute(self, member: Member, rows: Rows, outcome: Outcome) -> None:
         """Take whole data packets, shape (n, size), of one member; count what is not taken."""
         shape, accelerator = self.shape, self.accelerator
         assert shape is not None
         assert accelerator is not None
-        outcome = Outcome([], [])
         size = rows.shape[1]
-        limits = []  # segments of this length: first, one past the last
+        first, end = 0, 0  # the segments that have this length
         if size == shape.packet_size:
-            limits = [0, shape.full_segments]
+            end = shape.full_segments
         elif size == shape.last_size:
-            limits = [shape.full_segments, shape.segments]
-        for round_, index, stretch in cut(rows, accelerator.indices):
+            first, end = shape.full_segments, shape.segments
+        for round_, index, stretch in accelerator.cutter.cut(rows):
             n = len(stretch)
-            if not limits or index < limits[0] or index >= limits[1]:
-                self.counters["malformed"] += n
-                continue
-            fits = min(n, limits[1] - index)
-            self.counters["malformed"] += n - fits
+            fits = min(n, end - index) if index >= first else 0
+            if fits < n:
+                fits = max(0, fits)
+                self.counters["malformed"] += n - fits
+                stretch = stretch[:fits]
+                if not fits:
+                    continue
             reason = self._refuse(member, round_)
             if reason:
                 self.counters[reason] += fits
-                continue
-            found = accelerator.accumulate(member.rank, round_, index, stretch[:fits])
-            outcome.completed.extend(found.completed)
-            outcome.late.extend(found.late)
-        self.note(outcome.completed)
-        return outcome
+            else:
+                accelerator.accumulate(member.rank, round_, index, stretch, outcome)
 
     def _refuse(self, member: Member, round_: int) -> str | None:
         """The reason to drop a contribution to this round; None if it is taken."""
@@ -175,14 +170,17 @@ class Job:
             return "halted"
         if not self.synchronous:
             return None
-        if round_ not in self.window:
+        window = self.window
+        if round_ == window.high and window.contributed and member.first_round is None:
+            return None  # as nearly always
+        if round_ not in window:
             return "out_of_window"
         if not member.takes_part_in(round_):
             return "before_join"
-        was = self.window.high
-        self.window.contribute(round_)
-        if self.window.high != was:
-            self.members.forget_first_rounds((self.window.high - 1) & ROUND_MASK)
+        was = window.high
+        window.contribute(round_)
+        if window.high != was:
+            self.members.forget_first_rounds((window.high - 1) & ROUND_MASK)
         return None
 
     def note(self, completed: list[Run]) -> list[Run]:

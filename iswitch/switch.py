@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .accelerator import Run, merge
+from .accelerator import Outcome, Run, merge
 from .arbiter import Traffic, classify
 from .control import ControlPlane, Limits
 from .counters import Counters
@@ -67,15 +67,14 @@ class Switch:
             return []
         job, member = found
         member.last_seen = now
-        completed: list[Run] = []
-        late: list[Run] = []
+        outcome = Outcome([], [])
         with np.errstate(all="ignore"):  # overflow, NaN and infinity are the members' business
             for rows in pieces:
-                outcome = job.contribute(member, rows)
-                completed += outcome.completed
-                late += outcome.late
-        sends = self.deliver(job, completed)
-        return sends + [self.control.retransmit(job, member, run) for run in merge(late)]
+                job.contribute(member, rows, outcome)
+        if not (outcome.completed or outcome.late):
+            return []
+        sends = self.deliver(job, job.note(outcome.completed))
+        return sends + [self.control.retransmit(job, member, run) for run in merge(outcome.late)]
 
     def deliver(self, job: Job, completed: list[Run]) -> list[Outgoing]:
         """Broadcast the aggregates of completed runs to the job's contributors."""

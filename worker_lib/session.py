@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-from iswitch.packets import Address, Burst, Outgoing, Rows
+from iswitch.packets import Address, Burst, Cutter, Outgoing, Rows
 from iswitch.wire import (
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
@@ -144,7 +144,7 @@ class Session:
         self.window = SendWindow(burst, max(burst, ceiling // shape.packet_size))
         self._burst = burst
         self._contributions = [Contribution(shape) for _ in range(1 + restart_safe)]
-        self._indices = shape.headers(0).view(">u4")[1::2].tobytes()
+        self._cutter = Cutter(shape.segments)
         self._out: deque[Outgoing] = deque()
         self._events: deque[Event] = deque()
         self._pending: dict[int, _Pending] = {}
@@ -412,7 +412,7 @@ class Session:
         if transfer is None:
             self.stats["useless"] += len(rows)
             return
-        fresh, useless = transfer.take(rows, self._indices)
+        fresh, useless = transfer.take(rows, self._cutter)
         self.stats["received"] += fresh
         self.stats["useless"] += useless
         if not fresh:

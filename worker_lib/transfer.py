@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.packets import Rows, cut
+from iswitch.packets import Cutter, Rows
 from iswitch.wire import SEG_SIZE, Shape, Vector
 
 
@@ -21,12 +21,11 @@ class Contribution:
         self.round: int | None = None
         self.packets = np.zeros(shape.segments, shape.packet)
         self._rows: Rows = self.packets.view(np.uint8).reshape(shape.segments, -1)
-        self._index = np.arange(shape.segments, dtype=np.uint64)
 
     def begin(self, round_: int) -> None:
         """Be the contribution to another round; elements come with `fill`."""
         self.round = round_
-        self.packets["seg"] = self._index | np.uint64(round_ << 32)
+        self.packets["seg"] = self.shape.headers(round_)
 
     def fill(self, vector: Vector, start: int, stop: int) -> None:
         """Copy the elements of segments start..stop-1 from the flat vector."""
@@ -112,7 +111,7 @@ class Transfer:
         self._todo.append((0, self.shape.segments, False))
         self.in_flight = 0
 
-    def take(self, rows: Rows, indices: bytes) -> tuple[int, int]:
+    def take(self, rows: Rows, cutter: Cutter) -> tuple[int, int]:
         """Take aggregates, whole packets of shape (n, size).
 
         Returns:
@@ -120,7 +119,7 @@ class Transfer:
         """
         shape = self.shape
         fresh = 0
-        for round_, start, stretch in cut(rows, indices):
+        for round_, start, stretch in cutter.cut(rows):
             stop = start + len(stretch)
             whole = rows.shape[1] == shape.packet_size and stop <= shape.full_segments
             last = rows.shape[1] == shape.last_size and start >= shape.full_segments

@@ -1,0 +1,36 @@
+# `make demo` and `make test` set up what they need in .venv, and nothing outside it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/demo.ready
+	$(BIN)/iswitch demo
+
+test: $(VENV)/dev.ready check
+	$(BIN)/python -m pytest
+
+check: $(VENV)/dev.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/dev.ready
+	$(BIN)/python -m tests.bench.loopback
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# Debian's python3 comes without ensurepip; root can have it installed, others are told.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "iswitch needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -qy python3-venv; } || \
+	  { echo "this Python lacks venv: apt-get install python3-venv, then try again" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/%.ready: pyproject.toml | $(BIN)/pip
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@

@@ -1,0 +1,79 @@
+"""`python -m tests.conformance --switch HOST:PORT`: run the cases against a running switch."""
+
+import argparse
+import itertools
+import json
+import random
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from tests.conformance.case import Case, Outcome, judge
+from tests.conformance.cases import CASES
+from tests.conformance.client import Address
+
+DEFAULT_SWITCH = "127.0.0.1:26963"
+MARKS = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}
+
+
+def address(text: str) -> Address:
+    """HOST:PORT as a socket names it in what it receives: the host as a number."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, as in {DEFAULT_SWITCH}")
+    return socket.gethostbyname(host), int(port)
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
+    parser.add_argument("--switch", type=address, default=DEFAULT_SWITCH, metavar="HOST:PORT")
+    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
+    parser.add_argument("--list", action="store_true", help="name the cases and run none")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument(
+        "--first-job",
+        type=int,
+        default=random.SystemRandom().randrange(1, 1 << 16),
+        help="job numbers count from here (default: random, as a switch remembers old jobs)",
+    )
+    return parser.parse_args(argv)
+
+
+def describe_case(case: Case, *, as_json: bool) -> str:
+    """One line for --list."""
+    if as_json:
+        return json.dumps({"name": case.name, "section": case.section, "promise": case.promise})
+    return f"{case.name:44} {case.section:5} {case.promise}"
+
+
+def describe_outcome(outcome: Outcome, *, as_json: bool) -> str:
+    """One line for a case that has run."""
+    if as_json:
+        return json.dumps(asdict(outcome))
+    message = f"  {outcome.message}" if outcome.message else ""
+    mark = MARKS[outcome.result]
+    return f"{mark:7} {outcome.name:44} {outcome.section:5} {outcome.seconds:6.2f} s{message}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the chosen cases; 1 if any failed."""
+    arguments = parse_arguments(argv)
+    chosen = [CASES[name] for name in arguments.case]
+    if arguments.list:
+        print(*(describe_case(case, as_json=arguments.json) for case in chosen), sep="\n")
+        return 0
+    jobs = itertools.count(arguments.first_job)
+    outcomes = []
+    for case in chosen:
+        outcomes.append(judge(case, arguments.switch, jobs))
+        print(describe_outcome(outcomes[-1], as_json=arguments.json), flush=True)
+    failed = [outcome.name for outcome in outcomes if outcome.result == "failed"]
+    if not arguments.json:
+        print(f"{len(outcomes)} cases, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

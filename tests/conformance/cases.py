@@ -1,0 +1,21 @@
+"""All cases, by name, in the order of the page."""
+
+from tests.conformance import (
+    asynchronous,
+    carrying,
+    commands,
+    elements,
+    hostile,
+    membership,
+    rounds,
+)
+from tests.conformance.case import REGISTERED, Case
+
+_MODULES = (carrying, membership, rounds, commands, elements, asynchronous, hostile)
+
+CASES: dict[str, Case] = {
+    name: case
+    for module in _MODULES
+    for name, case in REGISTERED.items()
+    if case.run.__module__ == module.__name__
+}

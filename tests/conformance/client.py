@@ -1,0 +1,397 @@
+"""One participant of a job on its own UDP socket, and the failures it reports.
+
+A `Peer` keeps what it received until somebody asks for it, so that a case waits for the packet
+it is about and everything else (a late Ack, an aggregate meant for another check) stays out of
+the way. Like any tolerant worker it Acks relayed control by itself, unless told not to.
+"""
+
+import errno
+import itertools
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from tests.conformance import wire
+from tests.conformance.wire import Ack, Action, Data, MemberType, Packet, Relay, Shape, Status
+
+TIMEOUT = 3.0  # seconds to wait for a packet that has to come; only a failure takes so long
+QUIET = 0.15  # seconds in which a packet that must not come would have come
+NUMBERS_EACH = 100  # Requests a peer has for itself; none needs half of them
+
+SOL_UDP = 17
+UDP_SEGMENT = 103
+UDP_GRO = 104
+MAX_SUPER_SEGMENTS = 64  # the kernel's limit on packets in one super-datagram
+MAX_SUPER_BYTES = 65_000
+
+# A port may come back in a later case, or run, and a repeated Request would then rightly be
+# answered from memory: so every peer counts from a number no peer before it has reached.
+_FIRST_NUMBERS = itertools.count(int(time.time() * 10_000) % (1 << 31), NUMBERS_EACH)
+
+Address = tuple[str, int]
+Predicate = Callable[[Packet], bool]
+
+
+class CaseFailure(AssertionError):
+    """The switch did not do what the page promises."""
+
+
+class CaseSkipped(Exception):
+    """This machine cannot run the case."""
+
+
+def is_data(round_: int | None = None, index: int | None = None) -> Predicate:
+    """A predicate: data, of this round and index where given."""
+    return lambda packet: (
+        isinstance(packet, Data)
+        and round_ in (None, packet.round)
+        and index in (None, packet.index)
+    )
+
+
+def is_ack(request: int) -> Predicate:
+    """A predicate: the Ack that echoes this Request."""
+    return lambda packet: isinstance(packet, Ack) and packet.request == request
+
+
+def is_relay(action: Action | None = None) -> Predicate:
+    """A predicate: relayed control, of this action where given."""
+    return lambda packet: isinstance(packet, Relay) and action in (None, packet.action)
+
+
+class Peer:
+    """A socket that speaks to the switch as a worker, a controller or a stranger."""
+
+    def __init__(self, switch: Address, job: int, shape: Shape, *, gro: bool = False) -> None:
+        self.switch = switch
+        self.job = job
+        self.shape = shape
+        numbers = next(_FIRST_NUMBERS)
+        self.incarnation = numbers + 1  # one smaller and one larger are left free for cases
+        self.acks_relays = True
+        self.joined: Ack | None = None
+        self.violations: list[str] = []
+        self.last_arrival = 0.0
+        self._inbox: list[tuple[float, Packet]] = []
+        self._relays_seen: set[tuple[int, int]] = set()
+        self._requests = itertools.count(numbers + 3)
+        self._join = b""
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
+        if gro:
+            require_offload(self._socket, UDP_GRO, 1)
+
+    def close(self) -> None:
+        """Close the socket without a word to the switch."""
+        self._socket.close()
+
+    def fileno(self) -> int:
+        """The socket's descriptor, so that `select.poll` takes a Peer."""
+        return self._socket.fileno()
+
+    # -- sending
+
+    def send(self, datagram: bytes, tos: int, segment_size: int = 0) -> None:
+        """Send one datagram with this ToS, or a super-datagram cut into `segment_size` bytes."""
+        ancillary = [(socket.IPPROTO_IP, socket.IP_TOS, struct.pack("=i", tos))]
+        if segment_size:
+            ancillary.append((SOL_UDP, UDP_SEGMENT, struct.pack("=H", segment_size)))
+        self._socket.sendmsg([datagram], ancillary, 0, self.switch)
+
+    def contribute(
+        self,
+        round_: int,
+        vector: np.ndarray,
+        indexes: Iterable[int] | None = None,
+        *,
+        tos: int = wire.TOS_DATA,
+    ) -> None:
+        """Send these segments of the vector (all of them by default), in this order."""
+        for index in range(self.shape.segments) if indexes is None else indexes:
+            self.send(wire.data(round_, index, self.shape.payload(vector, index)), tos)
+
+    def contribute_super(self, packets: Sequence[bytes]) -> None:
+        """Send data packets as super-datagrams; all but the last have one and the same length."""
+        require_offload(self._socket, UDP_SEGMENT, 0)
+        size = len(packets[0])
+        step = min(MAX_SUPER_SEGMENTS, MAX_SUPER_BYTES // size)
+        for start in range(0, len(packets), step):
+            self.send(b"".join(packets[start : start + step]), wire.TOS_DATA, size)
+
+    def ack(self, relay: Relay) -> None:
+        """Ack a relayed control packet."""
+        self.send(wire.ack_of(relay), wire.TOS_CONTROL)
+
+    # -- requests
+
+    def new_request(self) -> int:
+        """A Request number this peer has not used yet."""
+        return next(self._requests)
+
+    def request(
+        self,
+        action: int,
+        value: bytes = b"",
+        *,
+        request: int | None = None,
+        tos: int = wire.TOS_CONTROL,
+    ) -> Ack:
+        """Send a request and return its Ack, which must echo Job, Request and action."""
+        number = self.new_request() if request is None else request
+        self.send(wire.control(action, self.job, number, value), tos)
+        ack = self.wait_ack(number, f"Ack to action {action}")
+        expect_equal(ack.job, self.job, f"Job in the Ack to action {action}")
+        expect_equal(ack.action, action, "action named in the Ack")
+        return ack
+
+    def command(self, action: Action, value: bytes = b"", want: Status = Status.OK) -> Ack:
+        """Send a request that has to be answered with this status."""
+        ack = self.request(action, value)
+        expect_status(ack, want, f"{action.name} from {self.describe()}")
+        return ack
+
+    def set_threshold(self, threshold: int) -> Ack:
+        """SetH, to be answered OK."""
+        return self.command(Action.SET_H, wire.threshold_value(threshold))
+
+    def help(self, round_: int, index: int = 0, count: int = 1, want: Status = Status.OK) -> Ack:
+        """Help for these segments, to be answered with this status."""
+        return self.command(Action.HELP, wire.range_value(round_, index, count), want)
+
+    def join(
+        self,
+        *,
+        member_type: MemberType = MemberType.WORKER,
+        zeros: bool = False,
+        expected: int = 0,
+        round_: int | None = None,
+        incarnation: int | None = None,
+        want: Status = Status.OK,
+        tos: int = wire.TOS_CONTROL,
+    ) -> Ack:
+        """Join with this incarnation (by default the one in force), to be answered so."""
+        number = self.incarnation if incarnation is None else incarnation
+        value = wire.join_value(None if zeros else self.shape, member_type, expected, round_)
+        ack = self.request(Action.JOIN, value, request=number, tos=tos)
+        expect_status(ack, want, f"Join from {self.describe()}")
+        if want == Status.OK:
+            self.incarnation, self._join, self.joined = number, value, ack
+        return ack
+
+    def send_join(self, *, incarnation: int | None = None, tos: int = wire.TOS_CONTROL) -> None:
+        """Send a worker's Join and wait for nothing."""
+        number = self.incarnation if incarnation is None else incarnation
+        value = wire.join_value(self.shape, MemberType.WORKER)
+        self.send(wire.control(Action.JOIN, self.job, number, value), tos)
+
+    def heartbeat(self) -> Ack:
+        """Repeat the Join byte by byte; the answer also shows that the switch has caught up."""
+        ack = self.request(Action.JOIN, self._join, request=self.incarnation)
+        expect_status(ack, Status.OK, f"repeated Join from {self.describe()}")
+        return ack
+
+    def leave(self) -> None:
+        """Leave the job, to be answered OK."""
+        self.command(Action.LEAVE)
+        self.joined = None
+
+    def send_leave(self) -> None:
+        """Leave without waiting for the answer: a case's cleaning up."""
+        self.send(wire.control(Action.LEAVE, self.job, self.new_request()), wire.TOS_CONTROL)
+
+    # -- receiving
+
+    def pump(self) -> None:
+        """Take in everything that has arrived; never blocks."""
+        while True:
+            try:
+                datagram, ancillary, _, source = self._socket.recvmsg(
+                    65_535, 4 * socket.CMSG_SPACE(4), socket.MSG_DONTWAIT
+                )
+            except BlockingIOError:
+                return
+            tos, size = _ancillary_numbers(ancillary)
+            if source != self.switch:
+                self.violations.append(f"datagram from {source}, not from the switch's address")
+            step = size or len(datagram) or 1
+            for start in range(0, max(len(datagram), 1), step):
+                self._take(datagram[start : start + step], tos)
+
+    def take(self, predicate: Predicate) -> Packet | None:
+        """Remove and return the first packet received that satisfies the predicate, if any.
+
+        `last_arrival` then tells when it came.
+        """
+        for position, (arrival, packet) in enumerate(self._inbox):
+            if predicate(packet):
+                del self._inbox[position]
+                self.last_arrival = arrival
+                return packet
+        return None
+
+    def wait(self, predicate: Predicate, what: str, timeout: float = TIMEOUT) -> Packet:
+        """The first packet that satisfies the predicate.
+
+        Raises:
+            CaseFailure: none came in time; the message lists what came instead.
+        """
+        deadline = time.monotonic() + timeout
+        self.pump()
+        while (packet := self.take(predicate)) is None:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                got = [packet for _, packet in self._inbox]
+                raise CaseFailure(
+                    f"{what}: expected at {self.describe()} within {timeout} s, "
+                    f"got {got or 'nothing'}; violations: {self.violations or 'none'}"
+                )
+            wait_readable([self], remaining)
+            self.pump()
+        return packet
+
+    def wait_ack(self, request: int, what: str) -> Ack:
+        """The Ack that echoes this Request."""
+        packet = self.wait(is_ack(request), what)
+        assert isinstance(packet, Ack)
+        return packet
+
+    def wait_relay(self, action: Action, what: str, timeout: float = TIMEOUT) -> Relay:
+        """The next relayed control packet of this action."""
+        packet = self.wait(is_relay(action), what, timeout)
+        assert isinstance(packet, Relay)
+        expect_equal(packet.job, self.job, f"Job in the relayed {action.name}")
+        return packet
+
+    def aggregate(self, round_: int, indexes: Iterable[int] | None = None) -> np.ndarray:
+        """The elements of these segments of the round's aggregate (all of them by default)."""
+        payloads = []
+        for index in range(self.shape.segments) if indexes is None else indexes:
+            packet = self.wait(is_data(round_, index), f"aggregate {round_}:{index}")
+            assert isinstance(packet, Data)
+            payloads.append(packet.payload)
+        return np.frombuffer(b"".join(payloads), self.shape.numpy)
+
+    def describe(self) -> str:
+        """Who this is, for a message."""
+        port = self._socket.getsockname()[1]
+        rank = "stranger" if self.joined is None else f"rank {self.joined.rank}"
+        return f"{rank} of job {self.job} (port {port})"
+
+    def _take(self, datagram: bytes, tos: int) -> None:
+        try:
+            packet = wire.parse(datagram, tos)
+        except wire.ProtocolViolation as violation:
+            self.violations.append(str(violation))
+            return
+        if isinstance(packet, Data) and not self._fits(packet):
+            self.violations.append(f"aggregate of a wrong index or length: {packet}")
+        if isinstance(packet, Relay) and self.acks_relays:
+            self.ack(packet)
+            key = (packet.action, packet.request)
+            if key in self._relays_seen:  # a repeat that crossed our Ack
+                return
+            self._relays_seen.add(key)
+        self._inbox.append((time.monotonic(), packet))
+
+    def _fits(self, packet: Data) -> bool:
+        if packet.index >= self.shape.segments:
+            return False
+        return len(packet.payload) == self.shape.payload_size(packet.index)
+
+
+def require_offload(sock: socket.socket, option: int, value: int) -> None:
+    """Set a UDP offload option, or skip the case where the kernel has none."""
+    try:
+        sock.setsockopt(SOL_UDP, option, value)
+    except OSError as error:
+        if error.errno not in (errno.ENOPROTOOPT, errno.EOPNOTSUPP):
+            raise
+        raise CaseSkipped(f"no UDP offload option {option} on this machine") from error
+
+
+def _ancillary_numbers(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int]:
+    """ToS, and the length super-datagrams are cut into (0: an ordinary datagram)."""
+    tos = size = 0
+    for level, kind, value in ancillary:
+        if (level, kind) == (socket.IPPROTO_IP, socket.IP_TOS):
+            tos = value[0]
+        elif (level, kind) == (SOL_UDP, UDP_GRO):
+            (size,) = struct.unpack("=i", value[:4])
+    return tos, size
+
+
+def wait_readable(peers: Sequence[Peer], seconds: float) -> None:
+    """Block until one of the peers has something to read, at most so long."""
+    poller = select.poll()
+    for peer in peers:
+        poller.register(peer, select.POLLIN)
+    poller.poll(max(0.0, seconds) * 1000)
+
+
+def expect_equal(got: object, want: object, what: str) -> None:
+    """Raise `CaseFailure` unless both are equal."""
+    if got != want:
+        raise CaseFailure(f"{what}: expected {want!r}, got {got!r}")
+
+
+def expect_status(ack: Ack, want: Status, what: str) -> None:
+    """Raise `CaseFailure` unless the Ack has this status."""
+    if ack.status != want:
+        got = Status(ack.status).name
+        raise CaseFailure(f"status of {what}: expected {want.name}, got {got} in {ack}")
+
+
+def expect_elements(got: np.ndarray, want: np.ndarray, what: str) -> None:
+    """Raise `CaseFailure` unless both hold the same numbers, any NaN counting as any other."""
+    expect_equal(got.shape, want.shape, f"shape of {what}")
+    same = (got == want) | ((got != got) & (want != want))
+    if not bool(np.all(same)):
+        raise CaseFailure(f"{what}: expected {want.tolist()}, got {got.tolist()}")
+
+
+def expect_sum(peers: Sequence[Peer], round_: int, want: np.ndarray) -> None:
+    """Every peer receives the whole aggregate of the round, and it is this one."""
+    for peer in peers:
+        what = f"aggregate of round {round_} at {peer.describe()}"
+        expect_elements(peer.aggregate(round_), want, what)
+
+
+def expect_segment(peers: Sequence[Peer], round_: int, index: int, want: np.ndarray) -> None:
+    """Every peer receives this segment of the aggregate of the whole vector `want`."""
+    for peer in peers:
+        start = index * peer.shape.per_segment
+        got = peer.aggregate(round_, [index])
+        what = f"aggregate {round_}:{index} at {peer.describe()}"
+        expect_elements(got, want[start : start + len(got)], what)
+
+
+def expect_quiet(
+    peers: Sequence[Peer], predicate: Predicate, what: str, seconds: float = QUIET
+) -> None:
+    """No such packet has come to any of the peers, nor comes in a short time.
+
+    Peers that are members first repeat their Join and wait for the answer, so that the switch has
+    certainly worked off what was sent before.
+    """
+    for peer in peers:
+        if peer.joined is not None:
+            peer.heartbeat()
+    deadline = time.monotonic() + seconds
+    while True:
+        for peer in peers:
+            peer.pump()
+            if (packet := peer.take(predicate)) is not None:
+                raise CaseFailure(f"{what}: expected nothing at {peer.describe()}, got {packet}")
+        if (remaining := deadline - time.monotonic()) <= 0:
+            return
+        wait_readable(peers, remaining)
+
+
+def expect_no_data(peers: Sequence[Peer], what: str, round_: int | None = None) -> None:
+    """No aggregate (of this round, where given) comes to any of the peers."""
+    expect_quiet(peers, is_data(round_), what)

@@ -1,0 +1,251 @@
+"""The packets of the protocol as this client knows them: numbers, packing, strict parsing.
+
+Parsing is strict where the page is strict: whatever a switch sends that is not an Ack, a relayed
+Help, Halt or Reset, or a data packet of the right form raises `ProtocolViolation`.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+import ml_dtypes
+import numpy as np
+
+TOS_CONTROL = 0x0C
+TOS_DATA = 0x1C
+TOS_MASK = 0xFC  # the two low bits are ECN and may be rewritten on the way
+
+_HEADER = struct.Struct("!BBHI")
+_JOIN = struct.Struct("!BBBBHHIHHI")
+_ACK = struct.Struct("!BBHIII")
+_SEG = struct.Struct("!II")
+_RANGE = struct.Struct("!III")
+_WORD = struct.Struct("!I")
+
+SEG_SIZE = _SEG.size
+
+
+class Action(IntEnum):
+    """Section 3, the table of actions."""
+
+    JOIN = 1
+    LEAVE = 2
+    RESET = 3
+    SET_H = 4
+    FBCAST = 5
+    HELP = 6
+    HALT = 7
+    ACK = 8
+
+
+class Status(IntEnum):
+    """Section 3, Status in an Ack."""
+
+    OK = 0
+    NOT_MEMBER = 1
+    MISMATCH = 2
+    FULL = 3
+    BAD_REQUEST = 4
+    DENIED = 5
+    HALTED = 6
+    GONE = 7
+
+
+class MemberType(IntEnum):
+    """Section 3, the `type` of a Join."""
+
+    WORKER = 0
+    SWITCH = 1
+    CONTROLLER = 2
+
+
+class DType(IntEnum):
+    """Section 3, the `dtype` of a Join."""
+
+    FLOAT32 = 0
+    FLOAT16 = 1
+    BFLOAT16 = 2
+    INT32 = 3
+
+
+class Op(IntEnum):
+    """Section 3, the `op` of a Join."""
+
+    SUM = 0
+    MAX = 1
+    MIN = 2
+
+
+class Mode(IntEnum):
+    """Section 3, the `mode` of a Join."""
+
+    SYNCHRONOUS = 0
+    ASYNCHRONOUS = 1
+
+
+NUMPY_DTYPES: dict[DType, np.dtype] = {
+    DType.FLOAT32: np.dtype("<f4"),
+    DType.FLOAT16: np.dtype("<f2"),
+    DType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+    DType.INT32: np.dtype("<i4"),
+}
+
+_OPS = {Op.SUM: np.add, Op.MAX: np.maximum, Op.MIN: np.minimum}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What all members of a job agree on: element format, operation, mode and segmentation."""
+
+    segments: int = 1
+    per_segment: int = 4
+    last: int = 4
+    dtype: DType = DType.FLOAT32
+    op: Op = Op.SUM
+    mode: Mode = Mode.SYNCHRONOUS
+
+    @property
+    def numpy(self) -> np.dtype:
+        """The elements' numpy type, little-endian as on the wire."""
+        return NUMPY_DTYPES[self.dtype]
+
+    @property
+    def size(self) -> int:
+        """Elements in the whole vector."""
+        return (self.segments - 1) * self.per_segment + self.last
+
+    def payload_size(self, index: int) -> int:
+        """Bytes of elements that segment `index` holds (the last one may be short)."""
+        count = self.last if index == self.segments - 1 else self.per_segment
+        return count * self.numpy.itemsize
+
+    def payload(self, vector: np.ndarray, index: int) -> bytes:
+        """The bytes of segment `index`: elements `[index * E, (index + 1) * E)`."""
+        start = index * self.per_segment
+        count = self.payload_size(index) // self.numpy.itemsize
+        return vector[start : start + count].astype(self.numpy).tobytes()
+
+    def fold(self, *contributions: np.ndarray) -> np.ndarray:
+        """The aggregate, rounded to the element format after every operation, in this order."""
+        aggregate = contributions[0].astype(self.numpy)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for contribution in contributions[1:]:
+                aggregate = _OPS[self.op](aggregate, contribution.astype(self.numpy))
+        return aggregate.astype(self.numpy)
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The switch's answer to a request."""
+
+    action: int
+    status: int
+    job: int
+    request: int
+    rank: int
+    threshold: int
+    round: int
+    contributors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A Help, Halt or Reset from the switch, to be Acked; fields it does not carry are 0."""
+
+    action: Action
+    job: int
+    request: int
+    round: int = 0
+    index: int = 0
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """An aggregate from the switch."""
+
+    round: int
+    index: int
+    payload: bytes
+
+
+Packet = Ack | Relay | Data
+
+
+class ProtocolViolation(Exception):
+    """The switch sent something the page does not allow."""
+
+
+def control(action: int, job: int, request: int, value: bytes = b"") -> bytes:
+    """A control packet with Status 0, as every request has."""
+    return _HEADER.pack(action, 0, job, request) + value
+
+
+def data(round_: int, index: int, payload: bytes) -> bytes:
+    """A data packet: Seg, then raw elements."""
+    return _SEG.pack(round_, index) + payload
+
+
+def join_value(
+    shape: Shape | None, member_type: MemberType, expected: int = 0, round_: int | None = None
+) -> bytes:
+    """The Value of a Join; no shape leaves all of it zero, a round sets flags bit 0."""
+    agreed = (0, 0, 0, 0, 0, 0)
+    if shape is not None:
+        sizes = (shape.per_segment, shape.last, shape.segments)
+        agreed = (shape.dtype, shape.op, shape.mode, *sizes)
+    flags = 0 if round_ is None else 1
+    return _JOIN.pack(member_type, *agreed, expected, flags, round_ or 0)
+
+
+def range_value(round_: int, index: int, count: int) -> bytes:
+    """The Value of Help and FBcast: Seg of the first segment, how many."""
+    return _RANGE.pack(round_, index, count)
+
+
+def threshold_value(threshold: int) -> bytes:
+    """The Value of SetH."""
+    return _WORD.pack(threshold)
+
+
+def ack_of(relay: Relay) -> bytes:
+    """The Ack a worker answers a relayed control packet with."""
+    return control(Action.ACK, relay.job, relay.request, _ACK.pack(relay.action, 0, 0, 0, 0, 0))
+
+
+def parse(datagram: bytes, tos: int) -> Packet:
+    """What the switch sent, by its ToS.
+
+    Raises:
+        ProtocolViolation: it is none of the packets a switch may send to a worker.
+    """
+    if tos & TOS_MASK == TOS_DATA:
+        return _parse_data(datagram)
+    if tos & TOS_MASK == TOS_CONTROL:
+        return _parse_control(datagram)
+    raise ProtocolViolation(f"ToS {tos:#04x} is neither control nor data: {datagram[:32].hex()}")
+
+
+def _parse_data(datagram: bytes) -> Data:
+    if len(datagram) < SEG_SIZE:
+        raise ProtocolViolation(f"data packet of {len(datagram)} bytes has no whole Seg")
+    round_, index = _SEG.unpack_from(datagram)
+    return Data(round_, index, datagram[SEG_SIZE:])
+
+
+def _parse_control(datagram: bytes) -> Ack | Relay:
+    if len(datagram) < _HEADER.size:
+        raise ProtocolViolation(f"control packet of {len(datagram)} bytes: {datagram.hex()}")
+    action, status, job, request = _HEADER.unpack_from(datagram)
+    value = datagram[_HEADER.size :]
+    if action == Action.ACK and len(value) == _ACK.size:
+        about, zero, *rest = _ACK.unpack(value)
+        if zero == 0 and status <= Status.GONE:
+            return Ack(about, status, job, request, *rest)
+    elif status == 0 and action == Action.HALT and not value:
+        return Relay(Action.HALT, job, request)
+    elif status == 0 and action == Action.RESET and len(value) == _WORD.size:
+        return Relay(Action.RESET, job, request, *_WORD.unpack(value))
+    elif status == 0 and action == Action.HELP and len(value) == _RANGE.size:
+        return Relay(Action.HELP, job, request, *_RANGE.unpack(value))
+    raise ProtocolViolation(f"not a control packet a switch may send: {datagram.hex()}")
