@@ -64,13 +64,14 @@ class Request:
 
     def ack(self, contributors: int = 0) -> Ack:
         """The Ack in which only `contributors` depends on the action."""
-        first = self.member.first_round
+        high, first = self.job.window.high, self.member.first_round
+        begins = first is not None and round_distance(first, high) >= -1
         return Ack(
             self.action,
             0,
             self.member.rank,
             self.job.threshold_in_force,
-            self.job.window.high if first is None else first,
+            first if first is not None and begins else high,
             contributors,
         )
 
@@ -224,18 +225,22 @@ class ControlPlane:
                         raise Refusal(Status.MISMATCH)
                     member.incarnation = packet.request
                     member.last_seen = now
-                    return [self._joined(peer, packet, job, member, now)]
+                    return [self._joined(peer, packet, join, job, member, now)]
                 reborn = member.contributes
                 sends = self._remove(job, member, now)
             job, member, more = self._admit(peer, packet, join, type_, shape, reborn, now)
         except Refusal as refusal:
             return [*sends, self._bare_answer(peer, packet, refusal.status)]
-        return [*sends, self._joined(peer, packet, job, member, now), *more]
+        return [*sends, self._joined(peer, packet, join, job, member, now), *more]
 
     def _joined(
-        self, peer: Address, packet: Control, job: Job, member: Member, now: float
+        self, peer: Address, packet: Control, join: Join, job: Job, member: Member, now: float
     ) -> Outgoing:
+        """The Ack; a member that comes back and takes part in every round stays where it is."""
         ack = Request(job, member, Action.JOIN, None, now).ack(len(job.members.joined))
+        stays = bool(join.flags & FLAG_STANDS_AT) and member.first_round is None
+        if stays and job.synchronous and join.round in job.window:
+            ack = replace(ack, round=join.round)
         return Outgoing.control(peer, Control(Action.ACK, packet.job, packet.request, ack).build())
 
     def _admit(
@@ -279,14 +284,16 @@ class ControlPlane:
         if not contributes:
             job.members.add(member)
             return job, member, []
-        if join.flags & FLAG_STANDS_AT:
-            job.window.name(join.round)
+        comes_back = bool(join.flags & FLAG_STANDS_AT)
+        if comes_back:
+            job.name(join.round)
         if job.synchronous:
             if reborn:
-                base = job.window.high if early else job.window.newcomers
-                member.first_round = (base + 1) & ROUND_MASK
+                member.first_round = (job.window.newcomers + 1) & ROUND_MASK
             elif not early:
                 member.first_round = job.window.newcomers
+            elif not comes_back:
+                member.first_round = job.window.base
         was_gathered = job.members.gathered
         job.members.add(member, join.expected)
         self.by_source[peer] = (job, member)
@@ -384,14 +391,16 @@ class ControlPlane:
                 sends.append(self.retransmit(job, request.member, run))
             elif self._is_gone(job, round_, what):
                 status = Status.GONE
-            elif job.synchronous and round_ in job.window:
-                missing.append((job.members.participants(round_) & ~bitmap, run))
+            elif job.synchronous:
+                lacking = job.members.participants(round_) & ~bitmap
+                if round_ not in job.window:  # a newcomer that is ahead of the others
+                    lacking &= request.member.bit
+                missing.append((lacking, run))
         absent = 0
         for bits, _ in missing:
             absent |= bits
         for member in job.members.ranks(absent):
-            lacking = merge(run._replace(slot=0) for bits, run in missing if bits & member.bit)
-            for run in lacking:
+            for run in merge(run._replace(slot=0) for bits, run in missing if bits & member.bit):
                 asked = Segments(round_, run.start, run.segments)
                 relayed = self.relays.send(
                     member.address, Action.HELP, job.number, asked, request.now

@@ -2,7 +2,8 @@
 
 The rules are those of docs/protocol.md, "Rounds". Why two sets suffice: with H automatic a worker
 starts round R only when it has every aggregate of R-1, so a contribution to R proves that everybody
-contributed to R-1 and so has R-2, whose set R then takes over.
+contributed to R-1 and so has R-2, whose set R then takes over. The first contribution of a newcomer
+proves nothing of the kind, so it may not raise `high` before the others are that far.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ class Window:
 
     `named` says whether anything has set `high` yet: the first to name a round sets it, whatever
     the number, since workers that come back to a switch which lost its state may stand anywhere in
-    the circle of numbers. `contributed`: something was contributed to `high`.
+    the circle of numbers. `contributed`: something was contributed to `high`. `base` is the round
+    the job began with here; it is of interest until something has completed.
     """
 
     high: int = 0
+    base: int = 0
     lowest: int | None = None
     named: bool = False
     contributed: bool = False
@@ -40,8 +43,12 @@ class Window:
 
     def name(self, round_: int) -> None:
         """A Join names the round its sender stands at."""
+        if not self.named:
+            self.base = round_
         if not self.named or round_distance(round_, self.high) > 0:
             self._raise(round_)
+        if round_distance(round_, self.base) < 0 and round_ in self:
+            self.base = round_
 
     def contribute(self, round_: int) -> None:
         """A contribution to this round, which is in the window, was accepted."""
@@ -54,7 +61,7 @@ class Window:
     def skip(self) -> None:
         """Go on two rounds further, so that no straggler from before can enter."""
         self._raise((self.high + 2) & ROUND_MASK)
-        self.lowest = self.high
+        self.lowest = self.base = self.high
 
     def _raise(self, round_: int) -> None:
         self.high = round_
@@ -164,6 +171,12 @@ class Job:
             else:
                 accelerator.accumulate(member.rank, round_, index, stretch, outcome)
 
+    def name(self, round_: int) -> None:
+        """A member that comes back to a switch which lost its state names the round it is at."""
+        self.window.name(round_)
+        if not self.completed_any:
+            self.members.rebase(self.window.base)
+
     def _refuse(self, member: Member, round_: int) -> str | None:
         """The reason to drop a contribution to this round; None if it is taken."""
         if self.halted:
@@ -172,16 +185,33 @@ class Job:
             return None
         window = self.window
         if round_ == window.high and window.contributed and member.first_round is None:
+            member.contributed = round_
             return None  # as nearly always
-        if round_ not in window:
-            return "out_of_window"
         if not member.takes_part_in(round_):
             return "before_join"
+        if round_ == member.first_round and round_distance(round_, window.high) > 0:
+            if not self._may_begin(member, round_):
+                return "out_of_window"
+        elif round_ not in window:
+            return "out_of_window"
+        if member.contributed is None or round_distance(round_, member.contributed) > 0:
+            member.contributed = round_
         was = window.high
         window.contribute(round_)
         if window.high != was:
             self.members.forget_first_rounds((window.high - 1) & ROUND_MASK)
         return None
+
+    def _may_begin(self, newcomer: Member, round_: int) -> bool:
+        """Whether a newcomer's first contribution may raise `high` to its round.
+
+        It may if nobody needs a round before the last any more, be it past high + 1: the others may
+        all have left. With H set, who is slow falls behind in any case.
+        """
+        if self.threshold and self.completed_any:
+            return round_ in self.window
+        before = (round_ - 1) & ROUND_MASK
+        return all(m is newcomer or m.stands_at(before) for m in self.members.contributors())
 
     def note(self, completed: list[Run]) -> list[Run]:
         """Remember that segments completed; in an asynchronous job, the version they made."""

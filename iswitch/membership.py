@@ -18,8 +18,9 @@ MAX_MEMBERS = 64  # one bit each in a 64-bit bitmap
 class Member:
     """One member of a job.
 
-    `first_round` is the first round it takes part in; None: every round (it joined before
-    anything can have completed without it, or its first round is long past).
+    `first_round` is the first round it takes part in; None: every round in the window (it came
+    back to a switch that lost its state, or its first round is long past). `contributed` is the
+    newest round it contributed to.
     """
 
     address: Address
@@ -28,6 +29,7 @@ class Member:
     incarnation: int
     first_round: int | None
     last_seen: float
+    contributed: int | None = None
 
     @property
     def contributes(self) -> bool:
@@ -38,6 +40,15 @@ class Member:
     def bit(self) -> int:
         """Its bit in a contributor bitmap."""
         return 1 << self.rank
+
+    def stands_at(self, round_: int) -> bool:
+        """Whether it has no use for rounds before `round_` any more.
+
+        A worker begins a round when it has every aggregate of the one before.
+        """
+        starts = self.first_round is not None and round_distance(self.first_round, round_) >= 0
+        came = self.contributed is not None and round_distance(self.contributed, round_) >= 0
+        return starts or came
 
     def takes_part_in(self, round_: int) -> bool:
         """Whether its contribution to this round counts."""
@@ -102,13 +113,28 @@ class Membership:
         return [m for m in self.contributors() if bits & m.bit]
 
     def forget_first_rounds(self, oldest: int) -> None:
-        """Drop first rounds that no round from `oldest` on can precede.
+        """Drop the first rounds of contributors that no round from `oldest` on can precede.
 
-        Round numbers wrap; a first round kept for 2**31 rounds would look like one to come.
+        Round numbers wrap; a first round kept for 2**31 rounds would look like one to come. Who
+        has not contributed yet may still have to be told of it again.
         """
         for member in self.by_address.values():
-            if member.first_round is not None and round_distance(oldest, member.first_round) >= 0:
+            if member.first_round is None:
+                continue
+            passed = round_distance(oldest, member.first_round)
+            if passed >= 0 and (member.contributed is not None or passed > 1 << 30):
                 member.first_round = None
+                self._participants.clear()
+
+    def rebase(self, round_: int) -> None:
+        """The job turns out to begin with this round: so do those who have not contributed yet."""
+        for member in self.by_address.values():
+            if (
+                member.contributed is None
+                and member.first_round is not None
+                and round_distance(round_, member.first_round) > 0
+            ):
+                member.first_round = round_
                 self._participants.clear()
 
     def begin_anew(self) -> None:

@@ -143,7 +143,7 @@ class Session:
         burst = max(1, min(SUPER_DATAGRAM // shape.packet_size, 64))
         self.window = SendWindow(burst, max(burst, ceiling // shape.packet_size))
         self._burst = burst
-        self._contributions = [Contribution(shape) for _ in range(1 + restart_safe)]
+        self._contributions = deque(Contribution(shape) for _ in range(1 + restart_safe))
         self._cutter = Cutter(shape.segments)
         self._out: deque[Outgoing] = deque()
         self._events: deque[Event] = deque()
@@ -155,6 +155,7 @@ class Session:
         self._timed: tuple[int, float] | None = None  # a segment and when it was sent
         self._last_loss = float("-inf")
         self._rejoining = False
+        self._completed = False  # any round
         self._reset_round: int | None = None
 
     # What the application asks for
@@ -163,7 +164,7 @@ class Session:
         """Send a Join; repeated, it is a heartbeat."""
         flags = FLAG_REPRODUCIBLE if self.reproducible else 0
         join = Join.for_shape(self.shape, MemberType.WORKER, self.expected, flags)
-        if self._rejoining:
+        if self._rejoining and self._completed:
             join = replace(join, flags=flags | FLAG_STANDS_AT, round=self.round)
         self._ask(Control(Action.JOIN, self.job, self.incarnation, join), now)
 
@@ -179,9 +180,10 @@ class Session:
 
     def begin(self, vector: Vector, out: Vector, now: float) -> None:
         """Begin the allreduce of the current round; `vector` and `out` are flat, (numel,)."""
-        contribution = self._contributions[self.round % len(self._contributions)]
-        contribution.begin(self.round)
-        self.transfer = Transfer(contribution, vector, out)
+        if self._contributions[0].round != self.round:
+            self._contributions.rotate(1)
+        self._contributions[0].begin(self.round)
+        self.transfer = Transfer(self._contributions[0], vector, out)
         self.waiting_for = None
         self._help_requests.clear()
         self._timed = None
@@ -190,8 +192,8 @@ class Session:
 
     def finish(self) -> None:
         """The transfer is done: go on to the next round."""
-        self.transfer = None
-        self._timer = None
+        self.abandon()
+        self._completed = True
         self.round = (self.round + 1) & ROUND_MASK
 
     def abandon(self) -> None:
@@ -313,12 +315,14 @@ class Session:
             self.round = ack.round
             return
         self._rejoining = False
-        if round_distance(ack.round, self.round) > 0:
+        if not self._completed:  # nothing to hold on to: as a newcomer
+            self.round = ack.round
+        elif round_distance(ack.round, self.round) > 0:
             self._events.append(Dropped(self.round, ack.round))
             self.abandon()
             self.round = ack.round
-        elif self.transfer is not None:
-            self.transfer.restart()
+        if self.transfer is not None:
+            self.transfer.restart(self.round)
             self._timer = now + self.round_trip.timeout
 
     def _rejoin(self, now: float) -> None:
@@ -376,8 +380,11 @@ class Session:
             self.halted = True
             self._events.append(Halted())
         elif status is Status.GONE and self.transfer is not None:
-            self._events.append(Gone(self.round, ack.round))
-            self.abandon()
+            if self._completed:
+                self._events.append(Gone(self.round, ack.round))
+                self.abandon()
+            else:
+                self.transfer.restart(ack.round)
             self.round = ack.round
         elif status is Status.OK:
             self.waiting_for = ack.missing

@@ -1,0 +1,235 @@
+"""Random histories of joins, leaves, crashes, restarts and losses, against what must always hold.
+
+Every member (an incarnation of a worker) has an element of its own, to which it alone adds 1, and
+adds another token to the last element with every vector. So a sum tells exactly whose
+contributions it holds, how often, and of which vectors:
+
+- exactly once: no member's element is above 1;
+- rounds do not mix: the last element is the sum of the tokens of this round;
+- whoever gets an aggregate of a round it contributed to finds itself in it;
+- all who get an aggregate of a round get the same one (while the switch keeps its state);
+- progress: when the faults stop, everybody gets on.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from iswitch.switch import Switch
+from iswitch.wire import Action, DType, Shape
+from worker_lib.session import Dropped, Gone, Session
+
+from .world import Faults, World, worker_address
+
+MOST = 24  # members in all, over a history
+SEGMENTS = 5
+SHAPE = Shape.of(SEGMENTS * (MOST + 1), DType.INT32, elements=MOST + 1)
+TYPICAL = Faults(loss=0.05, duplicate=0.05, jitter=200e-6)
+
+
+class Life:
+    """One incarnation of a worker, which does one allreduce after the other."""
+
+    def __init__(self, history: History, place: int, identity: int, expected: int) -> None:
+        self.history = history
+        self.place = place
+        self.identity = identity
+        self.session: Session = history.world.join(
+            place, SHAPE, expected=expected, incarnation=1000 + identity
+        )
+        self.out = np.zeros(SHAPE.numel, np.int32)
+        self.rounds = 0
+        self.leaving = False
+
+    def vector(self) -> np.ndarray:
+        self.token = self.history.rng.randrange(1 << 20)
+        grid = np.zeros((SEGMENTS, MOST + 1), np.int32)
+        grid[:, self.identity] = 1
+        grid[:, -1] = self.token
+        return grid.reshape(-1)
+
+    def go_on(self) -> None:
+        """Take what is done, begin the next."""
+        session, world = self.session, self.history.world
+        for event in world.events[worker_address(self.place)]:
+            if isinstance(event, Gone | Dropped):
+                self.history.excused.append(event)
+        world.events[worker_address(self.place)].clear()
+        transfer = session.transfer
+        if transfer is not None and transfer.done:
+            self.history.check(self, transfer.round)
+            session.finish()
+            self.rounds += 1
+        if session.transfer is None and session.member and not self.leaving:
+            session.begin(self.vector(), self.out, world.now)
+        if session.transfer is not None:
+            self.history.tokens[self.identity, session.transfer.round] = self.token
+
+
+class History:
+    def __init__(self, seed: int, workers: int, expected: bool = True) -> None:
+        self.rng = random.Random(seed)
+        self.world = World(Switch(), TYPICAL, seed)
+        self.seen: dict[tuple[int, int], tuple[bytes, int]] = {}
+        self.tokens: dict[tuple[int, int], int] = {}
+        self.agree = True
+        self.excused: list[object] = []
+        self.identities = 0
+        self.lives: dict[int, Life] = {}
+        for place in range(workers):
+            self.be_born(place, workers if expected else 0)
+
+    def be_born(self, place: int, expected: int = 0) -> None:
+        if self.identities < MOST:
+            self.lives[place] = Life(self, place, self.identities, expected)
+            self.identities += 1
+
+    def check(self, life: Life, round_: int) -> None:
+        sums = life.out.reshape(SEGMENTS, MOST + 1)
+        counts = sums[:, :-1]
+        assert counts.max() <= 1, f"counted twice in round {round_}: {counts}"
+        assert counts.min() >= 0
+        assert (counts[:, life.identity] == 1).all(), f"{life.identity} not in round {round_}"
+        for index in range(SEGMENTS):
+            inside = np.flatnonzero(counts[index]).tolist()
+            tokens = [self.tokens.get((identity, round_)) for identity in inside]
+            assert None not in tokens, f"{inside} in round {round_}: {tokens}"
+            assert sums[index, -1] == sum(tokens), f"round {round_} holds others: {inside}"
+            mine = sums[index].tobytes()
+            seen, who = self.seen.setdefault((round_, index), (mine, life.identity))
+            if self.agree:
+                assert seen == mine, f"{who} and {life.identity} differ in round {round_}"
+
+    def live(self, seconds: float) -> None:
+        """Let everybody work for a while."""
+        end = self.world.now + seconds
+        while self.world.now < end:
+            for life in self.lives.values():
+                life.go_on()
+            if not self.world.step():
+                assert not self.lives
+                self.world.now = end
+
+    def everybody_gets_on(self, rounds: int = 3) -> None:
+        """Without further faults, all complete some rounds more."""
+        self.world.faults = Faults()
+        goal = {place: life.rounds + rounds for place, life in self.lives.items()}
+        end = self.world.now + 30
+        while any(self.lives[place].rounds < goal[place] for place in goal):
+            for life in self.lives.values():
+                life.go_on()
+            assert self.world.step()
+            state = {
+                p: (x.rounds, x.session.round, x.session.member) for p, x in self.lives.items()
+            }
+            assert self.world.now < end, f"no progress: {state}\n" + "\n".join(
+                self.world.trace[-30:]
+            )
+
+    # What can happen
+
+    def leave(self, place: int) -> None:
+        """A worker says that it leaves, and is gone when that is answered."""
+        life = self.lives[place]
+        if life.session.member and not life.leaving:
+            life.leaving = True
+            life.session.abandon()
+            request = life.session.request(Action.LEAVE, None, self.world.now)
+            for _ in range(10_000):
+                if request not in life.session._pending:
+                    break
+                for other in self.lives.values():
+                    other.go_on()
+                assert self.world.step()
+            self.die(place)
+
+    def die(self, place: int) -> None:
+        life = self.lives.pop(place)
+        del self.world.sessions[worker_address(life.place)]
+
+    def be_reborn(self, place: int) -> None:
+        """A worker crashes; a new process takes its address."""
+        expected = self.lives[place].session.expected
+        self.die(place)
+        self.live(self.rng.choice((0.0, 1e-4, 2e-2)))
+        self.be_born(place, expected)
+
+    def restart_switch(self) -> None:
+        self.world.switch = Switch()
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_members_come_and_go(seed: int) -> None:
+    """Leaves, late joins and new incarnations, with H automatic and a switch that lasts."""
+    history = History(seed, workers=history_size(seed))
+    history.live(5e-3)
+    for _ in range(8):
+        places = list(history.lives)
+        place = history.rng.choice(places)
+        what = history.rng.choice(("leave", "join", "reborn"))
+        if what == "leave" and len(places) > 1:
+            history.leave(place)
+        elif what == "reborn":
+            history.be_reborn(place)
+        elif len(places) < 6:
+            history.be_born(max(places) + 1)
+        history.live(history.rng.choice((1e-4, 1e-3, 5e-3)))
+    history.everybody_gets_on()
+    assert not history.excused
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_switch_restarts(seed: int) -> None:
+    """The switch loses its state, several times; the members stay the same."""
+    history = History(seed, workers=history_size(seed))
+    for _ in range(4):
+        history.live(history.rng.choice((1e-4, 1e-3, 5e-3, 5e-2)))
+        history.restart_switch()
+    history.everybody_gets_on()
+    assert not history.excused
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_everything_at_once(seed: int) -> None:
+    """Restarts of the switch and of workers together: nothing wrong, and everybody gets on.
+
+    What a crashed worker had contributed may be in an aggregate that some got before the restart
+    and not in the one others get after it, so that agreement cannot be asked for.
+    """
+    history = History(seed, workers=history_size(seed))
+    history.agree = False
+    for _ in range(6):
+        history.live(history.rng.choice((1e-4, 1e-3, 5e-3)))
+        if history.rng.random() < 0.5:
+            history.restart_switch()
+        else:
+            history.be_reborn(history.rng.choice(list(history.lives)))
+    history.everybody_gets_on()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_gathering(seed: int) -> None:
+    """Workers come, and crash, before all have joined: no sum lacks one that is there in time."""
+    history = History(seed, workers=2)
+    for life in history.lives.values():
+        life.session.expected = 4
+    history.lives.clear()
+    history.world = World(Switch(), TYPICAL, seed)
+    for place in range(3):
+        history.be_born(place, expected=4)
+        history.live(1e-3)
+    assert all(life.rounds == 0 for life in history.lives.values())
+    history.die(1)
+    history.be_born(1, expected=4)
+    history.live(5e-3)
+    assert all(life.rounds == 0 for life in history.lives.values())
+    history.be_born(3, expected=4)
+    history.everybody_gets_on()
+    assert not history.excused
+
+
+def history_size(seed: int) -> int:
+    return 1 + seed % 4
