@@ -167,6 +167,8 @@ class Table:
 
     def uniform(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Cut segments start..stop-1 where the state changes."""
+        if start >= stop:
+            return []
         size = self.record.size
         held = self.bytes[size * start : size * stop]
         if held == held[:size] * (stop - start):

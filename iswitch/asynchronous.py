@@ -10,8 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from .accelerator import Accelerator, Held, Outcome, Run, Table
 from .counters import Counters
 from .packets import Rows
@@ -113,7 +111,11 @@ class AsynchronousAccelerator(Accelerator):
         self.state.set(0, self.shape.segments, round_, 0, 0, 0)
         self.version = round_
 
-    @property
-    def begun(self) -> bool:
-        """Whether anything has been counted since the job began."""
-        return bool(np.any(self.state.words[:, 1]))  # count or kept
+    def name(self, version: int) -> None:
+        """A member that comes back stands at this version: what is made from now on is newer."""
+        for start, stop in self.state.uniform(0, self.shape.segments):
+            made, slot, count, _ = self.state.get(start)
+            if round_distance(version, made) > 0:
+                self.state.set(start, stop, version, slot, count, 0)
+        if round_distance(version, self.version) > 0:
+            self.version = version

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from .accelerator import Held, Run, merge
 from .counters import Counters
@@ -18,6 +18,7 @@ from .membership import MAX_MEMBERS, Member
 from .packets import Address, Outgoing
 from .relay import Relays
 from .wire import (
+    FLAG_FIRST,
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     ROUND_MASK,
@@ -36,11 +37,14 @@ from .wire import (
     Threshold,
     Value,
     WireError,
-    round_distance,
 )
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 ANSWERS_PER_SENDER = 64
-ANSWERED_SENDERS = 1024
+SENDERS_REMEMBERED = 1024
+LINGER = 0.1  # seconds after a Leave in which a Join of the same process can only be a late copy
 
 
 @dataclass(frozen=True)
@@ -64,14 +68,13 @@ class Request:
 
     def ack(self, contributors: int = 0) -> Ack:
         """The Ack in which only `contributors` depends on the action."""
-        high, first = self.job.window.high, self.member.first_round
-        begins = first is not None and round_distance(first, high) >= -1
+        first = self.member.first_round
         return Ack(
             self.action,
             0,
             self.member.rank,
             self.job.threshold_in_force,
-            first if first is not None and begins else high,
+            self.job.window.high if first is None else first,
             contributors,
         )
 
@@ -104,6 +107,14 @@ class Refusal(Exception):
         self.status = status
 
 
+def _put(memory: OrderedDict[K, V], key: K, value: V, most: int = SENDERS_REMEMBERED) -> None:
+    """Remember a value as the newest of at most `most`."""
+    memory[key] = value
+    memory.move_to_end(key)
+    if len(memory) > most:
+        memory.popitem(last=False)
+
+
 class ControlPlane:
     """Jobs and their members, and what may be asked of them.
 
@@ -126,6 +137,7 @@ class ControlPlane:
         self.jobs: dict[int, Job] = {}
         self.by_source: dict[Address, tuple[Job, Member]] = {}
         self.relays = Relays(counters)
+        self._left: OrderedDict[tuple[Address, int], tuple[int, float]] = OrderedDict()
         self._answers: OrderedDict[tuple[Address, int], OrderedDict[int, bytes]] = OrderedDict()
         self._methods: dict[Action, Callable[[Request], Answer]] = {
             Action.LEAVE: self._leave,
@@ -186,13 +198,9 @@ class ControlPlane:
 
     def _remember(self, peer: Address, packet: Control, answer: bytes) -> None:
         key = (peer, packet.job)
-        answers = self._answers.setdefault(key, OrderedDict())
-        answers[packet.request] = answer
-        if len(answers) > ANSWERS_PER_SENDER:
-            answers.popitem(last=False)
-        self._answers.move_to_end(key)
-        if len(self._answers) > ANSWERED_SENDERS:
-            self._answers.popitem(last=False)
+        answers = self._answers.get(key, OrderedDict())
+        _put(answers, packet.request, answer, ANSWERS_PER_SENDER)
+        _put(self._answers, key, answers)
 
     def _bare_answer(self, peer: Address, packet: Header | Control, status: Status) -> Outgoing:
         ack = Ack(packet.action)
@@ -213,7 +221,11 @@ class ControlPlane:
         job = self.jobs.get(packet.job)
         member = job.members.by_address.get(peer) if job else None
         sends: list[Outgoing] = []
-        reborn = False
+        former: Member | None = None
+        left, when = self._left.get((peer, packet.job), (-1, now))
+        if packet.request <= left and now - when < LINGER:
+            self.counters["stale_join"] += 1
+            return []
         try:
             if job is not None and member is not None:
                 if packet.request < member.incarnation:
@@ -221,14 +233,14 @@ class ControlPlane:
                     return []
                 same = packet.request == member.incarnation
                 if same or type_ is member.type is MemberType.SWITCH:
-                    if type_ is not member.type or shape not in (None, job.shape):
+                    if type_ is not member.type or (job.shape and shape not in (None, job.shape)):
                         raise Refusal(Status.MISMATCH)
                     member.incarnation = packet.request
                     member.last_seen = now
                     return [self._joined(peer, packet, join, job, member, now)]
-                reborn = member.contributes
+                former = member if member.contributes else None
                 sends = self._remove(job, member, now)
-            job, member, more = self._admit(peer, packet, join, type_, shape, reborn, now)
+            job, member, more = self._admit(peer, packet, join, type_, shape, former, now)
         except Refusal as refusal:
             return [*sends, self._bare_answer(peer, packet, refusal.status)]
         return [*sends, self._joined(peer, packet, join, job, member, now), *more]
@@ -250,10 +262,14 @@ class ControlPlane:
         join: Join,
         type_: MemberType,
         shape: Shape | None,
-        reborn: bool,
+        former: Member | None,
         now: float,
     ) -> tuple[Job, Member, list[Outgoing]]:
-        """Take in a new member, or raise Refusal and change nothing."""
+        """Take in a new member.
+
+        Raises:
+            Refusal: it cannot be taken in; nothing has changed.
+        """
         job = self.jobs.get(packet.job) or Job(packet.job, self.counters)
         contributes = type_ is not MemberType.CONTROLLER
         if contributes and peer in self.by_source:
@@ -284,16 +300,10 @@ class ControlPlane:
         if not contributes:
             job.members.add(member)
             return job, member, []
-        comes_back = bool(join.flags & FLAG_STANDS_AT)
-        if comes_back:
-            job.name(join.round)
+        if join.flags & FLAG_STANDS_AT:
+            job.name(join.round, first=bool(join.flags & FLAG_FIRST))
         if job.synchronous:
-            if reborn:
-                member.first_round = (job.window.newcomers + 1) & ROUND_MASK
-            elif not early:
-                member.first_round = job.window.newcomers
-            elif not comes_back:
-                member.first_round = job.window.base
+            job.place(member, join, early, former)
         was_gathered = job.members.gathered
         job.members.add(member, join.expected)
         self.by_source[peer] = (job, member)
@@ -325,7 +335,9 @@ class ControlPlane:
 
     def _leave(self, request: Request) -> Answer:
         ack = request.ack()
-        return Answer(ack, self._remove(request.job, request.member, request.now))
+        member = request.member
+        _put(self._left, (member.address, request.job.number), (member.incarnation, request.now))
+        return Answer(ack, self._remove(request.job, member, request.now))
 
     def _remove(self, job: Job, member: Member, now: float) -> list[Outgoing]:
         """Take a member out; what waited only for it completes."""
@@ -334,9 +346,11 @@ class ControlPlane:
         if member.contributes:
             del self.by_source[member.address]
             if not job.members.contributors():
-                job.end(now)
+                job.end()
         if not job.members:
-            job.dormant_since = now
+            job.sleep(now)
+            if not job.window.named:  # nobody has ever contributed: there is nothing to remember
+                del self.jobs[job.number]
         return self._reevaluate(job)
 
     def _reevaluate(self, job: Job) -> list[Outgoing]:
@@ -407,6 +421,8 @@ class ControlPlane:
                 )
                 self.counters["helps_relayed"] += len(relayed)
                 sends += relayed
+        if status is Status.GONE:
+            sends += self._move_up(job, request.member)
         ack = replace(request.ack(absent & 0xFFFFFFFF), threshold=absent >> 32)
         return Answer(ack, sends, status)
 
@@ -415,11 +431,16 @@ class ControlPlane:
         """Whether a segment that is not complete can never become so in this round."""
         if what is Held.GONE:
             return True
-        if not job.synchronous or what is Held.COMPLETE:
-            return False
-        window = job.window
-        before = window.lowest is not None and round_distance(round_, window.lowest) < 0
-        return before or round_distance(round_, window.high) < -1
+        return job.synchronous and what is not Held.COMPLETE and job.window.is_past(round_)
+
+    def _move_up(self, job: Job, member: Member) -> list[Outgoing]:
+        """A member that lost its place is told to go on at `high`; nothing before waits for it."""
+        before = (job.window.high - 1) & ROUND_MASK
+        keeps_its_place = not member.contributes or member.stands_at(before)
+        if keeps_its_place or job.threshold or not job.synchronous:
+            return []
+        job.members.begin_at(member, job.window.high)
+        return self._reevaluate(job)
 
     def retransmit(self, job: Job, member: Member, run: Run) -> Outgoing:
         """The kept aggregates of a run, for one member."""

@@ -15,7 +15,7 @@ from .asynchronous import AsynchronousAccelerator
 from .counters import Counters
 from .membership import Member, Membership
 from .packets import Rows
-from .wire import ROUND_MASK, Mode, Shape, round_distance
+from .wire import FLAG_FIRST, FLAG_STANDS_AT, ROUND_MASK, Join, Mode, Shape, round_distance
 
 JobAccelerator = SynchronousAccelerator | AsynchronousAccelerator
 
@@ -34,20 +34,35 @@ class Window:
     base: int = 0
     lowest: int | None = None
     named: bool = False
+    provisional: bool = False  # only named by members in their first round
     contributed: bool = False
 
     def __contains__(self, round_: int) -> bool:
-        if self.lowest is not None and round_distance(round_, self.lowest) < 0:
-            return False
-        return -1 <= round_distance(round_, self.high) <= 1
+        return not self.is_past(round_) and round_distance(round_, self.high) <= 1
 
-    def name(self, round_: int) -> None:
-        """A Join names the round its sender stands at."""
-        if not self.named:
-            self.base = round_
+    def is_past(self, round_: int) -> bool:
+        """Whether a round is before the window."""
+        if self.lowest is not None and round_distance(round_, self.lowest) < 0:
+            return True
+        return round_distance(round_, self.high) < -1
+
+    def name(self, round_: int, first: bool) -> None:
+        """A Join names the round its sender stands at.
+
+        If it is the sender's first, the others may be up to two rounds behind: it counts only
+        until somebody names one that is not.
+        """
+        if first:
+            lower = round_distance(round_, self.high) < 0
+            if not self.named and (lower or not self.provisional):
+                self.provisional = True
+                self.base = self.high = round_
+            return
         if not self.named or round_distance(round_, self.high) > 0:
+            before = self.high if self.named or self.provisional else round_
             self._raise(round_)
-        if round_distance(round_, self.base) < 0 and round_ in self:
+            self.base = before if before in self else round_
+        elif round_distance(round_, self.base) < 0 and round_ in self:
             self.base = round_
 
     def contribute(self, round_: int) -> None:
@@ -67,6 +82,8 @@ class Window:
         self.high = round_
         self.named = True
         self.contributed = False
+        if self.base not in self:
+            self.base = round_
         # Numbers wrap: a bound kept for 2**31 rounds would look like one to come.
         if self.lowest is not None and round_distance(round_ - 1, self.lowest) >= 0:
             self.lowest = None
@@ -109,7 +126,7 @@ class Job:
             self.accelerator = AsynchronousAccelerator(shape, self.is_complete, self.counters)
             self.accelerator.reset(self.window.high)
 
-    def end(self, now: float) -> None:
+    def end(self) -> None:
         """The last contributor has left: free the buffers, keep the place in the rounds.
 
         What a controller that is still there has set stays set.
@@ -119,12 +136,14 @@ class Job:
         self.accelerator = None
         self.reserved.clear()
         self.completed_any = False
-        self.members.begin_anew()
+        self.members.forget_joined()
         self.window.skip()
-        if not self.members:
-            self.threshold = 0
-            self.halted = False
-            self.dormant_since = now
+
+    def sleep(self, now: float) -> None:
+        """The last member has left: what it had set goes with it."""
+        self.threshold = 0
+        self.halted = False
+        self.dormant_since = now
 
     @property
     def threshold_in_force(self) -> int:
@@ -171,11 +190,36 @@ class Job:
             else:
                 accelerator.accumulate(member.rank, round_, index, stretch, outcome)
 
-    def name(self, round_: int) -> None:
+    def name(self, round_: int, first: bool) -> None:
         """A member that comes back to a switch which lost its state names the round it is at."""
-        self.window.name(round_)
-        if not self.completed_any:
-            self.members.rebase(self.window.base)
+        self.window.name(round_, first)
+        self.members.move_on(self.window.high)
+        if isinstance(self.accelerator, AsynchronousAccelerator):
+            self.accelerator.name(self.window.high)
+
+    def place(self, member: Member, join: Join, early: bool, former: Member | None) -> None:
+        """Say from which round on a new contributor takes part.
+
+        Args:
+            member: the new member.
+            join: its Join, whose round has been named.
+            early: nothing can have completed without it.
+            former: the member it takes the place of: an older process at the same address.
+        """
+        window = self.window
+        comes_back = bool(join.flags & FLAG_STANDS_AT)
+        if former is not None:  # beyond all that the old process can have under way
+            member.first_round = (window.newcomers + 1) & ROUND_MASK
+            first = former.first_round
+            if first is not None and round_distance(first, member.first_round) >= 0:
+                member.first_round = (first + 1) & ROUND_MASK
+        elif not early or (comes_back and window.is_past(join.round)):
+            member.first_round = window.newcomers
+        elif not comes_back:
+            member.first_round = window.base
+        elif join.flags & FLAG_FIRST:
+            member.first_round = join.round
+            member.held_back = True
 
     def _refuse(self, member: Member, round_: int) -> str | None:
         """The reason to drop a contribution to this round; None if it is taken."""
@@ -189,9 +233,11 @@ class Job:
             return None  # as nearly always
         if not member.takes_part_in(round_):
             return "before_join"
-        if round_ == member.first_round and round_distance(round_, window.high) > 0:
+        ahead = round_ == member.first_round and round_distance(round_, window.high) > 0
+        if ahead or member.held_back:
             if not self._may_begin(member, round_):
                 return "out_of_window"
+            member.held_back = False
         elif round_ not in window:
             return "out_of_window"
         if member.contributed is None or round_distance(round_, member.contributed) > 0:
@@ -199,7 +245,7 @@ class Job:
         was = window.high
         window.contribute(round_)
         if window.high != was:
-            self.members.forget_first_rounds((window.high - 1) & ROUND_MASK)
+            self.members.move_on(window.high)
         return None
 
     def _may_begin(self, newcomer: Member, round_: int) -> bool:
@@ -210,6 +256,8 @@ class Job:
         """
         if self.threshold and self.completed_any:
             return round_ in self.window
+        if newcomer.held_back and not self.members.gathered:
+            return False
         before = (round_ - 1) & ROUND_MASK
         return all(m is newcomer or m.stands_at(before) for m in self.members.contributors())
 
@@ -218,7 +266,7 @@ class Job:
         if completed:
             self.completed_any = True
             if isinstance(self.accelerator, AsynchronousAccelerator):
-                self.window.name(self.accelerator.version)
+                self.window.name(self.accelerator.version, False)
         return completed
 
     def reset(self) -> None:
@@ -226,7 +274,7 @@ class Job:
         self.window.skip()
         self.halted = False
         self.completed_any = False
-        self.members.forget_first_rounds(self.window.high)
+        self.members.all_begin_anew()
         if self.accelerator is not None:
             self.accelerator.reset(self.window.high)
 

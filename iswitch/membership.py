@@ -20,7 +20,8 @@ class Member:
 
     `first_round` is the first round it takes part in; None: every round in the window (it came
     back to a switch that lost its state, or its first round is long past). `contributed` is the
-    newest round it contributed to.
+    newest round it contributed to. `held_back`: it came back in its very first round, which says
+    nothing of where the others are, so its contributions wait until they have come.
     """
 
     address: Address
@@ -30,6 +31,7 @@ class Member:
     first_round: int | None
     last_seen: float
     contributed: int | None = None
+    held_back: bool = False
 
     @property
     def contributes(self) -> bool:
@@ -112,8 +114,14 @@ class Membership:
         """The contributors whose bits are set."""
         return [m for m in self.contributors() if bits & m.bit]
 
-    def forget_first_rounds(self, oldest: int) -> None:
-        """Drop the first rounds of contributors that no round from `oldest` on can precede.
+    def begin_at(self, member: Member, round_: int) -> None:
+        """A member takes part from this round on."""
+        member.first_round = round_
+        member.held_back = False
+        self._participants.clear()
+
+    def move_on(self, high: int) -> None:
+        """The highest round is now `high`: drop first rounds that are past.
 
         Round numbers wrap; a first round kept for 2**31 rounds would look like one to come. Who
         has not contributed yet may still have to be told of it again.
@@ -121,23 +129,19 @@ class Membership:
         for member in self.by_address.values():
             if member.first_round is None:
                 continue
-            passed = round_distance(oldest, member.first_round)
-            if passed >= 0 and (member.contributed is not None or passed > 1 << 30):
+            ahead = round_distance(high, member.first_round)
+            if ahead >= 1 and (member.contributed is not None or ahead > 1 << 30):
                 member.first_round = None
                 self._participants.clear()
 
-    def rebase(self, round_: int) -> None:
-        """The job turns out to begin with this round: so do those who have not contributed yet."""
+    def all_begin_anew(self) -> None:
+        """Everybody takes part from the lowest round on: the job was reset."""
         for member in self.by_address.values():
-            if (
-                member.contributed is None
-                and member.first_round is not None
-                and round_distance(round_, member.first_round) > 0
-            ):
-                member.first_round = round_
-                self._participants.clear()
+            member.first_round = member.contributed = None
+            member.held_back = False
+        self._participants.clear()
 
-    def begin_anew(self) -> None:
+    def forget_joined(self) -> None:
         """Forget who joined: the last contributor left."""
         self.joined.clear()
         self.expected = 0

@@ -51,7 +51,11 @@ class Relays:
 
     def acked(self, peer: Address, request: int) -> bool:
         """An Ack came; False if nothing with this number is outstanding."""
-        return self._outstanding.get(peer, {}).pop(request, None) is not None
+        pending = self._outstanding.get(peer, {})
+        found = pending.pop(request, None) is not None
+        if not pending:
+            self._outstanding.pop(peer, None)
+        return found
 
     def cancel(self, peer: Address, job: int) -> None:
         """Stop repeating what is under way to a member of this job."""

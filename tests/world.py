@@ -119,7 +119,7 @@ class World:
         """Go to the next moment at which something happens; False: nothing ever will."""
         self.pump()
         times = [s.deadline() for s in self.sessions.values()] + [self.switch.deadline()]
-        timers = [t for t in times if t is not None]
+        timers = [t for t in times if t is not None and t < float("inf")]
         due = min(timers, default=float("inf"))
         if self._queue and self._queue[0][0] <= due:
             self.now, _, peer, burst = heapq.heappop(self._queue)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from iswitch.packets import Address, Burst, Cutter, Outgoing, Rows
 from iswitch.wire import (
+    FLAG_FIRST,
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     ROUND_MASK,
@@ -130,6 +131,7 @@ class Session:
         self.expected = expected
         self.reproducible = reproducible
         self.member = False
+        self.leaving = False
         self.rank = 0
         self.round = 0  # of the allreduce under way, or the next
         self.joined = 0  # members that have joined, as the last Ack of a Join said
@@ -155,7 +157,6 @@ class Session:
         self._timed: tuple[int, float] | None = None  # a segment and when it was sent
         self._last_loss = float("-inf")
         self._rejoining = False
-        self._completed = False  # any round
         self._reset_round: int | None = None
 
     # What the application asks for
@@ -164,12 +165,18 @@ class Session:
         """Send a Join; repeated, it is a heartbeat."""
         flags = FLAG_REPRODUCIBLE if self.reproducible else 0
         join = Join.for_shape(self.shape, MemberType.WORKER, self.expected, flags)
-        if self._rejoining and self._completed:
-            join = replace(join, flags=flags | FLAG_STANDS_AT, round=self.round)
+        if self._rejoining:
+            before = (self.round - 1) & ROUND_MASK
+            kept = any(contribution.round == before for contribution in self._contributions)
+            flags |= FLAG_STANDS_AT if kept else FLAG_STANDS_AT | FLAG_FIRST
+            join = replace(join, flags=flags, round=self.round)
         self._ask(Control(Action.JOIN, self.job, self.incarnation, join), now)
 
     def request(self, action: Action, value: Value, now: float) -> int:
         """Send a request, repeated until it is answered; returns its number."""
+        if action is Action.LEAVE:
+            self.leaving = True
+            self.abandon()
         number = self._number()
         self._ask(Control(action, self.job, number, value), now)
         return number
@@ -193,7 +200,6 @@ class Session:
     def finish(self) -> None:
         """The transfer is done: go on to the next round."""
         self.abandon()
-        self._completed = True
         self.round = (self.round + 1) & ROUND_MASK
 
     def abandon(self) -> None:
@@ -293,9 +299,10 @@ class Session:
             self._help_requests.discard(packet.request)
             self._help_answered(status, ack, now)
             return
-        pending = self._pending.pop(packet.request, None)
-        if pending is None:
-            return
+        pending = self._pending.get(packet.request)
+        if pending is None or pending.packet.action != ack.action:
+            return  # to a request answered already, or of a former process at this address
+        del self._pending[packet.request]
         if pending.packet.action is Action.JOIN:
             if status is Status.OK:
                 self._joined(ack, now)
@@ -315,19 +322,18 @@ class Session:
             self.round = ack.round
             return
         self._rejoining = False
-        if not self._completed:  # nothing to hold on to: as a newcomer
-            self.round = ack.round
-        elif round_distance(ack.round, self.round) > 0:
+        self._relays.clear()  # a switch that was restarted numbers from the start again
+        if round_distance(ack.round, self.round) > 0:
             self._events.append(Dropped(self.round, ack.round))
             self.abandon()
             self.round = ack.round
-        if self.transfer is not None:
-            self.transfer.restart(self.round)
+        elif self.transfer is not None:
+            self.transfer.restart()
             self._timer = now + self.round_trip.timeout
 
     def _rejoin(self, now: float) -> None:
         """The switch does not know us: it was restarted, or our lease ran out."""
-        if self.member:
+        if self.member and not self.leaving:
             self.member = False
             self._rejoining = True
             self.stats["rejoins"] += 1
@@ -380,11 +386,8 @@ class Session:
             self.halted = True
             self._events.append(Halted())
         elif status is Status.GONE and self.transfer is not None:
-            if self._completed:
-                self._events.append(Gone(self.round, ack.round))
-                self.abandon()
-            else:
-                self.transfer.restart(ack.round)
+            self._events.append(Gone(self.round, ack.round))
+            self.abandon()
             self.round = ack.round
         elif status is Status.OK:
             self.waiting_for = ack.missing

@@ -105,16 +105,8 @@ class Transfer:
         self._todo.appendleft((start, stop, True))
         return stop - start
 
-    def restart(self, round_: int) -> None:
-        """The switch has lost its state: send everything again whose aggregate has not come.
-
-        A worker that has completed no round yet may be given another round to begin with.
-        """
-        if round_ != self.round:
-            self.round = round_
-            self.contribution.begin(round_)
-            self.remaining = self.shape.segments
-            self._had[:] = bytes(self.shape.segments)
+    def restart(self) -> None:
+        """The switch has lost its state: send everything again whose aggregate has not come."""
         self._todo.clear()
         self._todo.append((0, self.shape.segments, False))
         self.in_flight = 0

@@ -11,7 +11,7 @@ from importlib import import_module
 
 from .. import __version__
 
-COMMANDS = ("switch",)
+COMMANDS = ("switch", "ctl", "doctor")
 
 
 class UsageError(Exception):

@@ -1,0 +1,266 @@
+"""The checks of `iswitch doctor`: what each means, costs and is mended by.
+
+A check asks a `Host` and judges the answer. A new one is a function and a line in CHECKS.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+from .host import PACKETS, Host
+
+WINDOW = 1 << 20  # bytes a worker may have under way
+PROCESSES = 5  # of the demo: a switch and four workers
+BACKLOG = 1000  # packets, the kernel's default
+CAP_NET_ADMIN, CAP_NET_RAW = 12, 13  # linux/capability.h
+AS_ROOT = "run as root (sudo)"
+ALL = "pip install iswitch"
+DEMO = "pip install 'iswitch[demo]'"
+
+State = Literal["ok", "limited", "missing"]
+
+
+class Finding(NamedTuple):
+    """What a look brought: the state, what was found, what that costs, how to mend it."""
+
+    state: State
+    found: str
+    cost: str = ""
+    mend: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the report."""
+
+    name: str
+    state: State
+    found: str
+    cost: str
+    mend: str
+    vital: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something to look at; `vital`: the loopback world cannot run without it."""
+
+    name: str
+    look: Callable[[Host], Finding]
+    vital: bool = False
+
+    def run(self, host: Host) -> Result:
+        """Look; a look that fails is a finding."""
+        try:
+            finding = self.look(host)
+        except Exception as error:
+            what = f"cannot be tried: {type(error).__name__}: {error}"
+            finding = Finding("missing", what, "unknown; whatever uses it may fail")
+        return Result(self.name, *finding, self.vital)
+
+
+def system(host: Host) -> Finding:
+    """UDP_GRO came with 5.0, the last of what is used here."""
+    name, release = host.system()
+    if name != "Linux":
+        return Finding("missing", f"{name} {release}", "only Linux is supported", "run on Linux")
+    version = tuple(map(int, re.findall(r"\d+", release)[:2]))
+    if version < (5, 0):
+        cost = "no super-datagrams: a tenth of the throughput"
+        return Finding("limited", release, cost, "Linux 5.0 or newer")
+    return Finding("ok", release)
+
+
+def python(host: Host) -> Finding:
+    """The oldest version that is tested."""
+    version = host.python()
+    found = ".".join(map(str, version))
+    if version < (3, 11):
+        return Finding("missing", found, "nothing runs", "install Python 3.11 or newer")
+    return Finding("ok", found)
+
+
+def numpy(host: Host) -> Finding:
+    """2.0 brought bitwise_count."""
+    mend = "pip install 'numpy>=2.0'"
+    try:
+        version = host.numpy()
+    except ImportError as error:
+        return Finding("missing", str(error), "nothing runs", mend)
+    if int(version.split(".")[0]) < 2:
+        return Finding("missing", version, "nothing runs", mend)
+    return Finding("ok", version)
+
+
+def segment(host: Host) -> Finding:
+    """Super-datagrams on sending."""
+    if host.exchange(offload=True).sent_whole:
+        return Finding("ok", f"{PACKETS} packets left in one call")
+    cost = "sends packets one by one: several times the CPU time per byte"
+    return Finding("limited", "refused by the kernel", cost, "Linux 4.18 or newer")
+
+
+def gro(host: Host) -> Finding:
+    """Super-datagrams on receiving."""
+    if host.exchange(offload=True).came_whole:
+        return Finding("ok", f"{PACKETS} packets came as one")
+    cost = "receives packets one by one: several times the CPU time per byte"
+    return Finding("limited", "packets came apart", cost, "Linux 5.0 or newer")
+
+
+def batches(host: Host) -> Finding:
+    """Many single packets in a system call."""
+    seen = host.exchange(offload=False)
+    if seen.intact == PACKETS:
+        return Finding("ok", f"up to {seen.most_at_once} packets at once")
+    cost = "UDP over the loopback device loses or changes packets: nothing runs"
+    mend = "ip link set lo up; let local UDP through the firewall"
+    return Finding("missing", f"{seen.intact} of {PACKETS} packets came intact", cost, mend)
+
+
+def tos(host: Host) -> Finding:
+    """The ToS byte is what tells the protocol's packets from others."""
+    from ..wire import TOS_DATA
+
+    seen = host.exchange(offload=False).tos
+    if seen == {TOS_DATA}:
+        return Finding("ok", f"0x{TOS_DATA:02X} arrived")
+    found = ", ".join(f"0x{value:02X}" for value in sorted(seen)) or "no packet"
+    cost = "packets are not recognised as the protocol's: nothing runs"
+    mend = "remove firewall rules that set the ToS byte (DSCP)"
+    return Finding("missing", f"sent 0x{TOS_DATA:02X}, came {found}", cost, mend)
+
+
+def overflow(host: Host) -> Finding:
+    """The kernel's own drops are counted."""
+    count = host.overflow()
+    if count:
+        return Finding("ok", f"{count} forced drops were counted")
+    cost = "what the kernel drops at a socket is repaired, but not shown as rx_overflow"
+    return Finding("limited", "forced drops were not counted", cost)
+
+
+def receive_buffer(host: Host) -> Finding:
+    """Room for what comes while the process is not looking."""
+    windows = host.buffers().receive // WINDOW
+    cost = (
+        f"holds the windows of {windows} workers x 1 MiB; more at once overflow it: repaired, but "
+        "every loss costs a timer's wait and the segments again"
+    )
+    return _buffer(host, host.buffers().receive, "net.core.rmem_max", cost)
+
+
+def send_buffer(host: Host) -> Finding:
+    """Room for what a broadcast sends in one go."""
+    cost = "sending waits more often for the device: slower broadcasts"
+    return _buffer(host, host.buffers().send, "net.core.wmem_max", cost)
+
+
+def _buffer(host: Host, got: int, parameter: str, cost: str) -> Finding:
+    from ..ports.udp import BUFFER
+
+    limit = host.sysctl(parameter)
+    shown = "not shown here" if limit is None else _mib(limit)
+    found = f"{_mib(got)} of {_mib(BUFFER)} ({parameter.rpartition('.')[2]}: {shown})"
+    if got >= BUFFER:
+        return Finding("ok", found)
+    return Finding("limited", found, cost, f"as root: sysctl -w {parameter}={BUFFER}")
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.3g} MiB"
+
+
+def backlog(host: Host) -> Finding:
+    """The queue between a virtual device and the sockets."""
+    parameter = "net.core.netdev_max_backlog"
+    length = host.sysctl(parameter)
+    if length is None:
+        return Finding("ok", "not shown here (a container?)")
+    if length >= BACKLOG:
+        return Finding("ok", f"{length} packets")
+    cost = "bursts over loopback and veth are dropped before they reach a socket, unseen by it"
+    mend = f"as root: sysctl -w {parameter}={BACKLOG}"
+    return Finding("limited", f"{length} packets", cost, mend)
+
+
+def cores(host: Host) -> Finding:
+    """Processes that wait for one another like to run at once."""
+    count = host.cores()
+    if count >= PROCESSES:
+        return Finding("ok", str(count))
+    cost = (
+        f"the demo's {PROCESSES} processes share {count} core{'s' * (count > 1)}: the same "
+        "results, later; times measured here say little about real machines"
+    )
+    return Finding("limited", str(count), cost, f"{PROCESSES} cores or more")
+
+
+def privileges(host: Host) -> Finding:
+    """What raw ports and namespaces need."""
+    held = host.capabilities()
+    wanted = {"CAP_NET_ADMIN": CAP_NET_ADMIN, "CAP_NET_RAW": CAP_NET_RAW}
+    lacking = [name for name, bit in wanted.items() if not held >> bit & 1]
+    who = "root" if host.user() == 0 else f"user {host.user()}"
+    if not lacking:
+        return Finding("ok", f"{who}, with {' and '.join(wanted)}")
+    cost = "only the loopback world works; raw switch ports, namespaces and Mininet do not"
+    state: State = "missing" if len(lacking) == len(wanted) else "limited"
+    return Finding(state, f"{who}, without {' and '.join(lacking)}", cost, AS_ROOT)
+
+
+def packet_socket(host: Host) -> Finding:
+    """What a raw switch port is."""
+    if host.packet_socket():
+        return Finding("ok", "can be opened")
+    return Finding("missing", "not permitted", "no raw switch ports", AS_ROOT)
+
+
+def namespaces(host: Host) -> Finding:
+    """What a topology on one machine is made of."""
+    cost = "no topologies of hosts and switches on this machine, no Mininet"
+    return {
+        "yes": Finding("ok", "can be made"),
+        "user": Finding(
+            "limited",
+            "only in a user namespace",
+            "topologies need a shell of their own; no Mininet",
+            f"unshare --user --map-root-user --net; or {AS_ROOT}",
+        ),
+        "no": Finding("missing", "not permitted", cost, AS_ROOT),
+    }[host.namespaces()]
+
+
+def package(name: str, cost: str, mend: str, host: Host) -> Finding:
+    """A Python package that not everything needs."""
+    version = host.version(name)
+    if version is None:
+        return Finding("missing", "not installed", cost, mend)
+    return Finding("ok", version)
+
+
+CHECKS = (
+    Check("kernel", system, vital=True),
+    Check("Python", python, vital=True),
+    Check("NumPy", numpy, vital=True),
+    Check("recvmmsg, sendmmsg", batches, vital=True),
+    Check("IP_RECVTOS", tos, vital=True),
+    Check("UDP_SEGMENT", segment),
+    Check("UDP_GRO", gro),
+    Check("SO_RXQ_OVFL", overflow),
+    Check("receive buffer", receive_buffer),
+    Check("send buffer", send_buffer),
+    Check("netdev_max_backlog", backlog),
+    Check("cores", cores),
+    Check("privileges", privileges),
+    Check("AF_PACKET", packet_socket),
+    Check("network namespaces", namespaces),
+    Check("gymnasium", partial(package, "gymnasium", "`iswitch demo` has no CartPole", DEMO)),
+    Check("matplotlib", partial(package, "matplotlib", "`iswitch demo` draws no figure", DEMO)),
+    Check("ml_dtypes", partial(package, "ml_dtypes", "no vectors of bfloat16", ALL)),
+    Check("rich", partial(package, "rich", "plain tables, no progress bars", ALL)),
+)

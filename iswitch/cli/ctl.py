@@ -1,0 +1,298 @@
+"""Command a job at a running switch: status, threshold, reset, halt, partial broadcast.
+
+The command is a controller: a member that contributes nothing and counts in no H. It joins the job,
+asks for one thing, prints what the switch answered, and leaves. What it asked for stays: an H or a
+Halt outlasts it. In an asynchronous job, read "version" for "round".
+
+  iswitch ctl status --job 7                    is it alive, and how far?
+  iswitch ctl seth 3 --job 7                    three contributions complete a segment
+  iswitch ctl help 12 0 100 --job 7             whose contributions does round 12 wait for?
+  iswitch ctl fbcast 12 0 100 --job 7           send what these segments hold, partial as it is
+
+Exit status: 0 done, 1 the switch refused or did not answer, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import UsageError, host_port
+
+if TYPE_CHECKING:
+    from worker_lib.controller import Controller
+
+    from ..wire import Ack, Segments
+
+
+class Report(NamedTuple):
+    """What an action found: for people, and for programs."""
+
+    line: str
+    fields: dict[str, Any]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add an action each, with its options."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, command in COMMANDS.items():
+        action = actions.add_parser(name, help=command.help, description=command.help)
+        command.configure(action)
+        action.add_argument(
+            "--switch",
+            type=host_port,
+            default="127.0.0.1:26963",
+            metavar="HOST:PORT",
+            help="where the switch listens (default: %(default)s)",
+        )
+        job = number("a job", 0xFFFF)
+        action.add_argument("--job", type=job, required=True, metavar="N", help="its number")
+        action.add_argument(
+            "--bind",
+            type=host_port,
+            default=":0",
+            required=name == "leave",
+            metavar="HOST:PORT",
+            help="local address, by which the switch knows this member (default: any)",
+        )
+        action.add_argument(
+            "--timeout",
+            type=float,
+            default=5.0,
+            metavar="SECONDS",
+            help="how long to wait for an answer (default: %(default)s)",
+        )
+        action.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask the switch, tell what it answered."""
+    from worker_lib.controller import Controller
+    from worker_lib.errors import Refused, WorkerError
+
+    if not args.switch[1]:
+        raise UsageError("--switch needs the port the switch listens at, such as 127.0.0.1:26963")
+    if not args.timeout > 0:
+        raise UsageError("--timeout must be more than 0 seconds")
+    where = "{}:{}".format(*args.switch)
+    head = {"action": args.action, "switch": where, "job": args.job}
+    try:
+        controller = Controller(args.switch, args.job, timeout=args.timeout, bind=args.bind)
+    except OSError as error:
+        local = "{}:{}".format(*args.bind)
+        raise UsageError(
+            f"cannot reach {where} from {local}: {error.strerror}; is --switch an address of this "
+            "network, and --bind a free one of this machine?"
+        ) from None
+    try:
+        with controller:
+            report = COMMANDS[args.action].run(controller, args)
+    except WorkerError as error:
+        status = error.status.name if isinstance(error, Refused) else "NO_ANSWER"
+        if args.json:
+            print(json.dumps({**head, "status": status, "message": str(error)}))
+        else:
+            print(f"iswitch ctl: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps({**head, "status": "OK", **report.fields}) if args.json else report.line)
+    return 0
+
+
+# The actions
+
+
+def status(controller: Controller, args: argparse.Namespace) -> Report:
+    """Look, and change nothing."""
+    from worker_lib.errors import Refused
+
+    from ..wire import ROUND_MASK, Action, Segments, Status
+
+    halted = False
+    with controller.membership() as ack:
+        # Only a refusal shows a Halt. Help for a round that cannot have begun asks nobody.
+        beyond = Segments((ack.round + 2) & ROUND_MASK, 0, 1)
+        try:
+            controller.request(Action.HELP, beyond)
+        except Refused as refused:
+            halted = refused.status is Status.HALTED
+    line = f"job {args.job}: {state(ack)}"
+    if halted:
+        line += "; halted: `iswitch ctl reset` resumes it"
+    return Report(line, {**state_fields(ack), "halted": halted})
+
+
+def join(controller: Controller, args: argparse.Namespace) -> Report:
+    """Try whether one can join; stay if asked to."""
+    if not args.stay:
+        with controller.membership() as ack:
+            pass
+        line = f"job {args.job} can be joined, as rank {ack.rank}: {state(ack)}"
+    else:
+        ack = controller.join()
+        options = f"--job {args.job} --switch {controller.switch} --bind {controller.address}"
+        line = (
+            f"joined job {args.job} as rank {ack.rank}: {state(ack)}\n"
+            f"to end it before the lease does: iswitch ctl leave {options}"
+        )
+    fields = {"rank": ack.rank, **state_fields(ack), "address": str(controller.address)}
+    return Report(line, {**fields, "stays": args.stay})
+
+
+def leave(controller: Controller, args: argparse.Namespace) -> Report:
+    """End a membership that `join --stay` left behind."""
+    if not args.bind[1]:
+        raise UsageError("--bind needs the port that `iswitch ctl join --stay` printed")
+    controller.leave()
+    return Report(f"left job {args.job}", {"address": str(controller.address)})
+
+
+def seth(controller: Controller, args: argparse.Namespace) -> Report:
+    """Set H."""
+    from ..wire import Action, Threshold
+
+    with controller.membership():
+        ack = controller.request(Action.SETH, Threshold(args.threshold))
+    why = "set" if args.threshold else "automatic: every current worker"
+    fields = {"threshold": ack.threshold, "automatic": not args.threshold}
+    return Report(f"job {args.job}: H = {ack.threshold} ({why})", fields)
+
+
+def reset(controller: Controller, args: argparse.Namespace) -> Report:
+    """Clear the job; ends a Halt."""
+    from ..wire import Action
+
+    with controller.membership():
+        ack = controller.request(Action.RESET)
+    line = f"job {args.job} was reset and goes on from round {ack.round}"
+    return Report(line, {"round": ack.round})
+
+
+def halt(controller: Controller, args: argparse.Namespace) -> Report:
+    """Suspend the job."""
+    from ..wire import Action
+
+    with controller.membership():
+        ack = controller.request(Action.HALT)
+    line = f"job {args.job} is halted at round {ack.round}; `iswitch ctl reset` resumes it"
+    return Report(line, {"round": ack.round})
+
+
+def fbcast(controller: Controller, args: argparse.Namespace) -> Report:
+    """Complete open segments as they are."""
+    from ..wire import Action
+
+    with controller.membership():
+        ack = controller.request(Action.FBCAST, segments(args))
+    fewest = ack.contributors
+    what = f"broadcast with {fewest} or more contributions each" if fewest else "nothing to force"
+    return Report(f"{span(args)}: {what}", {**span_fields(args), "contributors": fewest})
+
+
+def help_(controller: Controller, args: argparse.Namespace) -> Report:
+    """Ask who is missing; the switch asks those in turn."""
+    from ..wire import Action
+
+    with controller.membership():
+        ack = controller.request(Action.HELP, segments(args))
+    ranks = [rank for rank in range(64) if ack.missing >> rank & 1]
+    named = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    whom = f"missing from {named}" if ranks else "nobody is waited for"
+    fields = {"missing": ack.missing, "missing_ranks": ranks}
+    return Report(f"{span(args)}: {whom}", {**span_fields(args), **fields})
+
+
+# Arguments, and words for what an Ack says
+
+
+def number(what: str, most: int, least: int = 0) -> Callable[[str], int]:
+    """An argparse type: a decimal number from `least` to `most`."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}: {what} is a number {least}..{most}")
+        return int(text)
+
+    return parse
+
+
+def segments(args: argparse.Namespace) -> Segments:
+    """The segments named on the command line."""
+    from ..wire import Segments
+
+    return Segments(args.round, args.start, args.count)
+
+
+def span(args: argparse.Namespace) -> str:
+    """The same in words."""
+    last = args.start + args.count - 1
+    which = f"segments {args.start}-{last}" if args.count > 1 else f"segment {args.start}"
+    return f"job {args.job}, round {args.round}, {which}"
+
+
+def span_fields(args: argparse.Namespace) -> dict[str, int]:
+    """The same for programs."""
+    return {"round": args.round, "start": args.start, "count": args.count}
+
+
+def state(ack: Ack) -> str:
+    """What the Ack of a Join says of the job, in words."""
+    joined = ack.contributors
+    workers = f"{joined or 'no'} worker{'s' if joined != 1 else ''} joined so far"
+    return f"H = {ack.threshold}, round {ack.round}, {workers}"
+
+
+def state_fields(ack: Ack) -> dict[str, int]:
+    """The same for programs."""
+    return {"threshold": ack.threshold, "round": ack.round, "joined": ack.contributors}
+
+
+def _stay(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--stay",
+        action="store_true",
+        help="remain a member; ends with `iswitch ctl leave` or with the switch's lease",
+    )
+
+
+def _threshold(parser: argparse.ArgumentParser) -> None:
+    what = "contributions that complete a segment; 0: every current worker's"
+    parser.add_argument("threshold", type=number("H", 0xFFFFFFFF), metavar="H", help=what)
+
+
+def _segments(parser: argparse.ArgumentParser) -> None:
+    index = number("a segment", 0xFFFFFFFF)
+    parser.add_argument("round", type=number("a round", 0xFFFFFFFF), metavar="ROUND")
+    parser.add_argument("start", type=index, metavar="START", help="first segment")
+    parser.add_argument(
+        "count",
+        type=number("COUNT", 0xFFFFFFFF, 1),
+        nargs="?",
+        default=1,
+        metavar="COUNT",
+        help="how many segments (default: 1)",
+    )
+
+
+@dataclass(frozen=True)
+class Command:
+    """An action: what it does, what does it, what it takes."""
+
+    help: str
+    run: Callable[[Controller, argparse.Namespace], Report]
+    configure: Callable[[argparse.ArgumentParser], None] = lambda _: None
+
+
+COMMANDS = {
+    "status": Command("show H in force, round, workers joined, halted or not", status),
+    "join": Command("try whether the job can be joined", join, _stay),
+    "leave": Command("end a membership that `join --stay` left at --bind", leave),
+    "seth": Command("set H, the contributions that complete a segment", seth, _threshold),
+    "fbcast": Command("broadcast segments now, partial as they are", fbcast, _segments),
+    "help": Command("show whose contributions segments wait for, and ask these", help_, _segments),
+    "halt": Command("suspend the job on all workers", halt),
+    "reset": Command("clear the job's buffers and end a halt", reset),
+}

@@ -1,0 +1,84 @@
+"""Look what this machine can do, and what each lacking thing costs.
+
+Tries everything the switch and its workers use of the kernel, over the loopback device. Changes
+nothing. Exit status: 0 the loopback world can run, 1 it cannot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from .checks import CHECKS, Result
+from .host import Host
+
+WIDTH = 100  # columns
+STYLES = {"ok": "green", "limited": "yellow", "missing": "bold red"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look and report."""
+    results = examine(Host())
+    runs = loopback_runs(results)
+    if args.json:
+        print(json.dumps({"loopback": runs, "checks": [asdict(r) for r in results]}, indent=1))
+    else:
+        show(results)
+        print(verdict(results))
+    return 0 if runs else 1
+
+
+def examine(host: Host) -> list[Result]:
+    """Run every check."""
+    return [check.run(host) for check in CHECKS]
+
+
+def loopback_runs(results: Sequence[Result]) -> bool:
+    """Whether nothing vital is missing."""
+    return not any(r.vital and r.state == "missing" for r in results)
+
+
+def show(results: Sequence[Result]) -> None:
+    """Print what was found, then what lacks; states are words, colour only repeats them."""
+    try:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        for r in results:
+            print(f"{r.name:20} {r.state:8} {r.found}", *filter(None, (r.cost, r.mend)), sep="; ")
+        return
+    console = Console(markup=False, highlight=False, emoji=False)
+    console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("check", "state", "found"):
+        found.add_column(title)
+    lacking = Table.grid(padding=(0, 2, 0, 0))
+    for r in results:
+        state = Text(r.state, STYLES[r.state])
+        found.add_row(r.name, state, r.found)
+        if r.state != "ok":
+            lacking.add_row(Text(r.name, STYLES[r.state]), "cost", r.cost or "unknown")
+            if r.mend:
+                lacking.add_row("", "mend", r.mend)
+    console.print(found)
+    if lacking.row_count:
+        console.print(lacking)
+        console.print()
+
+
+def verdict(results: Sequence[Result]) -> str:
+    """The last line: what it all means."""
+    lacking = [r.name for r in results if r.vital and r.state == "missing"]
+    if lacking:
+        return f"The loopback world cannot run here; mend first: {', '.join(lacking)}."
+    less = sum(r.state != "ok" for r in results)
+    return f"The loopback world runs here; {less or 'nothing'} of {len(results)} checks lacking."

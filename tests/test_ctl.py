@@ -1,0 +1,425 @@
+"""`iswitch ctl` against a switch in a process of its own, and against worse."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from iswitch.cli import main
+from iswitch.wire import Ack, Action, Control, Join, MemberType, Segments, Status, Threshold
+from worker_lib import JobHalted, JobReset, SwitchUnreachable, Worker
+from worker_lib.controller import CommandRefused, Controller
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 20.0  # seconds until a test is given up
+ELEMENTS = 1000  # three segments
+
+Where = tuple[str, int]
+Ctl = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def switch() -> Iterator[Where]:
+    command = [sys.executable, "-m", "iswitch", "switch", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            word, where = process.stdout.readline().split()
+            assert word == "listening"
+            host, port = where.split(":")
+            yield host, int(port)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[int]:
+    return itertools.count(1)
+
+
+@pytest.fixture
+def job(jobs: Iterator[int]) -> int:
+    """A number of the test's own."""
+    return next(jobs)
+
+
+@pytest.fixture
+def ctl(switch: Where, job: int, capsys: pytest.CaptureFixture[str]) -> Ctl:
+    """Runs a command with --json; the object it prints, which must fit its exit status."""
+
+    def call(action: str, *words: object, job: int = job) -> dict[str, Any]:
+        capsys.readouterr()
+        where = "{}:{}".format(*switch)
+        options = ["--switch", where, "--job", str(job), "--json"]
+        exit_status = main(["ctl", action, *map(str, words), *options])
+        printed = capsys.readouterr()
+        answer: dict[str, Any] = json.loads(printed.out)
+        assert not printed.err
+        assert (answer["action"], answer["switch"], answer["job"]) == (action, where, job)
+        assert exit_status == (0 if answer["status"] == "OK" else 1)
+        return answer
+
+    return call
+
+
+@pytest.fixture
+def workers(switch: Where, job: int) -> Iterator[Callable[[int], list[Worker]]]:
+    """Makes workers that have joined, and lets them leave at the end."""
+    made: list[Worker] = []
+
+    def make(count: int) -> list[Worker]:
+        made.extend(Worker(switch, job, ELEMENTS, timeout=PATIENCE) for _ in range(count))
+        return made
+
+    yield make
+    for worker in made:
+        worker.leave()
+
+
+def until(ask: Callable[[], dict[str, Any]], what: Callable[[dict[str, Any]], bool]) -> None:
+    """Ask again and again until the answer is as it should be."""
+    end = time.monotonic() + PATIENCE
+    while not what(answer := ask()):
+        assert time.monotonic() < end, answer
+
+
+def vector(value: float) -> np.ndarray:
+    return np.full(ELEMENTS, value, np.float32)
+
+
+# The actions
+
+
+def test_status_of_an_unknown_job(ctl: Ctl) -> None:
+    answer = ctl("status")
+    del answer["action"], answer["switch"], answer["job"]
+    expected = {"status": "OK", "threshold": 0, "round": 0, "joined": 0, "halted": False}
+    assert answer == expected
+
+
+def test_status_follows_the_job(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    (alone,) = workers(1)
+    for _ in range(3):
+        alone.allreduce(vector(1))
+    answer = ctl("status")
+    assert (answer["threshold"], answer["round"], answer["joined"]) == (1, 2, 1)
+    workers(1)
+    answer = ctl("status")
+    assert (answer["threshold"], answer["joined"]) == (2, 2)
+
+
+def test_join_leaves_nothing(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    workers(2)
+    for _ in range(70):  # more than a job has room for
+        answer = ctl("join")
+        assert (answer["rank"], answer["threshold"], answer["joined"]) == (63, 2, 2)
+        assert answer["stays"] is False
+
+
+def test_join_to_stay_and_leave(ctl: Ctl) -> None:
+    stayed = ctl("join", "--stay")
+    assert stayed["stays"] is True
+    assert ctl("join")["rank"] == stayed["rank"] - 1  # that rank is taken
+    left = ctl("leave", "--bind", stayed["address"])
+    assert left["address"] == stayed["address"]
+    assert ctl("join")["rank"] == stayed["rank"]
+
+
+def test_an_action_from_the_same_address_ends_the_stay(ctl: Ctl) -> None:
+    stayed = ctl("join", "--stay")
+    assert ctl("seth", 2, "--bind", stayed["address"])["threshold"] == 2
+    assert ctl("join")["rank"] == stayed["rank"]
+
+
+def test_leave_of_a_stranger(ctl: Ctl) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    answer = ctl("leave", "--bind", f"127.0.0.1:{port}")
+    assert answer["status"] == "NOT_MEMBER"
+    assert "nothing is left to do" in answer["message"]
+
+
+def test_seth(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    first, _ = workers(2)
+    answer = ctl("seth", 1)
+    assert (answer["threshold"], answer["automatic"]) == (1, False)
+    assert ctl("status")["threshold"] == 1  # it outlasts the command
+    assert (first.allreduce(vector(3)) == 3).all()
+    answer = ctl("seth", 0)
+    assert (answer["threshold"], answer["automatic"]) == (2, True)
+
+
+def test_help_then_fbcast(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    first, second = workers(2)
+    assert ctl("fbcast", 0, 0, 3)["contributors"] == 0
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(first.allreduce, vector(3))
+        # Every segment lacks the second worker's contribution, and only that.
+        until(lambda: ctl("help", 0, 0, 3), lambda a: a["missing_ranks"] == [second.rank])
+        assert ctl("help", 0, 2)["missing"] == 1 << second.rank
+        answer = ctl("fbcast", 0, 0, 3)
+        assert (answer["contributors"], answer["count"]) == (1, 3)
+        assert (waiting.result(PATIENCE) == 3).all()
+    assert ctl("help", 0, 0, 3)["missing"] == 0
+    assert (second.allreduce(vector(4)) == 3).all()  # late: it gets what was broadcast
+
+
+def test_halt_then_reset(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    (alone,) = workers(1)
+    alone.allreduce(vector(1))
+    assert ctl("halt")["round"] == 0
+    assert ctl("status")["halted"] is True
+    with pytest.raises(JobHalted):
+        alone.allreduce(vector(2), timeout=0.2)
+    for action in [("seth", 1), ("help", 0, 0), ("fbcast", 0, 0), ("halt",)]:
+        answer = ctl(*action)
+        assert answer["status"] == "HALTED"
+        assert "reset" in answer["message"]
+    assert ctl("reset")["round"] == 2
+    assert ctl("status")["halted"] is False
+    with pytest.raises(JobReset):  # relayed before the status was answered
+        alone.allreduce(vector(2))
+    assert (alone.allreduce(vector(5)) == 5).all()
+    assert alone.round == 3
+
+
+def test_segments_that_are_not_there(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    assert ctl("help", 0, 0)["status"] == "BAD_REQUEST"  # no worker, no vector
+    workers(1)
+    assert ctl("fbcast", 0, 1, 2)["status"] == "OK"
+    answer = ctl("fbcast", 0, 1, 3)
+    assert answer["status"] == "BAD_REQUEST"
+    assert "no such segments" in answer["message"]
+
+
+def test_a_round_that_is_gone(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    (alone,) = workers(1)
+    for _ in range(4):
+        alone.allreduce(vector(1))
+    for action in ("help", "fbcast"):
+        answer = ctl(action, 0, 0)
+        assert answer["status"] == "GONE"
+        assert "the job is at round 3" in answer["message"]
+
+
+# What people see
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("status", "job J: H = 1, round 0, 1 worker joined so far"),
+        ("join", "job J can be joined, as rank 63: H = 1, round 0, 1 worker joined so far"),
+        ("seth 5", "job J: H = 5 (set)"),
+        ("seth 0", "job J: H = 1 (automatic: every current worker)"),
+        ("help 0 1", "job J, round 0, segment 1: missing from rank 0"),
+        ("help 9 0 2", "job J, round 9, segments 0-1: nobody is waited for"),
+        ("fbcast 0 0 3", "job J, round 0, segments 0-2: nothing to force"),
+        ("halt", "job J is halted at round 0; `iswitch ctl reset` resumes it"),
+        ("reset", "job J was reset and goes on from round 2"),
+    ],
+)
+def test_lines(
+    words: str,
+    line: str,
+    switch: Where,
+    job: int,
+    workers: Callable[[int], list[Worker]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    workers(1)
+    options = ["--switch", "{}:{}".format(*switch), "--job", str(job)]
+    assert main(["ctl", *words.split(), *options]) == 0
+    assert capsys.readouterr().out == line.replace("J", str(job)) + "\n"
+
+
+def test_stay_prints_how_to_leave(
+    switch: Where, job: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--switch", "{}:{}".format(*switch), "--job", str(job)]
+    assert main(["ctl", "join", "--stay", *options]) == 0
+    advice = capsys.readouterr().out.splitlines()[1]
+    command = advice.partition("iswitch ")[2].split()
+    assert main(command) == 0
+    assert capsys.readouterr().out == f"left job {job}\n"
+
+
+def test_refusal_and_no_switch_go_to_stderr(
+    switch: Where, job: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["ctl", "help", "0", "0", "--job", str(job)]
+    assert main([*command, "--switch", "{}:{}".format(*switch)]) == 1
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.startswith(f"iswitch ctl: HELP refused in job {job}: ")
+
+
+def test_as_a_process(switch: Where, job: int) -> None:
+    command = [sys.executable, "-m", "iswitch", "ctl", "status", "--job", str(job)]
+    where = ["--switch", "{}:{}".format(*switch)]
+    done = subprocess.run([*command, *where], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"job {job}: H = 0, round 0, no workers joined so far\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "status",
+        "--job 1",
+        "status --job 65536",
+        "status --job x",
+        "seth -1 --job 1",
+        "seth 4294967296 --job 1",
+        "fbcast 0 --job 1",
+        "fbcast 0 0 0 --job 1",
+        "leave --job 1",
+        "leave --bind 127.0.0.1:0 --job 1",
+        "status --switch 127.0.0.1:0 --job 1",
+        "status --timeout 0 --job 1",
+        "status --bind 203.0.113.1:5 --job 1",
+        "dance --job 1",
+    ],
+)
+def test_usage(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        exit_status: object = main(["ctl", *words.split()])
+    except SystemExit as stopped:
+        exit_status = stopped.code
+    assert exit_status == 2
+    assert "iswitch ctl" in capsys.readouterr().err
+
+
+# Nobody there, or somebody odd
+
+
+@pytest.mark.parametrize("deaf", [True, False])
+def test_no_switch(deaf: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        where = "{}:{}".format(*silent.getsockname())
+        if not deaf:
+            silent.close()
+        command = ["ctl", "status", "--job", "1", "--switch", where, "--timeout", "0.2"]
+        assert main(command) == 1
+        printed = capsys.readouterr()
+        assert f"no answer from a switch at {where} within 0.2 s" in printed.err
+        assert f"iswitch switch --listen {where}" in printed.err
+        assert ("nothing was heard" if deaf else "the connection was refused") in printed.err
+        assert main([*command, "--json"]) == 1
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["status"] == "NO_ANSWER"
+
+
+class OddSwitch(threading.Thread):
+    """Loses the first copies of every request; then answers twice, amid things to ignore."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.status: int = Status.OK
+        self.losses = 2
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind(("127.0.0.1", 0))
+        self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x0C)
+        self.seen: list[Control] = []
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            payload, peer = self.socket.recvfrom(2048)
+            if not payload:
+                return
+            packet = Control.parse(payload)
+            self.seen.append(packet)
+            if self.seen.count(packet) <= self.losses:
+                continue
+            ack = Ack(packet.action, rank=5, threshold=4, round=3, contributors=2)
+            answer = Control(Action.ACK, packet.job, packet.request, ack, self.status)
+            good = answer.build()
+            wrong = [
+                b"",
+                b"junk",
+                b"\xff" * 40,
+                good[:-1],
+                Control(Action.HALT, packet.job, packet.request).build(),
+                answer._replace(request=packet.request - 1).build(),
+                answer._replace(job=packet.job + 1).build(),
+                answer._replace(value=Ack(Action.ACK)).build(),
+            ]
+            for datagram in [*wrong, good, good]:
+                self.socket.sendto(datagram, peer)
+            self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x1C)
+            self.socket.sendto(good, peer)  # data, whatever it looks like
+            self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x0C)
+
+    def stop(self) -> None:
+        self.socket.sendto(b"", self.socket.getsockname())
+        self.join(PATIENCE)
+        self.socket.close()
+
+
+@pytest.fixture
+def odd() -> Iterator[OddSwitch]:
+    switch = OddSwitch()
+    yield switch
+    switch.stop()
+
+
+def test_repeats_until_answered(odd: OddSwitch) -> None:
+    with Controller(odd.socket.getsockname(), 7, timeout=PATIENCE) as controller:
+        with controller.membership() as joined:
+            assert joined == Ack(Action.JOIN, 0, 5, 4, 3, 2)
+            assert controller.request(Action.SETH, Threshold(9)).threshold == 4
+        controller.request(Action.HELP, Segments(1, 2, 3))
+    numbers = [packet.request for packet in odd.seen]
+    first = numbers[0]
+    assert numbers == [first + k for k in range(4) for _ in range(3)]
+    actions = [packet.action for packet in odd.seen[::3]]
+    assert actions == [Action.JOIN, Action.SETH, Action.LEAVE, Action.HELP]
+    assert odd.seen[0].value == Join(MemberType.CONTROLLER)
+
+
+@pytest.mark.parametrize("status", [*list(Status)[1:], 99])
+def test_every_refusal_has_a_mend(odd: OddSwitch, status: int) -> None:
+    odd.status, odd.losses = status, 0
+    with Controller(odd.socket.getsockname(), 7, timeout=PATIENCE) as controller:
+        with pytest.raises(CommandRefused, match=r"refused in job 7: .*[;(]") as raised:
+            controller.join()
+        assert raised.value.status == (status if status != 99 else Status.BAD_REQUEST)
+        assert raised.value.ack.round == 3
+        with pytest.raises(CommandRefused, match=r"refused in job 7: .*[;(]"):
+            controller.request(Action.RESET)
+
+
+def test_leaves_after_an_error(odd: OddSwitch) -> None:
+    controller = Controller(odd.socket.getsockname(), 7, timeout=PATIENCE)
+    with controller, pytest.raises(KeyError), controller.membership():
+        raise KeyError
+    assert odd.seen[-1].action is Action.LEAVE
+
+
+def test_times_out_between_repeats(odd: OddSwitch) -> None:
+    controller = Controller(odd.socket.getsockname(), 7, timeout=0.04)
+    with controller, pytest.raises(SwitchUnreachable):
+        controller.join()  # a single copy is sent in this time
+    assert len(odd.seen) <= 1
+
+
+def test_job_numbers_are_16_bits() -> None:
+    with pytest.raises(ValueError, match="65536"):
+        Controller(("127.0.0.1", 1), 65536)

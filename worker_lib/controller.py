@@ -1,0 +1,202 @@
+"""A controller of a job: commands, contributes nothing, counts in no H.
+
+It has one request under way at a time, so a blocking loop is all it needs: send, repeat with a
+growing pause, and take the first Ack that names the request. Whatever else arrives (aggregates that
+a Help brought, answers to repeats) is no concern of it.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import ClassVar, Self
+
+from iswitch.packets import Address, Burst, Outgoing
+from iswitch.ports.udp import UdpPort
+from iswitch.wire import (
+    ROUND_MASK,
+    TOS_CONTROL,
+    TOS_MASK,
+    Ack,
+    Action,
+    Control,
+    Join,
+    MemberType,
+    Status,
+    Value,
+    WireError,
+)
+
+from .errors import Refused, SwitchUnreachable, WorkerError
+from .session import REPEAT_CEILING, REPEAT_PAUSE
+
+LEAVE_PATIENCE = 1.0  # seconds for a Leave to be answered when the work is done
+
+
+class CommandRefused(Refused):
+    """The switch refused a controller's request; `ack` is what it said besides."""
+
+    REASONS: ClassVar[dict[Status, str]] = {
+        **Refused.REASONS,
+        Status.NOT_MEMBER: "this address and port are not a member of the job (they never joined "
+        "it, the lease ran out, or the switch was restarted); join, and ask again",
+        Status.FULL: "the switch has no room: 64 members a job at most, and a limited number of "
+        "jobs; let a member leave, or try again when a job without members has been forgotten",
+        Status.DENIED: "the job is keyed; only who has its key may command it",
+        Status.HALTED: "the job is halted; a reset resumes it",
+        Status.GONE: "the switch no longer keeps that round; name the current one",
+    }
+    BY_ACTION: ClassVar[dict[tuple[Action, Status], str]] = {
+        (Action.JOIN, Status.MISMATCH): "a member that is no controller has this address; bind "
+        "another port",
+        (Action.LEAVE, Status.NOT_MEMBER): "this address and port are not a member of the job; "
+        "nothing is left to do",
+        **dict.fromkeys(
+            ((Action.HELP, Status.BAD_REQUEST), (Action.FBCAST, Status.BAD_REQUEST)),
+            "the job has no such segments: no worker is in it, or its vectors have fewer; its "
+            "status tells who is there",
+        ),
+    }
+
+    def __init__(self, action: Action, status: Status, job: int, ack: Ack) -> None:
+        super().__init__(action, status, job)
+        self.ack = ack
+        reason = self.BY_ACTION.get((action, status), self.REASONS[status])
+        if status is Status.GONE:
+            reason += f" (the job is at round {ack.round})"
+        self.args = (f"{action.name} refused in job {job}: {reason}",)
+
+
+class Controller:
+    """Commands one job at one switch; one UDP socket, blocking calls.
+
+    Every call returns the `Ack`, whose fields the action gives their meaning.
+
+    Args:
+        switch: (host, port) of the switch.
+        job: the job's number, 0..65535.
+        timeout: seconds an answer may take.
+        bind: local (host, port). A membership belongs to this address.
+
+    Raises:
+        OSError: the address cannot be bound, or no route leads to the switch.
+        ValueError: an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        switch: tuple[str, int],
+        job: int,
+        *,
+        timeout: float = 5.0,
+        bind: tuple[str, int] = ("0.0.0.0", 0),
+    ) -> None:
+        if not 0 <= job <= 0xFFFF:
+            raise ValueError(f"job = {job}: a job number is 0..65535")
+        self.switch = Address(*switch)
+        self.job = job
+        self.timeout = timeout
+        self._port = UdpPort(bind, connect=switch)
+        self._poller = select.poll()
+        self._poller.register(self._port, select.POLLIN)
+        self._incarnation = self._request = int(time.time()) & ROUND_MASK
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def address(self) -> Address:
+        """The local address, by which the switch knows this controller."""
+        return self._port.address
+
+    def join(self) -> Ack:
+        """Join the job, whatever shape its vectors have; again: a heartbeat.
+
+        Returns:
+            rank, threshold in force, current round; `contributors`: workers joined so far.
+        """
+        join = Join(MemberType.CONTROLLER)
+        return self._ask(Control(Action.JOIN, self.job, self._incarnation, join), self.timeout)
+
+    def request(self, action: Action, value: Value = None) -> Ack:
+        """Have an action executed once.
+
+        Raises:
+            CommandRefused: the switch will not.
+            SwitchUnreachable: nobody answers.
+        """
+        return self._next(action, value, self.timeout)
+
+    def leave(self) -> Ack:
+        """Leave the job."""
+        return self.request(Action.LEAVE)
+
+    @contextmanager
+    def membership(self) -> Iterator[Ack]:
+        """Join, and leave at the end, whatever happens; gives the Ack of the Join."""
+        ack = self.join()
+        try:
+            yield ack
+        finally:
+            with suppress(WorkerError):  # nobody is there to be told
+                self._next(Action.LEAVE, None, min(self.timeout, LEAVE_PATIENCE))
+
+    def close(self) -> None:
+        """Close the socket; a membership remains until its lease runs out."""
+        self._port.close()
+
+    def _next(self, action: Action, value: Value, timeout: float) -> Ack:
+        self._request = (self._request + 1) & ROUND_MASK
+        return self._ask(Control(action, self.job, self._request, value), timeout)
+
+    def _ask(self, packet: Control, timeout: float) -> Ack:
+        out = Outgoing.control(self.switch, packet.build())
+        port = self._port
+        port.refused = False
+        due = began = time.monotonic()
+        pause = REPEAT_PAUSE
+        while (now := time.monotonic()) < began + timeout:
+            if due <= now:
+                port.push([out])
+                due = now + pause
+                pause = min(2 * pause, REPEAT_CEILING)
+            self._poller.poll((min(due, began + timeout) - now) * 1000)
+            for burst in port.pull():
+                found = _answer(packet, burst)
+                if found is None:
+                    continue
+                status, ack = found
+                if status is not Status.OK:
+                    raise CommandRefused(packet.action, status, self.job, ack)
+                return ack
+        heard = "the connection was refused" if port.refused else "nothing was heard"
+        raise SwitchUnreachable(
+            f"no answer from a switch at {self.switch} within {timeout:g} s ({heard}); start one "
+            f"there with `iswitch switch --listen {self.switch}`, or mend the address"
+        )
+
+
+def _answer(asked: Control, burst: Burst) -> tuple[Status, Ack] | None:
+    """What these packets answer to a request; None: nothing."""
+    if burst.tos & TOS_MASK != TOS_CONTROL:
+        return None
+    for rows in burst.pieces():
+        for row in rows:
+            try:
+                packet = Control.parse(row.tobytes())
+            except WireError:
+                continue
+            ack = packet.value
+            if (
+                isinstance(ack, Ack)
+                and (packet.job, packet.request) == (asked.job, asked.request)
+                and ack.action == asked.action
+            ):
+                known = packet.status in list(Status)
+                return Status(packet.status) if known else Status.BAD_REQUEST, ack
+    return None

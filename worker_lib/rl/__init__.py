@@ -1,0 +1,1 @@
+"""Reinforcement learning whose gradients can be summed on the way."""
