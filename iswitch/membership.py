@@ -65,6 +65,7 @@ class Membership:
         self.expected = 0
         self.joined: set[Address] = set()  # contributors since the job began
         self._participants: dict[int, int] = {}
+        self._addresses: tuple[Address, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.by_address)
@@ -73,6 +74,12 @@ class Membership:
         """Workers and child switches, by rank."""
         members = (m for m in self.by_address.values() if m.contributes)
         return sorted(members, key=lambda m: m.rank)
+
+    def contributor_addresses(self) -> tuple[Address, ...]:
+        """Where broadcasts go, by rank."""
+        if self._addresses is None:
+            self._addresses = tuple(member.address for member in self.contributors())
+        return self._addresses
 
     @property
     def gathered(self) -> bool:
@@ -93,11 +100,13 @@ class Membership:
             self.joined.add(member.address)
             self.expected = max(self.expected, expected)
         self._participants.clear()
+        self._addresses = None
 
     def remove(self, member: Member) -> None:
         """Take a member out."""
         del self.by_address[member.address]
         self._participants.clear()
+        self._addresses = None
 
     def participants(self, round_: int) -> int:
         """Bitmap of the current contributors that take part in a round."""

@@ -93,8 +93,9 @@ class Cutter:
         self._headers: dict[int, bytes] = {}
 
     def headers(self, round_: int, start: int, stop: int) -> npt.NDArray[np.uint64]:
-        """The `Seg` of segments start..stop-1, in host order."""
-        return self._index[start:stop] | np.uint64(round_ << 32)
+        """The `Seg` of segments start..stop-1, big-endian."""
+        headers = self._headers.get(round_) or self._remember(round_)
+        return np.frombuffer(headers, ">u8", stop - start, SEG_SIZE * start)
 
     def cut(self, rows: Rows) -> list[Stretch]:
         """Cut whole data packets, shape (n, size)."""
@@ -112,6 +113,6 @@ class Cutter:
     def _remember(self, round_: int) -> bytes:
         if len(self._headers) >= self.ROUNDS:
             del self._headers[next(iter(self._headers))]
-        headers = self.headers(round_, 0, len(self._index)).astype(">u8").tobytes()
+        headers = (self._index | np.uint64(round_ << 32)).astype(">u8").tobytes()
         self._headers[round_] = headers
         return headers

@@ -97,7 +97,7 @@ class Worker:
             expected=num_workers or 0,
             reproducible=reproducible,
             restart_safe=restart_safe,
-            ceiling=min(1 << 20, self._port.buffer),
+            ceiling=min(2 << 20, self._port.buffer),
         )
         self._poller = select.poll()
         self._poller.register(self._port, select.POLLIN)

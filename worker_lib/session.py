@@ -217,8 +217,9 @@ class Session:
         if transfer is None or self.halted or not self.member:
             return out
         for _ in range(BURSTS_AT_ONCE):
-            room = int(self.window.size) - transfer.in_flight
-            run = transfer.next_run(min(room, self._burst))
+            if transfer.in_flight and transfer.in_flight + self._burst > self.window.size:
+                break  # whole bursts only: fragments would cost as much as bursts
+            run = transfer.next_run(self._burst)
             if run is None:
                 break
             if self._timed is None:

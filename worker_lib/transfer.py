@@ -74,9 +74,13 @@ class Transfer:
         """Whether every aggregate has come."""
         return not self.remaining
 
-    def next_run(self, most: int) -> tuple[int, int] | None:
-        """Take the next segments to send, at most `most`; None: nothing left, or none allowed."""
-        while self._todo and most > 0:
+    def next_run(self, burst: int) -> tuple[int, int] | None:
+        """Take the next segments to send: at most a burst; None: nothing is left to send.
+
+        Bursts begin at multiples of their size, so that those of all workers meet in the switch
+        as the same runs.
+        """
+        while self._todo:
             start, stop, asked = self._todo.popleft()
             if not asked:  # what has its aggregate already need not be sent
                 start = self._had.find(0, start, stop)
@@ -86,9 +90,10 @@ class Transfer:
                 if known >= 0:
                     self._todo.appendleft((known, stop, False))
                     stop = known
-            if stop - start > most:
-                self._todo.appendleft((start + most, stop, asked))
-                stop = start + most
+            boundary = (start // burst + 1) * burst
+            if stop > boundary:
+                self._todo.appendleft((boundary, stop, asked))
+                stop = boundary
             if stop > self._filled:
                 self.contribution.fill(self._vector, self._filled, stop)
                 self._filled = stop

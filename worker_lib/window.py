@@ -13,7 +13,7 @@ class RoundTrip:
     for the slowest worker too: a timer that adapts to it asks late rather than often.
     """
 
-    floor: float = 0.010  # seconds; below, a worker that is only waiting for a core is asked for
+    floor: float = 0.020  # seconds; below, a worker that is only waiting for a core is asked for
     ceiling: float = 1.0
     smoothed: float | None = None
     deviation: float = 0.0

@@ -95,45 +95,93 @@ class Receiver:
         self.meta[:n] = 0
 
 
+class Block:
+    """Bytes that stay where they are, for the kernel to read."""
+
+    def __init__(self, content: bytes) -> None:
+        self._array = np.frombuffer(content, np.uint8)
+        self.address = address_of(self._array)
+        self.size = len(content)
+
+
 class Sender:
-    """Descriptions of single datagrams to send; they stay valid until the next `send`."""
+    """Descriptions of datagrams to send; they are filled in anew by each call."""
 
     def __init__(self, most: int = UIO_MAXIOV) -> None:
         self._iovecs = np.zeros(most, IOVEC)
+        self._own_iovecs = address_of(self._iovecs) + np.arange(most, dtype="<u8") * 16
         self._headers = np.zeros(most, MMSGHDR)
-        self._headers["iov"] = address_of(self._iovecs) + np.arange(most, dtype="<u8") * 16
         self._headers["iovlen"] = 1
+        self._headers["namelen"] = SOCKADDR_SIZE
+        self._address = address_of(self._headers)
+        self._control: Block | None = None  # what the first `_controlled` headers point to
+        self._controlled = 0
+        self._shared = False  # whether all headers point to the first iovec
+        self._headers["iov"] = self._own_iovecs
         self.most = most
 
-    def send(
+    def send_rows(
         self,
         fd: int,
         rows: npt.NDArray[np.uint8],
         tail: int,
-        sockaddr: npt.NDArray[np.uint8],
-        control: npt.NDArray[np.uint8],
+        name: int,
+        control: Block,
     ) -> int:
         """Send each row as a datagram to one receiver; returns how many the kernel took.
 
         Args:
+            fd: the socket.
             rows: (n, size), the last axis contiguous; the last row counts `tail` bytes.
-            sockaddr: the receiver's sockaddr_in.
+            name: address of the receiver's sockaddr_in.
             control: control messages that go with every datagram.
 
         Raises:
             OSError: the kernel took none.
         """
+        if self._shared:
+            self._headers["iov"] = self._own_iovecs
+            self._shared = False
         n = min(len(rows), self.most)
         self._iovecs["base"][:n] = address_of(rows) + np.arange(n, dtype="<u8") * rows.strides[0]
         self._iovecs["len"][:n] = rows.shape[1]
         if n == len(rows):
             self._iovecs["len"][n - 1] = tail
-        headers = self._headers[:n]
-        headers["name"] = address_of(sockaddr)
-        headers["namelen"] = len(sockaddr)
-        headers["control"] = address_of(control)
-        headers["controllen"] = len(control)
-        sent: int = _sendmmsg(fd, address_of(headers), n, 0)
+        self._headers["name"][:n] = name
+        return self._send(fd, n, control)
+
+    def send_to_all(
+        self,
+        fd: int,
+        payload: npt.NDArray[np.uint8],
+        names: npt.NDArray[np.uint64],
+        control: Block,
+    ) -> int:
+        """Send one datagram (or super-datagram) to several receivers; as `send_rows`.
+
+        Args:
+            fd: the socket.
+            payload: contiguous bytes.
+            names: addresses of the receivers' sockaddr_in, at most `most` of them.
+            control: control messages.
+
+        Raises:
+            OSError: the kernel took none.
+        """
+        if not self._shared:
+            self._headers["iov"] = self._own_iovecs[0]
+            self._shared = True
+        self._iovecs[0] = (address_of(payload), payload.size)
+        n = len(names)
+        self._headers["name"][:n] = names
+        return self._send(fd, n, control)
+
+    def _send(self, fd: int, n: int, control: Block) -> int:
+        if self._control is not control or n > self._controlled:
+            self._headers["control"][:n] = control.address
+            self._headers["controllen"][:n] = control.size
+            self._control, self._controlled = control, n
+        sent: int = _sendmmsg(fd, self._address, n, 0)
         if sent < 0:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))

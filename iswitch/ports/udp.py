@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..packets import Address, Burst, Outgoing, Rows
-from .mmsg import SOCKADDR_SIZE, Receiver, Sender
+from .mmsg import SOCKADDR_SIZE, Block, Receiver, Sender
 
 SOL_UDP = 17
 UDP_SEGMENT = 103  # linux/udp.h
@@ -88,7 +88,9 @@ class UdpPort:
         self._sender = Sender()
         self._batch = BATCH
         self._kinds: dict[bytes, _Kind] = {}
-        self._sockaddrs: dict[Address, npt.NDArray[np.uint8]] = {}
+        self._names: dict[tuple[Address, ...], npt.NDArray[np.uint64]] = {}
+        self._packed: list[Block] = []
+        self._controls: dict[tuple[int, int], Block] = {}
         self._overflow = 0
         self._used = 0
 
@@ -172,76 +174,108 @@ class UdpPort:
     def push(self, sends: Iterable[Outgoing]) -> None:
         """Send packets; what the kernel does not take is counted (`tx_failed`)."""
         for out in sends:
-            for peer in out.peers:
-                self._send(peer, out.tos, out.rows, out.tail)
+            names = self._names.get(out.peers)
+            if names is None:
+                names = self._sockaddrs(out.peers)
+            n, size = out.rows.shape
+            at_once = min(MAX_SUPER // size, MAX_SEGMENTS) if size else 1
+            if n == 1:
+                self._send_to_all(names, out.rows[0, : out.tail], self._control(out.tos, 0))
+            elif self.offload and at_once > 1:
+                self._send_super(names, out, at_once)
+            else:
+                self._send_singly(names, out.rows, out.tail, out.tos)
 
-    def _send(self, peer: Address, tos: int, rows: Rows, tail: int) -> None:
-        n, size = rows.shape
-        if n == 1:
-            self._send_one(peer, tos, rows[0, :tail], None)
-            return
-        at_once = min(MAX_SUPER // size, MAX_SEGMENTS)
-        if not self.offload or at_once < 2:
-            self._send_singly(peer, tos, rows, tail)
-            return
-        flat = rows.reshape(-1)
-        total = (n - 1) * size + tail
+    def _send_super(self, names: npt.NDArray[np.uint64], out: Outgoing, at_once: int) -> None:
+        n, size = out.rows.shape
+        control = self._control(out.tos, size)
+        flat = out.rows.reshape(-1)
+        total = (n - 1) * size + out.tail
         for start in range(0, total, at_once * size):
             stop = min(start + at_once * size, total)
-            self._send_one(peer, tos, flat[start:stop], size)
+            if stop - start <= size:  # a single packet is no super-datagram
+                control = self._control(out.tos, 0)
+            self._send_to_all(names, flat[start:stop], control, -(-(stop - start) // size))
             if not self.offload:  # it was refused just now
-                self._send_singly(peer, tos, rows[start // size :], tail)
+                self._send_singly(names, out.rows[start // size :], out.tail, out.tos)
                 return
 
-    def _send_one(
-        self, peer: Address, tos: int, payload: npt.NDArray[np.uint8], segment: int | None
+    def _send_to_all(
+        self,
+        names: npt.NDArray[np.uint64],
+        payload: npt.NDArray[np.uint8],
+        control: Block,
+        packets: int = 1,
     ) -> None:
-        ancillary = [(socket.IPPROTO_IP, socket.IP_TOS, struct.pack("i", tos))]
-        if segment is not None:
-            ancillary.append((SOL_UDP, UDP_SEGMENT, struct.pack("H", segment)))
-        for last_try in (False, True):
-            try:
-                self.socket.sendmsg([payload.data], ancillary, 0, (peer.host, peer.port))
-                return
-            except ConnectionRefusedError:  # of an earlier send; this one has not been tried
-                self.refused = True
-            except OSError as error:
-                if segment is not None and error.errno in (errno.EIO, errno.EINVAL):
-                    self.offload = False
-                    return
-                break
-            if last_try:
-                break
-        self.counters["tx_failed"] += -(-payload.size // (segment or payload.size or 1))
-
-    def _send_singly(self, peer: Address, tos: int, rows: Rows, tail: int) -> None:
-        sockaddr = self._sockaddrs.get(peer)
-        if sockaddr is None:
-            packed = struct.pack("<H", socket.AF_INET) + struct.pack(
-                ">H4s8x", peer.port, socket.inet_aton(peer.host)
+        while len(names):
+            sent = self._attempt(
+                lambda names=names: self._sender.send_to_all(  # type: ignore[misc]
+                    self.fileno(), payload, names[: self._sender.most], control
+                )
             )
-            if len(self._sockaddrs) >= 4096:
-                self._sockaddrs.clear()
-            sockaddr = self._sockaddrs[peer] = np.frombuffer(packed, np.uint8)
-        control = np.frombuffer(
-            struct.pack("<Qiii4x", 20, socket.IPPROTO_IP, socket.IP_TOS, tos), np.uint8
-        )
-        refusals = 0
-        while len(rows):
-            try:
-                sent = self._sender.send(self.fileno(), rows, tail, sockaddr, control)
-            except ConnectionRefusedError:
-                self.refused = True
-                refusals += 1
-                if refusals < 3:
-                    continue
-                sent = 0
-            except OSError:
-                sent = 0
-            if not sent:
-                self.counters["tx_failed"] += len(rows)
+            if not self.offload and packets > 1:
                 return
-            rows = rows[sent:]
+            if not sent:
+                self.counters["tx_failed"] += packets
+                sent = 1  # the others may still be reached
+            names = names[sent:]
+
+    def _send_singly(self, names: npt.NDArray[np.uint64], rows: Rows, tail: int, tos: int) -> None:
+        control = self._control(tos, 0)
+        for name in names.tolist():
+            left = rows
+            while len(left):
+                sent = self._attempt(
+                    lambda left=left, name=name: self._sender.send_rows(  # type: ignore[misc]
+                        self.fileno(), left, tail, name, control
+                    )
+                )
+                if not sent:
+                    self.counters["tx_failed"] += len(left)
+                    break
+                left = left[sent:]
+
+    def _attempt(self, send: Callable[[], int]) -> int:
+        """Send, and note what the kernel says; returns how many datagrams it took."""
+        for _ in range(3):
+            try:
+                return send()
+            except ConnectionRefusedError:  # of an earlier datagram; this one was not tried
+                self.refused = True
+            except InterruptedError:
+                pass
+            except OSError as error:
+                if error.errno == errno.EIO:  # the device cannot segment
+                    self.offload = False
+                return 0
+        return 0
+
+    def _sockaddrs(self, peers: tuple[Address, ...]) -> npt.NDArray[np.uint64]:
+        """The addresses in memory of the peers' sockaddr_in."""
+        if len(self._names) >= 4096:  # strangers with ever new addresses
+            self._names.clear()
+            self._packed.clear()
+        packed = Block(
+            b"".join(
+                struct.pack("<H", socket.AF_INET)
+                + struct.pack(">H4s8x", peer.port, socket.inet_aton(peer.host))
+                for peer in peers
+            )
+        )
+        self._packed.append(packed)  # keeps the memory
+        names = packed.address + np.arange(len(peers), dtype=np.uint64) * SOCKADDR_SIZE
+        self._names[peers] = names
+        return names
+
+    def _control(self, tos: int, segment: int) -> Block:
+        """The control messages that set the ToS byte and the size of segments (0: none)."""
+        control = self._controls.get((tos, segment))
+        if control is None:
+            packed = struct.pack("<Qiii4x", 20, socket.IPPROTO_IP, socket.IP_TOS, tos)
+            if segment:
+                packed += struct.pack("<QiiH6x", 18, SOL_UDP, UDP_SEGMENT, segment)
+            control = self._controls[tos, segment] = Block(packed)
+        return control
 
 
 def size_buffers(sock: socket.socket, wanted: int) -> int:
