@@ -11,7 +11,7 @@ from importlib import import_module
 
 from .. import __version__
 
-COMMANDS = ("switch", "ctl", "doctor")
+COMMANDS = ("demo", "switch", "ctl", "doctor")
 
 
 class UsageError(Exception):

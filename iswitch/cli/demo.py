@@ -1,0 +1,215 @@
+"""Train a policy on four processes whose gradients the switch adds up.
+
+One switch process and N worker processes, each with CartPole environments and seeds of its own; the
+gradients are averaged through the switch in every iteration. At the end: has it learned, are the
+weights of all workers equal to the last bit, is the recorded round the sum of its contributions?
+Exit status 0 if all three hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from . import UsageError
+from .processes import Child, Fleet
+
+if TYPE_CHECKING:
+    from .demo_report import Screen
+
+JOB = 1
+START_PATIENCE = 20.0  # seconds for the switch to listen
+SILENCE_PATIENCE = 60.0  # seconds without a word from any worker
+WINDOW = 20  # episodes in a mean return
+LEARNED = 195.0  # the return at which CartPole used to count as solved
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("--workers", type=int, default=4, help="worker processes (default: 4)")
+    parser.add_argument(
+        "--iterations", type=int, default=300, help="updates of the policy (default: 300)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of environments, actions and weights (default: 1)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all that was measured")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw learning curve and time split")
+
+
+class DemoFailed(Exception):
+    """Something died or was refused; the message names it."""
+
+
+@dataclass
+class Member:
+    """What is known of one worker process."""
+
+    child: Child
+    rank: int | None = None
+    returns: list[tuple[int, float]] = field(default_factory=list)  # iteration, return
+    seconds: dict[str, list[float]] = field(
+        default_factory=lambda: {"compute": [], "aggregate": [], "update": []}
+    )
+    recorded: dict[str, Any] | None = None
+    done: dict[str, Any] | None = None
+
+    @property
+    def iterations(self) -> int:
+        """Iterations completed."""
+        return len(self.seconds["update"])
+
+    def recent_return(self) -> float:
+        """Mean return of its last episodes; NaN before the first has ended."""
+        last = [value for _, value in self.returns[-WINDOW:]]
+        return sum(last) / len(last) if last else float("nan")
+
+
+@dataclass
+class Run:
+    """A training run as the parent sees it."""
+
+    workers: int
+    iterations: int
+    seed: int
+    members: list[Member] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+    address: str = ""
+    seconds: float = 0.0  # from the first iteration's end to the last
+    started: float | None = None
+
+    def hear(self, member: Member, message: dict[str, Any]) -> None:
+        """Take what a worker says."""
+        match message["event"]:
+            case "joined":
+                member.rank = message["rank"]
+                self.members.sort(key=lambda m: self.workers if m.rank is None else m.rank)
+            case "iteration":
+                member.returns += [(message["iteration"], r) for r in message["returns"]]
+                for name, values in member.seconds.items():
+                    values.append(message[name])
+            case "round":
+                member.recorded = message
+            case "done":
+                member.done = message
+            case "error":
+                raise DemoFailed(f"worker {_called(member)}: {message['message']}")
+
+    @property
+    def iteration(self) -> int:
+        """Iterations that all workers have completed."""
+        return min((member.iterations for member in self.members), default=0)
+
+    def episodes(self) -> list[float]:
+        """Returns of all workers' episodes, in the order they ended."""
+        ended = [(i, k, r) for k, m in enumerate(self.members) for i, r in m.returns]
+        return [value for _, _, value in sorted(ended, key=lambda entry: entry[:2])]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo."""
+    _check_arguments(args)
+    from .demo_report import Screen, check, plot, summarise
+
+    training = Run(args.workers, args.iterations, args.seed)
+    screen = Screen(training)
+    try:
+        with Fleet() as fleet, screen:
+            _train(fleet, training, screen)
+    except DemoFailed as error:
+        screen.fail(str(error))
+        return 1
+    except KeyboardInterrupt:
+        screen.fail("stopped; all processes have ended")
+        return 130
+    report = check(training)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(report, file, indent=1)
+    if args.plot:
+        plot(training, args.plot)
+    summarise(training, report, screen.console)
+    return 0 if all(report["checks"].values()) else 1
+
+
+def _check_arguments(args: argparse.Namespace) -> None:
+    if not 1 <= args.workers <= 64:
+        raise UsageError(f"--workers {args.workers}: a switch takes 1 to 64 workers a job")
+    if args.iterations < 1:
+        raise UsageError(f"--iterations {args.iterations}: at least 1")
+    needed = ["gymnasium", "matplotlib"] if args.plot else ["gymnasium"]
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"needs {' and '.join(missing)}: pip install 'iswitch[demo]'")
+    for path in filter(None, (args.json, args.plot)):
+        try:
+            open(path, "a").close()
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _train(fleet: Fleet, training: Run, screen: Screen) -> None:
+    switch = fleet.start("switch", ["-m", "iswitch", "switch", "--listen", "127.0.0.1:0", "--json"])
+    training.address = _address(fleet, switch)
+    arguments = ["-m", "worker_lib.rl.train", "--switch", training.address, "--job", str(JOB)]
+    arguments += ["--workers", str(training.workers), "--seed", str(training.seed)]
+    arguments += ["--iterations", str(training.iterations)]
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    by_child: dict[Child, Member] = {}
+    for number in range(training.workers):
+        child = fleet.start(f"worker {number}", arguments, one_thread)
+        by_child[child] = Member(child)
+        training.members.append(by_child[child])
+    heard = time.monotonic()
+    while any(member.done is None for member in training.members):
+        for child, line in fleet.listen(0.1):
+            heard = time.monotonic()
+            _take(by_child, training, child, line)
+        if time.monotonic() - heard > SILENCE_PATIENCE:
+            raise DemoFailed(f"no worker has said anything for {SILENCE_PATIENCE:.0f} s")
+        _keep_time(training)
+        screen.refresh()
+    switch.process.terminate()
+    while not training.counters:
+        for child, line in fleet.listen(0.1):
+            if child is switch and line is None:
+                raise DemoFailed(f"the switch {switch.ending()} before it told its counters")
+            if child is switch and line:
+                training.counters = json.loads(line)
+
+
+def _address(fleet: Fleet, switch: Child) -> str:
+    limit = time.monotonic() + START_PATIENCE
+    while time.monotonic() < limit:
+        for _, line in fleet.listen(0.1):
+            if line is None:
+                raise DemoFailed(f"the switch {switch.ending()}")
+            if line.startswith("listening "):
+                return line.split()[1]
+    raise DemoFailed(f"the switch did not listen within {START_PATIENCE:.0f} s")
+
+
+def _take(by_child: dict[Child, Member], training: Run, child: Child, line: str | None) -> None:
+    member = by_child.get(child)
+    if line is not None and member is not None:
+        training.hear(member, json.loads(line))
+    elif line is None and member is None:
+        raise DemoFailed(f"the switch (process {child.process.pid}) {child.ending()}")
+    elif line is None and member is not None and member.done is None:
+        raise DemoFailed(f"worker {_called(member)} {child.ending()}")
+
+
+def _called(member: Member) -> str:
+    rank = "that has not joined yet" if member.rank is None else f"of rank {member.rank}"
+    return f"{rank} (process {member.child.process.pid})"
+
+
+def _keep_time(training: Run) -> None:
+    if training.iteration and training.started is None:
+        training.started = time.monotonic()
+    if training.started is not None and training.iteration < training.iterations:
+        training.seconds = time.monotonic() - training.started

@@ -1,0 +1,241 @@
+"""What the demo shows: the screen while it runs, the checks, the summary and the plot."""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ..wire import Shape
+from .demo import LEARNED, WINDOW
+
+if TYPE_CHECKING:
+    from .demo import Run
+
+BEST = 500  # CartPole-v1 ends an episode there
+BAR = 24  # characters
+
+
+class Screen:
+    """Live progress on a terminal; a line now and then elsewhere."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.console = Console(highlight=False)
+        self._progress = Progress(
+            TextColumn("iteration"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+        self._task = self._progress.add_task("", total=run.iterations)
+        self._live = Live(console=self.console, auto_refresh=False, transient=True)
+        self._next_line = 0
+        self._shown = 0.0
+
+    def __enter__(self) -> Self:
+        text = f"{self.run.workers} workers train CartPole-v1; the switch adds up their gradients"
+        self.console.print(text)
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.console.is_terminal:
+            self._live.stop()
+
+    def fail(self, message: str) -> None:
+        """Say why the run ended early."""
+        Console(stderr=True, highlight=False).print(f"iswitch demo: {message}", markup=False)
+
+    def refresh(self) -> None:
+        """Show how far it is."""
+        run = self.run
+        if self.console.is_terminal:
+            if time.monotonic() - self._shown < 0.1:
+                return
+            self._shown = time.monotonic()
+            self._progress.update(self._task, completed=run.iteration)
+            shown = Group(self._state(), self._members(), self._progress)
+            self._live.update(shown, refresh=True)
+        elif run.iteration >= self._next_line:
+            self._next_line = run.iteration + max(1, run.iterations // 10)
+            line = f"iteration {run.iteration:>4} of {run.iterations}  {self._state()}"
+            self.console.print(line, soft_wrap=True)
+
+    def _state(self) -> str:
+        run = self.run
+        recent = run.episodes()[-WINDOW:]
+        mean = f"{sum(recent) / len(recent):5.1f}" if recent else "    -"
+        rate = run.iteration / run.seconds if run.seconds else 0.0
+        return (
+            f"mean return {mean}  {rate:4.1f} iterations/s  "
+            f"{100 * share(run, 'aggregate'):2.0f} % of the time in aggregation"
+        )
+
+    def _members(self) -> Table:
+        table = Table(box=None)
+        for name, justify in (("rank", "right"), ("process", "right"), ("episodes", "right")):
+            table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        table.add_column(f"mean return of the last {WINDOW}")
+        for member in self.run.members:
+            mean = member.recent_return()
+            known = mean == mean
+            filled = round(BAR * mean / BEST) if known else 0
+            table.add_row(
+                "-" if member.rank is None else str(member.rank),
+                str(member.child.process.pid),
+                str(len(member.returns)),
+                f"{'━' * filled:{BAR}} {mean:5.1f}" if known else "",
+            )
+        return table
+
+
+def share(run: Run, part: str) -> float:
+    """The part of all workers' time that went into compute, aggregate or update."""
+    spent = {name: sum(sum(m.seconds[name]) for m in run.members) for name in PARTS}
+    total = sum(spent.values())
+    return spent[part] / total if total else 0.0
+
+
+PARTS = ("compute", "aggregate", "update")
+
+
+def check(run: Run) -> dict[str, Any]:
+    """All that was measured, and whether the checks hold."""
+    returns = run.episodes()
+    start = float(np.mean(returns[:WINDOW])) if returns else 0.0
+    end = float(np.mean(returns[-WINDOW:])) if returns else 0.0
+    done = [member.done for member in run.members if member.done is not None]
+    weights = {message["weights"] for message in done}
+    aggregation = np.concatenate([member.seconds["aggregate"] for member in run.members])
+    shape = Shape.of(done[0]["elements"])
+    drops = {name: run.counters[name] for name in ("duplicate", "late", "rx_overflow")}
+    return {
+        "workers": run.workers,
+        "iterations": run.iterations,
+        "seed": run.seed,
+        "seconds": run.seconds,
+        "iterations_per_second": run.iterations / run.seconds if run.seconds else None,
+        "episodes": len(returns),
+        "mean_return_start": start,
+        "mean_return_end": end,
+        "elements": shape.numel,
+        "weights_sha256": sorted(weights),
+        "bytes_aggregated": run.counters["accumulated"]
+        * done[0]["elements"]
+        * 4
+        // max(1, -(-done[0]["elements"] // 366)),
+        "packets_aggregated": run.counters["accumulated"],
+        "aggregates": run.counters["aggregates"],
+        "drops": {name: count for name, count in drops.items() if count},
+        "allreduce_p50": float(np.percentile(aggregation, 50)),
+        "allreduce_p99": float(np.percentile(aggregation, 99)),
+        "share": {part: share(run, part) for part in PARTS},
+        "per_worker": [
+            {"rank": m.rank, "returns": m.returns, **m.seconds, "stats": d["stats"]}
+            for m, d in zip(run.members, done, strict=True)
+        ],
+        "checks": {
+            "learned": end >= LEARNED,
+            "weights equal": len(weights) == 1,
+            "sum exact": sum_is_exact(run),
+        },
+    }
+
+
+def sum_is_exact(run: Run) -> bool:
+    """Whether all workers got, bit for bit, the recorded contributions added in rank order."""
+    recorded = [member.recorded for member in run.members]
+    if not all(recorded):
+        return False
+
+    def vector(message: dict[str, Any] | None, name: str) -> np.ndarray[Any, Any]:
+        assert message is not None
+        return np.frombuffer(base64.b64decode(message[name]), np.float32)
+
+    total = vector(recorded[0], "contribution").copy()
+    for message in recorded[1:]:
+        total += vector(message, "contribution")
+    return all(vector(m, "aggregate").tobytes() == total.tobytes() for m in recorded)
+
+
+def summarise(run: Run, report: dict[str, Any], console: Console) -> None:
+    """Print the summary."""
+    ms = 1e3
+    split = ", ".join(f"{part} {100 * report['share'][part]:.0f} %" for part in PARTS)
+    rows = [
+        ("mean return", f"{report['mean_return_start']:.1f} in the first {WINDOW} episodes, "
+            f"{report['mean_return_end']:.1f} in the last {WINDOW}"),
+        ("training", f"{run.iterations} iterations in {run.seconds:.1f} s, "
+            f"{report['episodes']} episodes"),
+        ("aggregated", f"{report['bytes_aggregated'] / 1e6:.1f} MB in "
+            f"{report['packets_aggregated']:,} packets"),
+        ("allreduce", f"p50 {ms * report['allreduce_p50']:.2f} ms, "
+            f"p99 {ms * report['allreduce_p99']:.2f} ms, with the wait for the slowest"),
+        ("time", split),
+    ]  # fmt: skip
+    table = Table(box=None, show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    meaning = {
+        "learned": f"learned: mean return of at least {LEARNED:.0f}",
+        "weights equal": f"weights of all {run.workers} workers equal to the last bit",
+        "sum exact": "recorded round equals the sum computed here, to the last bit",
+    }
+    for name, holds in report["checks"].items():
+        mark = "[green]ok[/]    " if holds else "[red]FAILED[/]"
+        console.print(f" {mark} {meaning[name]}")
+
+
+def plot(run: Run, path: str) -> None:
+    """Draw the learning curve, and where the time of each iteration went."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (learning, split) = pyplot.subplots(2, 1, figsize=(8, 7), layout="constrained")
+    for member in run.members:
+        if member.returns:
+            at, values = np.array(member.returns).T
+            label = f"rank {member.rank}" if run.workers <= 8 else None
+            learning.plot(at, rolling(values), linewidth=1, alpha=0.7, label=label)
+    learning.axhline(LEARNED, color="0.5", linestyle=":", linewidth=1)
+    learning.set(
+        title=f"CartPole-v1, {run.workers} workers", ylabel="return", ylim=(0, BEST * 1.04)
+    )
+    learning.text(
+        run.iterations, LEARNED + 6, f"{LEARNED:.0f}: learned ", color="0.4", fontsize=8, ha="right"
+    )
+    learning.set_xlim(0, run.iterations)
+    if run.workers <= 8:
+        learning.legend(title=f"mean of {WINDOW} episodes", fontsize=8)
+    parts = [rolling(np.mean([m.seconds[part] for m in run.members], axis=0)) for part in PARTS]
+    split.stackplot(
+        range(run.iterations), [1e3 * part for part in parts], labels=PARTS, alpha=0.85,
+        colors=("tab:blue", "tab:orange", "tab:green"),
+    )  # fmt: skip
+    split.set(xlabel="iteration", ylabel="ms", title="time of an iteration, mean of the workers")
+    split.set_xlim(0, run.iterations)
+    split.set_ylim(0, 1.25e3 * float(np.sum(parts, axis=0).max()))
+    split.legend(loc="upper right", fontsize=8)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def rolling(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Mean of the last WINDOW values at each place, shape as given."""
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    end = np.arange(1, len(values) + 1)
+    begin = np.maximum(0, end - WINDOW)
+    means: np.ndarray[Any, Any] = (sums[end] - sums[begin]) / (end - begin)
+    return means
