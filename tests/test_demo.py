@@ -1,0 +1,202 @@
+"""`iswitch demo`, with real processes: what it shows, what it checks, and how it ends."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from iswitch.cli.demo import Member, Run
+from iswitch.cli.demo_report import rolling, sum_is_exact
+
+DEMO = [sys.executable, "-m", "iswitch", "demo"]
+SHORT = ["--workers", "2", "--iterations", "6", "--seed", "3"]
+
+
+def demo(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*DEMO, *options], capture_output=True, text=True, timeout=120)
+
+
+def processes() -> dict[int, tuple[int, str]]:
+    """What runs: the parent and the command line, by process."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                state, parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has just ended
+            if state != "Z":
+                found[int(entry.name)] = int(parent), command
+    return found
+
+
+def children(of: int, needle: str) -> list[int]:
+    """Processes that `of` started and whose command line holds `needle`."""
+    return [
+        pid for pid, (parent, command) in processes().items() if parent == of and needle in command
+    ]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it did not happen in time"
+        time.sleep(0.02)
+
+
+@contextmanager
+def running_demo() -> Iterator[tuple[subprocess.Popen[str], list[int], int]]:
+    """A long demo in mid-training: its process, its workers' ids and its switch's."""
+    process = subprocess.Popen(
+        [*DEMO, "--workers", "3", "--iterations", "100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    family: set[int] = set()
+    try:
+        lines = iter(process.stdout.readline, "")
+        assert any(line.startswith("iteration    0 of") for line in lines)
+        wait_for(lambda: len(children(process.pid, "worker_lib.rl.train")) == 3)
+        workers = children(process.pid, "worker_lib.rl.train")
+        (switch,) = children(process.pid, "iswitch switch")
+        family = {*workers, switch}
+        wait_for(lambda: all(cpu_seconds(pid) > 1.0 for pid in workers))  # imports are done
+        yield process, workers, switch
+        wait_for(lambda: not family & processes().keys(), 10)
+    finally:
+        for pid in family & processes().keys():
+            os.kill(pid, signal.SIGKILL)
+        process.kill()
+        process.communicate()
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_learns(tmp_path: Path) -> None:
+    """The default run: it learns, the checks hold, and it takes less than a minute."""
+    report, picture = tmp_path / "demo.json", tmp_path / "demo.png"
+    began = time.monotonic()
+    done = demo("--json", str(report), "--plot", str(picture))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert time.monotonic() - began < 60
+    measured = json.loads(report.read_text())
+    assert measured["checks"] == {"learned": True, "weights equal": True, "sum exact": True}
+    assert measured["mean_return_end"] >= 195 > measured["mean_return_start"]
+    segments = -(-measured["elements"] // 366)
+    assert measured["packets_aggregated"] == 4 * 300 * segments
+    assert measured["aggregates"] == 300 * segments
+    assert measured["bytes_aggregated"] == 4 * 300 * 4 * measured["elements"]
+    assert sum(measured["share"].values()) == pytest.approx(1)
+    assert len(measured["per_worker"]) == 4
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert " ok     recorded round equals the sum computed here, to the last bit" in done.stdout
+    assert not done.stderr
+
+
+def test_repeats_bit_for_bit(tmp_path: Path) -> None:
+    """Same seed, same weights; another seed, others. Too short to learn, which it says."""
+    weights = []
+    for seed in ("3", "3", "4"):
+        report = tmp_path / "demo.json"
+        done = demo(*SHORT, "--seed", seed, "--json", str(report))
+        assert done.returncode == 1
+        assert " FAILED learned" in done.stdout
+        measured = json.loads(report.read_text())
+        assert measured["checks"] == {"learned": False, "weights equal": True, "sum exact": True}
+        weights.append(measured["weights_sha256"])
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_killed_worker_is_named() -> None:
+    with running_demo() as (process, workers, _):
+        os.kill(workers[1], signal.SIGKILL)
+        assert process.wait(10) == 1
+        assert process.stderr is not None
+        error = process.stderr.read()
+        assert f"(process {workers[1]}) was killed by SIGKILL" in error
+        assert error.startswith("iswitch demo: worker of rank ")
+        assert "Traceback" not in error
+
+
+def test_killed_switch_is_named() -> None:
+    with running_demo() as (process, _, switch):
+        os.kill(switch, signal.SIGKILL)
+        assert process.wait(10) == 1
+        assert process.stderr is not None
+        assert f"the switch (process {switch}) was killed by SIGKILL" in process.stderr.read()
+
+
+def test_interrupt_ends_all() -> None:
+    with running_demo() as (process, _, _):
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(10) == 130
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_crashed_parent_leaves_no_orphans() -> None:
+    with running_demo() as (process, _, _):
+        process.kill()
+        process.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--workers", "65"], "a switch takes 1 to 64 workers"),
+        (["--iterations", "0"], "at least 1"),
+        (["--json", "/nowhere/demo.json"], "cannot write /nowhere/demo.json"),
+    ],
+)
+def test_misuse(options: list[str], complaint: str) -> None:
+    done = demo(*options)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+
+
+def recorded(contributions: list[np.ndarray], aggregates: list[np.ndarray]) -> Run:
+    run = Run(len(contributions), 1, 0)
+    for contribution, aggregate in zip(contributions, aggregates, strict=True):
+        member = Member(SimpleNamespace())  # type: ignore[arg-type]
+        member.recorded = {
+            "contribution": base64.b64encode(contribution.tobytes()).decode(),
+            "aggregate": base64.b64encode(aggregate.tobytes()).decode(),
+        }
+        run.members.append(member)
+    return run
+
+
+def test_sum_check_finds_one_flipped_bit() -> None:
+    rng = np.random.default_rng(0)
+    parts = [rng.standard_normal(100).astype(np.float32) for _ in range(3)]
+    total = (parts[0] + parts[1]) + parts[2]
+    assert sum_is_exact(recorded(parts, [total] * 3))
+    wrong = total.copy()
+    wrong.view(np.uint32)[7] ^= 1
+    assert not sum_is_exact(recorded(parts, [total, wrong, total]))
+    assert not sum_is_exact(recorded(parts, [wrong] * 3))
+
+
+def test_rolling_mean() -> None:
+    values = np.arange(50.0)
+    means = [values[max(0, i - 19) : i + 1].mean() for i in range(50)]
+    assert rolling(values) == pytest.approx(means)
