@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check model bench clean
 
 demo: $(VENV)/demo.ready
 	$(BIN)/iswitch demo
@@ -15,6 +15,10 @@ check: $(VENV)/dev.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The random model of joins, crashes and restarts, on more seeds than `make test` takes.
+model: $(VENV)/dev.ready
+	ISWITCH_MODEL_SEEDS=3000 $(BIN)/python -m pytest -q tests/test_model.py
 
 bench: $(VENV)/dev.ready
 	$(BIN)/python -m tests.bench.loopback

@@ -13,6 +13,7 @@ contributions it holds, how often, and of which vectors:
 
 from __future__ import annotations
 
+import os
 import random
 
 import numpy as np
@@ -25,6 +26,7 @@ from worker_lib.session import Dropped, Gone, Session
 
 from .world import Faults, World, worker_address
 
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "100"))  # `make model` takes more
 MOST = 24  # members in all, over a history
 SEGMENTS = 5
 SHAPE = Shape.of(SEGMENTS * (MOST + 1), DType.INT32, elements=MOST + 1)
@@ -166,7 +168,7 @@ class History:
         self.world.switch = patient_switch()
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_members_come_and_go(seed: int) -> None:
     """Leaves, late joins and new incarnations, with H automatic and a switch that lasts."""
     history = History(seed, workers=history_size(seed))
@@ -186,7 +188,7 @@ def test_members_come_and_go(seed: int) -> None:
     assert not history.excused
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_switch_restarts(seed: int) -> None:
     """The switch loses its state, several times; the members stay the same."""
     history = History(seed, workers=history_size(seed))
@@ -197,7 +199,7 @@ def test_switch_restarts(seed: int) -> None:
     assert not history.excused
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_everything_at_once(seed: int) -> None:
     """Restarts of the switch and of workers together: nothing wrong, and everybody gets on.
 
@@ -218,7 +220,7 @@ def test_everything_at_once(seed: int) -> None:
     history.everybody_gets_on()
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_gathering(seed: int) -> None:
     """Workers come, and crash, before all have joined: no sum lacks one that is there in time."""
     history = History(seed, workers=2)

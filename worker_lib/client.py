@@ -387,7 +387,8 @@ class Worker:
         named = ", ".join(_range(start, stop) for start, stop in missing[:4])
         more = ", ..." if len(missing) > 4 else ""
         segments = f"{count} of {self.shape.segments} segments missing ({named}{more})"
-        if session.waiting_for is None:
+        silence = time.monotonic() - session.heard
+        if session.waiting_for is None or silence > 2 * session.round_trip.ceiling:
             return AllreduceTimeout(
                 f"{what}: {segments}; the switch at {self._address} does not answer: is it "
                 "running, and is the network to it up?",

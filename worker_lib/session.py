@@ -137,6 +137,7 @@ class Session:
         self.joined = 0  # members that have joined, as the last Ack of a Join said
         self.halted = False
         self.transfer: Transfer | None = None
+        self.heard = float("-inf")  # when the last packet came
         self.waiting_for: int | None = None  # bitmap of ranks, by the last answer to Help
         self.stats = dict.fromkeys(
             ("sent", "sent_again", "received", "useless", "helps", "helped", "rejoins"), 0
@@ -230,6 +231,7 @@ class Session:
 
     def receive(self, burst: Burst, now: float) -> None:
         """Take packets from the switch."""
+        self.heard = now
         kind = burst.tos & TOS_MASK
         for rows in burst.pieces():
             if kind == TOS_DATA and rows.shape[1] >= SEG_SIZE:
