@@ -217,7 +217,8 @@ class SynchronousAccelerator(Accelerator):
     @classmethod
     def memory(cls, shape: Shape) -> int:
         """Bytes that a job of this shape needs."""
-        return shape.segments * (cls.SLOTS * (shape.packet_size + cls.RECORD.size) + 12)
+        per_segment = cls.SLOTS * (shape.packet_size + cls.RECORD.size) + Cutter.MEMORY
+        return shape.segments * per_segment
 
     @classmethod
     def memory_per_member(cls, shape: Shape, reproducible: bool) -> int:

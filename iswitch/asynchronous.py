@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from .accelerator import Accelerator, Held, Outcome, Run, Table
 from .counters import Counters
-from .packets import Rows
+from .packets import Cutter, Rows
 from .wire import ROUND_MASK, Shape, round_distance
 
 
@@ -35,7 +35,8 @@ class AsynchronousAccelerator(Accelerator):
     @classmethod
     def memory(cls, shape: Shape) -> int:
         """Bytes that a job of this shape needs."""
-        return shape.segments * (cls.SLOTS * shape.packet_size + cls.RECORD.size + 12)
+        per_segment = cls.SLOTS * shape.packet_size + cls.RECORD.size + Cutter.MEMORY
+        return shape.segments * per_segment
 
     @classmethod
     def memory_per_member(cls, shape: Shape) -> int:

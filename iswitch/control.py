@@ -74,7 +74,7 @@ class Request:
             0,
             self.member.rank,
             self.job.threshold_in_force,
-            self.job.window.high if first is None else first,
+            self.job.window.high if first is None or self.job.window.is_past(first) else first,
             contributors,
         )
 
@@ -380,7 +380,8 @@ class ControlPlane:
     def _set_threshold(self, request: Request) -> Answer:
         assert isinstance(request.value, Threshold)
         request.job.threshold = request.value.threshold
-        return Answer(request.ack(), self._reevaluate(request.job))
+        sends = self._reevaluate(request.job)
+        return Answer(request.ack(), sends)
 
     def _force_broadcast(self, request: Request) -> Answer:
         job = request.job

@@ -14,7 +14,7 @@ from .accelerator import Outcome, Run, SynchronousAccelerator
 from .asynchronous import AsynchronousAccelerator
 from .counters import Counters
 from .membership import Member, Membership
-from .packets import Rows
+from .packets import Rows, Stretch
 from .wire import FLAG_FIRST, FLAG_STANDS_AT, ROUND_MASK, Join, Mode, Shape, round_distance
 
 JobAccelerator = SynchronousAccelerator | AsynchronousAccelerator
@@ -164,31 +164,34 @@ class Job:
         participants = self.members.participants(round_)
         return held & participants == participants
 
-    def contribute(self, member: Member, rows: Rows, outcome: Outcome) -> None:
-        """Take whole data packets, shape (n, size), of one member; count what is not taken."""
+    def stretches(self, rows: Rows) -> list[Stretch]:
+        """Cut whole data packets, shape (n, size), into consecutive segments of one round."""
+        assert self.accelerator is not None
+        return self.accelerator.cutter.cut(rows)
+
+    def contribute(self, member: Member, stretch: Stretch, outcome: Outcome) -> None:
+        """Take consecutive segments of one member; count what is not taken."""
         shape, accelerator = self.shape, self.accelerator
         assert shape is not None
         assert accelerator is not None
-        size = rows.shape[1]
-        first, end = 0, 0  # the segments that have this length
+        round_, index, rows = stretch
+        n, size = rows.shape
+        first = end = index  # the segments that have this length
         if size == shape.packet_size:
-            end = shape.full_segments
+            first, end = 0, shape.full_segments
         elif size == shape.last_size:
             first, end = shape.full_segments, shape.segments
-        for round_, index, stretch in accelerator.cutter.cut(rows):
-            n = len(stretch)
-            fits = min(n, end - index) if index >= first else 0
-            if fits < n:
-                fits = max(0, fits)
-                self.counters["malformed"] += n - fits
-                stretch = stretch[:fits]
-                if not fits:
-                    continue
-            reason = self._refuse(member, round_)
-            if reason:
-                self.counters[reason] += fits
-            else:
-                accelerator.accumulate(member.rank, round_, index, stretch, outcome)
+        if index < first or index + n > end:
+            rows = rows[max(0, first - index) : max(0, end - index)]
+            index = max(index, first)
+            self.counters["malformed"] += n - len(rows)
+            if not len(rows):
+                return
+        reason = self._refuse(member, round_)
+        if reason:
+            self.counters[reason] += len(rows)
+        else:
+            accelerator.accumulate(member.rank, round_, index, rows, outcome)
 
     def name(self, round_: int, first: bool) -> None:
         """A member that comes back to a switch which lost its state names the round it is at."""

@@ -69,6 +69,10 @@ class Outgoing(NamedTuple):
     rows: Rows
     tail: int
 
+    def copy(self) -> Outgoing:
+        """The same packets, in memory of their own."""
+        return self._replace(rows=self.rows.copy())
+
     @classmethod
     def control(cls, peer: Address, payload: bytes) -> Outgoing:
         """One control packet."""
@@ -87,6 +91,7 @@ class Cutter:
     """
 
     ROUNDS = 8
+    MEMORY = (ROUNDS + 1) * SEG_SIZE  # bytes for every segment
 
     def __init__(self, segments: int) -> None:
         self._index = np.arange(segments, dtype=np.uint64)
@@ -107,7 +112,8 @@ class Cutter:
         if headers and raw == headers[SEG_SIZE * start : SEG_SIZE * start + len(raw)]:
             return [(round_, start, rows)]
         segs = np.frombuffer(raw, ">u8").astype(np.uint64)
-        bounds = [0, *(np.flatnonzero(np.diff(segs) != 1) + 1).tolist(), len(rows)]
+        begins = (np.diff(segs) != 1) | (segs[1:] & 0xFFFFFFFF == 0)  # index 0: another round
+        bounds = [0, *(np.flatnonzero(begins) + 1).tolist(), len(rows)]
         return [(*split_seg(int(segs[a])), rows[a:b]) for a, b in pairwise(bounds)]
 
     def _remember(self, round_: int) -> bytes:

@@ -18,6 +18,7 @@ from .arbiter import Traffic, classify
 from .control import ControlPlane, Limits
 from .counters import Counters
 from .job import Job
+from .membership import Member
 from .packets import Address, Burst, Outgoing, Rows
 from .wire import SEG_SIZE, TOS_DATA
 
@@ -54,15 +55,14 @@ class Switch:
             self.counters["ordinary"] += count
             return []
         pieces = burst.pieces()
-        if pieces[-1].shape[1] < SEG_SIZE:
-            short = pieces.pop()
-            self.counters["short"] += len(short)
+        while pieces and pieces[-1].shape[1] < SEG_SIZE:
+            self.counters["short"] += len(pieces.pop())
         if kind is Traffic.DATA:
             return self._counted(self._quietly(self._data, burst.peer, pieces, now))
         sends: list[Outgoing] = []
         for rows in pieces:
             for row in rows:
-                sends += self.control.handle(burst.peer, row.tobytes(), now)
+                sends += self._quietly(self.control.handle, burst.peer, row.tobytes(), now)
         return self._counted(sends)
 
     def _data(self, peer: Address, pieces: list[Rows], now: float) -> list[Outgoing]:
@@ -74,9 +74,21 @@ class Switch:
             return []
         job, member = found
         member.last_seen = now
+        sends: list[Outgoing] = []
         outcome = Outcome([], [])
+        before: int | None = None
         for rows in pieces:
-            job.contribute(member, rows, outcome)
+            for stretch in job.stretches(rows):
+                if before not in (None, stretch[0]):
+                    # The next round may take over the sets that are to be sent: copy them.
+                    sends += [out.copy() for out in self._effects(job, member, outcome)]
+                    outcome = Outcome([], [])
+                before = stretch[0]
+                job.contribute(member, stretch, outcome)
+        return sends + self._effects(job, member, outcome)
+
+    def _effects(self, job: Job, member: Member, outcome: Outcome) -> list[Outgoing]:
+        """What is to be sent because of a member's contributions."""
         if not (outcome.completed or outcome.late):
             return []
         sends = self.deliver(job, job.note(outcome.completed))

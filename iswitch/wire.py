@@ -153,6 +153,8 @@ class Shape:
         """The shape of a vector of `numel` elements; E by default fills a 1500-byte MTU."""
         if elements is None:
             elements = (MTU_PAYLOAD - SEG_SIZE) // dtype.itemsize
+        if elements < 1 or numel < 0:
+            raise WireError(f"{numel} elements in segments of {elements}: too few of either")
         segments = max(1, -(-numel // elements))
         return cls(dtype, op, mode, elements, numel - (segments - 1) * elements, segments)
 
@@ -238,7 +240,7 @@ class Round(_Value):
 
 FLAG_STANDS_AT = 1  # Join: `round` is where the sender stands
 FLAG_REPRODUCIBLE = 2  # Join: the job sums in rank order
-FLAG_FIRST = 4  # Join: the sender has no contribution to the round before that one any more
+FLAG_FIRST = 4  # Join: that round is the first of the sender, who took no part in the one before
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from iswitch.cli.demo import Member, Run
-from iswitch.cli.demo_report import rolling, sum_is_exact
+from iswitch.cli.demo_report import curve, rolling, sum_is_exact
 
 DEMO = [sys.executable, "-m", "iswitch", "demo"]
 SHORT = ["--workers", "2", "--iterations", "6", "--seed", "3"]
@@ -108,7 +108,9 @@ def test_learns(tmp_path: Path) -> None:
     assert sum(measured["share"].values()) == pytest.approx(1)
     assert len(measured["per_worker"]) == 4
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert " ok     recorded round equals the sum computed here, to the last bit" in done.stdout
+    assert (
+        " ok     recorded round equals the local sum in rank order, to the last bit" in done.stdout
+    )
     assert not done.stderr
 
 
@@ -164,6 +166,8 @@ def test_crashed_parent_leaves_no_orphans() -> None:
     [
         (["--workers", "65"], "a switch takes 1 to 64 workers"),
         (["--iterations", "0"], "at least 1"),
+        (["--seed", "-1"], "0 or more"),
+        (["--plot", "demo.doc"], "a name that ends in .png"),
         (["--json", "/nowhere/demo.json"], "cannot write /nowhere/demo.json"),
     ],
 )
@@ -171,6 +175,31 @@ def test_misuse(options: list[str], complaint: str) -> None:
     done = demo(*options)
     assert done.returncode == 2
     assert complaint in done.stderr
+
+
+def test_failed_run_leaves_no_empty_file(tmp_path: Path) -> None:
+    report = tmp_path / "demo.json"
+    done = demo("--json", str(report), "--plot", "/nowhere/demo.png")
+    assert done.returncode == 2
+    assert not report.exists()
+
+
+def test_last_episodes_are_the_last_of_all() -> None:
+    rng = np.random.default_rng(0)
+    run = Run(4, 50, 0)
+    for size in (0, 3, 40, 200):
+        ended = np.sort(rng.integers(50, size=size))
+        member = Member(SimpleNamespace())  # type: ignore[arg-type]
+        member.returns = [(int(i), float(r)) for i, r in zip(ended, rng.random(size), strict=True)]
+        run.members.append(member)
+    for last in (1, 20, 242, 243, 1000):
+        assert run.episodes(last) == run.episodes()[-last:]
+
+
+def test_curve() -> None:
+    points = curve([(1, 10.0), (1, 20.0), (3, 60.0)], 5)
+    assert points == pytest.approx([np.nan, 15, 15, 30, 30], nan_ok=True)
+    assert np.isnan(curve([], 3)).all()
 
 
 def recorded(contributions: list[np.ndarray], aggregates: list[np.ndarray]) -> Run:

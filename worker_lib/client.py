@@ -87,8 +87,8 @@ class Worker:
         self.timeout = timeout
         self.allreduce_seconds: list[float] = []
         self._dtype = shape.dtype.numpy
-        self._address = Address(*switch)
         self._port = UdpPort(bind, connect=switch, offload=offload)
+        self._address = Address(*self._port.socket.getpeername())  # `switch` may be a name
         self._session = Session(
             self._address,
             job,
@@ -221,9 +221,8 @@ class Worker:
 
         The other workers' allreduce raises JobReset.
         """
-        round_ = self._request(Action.RESET).round
-        self._session.resume_at(round_)
-        return round_
+        self._request(Action.RESET)
+        return self._session.round
 
     def halt(self) -> None:
         """Suspend the job on all workers, until somebody calls `reset`."""

@@ -122,7 +122,7 @@ class Session:
         expected: int = 0,
         reproducible: bool = False,
         restart_safe: bool = True,
-        ceiling: int = 1 << 20,
+        ceiling: int = 2 << 20,
     ) -> None:
         self.switch = switch
         self.job = job
@@ -158,6 +158,7 @@ class Session:
         self._timed: tuple[int, float] | None = None  # a segment and when it was sent
         self._last_loss = float("-inf")
         self._rejoining = False
+        self._finished: int | None = None  # the last round that was
         self._reset_round: int | None = None
 
     # What the application asks for
@@ -167,9 +168,8 @@ class Session:
         flags = FLAG_REPRODUCIBLE if self.reproducible else 0
         join = Join.for_shape(self.shape, MemberType.WORKER, self.expected, flags)
         if self._rejoining:
-            before = (self.round - 1) & ROUND_MASK
-            kept = any(contribution.round == before for contribution in self._contributions)
-            flags |= FLAG_STANDS_AT if kept else FLAG_STANDS_AT | FLAG_FIRST
+            took_part_before = self._finished == (self.round - 1) & ROUND_MASK
+            flags |= FLAG_STANDS_AT if took_part_before else FLAG_STANDS_AT | FLAG_FIRST
             join = replace(join, flags=flags, round=self.round)
         self._ask(Control(Action.JOIN, self.job, self.incarnation, join), now)
 
@@ -201,6 +201,7 @@ class Session:
     def finish(self) -> None:
         """The transfer is done: go on to the next round."""
         self.abandon()
+        self._finished = self.round
         self.round = (self.round + 1) & ROUND_MASK
 
     def abandon(self) -> None:
@@ -220,10 +221,11 @@ class Session:
         for _ in range(BURSTS_AT_ONCE):
             if transfer.in_flight and transfer.in_flight + self._burst > self.window.size:
                 break  # whole bursts only: fragments would cost as much as bursts
+            sent_before = transfer.filled
             run = transfer.next_run(self._burst)
             if run is None:
                 break
-            if self._timed is None:
+            if self._timed is None and run[1] > sent_before:  # Karn: not of what is sent again
                 self._timed = (run[1] - 1, now)
             out.append(self._data(transfer.contribution, *run))
             self.stats["sent"] += run[1] - run[0]
@@ -247,7 +249,7 @@ class Session:
     def deadline(self) -> float | None:
         """When `handle_timer` wants to be called."""
         due = [pending.due for pending in self._pending.values()]
-        if self._timer is not None and not self.halted:
+        if self._timer is not None:
             due.append(self._timer)
         return min(due, default=None)
 
@@ -258,7 +260,7 @@ class Session:
                 pending.pause = min(2 * pending.pause, REPEAT_CEILING)
                 pending.due = now + pending.pause
                 self._out.append(Outgoing.control(self.switch, pending.packet.build()))
-        if self._timer is not None and self._timer <= now and not self.halted:
+        if self._timer is not None and self._timer <= now:
             self._ask_for_help(now)
 
     # Requests and answers
@@ -289,8 +291,7 @@ class Session:
             return
         self._relays.append(packet.request)
         if packet.action is Action.HALT:
-            self.halted = True
-            self._events.append(Halted())
+            self._was_halted(now)
         elif isinstance(packet.value, Round):
             self._was_reset(packet.value.round)
         elif isinstance(packet.value, Segments):
@@ -313,6 +314,12 @@ class Session:
                 self.member = False
         elif status is Status.NOT_MEMBER and pending.packet.action is not Action.LEAVE:
             self._rejoin(now)
+        elif (
+            pending.packet.action is Action.RESET
+            and status is Status.OK
+            and round_distance(ack.round, self.round) > 0  # else its relay has come before
+        ):
+            self.resume_at(ack.round)
         self._events.append(Answered(packet.request, pending.packet.action, status, ack))
 
     def _joined(self, ack: Ack, now: float) -> None:
@@ -342,12 +349,19 @@ class Session:
             self.stats["rejoins"] += 1
             self.join(now)
 
+    def _was_halted(self, now: float) -> None:
+        if self._timer is not None:
+            self._timer = now + self.round_trip.ceiling
+        if not self.halted:
+            self.halted = True
+            self._events.append(Halted())
+
     def _was_reset(self, round_: int) -> None:
-        ours = round_ == self._reset_round or any(
-            pending.packet.action is Action.RESET for pending in self._pending.values()
-        )
+        if round_ == self._reset_round:
+            return
+        ours = any(pending.packet.action is Action.RESET for pending in self._pending.values())
+        self.resume_at(round_)
         if not ours:
-            self.resume_at(round_)
             self._events.append(WasReset(round_))
 
     def resume_at(self, round_: int) -> None:
@@ -356,6 +370,7 @@ class Session:
         self.halted = False
         self.abandon()
         self.round = round_
+        self._help_requests.clear()  # a late answer, HALTED say, is of no interest
         for contribution in self._contributions:
             contribution.round = None
 
@@ -368,7 +383,9 @@ class Session:
             return
         self._timed = None  # Karn: what is asked for is not measured
         ranges = transfer.missing(sent_only=True)
-        if not ranges:
+        if self.halted:  # nothing will come; but the Reset that ends it may have been lost
+            ranges = [(0, 1)]
+        elif not ranges:
             transfer.in_flight = 0
         for start, stop in ranges[:RANGES_PER_HELP]:
             number = self._number()
@@ -380,19 +397,22 @@ class Session:
             self._out.append(Outgoing.control(self.switch, packet.build()))
             self.stats["helps"] += 1
         self.round_trip.backoff = min(self.round_trip.backoff * 2, 64.0)
-        self._timer = now + self.round_trip.timeout
+        pause = self.round_trip.ceiling if self.halted else self.round_trip.timeout
+        self._timer = now + pause
 
     def _help_answered(self, status: Status, ack: Ack, now: float) -> None:
         if status is Status.NOT_MEMBER:
             self._rejoin(now)
-        elif status is Status.HALTED and not self.halted:
-            self.halted = True
-            self._events.append(Halted())
+        elif status is Status.HALTED:
+            self._was_halted(now)
+        elif status is Status.GONE and self.halted:  # the Reset that ended it was lost
+            self._was_reset(ack.round)
         elif status is Status.GONE and self.transfer is not None:
             self._events.append(Gone(self.round, ack.round))
             self.abandon()
             self.round = ack.round
         elif status is Status.OK:
+            self.halted = False
             self.waiting_for = ack.missing
 
     def _help_the_switch(self, named: Segments, now: float) -> None:

@@ -74,6 +74,11 @@ class Transfer:
         """Whether every aggregate has come."""
         return not self.remaining
 
+    @property
+    def filled(self) -> int:
+        """How many segments, from the first, have been given out to be sent."""
+        return self._filled
+
     def next_run(self, burst: int) -> tuple[int, int] | None:
         """Take the next segments to send: at most a burst; None: nothing is left to send.
 

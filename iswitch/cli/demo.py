@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 JOB = 1
 START_PATIENCE = 20.0  # seconds for the switch to listen
 SILENCE_PATIENCE = 60.0  # seconds without a word from any worker
+STOP_PATIENCE = 10.0  # seconds for the switch to tell its counters
+PICTURES = (".png", ".svg", ".pdf")
 WINDOW = 20  # episodes in a mean return
 LEARNED = 195.0  # the return at which CartPole used to count as solved
 
@@ -78,6 +82,7 @@ class Run:
     seed: int
     members: list[Member] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
+    spent: Counter[str] = field(default_factory=Counter)  # all workers' seconds, by part
     address: str = ""
     seconds: float = 0.0  # from the first iteration's end to the last
     started: float | None = None
@@ -92,6 +97,7 @@ class Run:
                 member.returns += [(message["iteration"], r) for r in message["returns"]]
                 for name, values in member.seconds.items():
                     values.append(message[name])
+                    self.spent[name] += message[name]
             case "round":
                 member.recorded = message
             case "done":
@@ -104,10 +110,11 @@ class Run:
         """Iterations that all workers have completed."""
         return min((member.iterations for member in self.members), default=0)
 
-    def episodes(self) -> list[float]:
-        """Returns of all workers' episodes, in the order they ended."""
-        ended = [(i, k, r) for k, m in enumerate(self.members) for i, r in m.returns]
-        return [value for _, _, value in sorted(ended, key=lambda entry: entry[:2])]
+    def episodes(self, last: int | None = None) -> list[float]:
+        """Returns of all workers' episodes, by the iteration they ended in; the `last` of them."""
+        first = 0 if last is None else -last  # none but a worker's last can be among all's last
+        ended = [(i, k, r) for k, m in enumerate(self.members) for i, r in m.returns[first:]]
+        return [value for _, _, value in sorted(ended, key=lambda entry: entry[:2])][first:]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -141,13 +148,20 @@ def _check_arguments(args: argparse.Namespace) -> None:
         raise UsageError(f"--workers {args.workers}: a switch takes 1 to 64 workers a job")
     if args.iterations < 1:
         raise UsageError(f"--iterations {args.iterations}: at least 1")
+    if args.seed < 0:
+        raise UsageError(f"--seed {args.seed}: 0 or more")
+    if args.plot and not args.plot.endswith(PICTURES):
+        raise UsageError(f"--plot {args.plot}: a name that ends in {' or '.join(PICTURES)}")
     needed = ["gymnasium", "matplotlib"] if args.plot else ["gymnasium"]
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise UsageError(f"needs {' and '.join(missing)}: pip install 'iswitch[demo]'")
     for path in filter(None, (args.json, args.plot)):
+        existed = os.path.exists(path)
         try:
             open(path, "a").close()
+            if not existed:
+                os.unlink(path)  # a run that fails leaves no empty file
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
@@ -174,7 +188,13 @@ def _train(fleet: Fleet, training: Run, screen: Screen) -> None:
         _keep_time(training)
         screen.refresh()
     switch.process.terminate()
+    limit = time.monotonic() + STOP_PATIENCE
     while not training.counters:
+        if time.monotonic() > limit:
+            raise DemoFailed(
+                f"the switch (process {switch.process.pid}) did not tell its counters within "
+                f"{STOP_PATIENCE:.0f} s"
+            )
         for child, line in fleet.listen(0.1):
             if child is switch and line is None:
                 raise DemoFailed(f"the switch {switch.ending()} before it told its counters")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
@@ -53,7 +54,7 @@ class Screen:
 
     def fail(self, message: str) -> None:
         """Say why the run ended early."""
-        Console(stderr=True, highlight=False).print(f"iswitch demo: {message}", markup=False)
+        print(f"iswitch demo: {message}", file=sys.stderr)
 
     def refresh(self) -> None:
         """Show how far it is."""
@@ -63,7 +64,7 @@ class Screen:
                 return
             self._shown = time.monotonic()
             self._progress.update(self._task, completed=run.iteration)
-            shown = Group(self._state(), self._members(), self._progress)
+            shown = Group(self._state(), self._progress, self._members())
             self._live.update(shown, refresh=True)
         elif run.iteration >= self._next_line:
             self._next_line = run.iteration + max(1, run.iterations // 10)
@@ -72,7 +73,7 @@ class Screen:
 
     def _state(self) -> str:
         run = self.run
-        recent = run.episodes()[-WINDOW:]
+        recent = run.episodes(WINDOW)
         mean = f"{sum(recent) / len(recent):5.1f}" if recent else "    -"
         rate = run.iteration / run.seconds if run.seconds else 0.0
         return (
@@ -85,7 +86,11 @@ class Screen:
         for name, justify in (("rank", "right"), ("process", "right"), ("episodes", "right")):
             table.add_column(name, justify=justify)  # type: ignore[arg-type]
         table.add_column(f"mean return of the last {WINDOW}")
-        for member in self.run.members:
+        members = self.run.members
+        room = max(1, self.console.height - 4)  # the lines beside the rows
+        if len(members) > room:
+            members = members[: room - 1]
+        for member in members:
             mean = member.recent_return()
             known = mean == mean
             filled = round(BAR * mean / BEST) if known else 0
@@ -95,14 +100,15 @@ class Screen:
                 str(len(member.returns)),
                 f"{'━' * filled:{BAR}} {mean:5.1f}" if known else "",
             )
+        if len(members) < self.run.workers:
+            table.add_row("...", "", "", f"and {self.run.workers - len(members)} more")
         return table
 
 
 def share(run: Run, part: str) -> float:
     """The part of all workers' time that went into compute, aggregate or update."""
-    spent = {name: sum(sum(m.seconds[name]) for m in run.members) for name in PARTS}
-    total = sum(spent.values())
-    return spent[part] / total if total else 0.0
+    total = run.spent.total()
+    return run.spent[part] / total if total else 0.0
 
 
 PARTS = ("compute", "aggregate", "update")
@@ -117,6 +123,7 @@ def check(run: Run) -> dict[str, Any]:
     weights = {message["weights"] for message in done}
     aggregation = np.concatenate([member.seconds["aggregate"] for member in run.members])
     shape = Shape.of(done[0]["elements"])
+    vectors = run.counters["accumulated"] / shape.segments
     drops = {name: run.counters[name] for name in ("duplicate", "late", "rx_overflow")}
     return {
         "workers": run.workers,
@@ -129,10 +136,7 @@ def check(run: Run) -> dict[str, Any]:
         "mean_return_end": end,
         "elements": shape.numel,
         "weights_sha256": sorted(weights),
-        "bytes_aggregated": run.counters["accumulated"]
-        * done[0]["elements"]
-        * 4
-        // max(1, -(-done[0]["elements"] // 366)),
+        "bytes_aggregated": round(vectors * shape.numel * shape.dtype.itemsize),
         "packets_aggregated": run.counters["accumulated"],
         "aggregates": run.counters["aggregates"],
         "drops": {name: count for name, count in drops.items() if count},
@@ -182,14 +186,12 @@ def summarise(run: Run, report: dict[str, Any], console: Console) -> None:
             f"p99 {ms * report['allreduce_p99']:.2f} ms, with the wait for the slowest"),
         ("time", split),
     ]  # fmt: skip
-    table = Table(box=None, show_header=False)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    for name, value in rows:
+        console.print(f" {name:12} {value}", soft_wrap=True)
     meaning = {
         "learned": f"learned: mean return of at least {LEARNED:.0f}",
         "weights equal": f"weights of all {run.workers} workers equal to the last bit",
-        "sum exact": "recorded round equals the sum computed here, to the last bit",
+        "sum exact": "recorded round equals the local sum in rank order, to the last bit",
     }
     for name, holds in report["checks"].items():
         mark = "[green]ok[/]    " if holds else "[red]FAILED[/]"
@@ -203,22 +205,24 @@ def plot(run: Run, path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (learning, split) = pyplot.subplots(2, 1, figsize=(8, 7), layout="constrained")
-    for member in run.members:
-        if member.returns:
-            at, values = np.array(member.returns).T
-            label = f"rank {member.rank}" if run.workers <= 8 else None
-            learning.plot(at, rolling(values), linewidth=1, alpha=0.7, label=label)
-    learning.axhline(LEARNED, color="0.5", linestyle=":", linewidth=1)
+    figure, (learning, split) = pyplot.subplots(2, 1, figsize=(9, 7), layout="constrained")
+    curves = [curve(member.returns, run.iterations) for member in run.members]
+    for rank, values in enumerate(curves):
+        label = f"rank {rank}" if run.workers <= 8 else "a worker" if rank == 0 else None
+        learning.plot(values, linewidth=1, alpha=0.6, label=label)
+    if run.workers > 1:
+        learning.plot(np.mean(curves, axis=0), color="black", linewidth=1.8, label="mean")
+    label = f"learned: {LEARNED:.0f}"
+    learning.axhline(LEARNED, color="0.4", linestyle=":", linewidth=1, label=label)
     learning.set(
         title=f"CartPole-v1, {run.workers} workers", ylabel="return", ylim=(0, BEST * 1.04)
     )
-    learning.text(
-        run.iterations, LEARNED + 6, f"{LEARNED:.0f}: learned ", color="0.4", fontsize=8, ha="right"
-    )
     learning.set_xlim(0, run.iterations)
-    if run.workers <= 8:
-        learning.legend(title=f"mean of {WINDOW} episodes", fontsize=8)
+    beside: dict[str, Any] = {
+        "loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0, "alignment": "left",
+        "frameon": False, "fontsize": 8, "title_fontsize": 8,
+    }  # fmt: skip
+    learning.legend(title=f"mean of the\nlast {WINDOW} episodes", **beside)
     parts = [rolling(np.mean([m.seconds[part] for m in run.members], axis=0)) for part in PARTS]
     split.stackplot(
         range(run.iterations), [1e3 * part for part in parts], labels=PARTS, alpha=0.85,
@@ -226,10 +230,20 @@ def plot(run: Run, path: str) -> None:
     )  # fmt: skip
     split.set(xlabel="iteration", ylabel="ms", title="time of an iteration, mean of the workers")
     split.set_xlim(0, run.iterations)
-    split.set_ylim(0, 1.25e3 * float(np.sum(parts, axis=0).max()))
-    split.legend(loc="upper right", fontsize=8)
+    split.set_ylim(0, 1.05e3 * float(np.sum(parts, axis=0).max()))
+    split.legend(reverse=True, **beside)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def curve(returns: list[tuple[int, float]], iterations: int) -> np.ndarray[Any, Any]:
+    """Mean return of a worker's last WINDOW episodes after each iteration; NaN before the first."""
+    if not returns:
+        return np.full(iterations, np.nan)
+    at, values = np.array(returns).T
+    ended = np.searchsorted(at, np.arange(iterations), side="right")
+    means: np.ndarray[Any, Any] = np.where(ended, rolling(values)[ended - 1], np.nan)
+    return means
 
 
 def rolling(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

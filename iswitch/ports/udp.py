@@ -32,7 +32,7 @@ SO_SNDBUFFORCE = 32
 BUFFER = 16 << 20  # bytes asked for; net.core.rmem_max may allow less
 MAX_SUPER = 65507  # bytes of a super-datagram
 MAX_SEGMENTS = 64  # packets of one (UDP_MAX_SEGMENTS; 128 in newer kernels)
-SLOT = 65536 + 32768 + 192  # a datagram, and the rest of the last row of a super-datagram
+SLOT = 2 * 65536 + 192  # a datagram, and the rest of the last row, which can be nearly as long
 BATCH = 128  # datagrams in a call while they come one by one
 BATCH_SUPER = 8  # while they come as super-datagrams: half a megabyte, which a cache holds
 

@@ -1,0 +1,679 @@
+"""Requests and their answers: a table of (state, packet, status, effects) drives the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from iswitch.control import ANSWERS_PER_SENDER, LINGER, SENDERS_REMEMBERED, Limits
+from iswitch.job import memory_needed
+from iswitch.packets import Outgoing
+from iswitch.switch import Switch
+from iswitch.wire import (
+    FLAG_FIRST,
+    FLAG_REPRODUCIBLE,
+    FLAG_STANDS_AT,
+    TOS_CONTROL,
+    TOS_DATA,
+    Ack,
+    Action,
+    Control,
+    DType,
+    Join,
+    MemberType,
+    Mode,
+    Op,
+    Round,
+    Segments,
+    Shape,
+    Status,
+    Threshold,
+    Value,
+)
+
+from .parts import JOB, Bench, packets_of, peer, seg
+
+SHAPE = Shape.of(6, DType.INT32, elements=2)  # three segments
+ASYNC = Shape.of(6, DType.INT32, mode=Mode.ASYNCHRONOUS, elements=2)
+ONES = np.ones(6, np.int32)
+CONTROLLER = 9  # the address of the controller in the states below
+
+
+# States
+
+
+def nothing() -> Bench:
+    return Bench()
+
+
+def fresh() -> Bench:
+    """Two workers and a controller, nothing contributed yet."""
+    bench = Bench()
+    bench.gather(SHAPE, 2)
+    status, ack, _ = bench.join(CONTROLLER, None, MemberType.CONTROLLER)
+    assert (status, ack.rank) == (Status.OK, 63)
+    return bench
+
+
+def half() -> Bench:
+    """Worker 0 has contributed to round 0."""
+    bench = fresh()
+    assert bench.contribute(0, SHAPE, 0, ONES) == {}
+    return bench
+
+
+def third_round() -> Bench:
+    """Rounds 0 to 2 are complete."""
+    bench = fresh()
+    for round_ in range(3):
+        bench.contribute(0, SHAPE, round_, ONES)
+        bench.contribute(1, SHAPE, round_, ONES)
+    return bench
+
+
+def halted() -> Bench:
+    bench = half()
+    assert bench.control(CONTROLLER, Action.HALT)[0] is Status.OK
+    return bench
+
+
+def commander() -> Bench:
+    """A controller alone."""
+    bench = Bench()
+    bench.join(CONTROLLER, None, MemberType.CONTROLLER)
+    return bench
+
+
+def versions() -> Bench:
+    """Two workers of an asynchronous job; 9 versions, and one contribution to the tenth."""
+    bench = Bench()
+    bench.gather(ASYNC, 2)
+    for number in range(1, 20):
+        bench.contribute(0, ASYNC, number, ONES)
+    return bench
+
+
+# What a request does, in words
+
+
+def effects(sends: list[Outgoing]) -> list[str]:
+    """What goes out besides the Ack: "to whom: what"."""
+    found = []
+    for out in sends:
+        to = ",".join(str(who.port - 40000) for who in out.peers)
+        for packet in packets_of(out):
+            if out.tos == TOS_DATA:
+                round_, index = (int.from_bytes(packet[a : a + 4], "big") for a in (0, 4))
+                value = int.from_bytes(packet[8:12], "little")
+                found.append(f"{to}: {round_}.{index} = {value}")
+                continue
+            relayed = Control.parse(packet)
+            value = relayed.value
+            if isinstance(value, Segments):
+                what = f" {value.round}.{value.index}+{value.count}"
+            else:
+                what = f" {value.round}" if isinstance(value, Round) else ""
+            found.append(f"{to}: {relayed.action.name}{what}")
+    return found
+
+
+class Case(NamedTuple):
+    """A request in a state, and its answer; None: that field does not matter."""
+
+    state: Callable[[], Bench]
+    who: int
+    action: Action
+    value: Value
+    status: Status
+    threshold: int = 0
+    round: int = 0
+    contributors: int = 0
+    sends: tuple[str, ...] = ()
+    job: int = JOB
+
+
+def all_three(to: str, round_: int, value: int) -> tuple[str, ...]:
+    return tuple(f"{to}: {round_}.{index} = {value}" for index in range(3))
+
+
+A, S, C = Action, Status, Case
+ALL = Segments(0, 0, 3)
+CASES = {
+    # Who may ask
+    "help of a stranger": C(fresh, 5, A.HELP, ALL, S.NOT_MEMBER),
+    "leave of a stranger": C(fresh, 5, A.LEAVE, None, S.NOT_MEMBER),
+    "reset without a job": C(nothing, 0, A.RESET, None, S.NOT_MEMBER),
+    "seth to another job": C(fresh, 0, A.SETH, Threshold(1), S.NOT_MEMBER, job=8),
+    "halt of a stranger": C(fresh, 5, A.HALT, None, S.NOT_MEMBER),
+    "fbcast of a stranger": C(half, 5, A.FBCAST, ALL, S.NOT_MEMBER),
+    # Leave
+    "leave": C(fresh, 1, A.LEAVE, None, S.OK, 2),
+    "leave completes": C(half, 1, A.LEAVE, None, S.OK, 2, sends=all_three("0", 0, 1)),
+    "leave of a contributor": C(half, 0, A.LEAVE, None, S.OK, 2),
+    "leave of a controller": C(half, CONTROLLER, A.LEAVE, None, S.OK, 2),
+    "leave in a halt": C(halted, 0, A.LEAVE, None, S.OK, 2),
+    # Reset
+    "reset": C(half, 0, A.RESET, None, S.OK, 2, 2, sends=("0: RESET 2", "1: RESET 2")),
+    "reset ends a halt": C(
+        halted, CONTROLLER, A.RESET, None, S.OK, 2, 2, sends=("0: RESET 2", "1: RESET 2")
+    ),
+    "reset with a round": C(half, 0, A.RESET, Round(5), S.BAD_REQUEST),
+    "reset of a controller alone": C(commander, CONTROLLER, A.RESET, None, S.OK, 0, 2),
+    # SetH
+    "seth": C(fresh, 0, A.SETH, Threshold(2), S.OK, 2),
+    "seth above": C(half, CONTROLLER, A.SETH, Threshold(9), S.OK, 9),
+    "seth completes": C(half, 0, A.SETH, Threshold(1), S.OK, 1, sends=all_three("0,1", 0, 1)),
+    "seth automatic": C(half, 0, A.SETH, Threshold(0), S.OK, 2),
+    "seth in a halt": C(halted, 0, A.SETH, Threshold(1), S.HALTED, 2),
+    "seth of versions": C(
+        versions, 0, A.SETH, Threshold(1), S.OK, 1, 10, sends=all_three("0,1", 10, 1)
+    ),
+    # FBcast
+    "fbcast": C(half, 1, A.FBCAST, ALL, S.OK, 2, 0, 1, all_three("0,1", 0, 1)),
+    "fbcast of one": C(half, 1, A.FBCAST, Segments(0, 1, 1), S.OK, 2, 0, 1, ("0,1: 0.1 = 1",)),
+    "fbcast of nothing": C(half, 1, A.FBCAST, Segments(0, 0, 0), S.OK, 2),
+    "fbcast of nothing at the end": C(half, 1, A.FBCAST, Segments(0, 3, 0), S.OK, 2),
+    "fbcast not begun": C(half, 1, A.FBCAST, Segments(1, 0, 3), S.OK, 2),
+    "fbcast complete": C(third_round, 0, A.FBCAST, Segments(2, 0, 3), S.OK, 2, 2),
+    "fbcast past the end": C(half, 1, A.FBCAST, Segments(0, 1, 3), S.BAD_REQUEST, 2),
+    "fbcast far past the end": C(
+        half, 1, A.FBCAST, Segments(0, 2**32 - 1, 2**32 - 1), S.BAD_REQUEST, 2
+    ),
+    "fbcast gone": C(third_round, 0, A.FBCAST, Segments(0, 0, 1), S.GONE, 2, 2),
+    "fbcast without contributors": C(
+        commander, CONTROLLER, A.FBCAST, Segments(0, 0, 0), S.BAD_REQUEST
+    ),
+    "fbcast in a halt": C(halted, 0, A.FBCAST, ALL, S.HALTED, 2),
+    "fbcast of the version to be made": C(
+        versions, 1, A.FBCAST, Segments(10, 0, 3), S.OK, 2, 10, 1, all_three("0,1", 10, 1)
+    ),
+    "fbcast of a version after": C(versions, 1, A.FBCAST, Segments(11, 0, 3), S.OK, 2, 9),
+    # Help
+    "help for a contribution": C(half, 0, A.HELP, ALL, S.OK, 0, 0, 0b10, ("1: HELP 0.0+3",)),
+    "help of who is missing": C(half, 1, A.HELP, ALL, S.OK, 0, 0, 0b10, ("1: HELP 0.0+3",)),
+    "help not begun": C(
+        fresh, 0, A.HELP, Segments(0, 2, 1), S.OK, 0, 0, 0b11, ("0: HELP 0.2+1", "1: HELP 0.2+1")
+    ),
+    "help for an aggregate": C(
+        third_round, 0, A.HELP, Segments(1, 1, 2), S.OK, 0, 2, 0, ("0: 1.1 = 2", "0: 1.2 = 2")
+    ),
+    "help for a controller": C(
+        third_round, CONTROLLER, A.HELP, Segments(2, 0, 1), S.OK, 0, 2, 0, ("9: 2.0 = 2",)
+    ),
+    "help gone": C(third_round, 0, A.HELP, Segments(0, 0, 3), S.GONE, 0, 2),
+    "help ahead of the window": C(
+        half, 0, A.HELP, Segments(5, 0, 1), S.OK, 0, 0, 0b01, ("0: HELP 5.0+1",)
+    ),
+    "help with nothing": C(half, 0, A.HELP, Segments(0, 1, 0), S.OK),
+    "help past the end": C(half, 0, A.HELP, Segments(0, 0, 4), S.BAD_REQUEST, 2),
+    "help in a halt": C(halted, 1, A.HELP, ALL, S.HALTED, 2),
+    "help without contributors": C(commander, CONTROLLER, A.HELP, ALL, S.BAD_REQUEST),
+    "help for a version": C(versions, 1, A.HELP, Segments(2, 0, 1), S.OK, 0, 9, 0, ("1: 2.0 = 2",)),
+    "help for a version gone": C(versions, 1, A.HELP, Segments(1, 0, 1), S.GONE, 0, 9),
+    "help for a version to come": C(versions, 1, A.HELP, Segments(10, 0, 1), S.OK, 0, 9),
+    # Halt
+    "halt": C(half, 1, A.HALT, None, S.OK, 2, sends=("0: HALT", "1: HALT")),
+    "halt of a controller": C(
+        half, CONTROLLER, A.HALT, None, S.OK, 2, sends=("0: HALT", "1: HALT")
+    ),
+    "halt in a halt": C(halted, 0, A.HALT, None, S.HALTED, 2),
+}
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+@each_case
+def test_answer_and_effects(case: Case) -> None:
+    bench = case.state()
+    status, ack, sends = bench.control(case.who, case.action, case.value, case.job)
+    assert status is case.status
+    assert (ack.threshold, ack.round, ack.contributors) == (
+        case.threshold,
+        case.round,
+        case.contributors,
+    )
+    assert tuple(effects(sends)) == case.sends
+
+
+@each_case
+def test_repeated_request_gets_the_kept_answer_alone(case: Case) -> None:
+    """The very same Ack, and nothing is executed again: no counter but those of the packet."""
+    bench = case.state()
+    packet = Control(case.action, case.job, 77, case.value).build()
+    first = packets_of(bench.send(case.who, TOS_CONTROL, packet)[0])
+    before = dict(bench.counters)
+    again = bench.send(case.who, TOS_CONTROL, packet)
+    assert [packets_of(out) for out in again] == [first]
+    changed = {name for name, count in bench.counters.items() if count != before[name]}
+    assert changed == {"rx_packets", "rx_bytes", "tx_packets", "tx_bytes", "control"}
+
+
+@each_case
+def test_bare_answers_are_bare(case: Case) -> None:
+    """NOT_MEMBER and what does not parse: zero in all fields; others tell the member's rank."""
+    bench = case.state()
+    _, ack, _ = bench.control(case.who, case.action, case.value, case.job)
+    unparsed = isinstance(case.value, Round)
+    if case.status is Status.NOT_MEMBER or unparsed:
+        assert ack == Ack(case.action)
+    else:
+        assert ack.rank == {CONTROLLER: 63}.get(case.who, case.who)
+
+
+def test_every_action_and_status_is_in_the_table() -> None:
+    assert {case.action for case in CASES.values()} == set(Action) - {A.JOIN, A.ACK}
+    asked = {case.status for case in CASES.values()}
+    assert asked == set(Status) - {S.MISMATCH, S.FULL, S.DENIED}  # these answer Joins
+
+
+# Requests that are none
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        bytes([0, 0, 0, 7, 0, 0, 0, 9]),
+        bytes([255, 0, 0, 7, 0, 0, 0, 9]),
+        bytes([2, 1, 0, 7, 0, 0, 0, 9]),
+        bytes([2, 0, 0, 7, 0, 0, 0, 9, 0]),
+        bytes([6, 0, 0, 7, 0, 0, 0, 9]) + bytes(11),
+    ],
+)
+def test_bad_request_is_answered_and_not_kept(payload: bytes) -> None:
+    bench = fresh()
+    (out,) = bench.send(0, TOS_CONTROL, payload)
+    answer = Control(A.ACK, 7, 9, Ack(payload[0]), S.BAD_REQUEST)
+    assert packets_of(out) == [answer.build()]
+    assert bench.control(0, A.SETH, Threshold(5), request=9)[0] is S.OK
+
+
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 17])
+def test_acks_are_never_answered(length: int) -> None:
+    bench = fresh()
+    assert bench.send(0, TOS_CONTROL, bytes([8, 0, 0, 7, 0, 0, 0, 9]) + bytes(length)) == []
+    assert bench.counters.drops() == {"unmatched_ack": 1}
+
+
+def test_ack_ends_a_relay() -> None:
+    bench = half()
+    (relayed,) = bench.control(0, A.HELP, ALL)[2]
+    assert bench.counters["helps_relayed"] == 1
+    request = Control.parse(packets_of(relayed)[0]).request
+    ack = Control(A.ACK, JOB, request, Ack(A.HELP)).build()
+    assert bench.send(0, TOS_CONTROL, ack) == []  # from somebody else
+    assert bench.counters["unmatched_ack"] == 1
+    assert bench.switch.deadline() is not None
+    assert bench.send(1, TOS_CONTROL, ack) == []
+    assert bench.counters["unmatched_ack"] == 1
+    assert bench.switch.deadline() is None
+
+
+# Join
+
+
+def join(**fields: int) -> Join:
+    named = {"type": 0, "dtype": DType.INT32, "elements": 2, "last": 2, "segments": 3}
+    return Join(**(named | fields))
+
+
+MISFITS = [{"dtype": 0}, {"op": Op.MAX}, {"mode": 1}, {"elements": 3}, {"last": 1}, {"segments": 4}]
+JOINS = [
+    # state, who, job, Join, status, rank, threshold, round, contributors
+    (nothing, 0, JOB, join(), S.OK, 0, 1, 0, 1),
+    (nothing, 0, JOB, join(type=1), S.OK, 0, 1, 0, 1),
+    (nothing, 0, JOB, Join(2), S.OK, 63, 0, 0, 0),
+    (nothing, 0, JOB, join(type=2), S.OK, 63, 0, 0, 0),
+    (nothing, 0, JOB, join(flags=FLAG_STANDS_AT, round=41), S.OK, 0, 1, 41, 1),
+    (nothing, 0, JOB, join(flags=FLAG_REPRODUCIBLE), S.OK, 0, 1, 0, 1),
+    (nothing, 0, JOB, join(flags=FLAG_REPRODUCIBLE, mode=1), S.BAD_REQUEST, 0, 0, 0, 0),
+    (nothing, 0, JOB, Join(0), S.BAD_REQUEST, 0, 0, 0, 0),
+    (nothing, 0, JOB, Join(1), S.BAD_REQUEST, 0, 0, 0, 0),
+    (nothing, 0, JOB, join(type=3), S.BAD_REQUEST, 0, 0, 0, 0),
+    (nothing, 0, JOB, join(segments=0), S.BAD_REQUEST, 0, 0, 0, 0),
+    (nothing, 0, JOB, join(elements=16375), S.BAD_REQUEST, 0, 0, 0, 0),
+    (nothing, 0, JOB, join(segments=2**32 - 1), S.FULL, 0, 0, 0, 0),
+    *((fresh, 5, JOB, join(**misfit), S.MISMATCH, 0, 0, 0, 0) for misfit in MISFITS[:3]),
+    *((fresh, 5, JOB, join(**misfit), S.MISMATCH, 0, 0, 0, 0) for misfit in MISFITS[3:]),
+    (fresh, 5, JOB, join(type=2, op=1), S.MISMATCH, 0, 0, 0, 0),
+    (fresh, 5, JOB, join(flags=FLAG_REPRODUCIBLE), S.MISMATCH, 0, 0, 0, 0),
+    (fresh, 5, JOB, join(), S.OK, 2, 3, 0, 3),
+    (half, 5, JOB, join(), S.OK, 2, 3, 1, 3),
+    (third_round, 5, JOB, join(), S.OK, 2, 3, 3, 3),
+    (halted, 5, JOB, join(), S.OK, 2, 3, 1, 3),
+    (commander, 5, JOB, join(expected=3), S.OK, 0, 1, 0, 1),
+    (fresh, 5, JOB, Join(2), S.OK, 62, 2, 0, 2),
+    (fresh, 0, 8, join(), S.DENIED, 0, 0, 0, 0),
+    (fresh, 0, 8, Join(2), S.OK, 63, 0, 0, 0),
+    (fresh, CONTROLLER, 8, join(), S.OK, 0, 1, 0, 1),
+    (versions, 5, JOB, join(mode=1), S.OK, 2, 3, 9, 3),
+]
+
+
+@pytest.mark.parametrize(
+    ("state", "who", "job", "value", "status", "rank", "threshold", "round_", "contributors"), JOINS
+)
+def test_join(
+    state: Callable[[], Bench],
+    who: int,
+    job: int,
+    value: Join,
+    status: Status,
+    rank: int,
+    threshold: int,
+    round_: int,
+    contributors: int,
+) -> None:
+    bench = state()
+    before = bench.switch.control.reserved
+    found, ack, sends = bench.control(who, A.JOIN, value, job, request=2000)
+    assert found is status
+    assert ack == Ack(A.JOIN, 0, rank, threshold, round_, contributors)
+    assert sends == []
+    if status is not S.OK:
+        assert bench.switch.control.reserved == before
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [
+        (join(), S.OK),
+        (join(type=1), S.MISMATCH),
+        (join(type=2), S.MISMATCH),
+        (Join(2), S.MISMATCH),
+        *((join(**misfit), S.MISMATCH) for misfit in MISFITS),
+    ],
+)
+def test_heartbeat(value: Join, status: Status) -> None:
+    """The member's own number: nothing changes, whatever the Join says."""
+    bench = half()
+    found, ack, sends = bench.control(1, A.JOIN, value, request=1000)
+    assert (found, sends) == (status, [])
+    assert ack == (Ack(A.JOIN, 0, 1, 2, 0, 2) if status is S.OK else Ack(A.JOIN))
+    assert bench.contribute(1, SHAPE, 0, ONES) != {}
+
+
+def test_older_incarnation_is_dropped() -> None:
+    bench = fresh()
+    assert bench.send(0, TOS_CONTROL, Control(A.JOIN, JOB, 999, join()).build()) == []
+    assert bench.counters.drops() == {"stale_join": 1}
+
+
+def test_newer_incarnation_leaves_and_joins() -> None:
+    """What waited for the old process alone completes; the new one begins one round further."""
+    bench = half()
+    packet = Control(A.JOIN, JOB, 1001, join(expected=2)).build()
+    *sends, answer = bench.send(1, TOS_CONTROL, packet)
+    assert effects(sends) == list(all_three("0", 0, 1))
+    ack = Control(A.ACK, JOB, 1001, Ack(A.JOIN, 0, 1, 2, 2, 2))
+    assert packets_of(answer) == [ack.build()]
+    bench.contribute(1, SHAPE, 1, ONES)
+    assert bench.counters.drops() == {"before_join": 3}
+
+
+def test_newer_incarnation_of_a_switch_goes_on() -> None:
+    bench = Bench()
+    for who in (0, 1):
+        bench.join(who, SHAPE, MemberType.SWITCH, expected=2)
+    bench.contribute(0, SHAPE, 0, ONES)
+    status, ack, sends = bench.join(0, SHAPE, MemberType.SWITCH, request=1001)
+    assert (status, ack.rank, ack.round, sends) == (S.OK, 0, 0, [])
+    bench.contribute(0, SHAPE, 0, ONES)
+    assert bench.counters.drops() == {"duplicate": 3}
+
+
+def test_late_copy_of_a_join_after_leave() -> None:
+    """For a moment after a Leave; then the same process may join again."""
+    bench = fresh()
+    bench.control(1, A.LEAVE)
+    bench.now = LINGER / 2
+    assert bench.send(1, TOS_CONTROL, Control(A.JOIN, JOB, 1000, join()).build()) == []
+    assert bench.counters.drops() == {"stale_join": 1}
+    bench.now = LINGER
+    assert bench.join(1, SHAPE)[0] is S.OK
+
+
+def test_join_opens_the_gate() -> None:
+    bench = Bench()
+    bench.join(0, SHAPE, expected=2)
+    bench.control(0, A.SETH, Threshold(1))
+    assert bench.contribute(0, SHAPE, 0, ONES) == {}
+    status, _, sends = bench.join(1, SHAPE)
+    assert status is S.OK
+    assert effects(sends) == list(all_three("0,1", 0, 1))
+
+
+def test_first_who_comes_back_names_the_round() -> None:
+    bench = Bench()
+    first = join(expected=3, flags=FLAG_STANDS_AT | FLAG_FIRST, round=42)
+    assert bench.control(0, A.JOIN, first)[1].round == 42
+    back = join(expected=3, flags=FLAG_STANDS_AT, round=41)
+    assert bench.control(1, A.JOIN, back)[1].round == 41
+    ahead = join(expected=3, flags=FLAG_STANDS_AT, round=42)
+    assert bench.control(2, A.JOIN, ahead)[1].round == 42
+
+
+def test_lost_place_moves_up() -> None:
+    """Worker 1 slept while H was 1; Help tells it to go on at the newest round."""
+    bench = fresh()
+    bench.control(0, A.SETH, Threshold(1))
+    for round_ in range(4):
+        bench.contribute(0, SHAPE, round_, ONES)
+    bench.control(0, A.SETH, Threshold(0))
+    status, ack, sends = bench.control(1, A.HELP, Segments(0, 0, 3))
+    assert (status, ack.round, sends) == (S.GONE, 3, [])
+    assert bench.contribute(0, SHAPE, 4, ONES) == {}
+    assert len(bench.contribute(1, SHAPE, 4, ONES)) == 3
+
+
+# Answers
+
+
+def test_answers_are_kept_per_sender_and_job() -> None:
+    bench = fresh()
+    bench.join(CONTROLLER, None, MemberType.CONTROLLER, job=8)
+    assert bench.control(CONTROLLER, A.SETH, Threshold(5), request=1)[1].threshold == 5
+    assert bench.control(CONTROLLER, A.SETH, Threshold(6), job=8, request=1)[1].threshold == 6
+    assert bench.control(0, A.SETH, Threshold(7), request=1)[1].threshold == 7
+    again = bench.control(CONTROLLER, A.SETH, Threshold(8), request=1)
+    assert again[1].threshold == 5
+
+
+def test_another_request_under_a_used_number_gets_the_old_answer() -> None:
+    bench = fresh()
+    packet = Control(A.SETH, JOB, 1, Threshold(5)).build()
+    (first,) = bench.send(0, TOS_CONTROL, packet)
+    (again,) = bench.send(0, TOS_CONTROL, Control(A.HALT, JOB, 1).build())
+    assert packets_of(again) == packets_of(first)
+    assert not bench.switch.jobs[JOB].halted
+
+
+def test_sixty_four_answers_are_kept() -> None:
+    bench = fresh()
+    for request in range(1, 102):
+        bench.control(0, A.SETH, Threshold(request), request=request)
+    kept = bench.switch.control._answers[peer(0), JOB]
+    assert list(kept) == list(range(38, 102))
+    assert len(kept) == ANSWERS_PER_SENDER == 64
+    assert bench.control(0, A.SETH, Threshold(5), request=38)[1].threshold == 38
+    assert bench.control(0, A.SETH, Threshold(5), request=37)[1].threshold == 5  # executed again
+
+
+def test_senders_remembered_are_bounded() -> None:
+    bench = Bench()
+    for who in range(SENDERS_REMEMBERED + 50):
+        bench.join(who, None, MemberType.CONTROLLER)
+        bench.control(who, A.LEAVE, request=1)
+    control = bench.switch.control
+    assert len(control._answers) == len(control._left) == SENDERS_REMEMBERED == 1024
+    assert len(bench.switch.jobs) == 0
+    assert bench.control(49, A.LEAVE, request=1)[0] is S.NOT_MEMBER
+    assert bench.control(50, A.LEAVE, request=1)[0] is S.OK
+
+
+def test_strangers_leave_no_trace() -> None:
+    bench = fresh()
+    for who in range(20, 60):
+        bench.control(who, A.HELP, ALL)
+        bench.join(who, Shape.of(99))
+    control = bench.switch.control
+    assert not {peer(who) for who in range(20, 60)} & {source for source, _ in control._answers}
+    assert not control._left
+    assert len(bench.switch.jobs[JOB].members) == 3
+
+
+def test_answers_are_dropped_when_a_new_member_comes() -> None:
+    bench = fresh()
+    assert bench.control(1, A.SETH, Threshold(5), request=1)[1].threshold == 5
+    bench.join(1, SHAPE, request=1001)
+    assert bench.control(1, A.SETH, Threshold(6), request=1)[1].threshold == 6
+
+
+# Limits
+
+
+def test_full_by_memory() -> None:
+    """To the byte; who is refused changes nothing, and the last to leave gives all back."""
+    base, each = (memory_needed(SHAPE, True, first) for first in (True, False))
+    bench = Bench(Switch(Limits(memory=base + 2 * each - 1)))
+    assert bench.join(0, SHAPE, flags=FLAG_REPRODUCIBLE)[0] is S.OK
+    assert bench.join(1, SHAPE, flags=FLAG_REPRODUCIBLE) == (S.OK, Ack(A.JOIN, 0, 1, 2, 0, 2), [])
+    assert bench.switch.control.reserved == base + each
+    assert bench.join(2, SHAPE, flags=FLAG_REPRODUCIBLE) == (S.FULL, Ack(A.JOIN), [])
+    assert bench.join(2, SHAPE, job=8)[0] is S.FULL
+    assert bench.switch.control.reserved == base + each
+    assert set(bench.switch.jobs) == {JOB}
+    assert len(bench.switch.jobs[JOB].members) == 2
+    assert peer(2) not in bench.switch.control.by_source
+    bench.control(0, A.LEAVE)
+    assert bench.switch.control.reserved == base + each  # the buffers are still there
+    bench.control(1, A.LEAVE)
+    assert bench.switch.control.reserved == 0
+    assert bench.join(2, SHAPE, job=8)[0] is S.OK
+
+
+def test_memory_is_for_all_jobs_to_the_byte() -> None:
+    need = memory_needed(SHAPE, False, True)
+    for spare, status in [(0, S.OK), (-1, S.FULL)]:
+        bench = Bench(Switch(Limits(memory=2 * need + spare)))
+        assert bench.join(0, SHAPE, job=1)[0] is S.OK
+        assert bench.join(1, SHAPE, job=2)[0] is status
+
+
+def test_first_contributor_is_refused_for_memory() -> None:
+    bench = Bench(Switch(Limits(memory=memory_needed(SHAPE, False, True) - 1)))
+    assert bench.join(0, SHAPE)[0] is S.FULL
+    assert (bench.switch.jobs, bench.switch.control.by_source) == ({}, {})
+    assert bench.join(0, None, MemberType.CONTROLLER)[0] is S.OK
+
+
+def test_a_rank_that_is_taken_again_reserves_nothing_more() -> None:
+    bench = Bench()
+    bench.gather(ASYNC, 3)
+    before = bench.switch.control.reserved
+    for incarnation in range(1001, 1010):
+        bench.join(1, ASYNC, request=incarnation)
+        assert bench.switch.control.reserved == before
+
+
+def test_full_by_jobs() -> None:
+    bench = Bench(Switch(Limits(jobs=2)))
+    assert [bench.join(who, SHAPE, job=who)[0] for who in range(3)] == [S.OK, S.OK, S.FULL]
+    assert bench.join(5, SHAPE, job=1)[0] is S.OK
+    assert bench.join(CONTROLLER, None, MemberType.CONTROLLER, job=3)[0] is S.FULL
+    bench.control(0, A.LEAVE, job=0)
+    assert bench.join(2, SHAPE, job=2)[0] is S.FULL  # its place is kept for a while
+    bench.switch.handle_timer(30.0)
+    assert bench.join(CONTROLLER, None, MemberType.CONTROLLER, job=3)[0] is S.OK
+    bench.control(CONTROLLER, A.LEAVE, job=3)  # never had a contributor: forgotten at once
+    assert bench.join(2, SHAPE, job=2)[0] is S.OK
+
+
+@pytest.mark.parametrize("type_", [MemberType.WORKER, MemberType.CONTROLLER])
+def test_full_by_ranks(type_: MemberType) -> None:
+    bench = Bench()
+    for who in range(64):
+        shape = None if who % 2 else SHAPE
+        assert (
+            bench.join(who, shape, MemberType.CONTROLLER if who % 2 else MemberType.WORKER)[0]
+            is S.OK
+        )
+    assert bench.join(99, SHAPE, type_) == (S.FULL, Ack(A.JOIN), [])
+    bench.control(10, A.LEAVE)
+    assert bench.join(99, SHAPE, type_)[:2] == (
+        S.OK,
+        Ack(A.JOIN, 0, 5, 32 - (type_ == 2), 0, 33 - (type_ == 2)),
+    )
+
+
+# Jobs that sleep
+
+
+def test_a_job_lasts_a_lease_after_its_last_member() -> None:
+    bench = fresh()
+    bench.contribute(0, SHAPE, 0, ONES)
+    bench.now = 100.0
+    bench.control(0, A.LEAVE)
+    bench.control(1, A.LEAVE)
+    assert bench.switch.deadline() is None  # a controller is there
+    bench.control(CONTROLLER, A.LEAVE)
+    assert bench.switch.deadline() == 130.0
+    assert bench.switch.handle_timer(129.9) == []
+    assert JOB in bench.switch.jobs
+    assert bench.switch.handle_timer(130.0) == []
+    assert bench.switch.jobs == {}
+    assert bench.switch.deadline() is None
+
+
+def test_a_job_goes_on_from_its_place() -> None:
+    bench = third_round()
+    for who in (0, 1, CONTROLLER):
+        bench.control(who, A.LEAVE)
+    bench.now = 5.0
+    other = Shape.of(4, DType.FLOAT32)
+    status, ack, _ = bench.join(3, other)
+    assert (status, ack.rank, ack.threshold, ack.round) == (S.OK, 0, 1, 4)
+    assert bench.switch.deadline() is None
+    bench.contribute(3, other, 3, np.ones(4, np.float32))
+    assert bench.counters.drops() == {"before_join": 1}
+    sent = bench.contribute(3, other, 4, np.ones(4, np.float32))
+    assert sent == {seg(4, 0) + np.ones(4, np.float32).tobytes(): {peer(3)}}
+
+
+def test_threshold_and_halt_stay_with_a_controller() -> None:
+    bench = fresh()
+    bench.control(CONTROLLER, A.SETH, Threshold(5))
+    bench.control(CONTROLLER, A.HALT)
+    for who in (0, 1):
+        bench.control(who, A.LEAVE)
+    assert bench.join(2, SHAPE)[1].threshold == 5
+    assert bench.control(2, A.SETH, Threshold(1))[0] is S.HALTED
+    for who in (2, CONTROLLER):
+        bench.control(who, A.LEAVE)
+    assert bench.join(3, SHAPE)[1].threshold == 1
+    assert bench.control(3, A.SETH, Threshold(1))[0] is S.OK
+
+
+def test_leave_cancels_relays_to_who_left() -> None:
+    bench = half()
+    bench.control(0, A.HELP, ALL)
+    assert bench.switch.deadline() == 0.02
+    bench.control(1, A.LEAVE)
+    assert bench.switch.deadline() is None
+
+
+def test_reset_voids_help_under_way() -> None:
+    bench = half()
+    bench.control(0, A.HELP, ALL)
+    bench.control(0, A.RESET)
+    assert effects(bench.switch.handle_timer(0.02)) == ["0: RESET 2", "1: RESET 2"]
+
+
+def test_who_has_left_is_a_stranger_and_may_join_elsewhere() -> None:
+    bench = fresh()
+    bench.control(1, A.LEAVE)
+    assert bench.contribute(1, SHAPE, 0, ONES) == {}
+    assert bench.counters.drops() == {"stranger": 3}
+    assert bench.control(1, A.HELP, ALL)[0] is S.NOT_MEMBER
+    assert bench.join(1, SHAPE, job=8)[0] is S.OK

@@ -1,0 +1,219 @@
+"""Imports run one way: core <- ports, engine <- worker_lib <- cli. Importing stays cheap."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CORE = [
+    "wire",
+    "packets",
+    "counters",
+    "arbiter",
+    "membership",
+    "accelerator",
+    "asynchronous",
+    "job",
+    "relay",
+    "control",
+    "switch",
+]
+OUTSIDE_WORLD = {
+    "socket",
+    "time",
+    "datetime",
+    "random",
+    "secrets",
+    "threading",
+    "select",
+    "selectors",
+    "os",
+    "asyncio",
+    "subprocess",
+    "multiprocessing",
+    "signal",
+    "ctypes",
+}
+
+
+class Imports(NamedTuple):
+    """What a module imports, by full name: anywhere in it, and when it is loaded."""
+
+    all: set[str]
+    at_load: set[str]
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+PATHS = {
+    name_of(path): path
+    for package in ("iswitch", "worker_lib")
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def targets(module: str, is_package: bool, node: ast.AST) -> list[str]:
+    """The modules that one import statement loads."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    base = node.module or ""
+    if node.level:
+        parts = module.split(".")
+        up = node.level - is_package
+        base = ".".join([*parts[: len(parts) - up], *([node.module] if node.module else [])])
+    inner = [f"{base}.{alias.name}" for alias in node.names]
+    return [base, *(name for name in inner if name in PATHS)]
+
+
+def imports_of(module: str, source: str, is_package: bool) -> Imports:
+    found = Imports(set(), set())
+
+    def visit(node: ast.AST, at_load: bool) -> None:
+        names = targets(module, is_package, node)
+        found.all.update(names)
+        if at_load:
+            found.at_load.update(names)
+        deferred = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            visit(child, at_load and not deferred and not is_type_checking(node))
+
+    visit(ast.parse(source), True)
+    return found
+
+
+MODULES = {
+    name: imports_of(name, path.read_text(encoding="utf-8"), path.name == "__init__.py")
+    for name, path in PATHS.items()
+}
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def project(names: set[str]) -> set[str]:
+    return {name for name in names if within(name, "iswitch", "worker_lib", "topologies", "tests")}
+
+
+def test_the_reader_of_imports() -> None:
+    """It sees relative, late and type-only imports, and tells which are loaded."""
+    source = """
+import os.path
+from .. import cli
+from ..ports.udp import UdpPort
+from . import mmsg
+if TYPE_CHECKING:
+    from ..wire import Ack
+def late():
+    import socket
+class Body:
+    import json
+"""
+    found = imports_of("iswitch.ports.made_up", source, False)
+    early = {"os.path", "iswitch", "iswitch.cli", "iswitch.ports.udp", "json"}
+    early |= {"iswitch.ports", "iswitch.ports.mmsg"}
+    assert found == Imports(early | {"iswitch.wire", "socket"}, early)
+    assert imports_of("iswitch.cli", "from .host import Host", True).all == {"iswitch.cli.host"}
+
+
+def test_every_module_of_the_core_is_there() -> None:
+    assert {f"iswitch.{name}" for name in CORE} <= set(MODULES)
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_core_imports_the_core_only(name: str) -> None:
+    inside = {"iswitch", *(f"iswitch.{core}" for core in CORE)}
+    assert project(MODULES[f"iswitch.{name}"].all) <= inside
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_core_knows_no_socket_clock_thread_or_chance(name: str) -> None:
+    roots = {imported.partition(".")[0] for imported in MODULES[f"iswitch.{name}"].all}
+    assert not roots & OUTSIDE_WORLD
+    source = PATHS[f"iswitch.{name}"].read_text(encoding="utf-8")
+    used = {ast.unparse(n) for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Attribute)}
+    assert not {name for name in used if name.startswith(("np.random", "numpy.random"))}
+    called = {n.id for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Name)}
+    assert not called & {"__import__", "open", "print", "input"}
+
+
+def test_ports_and_engine_do_not_look_up() -> None:
+    lower = [name for name in MODULES if within(name, "iswitch.ports", "iswitch.engine")]
+    assert "iswitch.ports.udp" in lower
+    assert "iswitch.engine" in lower
+    for name in lower:
+        up = {i for i in MODULES[name].all if within(i, "worker_lib", "iswitch.cli", "tests")}
+        assert not up, name
+
+
+def test_worker_lib_uses_little_of_the_switch() -> None:
+    allowed = {f"iswitch.{name}" for name in ("wire", "packets", "counters", "ports.udp")}
+    workers = [name for name in MODULES if within(name, "worker_lib")]
+    assert "worker_lib.client" in workers
+    for name in workers:
+        used = {i for i in project(MODULES[name].all) if not within(i, "worker_lib")}
+        assert used <= allowed, name
+
+
+def test_nothing_imports_the_cli_but_itself() -> None:
+    users = {name for name, i in MODULES.items() if any(within(x, "iswitch.cli") for x in i.all)}
+    assert "iswitch.__main__" in users
+    assert {name for name in users if not within(name, "iswitch.cli")} == {"iswitch.__main__"}
+
+
+def test_no_import_cycles() -> None:
+    """Among what is imported at load, packages' own files included."""
+    graph = {
+        name: {target for target in imports.at_load if target in MODULES and target != name}
+        for name, imports in MODULES.items()
+    }
+    done: set[str] = set()
+    while ready := {name for name in graph if name not in done and graph[name] <= done}:
+        done |= ready
+    assert set(graph) - done == set()
+
+
+# What importing costs
+
+
+def run(code: str, *options: str) -> str:
+    command = [sys.executable, *options, "-c", code]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("module", ["iswitch", "worker_lib", "iswitch.cli"])
+def test_importing_loads_nothing_heavy(module: str) -> None:
+    heavy = ["numpy", "ml_dtypes", "rich", "matplotlib", "gymnasium", "torch", "asyncio"]
+    show = f"import sys; print(*[name for name in {heavy!r} if name in sys.modules])"
+    assert run(f"import {module}; {show}").split() == []
+    assert "numpy" in run(f"import iswitch.switch; {show}").split()  # it would be seen
+
+
+def test_importing_takes_no_time() -> None:
+    """At most 150 ms more than starting Python, the fastest of five each."""
+
+    def fastest(code: str) -> float:
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            run(code)
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    assert fastest("import iswitch, worker_lib, iswitch.cli") - fastest("pass") < 0.150

@@ -1,0 +1,277 @@
+"""`iswitch switch` as a process: what it prints, how it ends, what it may use."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iswitch.cli import main
+from iswitch.counters import COUNTERS, DROPS
+from iswitch.wire import Shape, Status
+from worker_lib import Refused, Worker
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 20.0  # seconds until a test is given up
+COMMAND = [sys.executable, "-m", "iswitch", "switch"]
+
+
+@contextmanager
+def switch(
+    *options: str, prefix: Sequence[str] = (), listen: str = "127.0.0.1:0"
+) -> Iterator[tuple[subprocess.Popen[str], tuple[str, int]]]:
+    """A running switch: its process, and where it listens."""
+    command = [*prefix, *COMMAND, "--listen", listen, *options]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            found = re.fullmatch(r"listening (127\.0\.0\.1):(\d+)\n", process.stdout.readline())
+            assert found, process.communicate(timeout=PATIENCE)
+            yield process, (found[1], int(found[2]))
+        finally:
+            process.kill()
+
+
+def end(process: subprocess.Popen[str], signum: int = signal.SIGINT) -> str:
+    """Stop it; what it printed after its first line."""
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
+    assert err == ""
+    return out
+
+
+def rounds(
+    where: tuple[str, int], workers: int, numel: int, count: int, **kwargs: object
+) -> list[float]:
+    """Do rounds of ones; the last sum that each worker got, which is one number throughout."""
+
+    def work(_: int) -> float:
+        with Worker(where, 7, numel, workers, timeout=PATIENCE, **kwargs) as worker:  # type: ignore[arg-type]
+            out = np.empty(numel, np.float32)
+            for _ in range(count):
+                worker.allreduce(np.ones(numel, np.float32), out)
+            (value,) = set(out.tolist())
+            return float(value)
+
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(work, range(workers)))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_counters_as_json(signum: int) -> None:
+    with switch("--json") as (process, where):
+        assert rounds(where, 2, 1000, 10) == [2.0, 2.0]
+        counters = json.loads(end(process, signum))
+    assert set(counters) == {*COUNTERS, *DROPS}
+    assert counters["data"] == counters["accumulated"] == 2 * 10 * 3
+    assert counters["aggregates"] == 10 * 3
+    assert counters["rx_packets"] == counters["data"] + counters["control"]
+    assert {name: counters[name] for name in DROPS if counters[name]} == {}
+
+
+def test_counters_as_text() -> None:
+    with switch() as (process, where):
+        assert rounds(where, 1, 1000, 400) == [1.0]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.sendto(b"no iSwitch traffic", where)
+        time_out = time.monotonic() + PATIENCE
+        while pending(where[1]):
+            assert time.monotonic() < time_out
+        lines = end(process).splitlines()
+    counts = {line.split()[0]: line.split()[1] for line in lines}
+    assert counts["accumulated"] == counts["aggregates"] == "1,200"
+    assert counts["ordinary"] == "1"
+    assert "late" not in counts  # what is zero is not shown
+    (ordinary,) = (line for line in lines if line.startswith("ordinary"))
+    assert ordinary.endswith(f"drop: {DROPS['ordinary']}")
+
+
+def pending(port: int) -> int:
+    """Bytes in the receive buffer of the socket bound to this port."""
+    for line in Path("/proc/net/udp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if int(fields[1].rpartition(":")[2], 16) == port:
+            return int(fields[4].rpartition(":")[2], 16)
+    raise AssertionError(f"nobody listens on {port}")
+
+
+def test_stops_when_nobody_ever_came() -> None:
+    with switch() as (process, _):
+        assert [line.split()[:2] for line in end(process).splitlines()] == [
+            ["rx_packets", "0"],
+            ["tx_packets", "0"],
+        ]
+
+
+def test_the_port_asked_for() -> None:
+    with switch() as (process, where):
+        end(process)
+    with switch(listen="{}:{}".format(*where)) as (process, again):
+        assert again == where
+        assert rounds(where, 2, 10, 1) == [2.0, 2.0]
+        end(process)
+
+
+def test_address_in_use() -> None:
+    with switch() as (process, where):
+        address = "{}:{}".format(*where)
+        done = subprocess.run(
+            [*COMMAND, "--listen", address], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert done.stderr == (
+            f"iswitch switch: cannot listen at {address}: Address already in use; is another "
+            "switch running there? --listen 127.0.0.1:0 takes any free port\n"
+        )
+        assert rounds(where, 1, 10, 1) == [1.0]  # the first goes on
+        end(process)
+
+
+def test_address_of_another_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["switch", "--listen", "203.0.113.1:5000"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "cannot listen at 203.0.113.1:5000: " in printed.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--listen :",
+        "--listen 127.0.0.1:x",
+        "--listen 127.0.0.1:65536",
+        "--listen 127.0.0.1:-1",
+        "--memory much",
+        "--spin long",
+        "--dance",
+    ],
+)
+def test_usage(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["switch", *words.split()])
+    assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert words.split()[0] in printed.err
+
+
+@pytest.mark.parametrize("options", [["--no-offload"], ["--spin", "0.001"], ["--reproducible"]])
+def test_options(options: list[str]) -> None:
+    with switch(*options, "--json") as (process, where):
+        assert rounds(where, 3, 50_000, 5) == [3.0] * 3
+        assert rounds(where, 2, 50_000, 5, offload=False) == [2.0] * 2
+        counters = json.loads(end(process))
+    assert counters["accumulated"] == (3 + 2) * 5 * Shape.of(50_000).segments
+
+
+def test_sums_in_rank_order() -> None:
+    """1e8 - 1e8 + 1.5 is 1.5 in this order only."""
+    values = [1e8, -1e8, 1.5]
+    with switch("--reproducible") as (process, where), ThreadPoolExecutor(3) as pool:
+        workers = [Worker(where, 7, 1, timeout=PATIENCE) for _ in values]
+        vectors = [np.array([value], np.float32) for value in values]
+        for order in itertools.permutations(range(3)):
+            waiting = [pool.submit(workers[i].allreduce, vectors[i]) for i in order]
+            assert [w.result(PATIENCE)[0] for w in waiting] == [1.5] * 3
+        for worker in workers:
+            worker.leave()
+        end(process)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (util-linux)")
+def test_as_nobody() -> None:
+    # Reading everything stays allowed, or an interpreter in root's home could not start.
+    drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    keep = ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]
+    with switch("--json", prefix=[*drop, *keep]) as (process, where):
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        assert re.search(r"^Uid:\s+65534\s+65534", status, re.MULTILINE)
+        assert rounds(where, 3, 100_000, 3) == [3.0] * 3
+        counters = json.loads(end(process))
+    assert counters["accumulated"] == 3 * 3 * Shape.of(100_000).segments
+
+
+def resident(process: subprocess.Popen[str], what: str = "VmRSS") -> int:
+    """Bytes of memory of a process."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    found = re.search(rf"^{what}:\s+(\d+) kB", status, re.MULTILINE)
+    assert found
+    return int(found[1]) << 10
+
+
+def test_memory_is_what_members_reserve() -> None:
+    """Two sets of 1 MB, receive slots that are written to once, and nothing per round."""
+    numel = 250_000
+    shape = Shape.of(numel)
+    reserved = 2 * shape.segments * (shape.packet_size + 16)
+    slots = 128 * 65536
+    with switch() as (process, where):
+        assert rounds(where, 2, 1000, 5) == [2.0, 2.0]
+        before = resident(process)
+        assert rounds(where, 2, numel, 20) == [2.0, 2.0]
+        assert resident(process, "VmHWM") - before < reserved + slots + (8 << 20)
+        before = resident(process)
+        assert rounds(where, 2, numel, 200) == [2.0, 2.0]
+        assert resident(process) - before < 2 << 20
+        end(process)
+
+
+def test_members_that_left_cost_nothing() -> None:
+    with switch("--memory", "4") as (process, where):
+        for job in range(1, 30):  # 2.9 MB each: two would not fit
+            with Worker(where, job, 350_000, timeout=PATIENCE) as worker:
+                worker.allreduce(np.zeros(350_000, np.float32))
+        end(process)
+
+
+def test_memory_limit() -> None:
+    with switch("--memory", "2") as (process, where):
+        with pytest.raises(Refused, match=r"no more memory than its --memory") as raised:
+            Worker(where, 7, 1 << 20, timeout=PATIENCE)
+        assert raised.value.status is Status.FULL
+        assert rounds(where, 2, 100_000, 2) == [2.0, 2.0]
+        end(process)
+
+
+def test_garbage_does_not_stop_it() -> None:
+    """Whatever comes is counted; the switch goes on."""
+    random = np.random.default_rng(5)
+    with switch("--json") as (process, where):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            for i in range(2000):
+                sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, (0x0C, 0x1C, 0x00)[i % 3])
+                sock.sendto(random.bytes(int(random.integers(0, 64))), where)
+                if i % 50 == 0:
+                    while pending(where[1]):
+                        pass
+        assert rounds(where, 2, 1000, 3) == [2.0, 2.0]
+        counters = json.loads(end(process))
+    assert counters["rx_packets"] + counters["rx_overflow"] >= 2000 + 2 * (1 + 3 * 3 + 1)
+    doors = counters["ordinary"] + counters["short"]
+    assert counters["rx_packets"] == counters["control"] + counters["data"] + doors
+    assert counters["ordinary"] == 2000 // 3
+    assert counters["accumulated"] == 2 * 3 * 3

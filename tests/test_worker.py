@@ -1,0 +1,527 @@
+"""Workers against a switch in a process of its own: sums, errors, commands, a switch that dies."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import worker_lib
+from iswitch.wire import Action, Status
+from worker_lib import (
+    AllreduceTimeout,
+    JobHalted,
+    JobReset,
+    Refused,
+    SwitchUnreachable,
+    Worker,
+    WorkerError,
+)
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 20.0  # seconds until a test is given up
+NUMEL = 1000  # three segments
+
+Where = tuple[str, int]
+Make = Callable[..., list[Worker]]
+
+
+def start_switch(listen: str) -> tuple[subprocess.Popen[str], Where]:
+    command = [sys.executable, "-m", "iswitch", "switch", "--listen", listen]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    word, where = process.stdout.readline().split()
+    assert word == "listening"
+    host, port = where.split(":")
+    return process, (host, int(port))
+
+
+@pytest.fixture(scope="module")
+def switch() -> Iterator[Where]:
+    process, where = start_switch("127.0.0.1:0")
+    with process:
+        try:
+            yield where
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[int]:
+    return itertools.count(1)
+
+
+@pytest.fixture
+def job(jobs: Iterator[int]) -> int:
+    """A number of the test's own."""
+    return next(jobs)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+@pytest.fixture
+def make(switch: Where, job: int, pool: ThreadPoolExecutor) -> Iterator[Make]:
+    """Makes workers that have all joined, by rank; they leave at the end."""
+    made: list[Worker] = []
+
+    def make_workers(count: int, numel: int = NUMEL, **kwargs: object) -> list[Worker]:
+        arguments = {"timeout": PATIENCE, **kwargs}
+        joining = [
+            pool.submit(Worker, switch, job, numel, count, **arguments)  # type: ignore[arg-type]
+            for _ in range(count)
+        ]
+        workers = sorted((w.result(PATIENCE) for w in joining), key=lambda w: w.rank)
+        made.extend(workers)
+        return workers
+
+    yield make_workers
+    for worker in made:
+        worker.leave()
+
+
+def together(
+    pool: ThreadPoolExecutor, workers: list[Worker], vectors: list[np.ndarray], **kwargs: object
+) -> list[np.ndarray]:
+    """One round of all these workers."""
+    waiting: list[Future[np.ndarray]] = [
+        pool.submit(worker.allreduce, vector, **kwargs)  # type: ignore[arg-type]
+        for worker, vector in zip(workers, vectors, strict=True)
+    ]
+    return [w.result(PATIENCE) for w in waiting]
+
+
+def ones(value: float = 1.0) -> np.ndarray:
+    return np.full(NUMEL, value, np.float32)
+
+
+# Sums
+
+
+@pytest.mark.parametrize("numel", [0, 1, 365, 366, 367, 100_000])
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_product(make: Make, pool: ThreadPoolExecutor, count: int, numel: int) -> None:
+    workers = make(count, numel)
+    assert [worker.rank for worker in workers] == list(range(count))
+    rng = np.random.default_rng(numel)
+    for round_ in range(3):
+        assert {worker.round for worker in workers} == {round_}
+        vectors = [rng.integers(-99, 100, numel).astype(np.float32) for _ in workers]
+        for out in together(pool, workers, vectors):
+            assert out.dtype == np.float32
+            assert out.shape == (numel,)
+            assert (out == np.sum(vectors, 0)).all()
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "min"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int32])
+def test_dtypes_and_ops(make: Make, pool: ThreadPoolExecutor, dtype: type, op: str) -> None:
+    workers = make(3, dtype=dtype, op=op)
+    rng = np.random.default_rng(1)
+    vectors = [rng.integers(-9, 10, NUMEL).astype(dtype) for _ in workers]
+    exact = np.stack(vectors).astype(np.int64)
+    for out in together(pool, workers, vectors):
+        assert out.dtype == dtype
+        assert (out == getattr(exact, op)(0)).all()
+
+
+def test_without_offload_and_with_large_segments(make: Make, pool: ThreadPoolExecutor) -> None:
+    workers = make(2, 100_000, offload=False, elements_per_segment=7500)
+    assert workers[0].stats()["offload"] is False
+    vector = np.arange(100_000, dtype=np.float32)
+    for out in together(pool, workers, [vector, vector]):
+        assert (out == 2 * vector).all()
+
+
+def test_example_of_the_docstring(switch: Where, job: int) -> None:
+    """In four processes."""
+    example = textwrap.dedent(str(worker_lib.__doc__).partition("\n\n")[2])
+    assert '("127.0.0.1", 26963), job=7' in example
+    example = example.replace("26963", str(switch[1])).replace("job=7", f"job={job}")
+    code = f"import numpy as np\ngrad = np.arange(3, dtype=np.float32)\n{example}\nprint(total)"
+    command = [sys.executable, "-c", code]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    outputs = [process.communicate(timeout=PATIENCE)[0] for process in processes]
+    assert outputs == ["[0. 4. 8.]\n"] * 4
+
+
+def test_out_and_in_place(make: Make, pool: ThreadPoolExecutor) -> None:
+    first, second = make(2)
+    out, vector = np.empty(NUMEL, np.float32), ones(2)
+    waiting = pool.submit(second.allreduce, vector, vector)
+    assert first.allreduce(ones(1), out) is out
+    assert waiting.result(PATIENCE) is vector
+    assert (out == 3).all()
+    assert (vector == 3).all()
+
+
+def test_the_vector_is_left_alone(make: Make) -> None:
+    (alone,) = make(1)
+    vector = ones(2)
+    vector.flags.writeable = False
+    out = alone.allreduce(vector)
+    out += 1
+    assert (vector == 2).all()
+
+
+@pytest.mark.parametrize(
+    "arrange",
+    [
+        lambda a: a.reshape(10, 100),
+        lambda a: a.reshape(10, 5, 20).transpose(2, 0, 1),
+        lambda a: np.repeat(a, 2)[::2],
+        lambda a: a[::-1],
+        lambda a: np.asfortranarray(a.reshape(20, 50)),
+    ],
+    ids=["matrix", "transposed", "strided", "reversed", "fortran"],
+)
+def test_any_shape(
+    make: Make, pool: ThreadPoolExecutor, arrange: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """Elements meet by their place in C order."""
+    workers = make(2)
+    vector = arrange(np.arange(NUMEL, dtype=np.float32))
+    for out in together(pool, workers, [vector, vector]):
+        assert out.shape == vector.shape
+        assert (out == 2 * vector).all()
+
+
+def test_nan_and_infinity(make: Make, pool: ThreadPoolExecutor) -> None:
+    workers = make(2, 4)
+    inf, nan = np.inf, np.nan
+    vectors = [np.array(v, np.float32) for v in ([inf, inf, nan, 1], [1, -inf, 1, 2])]
+    for out in together(pool, workers, vectors):
+        assert np.array_equal(out, np.array([inf, nan, nan, 3], np.float32), equal_nan=True)
+
+
+# Misuse
+
+
+@pytest.mark.parametrize(
+    ("vector", "error", "text"),
+    [
+        (
+            np.zeros(NUMEL),
+            TypeError,
+            "vector is float64, this worker's dtype is float32; convert it with .astype(float32) "
+            "or make the Worker with dtype=float64",
+        ),
+        (
+            ones()[1:],
+            ValueError,
+            "vector has 999 elements, this worker's vectors have 1000; make the Worker with "
+            "numel=999",
+        ),
+        ([1.0] * NUMEL, TypeError, "vector must be a NumPy array, not list"),
+    ],
+)
+def test_wrong_vector(make: Make, vector: np.ndarray, error: type[Exception], text: str) -> None:
+    (alone,) = make(1)
+    with pytest.raises(error, match=f"^{re.escape(text)}$"):
+        alone.allreduce(vector)
+    assert (alone.allreduce(ones(3)) == 3).all()
+    assert alone.round == 1
+
+
+def read_only() -> np.ndarray:
+    array = ones()
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "text"),
+    [
+        (np.zeros(NUMEL, np.float16), TypeError, "out is float16"),
+        (np.zeros(NUMEL + 1, np.float32), ValueError, "out has 1001 elements"),
+        (np.zeros(2 * NUMEL, np.float32)[::2], ValueError, "out must be writable and C-contiguous"),
+        (read_only(), ValueError, "leave it out for a new array"),
+    ],
+)
+def test_wrong_out(make: Make, out: np.ndarray, error: type[Exception], text: str) -> None:
+    (alone,) = make(1)
+    with pytest.raises(error, match=text):
+        alone.allreduce(ones(), out)
+    assert (alone.allreduce(ones(3)) == 3).all()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "text"),
+    [
+        ({"job": 65536}, ValueError, "job = 65536: a job number is 0..65535"),
+        ({"job": -1}, ValueError, "job = -1"),
+        ({"numel": -1}, ValueError, r"numel = -1: .*grad\.size"),
+        ({"num_workers": 0}, ValueError, "num_workers = 0"),
+        ({"num_workers": 65}, ValueError, "1 to 64 workers"),
+        ({"elements_per_segment": 20_000}, ValueError, "does not fit a UDP datagram"),
+    ],
+)
+def test_wrong_arguments(
+    switch: Where, kwargs: dict[str, int], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        Worker(switch, **{"job": 1, "numel": 1, **kwargs})  # type: ignore[arg-type]
+
+
+def test_segments_that_are_not_there(make: Make) -> None:
+    (alone,) = make(1)
+    for start, stop in [(0, 4), (2, 2), (-1, 2)]:
+        with pytest.raises(ValueError, match="the vector has 3"):
+            alone.force_broadcast(start, stop)
+
+
+# Nobody there, not let in
+
+
+@pytest.mark.parametrize("deaf", [True, False])
+def test_no_switch(deaf: bool) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        where = silent.getsockname()
+        if not deaf:
+            silent.close()
+        began = time.monotonic()
+        with pytest.raises(SwitchUnreachable) as raised:
+            Worker(where, 1, 10, timeout=0.3)
+        assert 0.3 <= time.monotonic() - began < 3
+    address = "{}:{}".format(*where)
+    assert f"no answer from a switch at {address} within 0.3 s" in str(raised.value)
+    assert ("nothing was heard" if deaf else "the connection was refused") in str(raised.value)
+    assert f"iswitch switch --listen {address}" in str(raised.value)
+
+
+def test_switch_by_name(switch: Where, job: int) -> None:
+    with Worker(("localhost", switch[1]), job, NUMEL, 1, timeout=PATIENCE) as worker:
+        assert (worker.allreduce(ones(2)) == 2).all()
+
+
+@pytest.mark.parametrize("kwargs", [{"numel": 999}, {"dtype": np.int32}, {"op": "max"}])
+def test_mismatch(switch: Where, job: int, make: Make, kwargs: dict[str, object]) -> None:
+    (alone,) = make(1)
+    arguments = {"numel": NUMEL, "timeout": PATIENCE, **kwargs}
+    with pytest.raises(Refused, match=rf"JOIN refused in job {job}: .*mend the odd one") as raised:
+        Worker(switch, job, **arguments)  # type: ignore[arg-type]
+    assert (raised.value.action, raised.value.status) == (Action.JOIN, Status.MISMATCH)
+    assert (alone.allreduce(ones(3)) == 3).all()
+
+
+def test_only_two_of_three(switch: Where, job: int, pool: ThreadPoolExecutor) -> None:
+    joining = [pool.submit(Worker, switch, job, NUMEL, 3, timeout=0.5) for _ in range(2)]
+    for future in joining:
+        with pytest.raises(WorkerError, match=rf"only 2 of 3 workers joined job {job} within 0.5"):
+            future.result(PATIENCE)
+
+
+# Waiting in vain
+
+
+def test_timeout_names_whom_it_waits_for(make: Make, pool: ThreadPoolExecutor) -> None:
+    first, second, third = make(3)
+    together(pool, [first, second, third], [ones()] * 3)
+    for _ in range(2):
+        with pytest.raises(AllreduceTimeout) as raised:
+            first.allreduce(ones(5), timeout=0.3)
+    error = raised.value
+    assert str(error) == (
+        "round 1 not done within 0.3 s: 3 of 3 segments missing (0-2); waiting for the "
+        "contribution of ranks 1, 2: did it stop?"
+    )
+    assert (error.round, error.missing, error.ranks) == (1, [(0, 3)], [1, 2])
+    # The round stays open: who calls again with the same vector goes on.
+    outs = together(pool, [first, second, third], [ones(5), ones(6), ones(7)])
+    assert all((out == 18).all() for out in outs)
+    outs = together(pool, [first, second, third], [ones(1), ones(2), ones(3)])
+    assert all((out == 6).all() for out in outs)
+
+
+def test_timeout_without_a_switch() -> None:
+    process, where = start_switch("127.0.0.1:0")
+    with process:
+        worker = Worker(where, 1, NUMEL, 1, timeout=PATIENCE)
+        process.kill()
+        process.wait(PATIENCE)
+        with pytest.raises(AllreduceTimeout, match=r"does not answer: is it running") as raised:
+            worker.allreduce(ones(), timeout=0.3)
+        assert raised.value.ranks is None
+        began = time.monotonic()
+        worker.leave()  # nobody is there to be told
+        assert time.monotonic() - began < 5
+
+
+# Commands
+
+
+def test_set_threshold(make: Make) -> None:
+    first, second = make(2)
+    assert first.set_threshold(1) == 1
+    assert (first.allreduce(ones(5)) == 5).all()
+    assert (second.allreduce(ones(9)) == 5).all()  # late
+    assert second.set_threshold(0) == 2
+
+
+def test_force_broadcast(make: Make, pool: ThreadPoolExecutor) -> None:
+    first, second = make(2)
+    assert second.force_broadcast() == 0
+    waiting = pool.submit(first.allreduce, ones(3))
+    end = time.monotonic() + PATIENCE
+    while second.force_broadcast(0, 1) == 0:
+        assert time.monotonic() < end
+    assert second.force_broadcast(1) in (0, 1)  # the rest, unless it has yet to come
+    while not waiting.done():
+        second.force_broadcast(1, 3, 0)
+        assert time.monotonic() < end
+    assert (waiting.result(PATIENCE) == 3).all()
+    assert (second.allreduce(ones(4)) == 3).all()
+
+
+def test_halt_and_reset(make: Make, pool: ThreadPoolExecutor) -> None:
+    workers = make(3)
+    first, second, third = workers
+    together(pool, workers, [ones()] * 3)
+    third.halt()
+    with pytest.raises(JobHalted, match=r"the job is halted; reset\(\) resumes it"):
+        first.allreduce(ones(), timeout=0.2)
+    with pytest.raises(Refused, match=r"reset\(\) resumes it") as raised:
+        second.set_threshold(1)
+    assert raised.value.status is Status.HALTED
+    waiting = pool.submit(second.allreduce, ones())
+    round_ = third.reset()
+    assert third.round == round_
+    for call in (waiting.result, lambda _: first.allreduce(ones())):
+        with pytest.raises(JobReset, match=f"goes on from round {round_}") as reset:
+            call(PATIENCE)
+        assert reset.value.round == round_
+    for value in range(3):
+        outs = together(pool, workers, [ones(value)] * 3)
+        assert all((out == 3 * value).all() for out in outs)
+    assert {worker.round for worker in workers} == {round_ + 3}
+
+
+def test_who_resets_is_not_told_of_it(make: Make) -> None:
+    """However Ack and relay fall: the next allreduce goes through."""
+    (alone,) = make(1)
+    for i in range(100):
+        round_ = alone.reset()
+        assert alone.round == round_
+        assert (alone.allreduce(ones(i)) == i).all()
+
+
+def test_leave(make: Make, pool: ThreadPoolExecutor) -> None:
+    first, second, third = make(3)
+    waiting = [pool.submit(w.allreduce, ones(2)) for w in (first, second)]
+    third.leave()  # what waited only for it completes
+    assert all((w.result(PATIENCE) == 4).all() for w in waiting)
+    third.leave()
+    third.close()
+    for use in (lambda: third.allreduce(ones()), third.halt, third.reset):
+        with pytest.raises(WorkerError, match="has left its job; make a new one"):
+            use()
+    outs = together(pool, [first, second], [ones(), ones()])
+    assert all((out == 2).all() for out in outs)
+
+
+def test_context_manager(switch: Where, job: int) -> None:
+    for _ in range(3):
+        with Worker(switch, job, NUMEL, 1, timeout=PATIENCE) as worker:
+            assert (worker.rank, worker.stats()["rank"]) == (0, 0)
+            assert (worker.allreduce(ones(2)) == 2).all()
+    with pytest.raises(KeyError), Worker(switch, job, NUMEL, 1, timeout=PATIENCE) as worker:
+        raise KeyError
+    with pytest.raises(WorkerError, match="has left"):
+        worker.allreduce(ones())
+
+
+def test_stats(make: Make) -> None:
+    (alone,) = make(1)
+    before = alone.stats()
+    assert np.isnan(before["allreduce_p50"])
+    assert before["round_trip"] is None
+    for _ in range(4):
+        alone.allreduce(ones())
+    stats = alone.stats()
+    assert set(stats) == {
+        "sent", "sent_again", "received", "useless", "helps", "helped", "rejoins", "rank",
+        "round", "allreduces", "allreduce_p50", "allreduce_p99", "round_trip", "timer", "window",
+        "offload", "rx_overflow", "tx_failed",
+    }  # fmt: skip
+    assert (stats["allreduces"], stats["round"], stats["received"]) == (4, 4, 12)
+    assert stats["sent"] >= 12
+    assert 0 < stats["allreduce_p50"] <= stats["allreduce_p99"] < PATIENCE
+    assert 0 < stats["round_trip"] < PATIENCE
+
+
+# A switch that is killed
+
+
+def test_switch_killed_and_restarted(pool: ThreadPoolExecutor) -> None:
+    """Twice in mid-training; every sum of every round is exact."""
+    numel, count, rounds = 20_000, 3, 60
+    process, where = start_switch("127.0.0.1:0")
+    listen = "{}:{}".format(*where)
+    workers: list[Worker] = []
+    try:
+        joining = [
+            pool.submit(Worker, where, 7, numel, count, timeout=PATIENCE) for _ in range(count)
+        ]
+        workers = [j.result(PATIENCE) for j in joining]
+
+        base = np.arange(numel, dtype=np.int32) % 1000
+        done = dict.fromkeys(workers, 0)
+
+        def train(number: int) -> None:
+            worker = workers[number]
+            for round_ in range(rounds):
+                assert worker.round == round_
+                out = worker.allreduce((base + (number + 1) * round_).astype(np.float32))
+                assert (out == count * base + 6 * round_).all(), round_  # 6 = 1 + 2 + 3
+                done[worker] = round_ + 1
+
+        training = [pool.submit(train, number) for number in range(count)]
+        for after in (10, 35):
+            end = time.monotonic() + PATIENCE
+            while min(done.values()) < after:
+                assert time.monotonic() < end, done
+            process.kill()
+            process.wait(PATIENCE)
+            process.stdout.close()  # type: ignore[union-attr]
+            process, _ = start_switch(listen)
+        for future in training:
+            future.result(PATIENCE)
+    finally:
+        for worker in workers:
+            worker.leave()
+        process.kill()
+        process.communicate()
+    assert all(worker.stats()["rejoins"] >= 1 for worker in workers)
+
+
+def test_importing_the_package_loads_no_numpy() -> None:
+    code = (
+        "import sys, worker_lib; print('numpy' in sys.modules); worker_lib.Worker; "
+        "print('numpy' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\nTrue\n"
+    with pytest.raises(AttributeError, match="no attribute 'Wroker'"):
+        _ = worker_lib.Wroker  # type: ignore[attr-defined]
+    assert all(hasattr(worker_lib, name) for name in worker_lib.__all__)
