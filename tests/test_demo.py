@@ -111,6 +111,10 @@ def test_learns(tmp_path: Path) -> None:
     assert (
         " ok     recorded round equals the local sum in rank order, to the last bit" in done.stdout
     )
+    readme = (Path(__file__).parent.parent / "README.md").read_text().splitlines()
+    promised = [line for line in readme if line.startswith(" ok ")]
+    assert len(promised) == 3
+    assert set(promised) <= set(done.stdout.splitlines())
     assert not done.stderr
 
 
