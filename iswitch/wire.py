@@ -154,7 +154,9 @@ class Shape:
         if elements is None:
             elements = (MTU_PAYLOAD - SEG_SIZE) // dtype.itemsize
         if elements < 1 or numel < 0:
-            raise WireError(f"{numel} elements in segments of {elements}: too few of either")
+            raise WireError(
+                f"{numel} elements in segments of {elements}: use 0 or more, of 1 or more"
+            )
         segments = max(1, -(-numel // elements))
         return cls(dtype, op, mode, elements, numel - (segments - 1) * elements, segments)
 
@@ -190,7 +192,8 @@ class Shape:
         if self.last == 0 and self.segments > 1:
             raise WireError("only the single segment of an empty vector may be empty")
         if self.packet_size > MAX_PAYLOAD:
-            raise WireError(f"E = {self.elements} does not fit a UDP datagram")
+            most = (MAX_PAYLOAD - SEG_SIZE) // self.dtype.itemsize
+            raise WireError(f"E = {self.elements} does not fit a UDP datagram; use {most} at most")
 
     def headers(self, round_: int) -> npt.NDArray[np.uint64]:
         """The `Seg` of every segment in a round, shape (segments,), big-endian uint64."""

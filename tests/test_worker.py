@@ -223,7 +223,7 @@ def test_nan_and_infinity(make: Make, pool: ThreadPoolExecutor) -> None:
             np.zeros(NUMEL),
             TypeError,
             "vector is float64, this worker's dtype is float32; convert it with .astype(float32) "
-            "or make the Worker with dtype=float64",
+            "or make the Worker with another dtype",
         ),
         (
             ones()[1:],
@@ -525,3 +525,8 @@ def test_importing_the_package_loads_no_numpy() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Wroker'"):
         _ = worker_lib.Wroker  # type: ignore[attr-defined]
     assert all(hasattr(worker_lib, name) for name in worker_lib.__all__)
+
+
+def test_switch_whose_name_is_unknown() -> None:
+    with pytest.raises(SwitchUnreachable, match=r"cannot reach no\.such\.host\.invalid:9 .*mend"):
+        Worker(("no.such.host.invalid", 9), 1, 10)

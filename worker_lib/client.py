@@ -87,7 +87,13 @@ class Worker:
         self.timeout = timeout
         self.allreduce_seconds: list[float] = []
         self._dtype = shape.dtype.numpy
-        self._port = UdpPort(bind, connect=switch, offload=offload)
+        try:
+            self._port = UdpPort(bind, connect=switch, offload=offload)
+        except OSError as error:
+            raise SwitchUnreachable(
+                f"cannot reach {switch[0]}:{switch[1]} from {bind[0]}:{bind[1]}: {error.strerror}; "
+                "mend the address of the switch, or `bind`"
+            ) from None
         self._address = Address(*self._port.socket.getpeername())  # `switch` may be a name
         self._session = Session(
             self._address,
@@ -178,8 +184,8 @@ class Worker:
             raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
         if array.dtype != self._dtype:
             raise TypeError(
-                f"{name} is {array.dtype}, this worker's dtype is {self._dtype}; convert it "
-                f"with .astype({self._dtype}) or make the Worker with dtype={array.dtype}"
+                f"{name} is {array.dtype}, this worker's dtype is {self._dtype}: convert it "
+                f"with .astype({self._dtype}), or make the Worker with another dtype"
             )
         if array.size != self.shape.numel:
             raise ValueError(
