@@ -222,7 +222,7 @@ def test_nan_and_infinity(make: Make, pool: ThreadPoolExecutor) -> None:
         (
             np.zeros(NUMEL),
             TypeError,
-            "vector is float64, this worker's dtype is float32; convert it with .astype(float32) "
+            "vector is float64, this worker's dtype is float32: convert it with .astype(float32), "
             "or make the Worker with another dtype",
         ),
         (
