@@ -530,3 +530,11 @@ def test_importing_the_package_loads_no_numpy() -> None:
 def test_switch_whose_name_is_unknown() -> None:
     with pytest.raises(SwitchUnreachable, match=r"cannot reach no\.such\.host\.invalid:9 .*mend"):
         Worker(("no.such.host.invalid", 9), 1, 10)
+
+
+def test_constructor_that_fails_leaves_the_job(switch: Where, job: int) -> None:
+    """Else the next attempt in the same job would wait for the member that is no more."""
+    with pytest.raises(WorkerError, match="only 1 of 2 workers joined"):
+        Worker(switch, job, 10, 2, timeout=0.3)
+    with Worker(switch, job, 10, timeout=5) as alone:
+        assert (alone.allreduce(np.ones(10, np.float32)) == 1).all()

@@ -112,7 +112,7 @@ class Worker:
         try:
             self._join()
         except BaseException:
-            self._port.close()
+            self.leave()  # else it stays a member for whom the others wait
             raise
 
     def __enter__(self) -> Self:

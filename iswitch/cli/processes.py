@@ -75,8 +75,8 @@ class Fleet:
     def start(
         self, name: str, arguments: Sequence[str], env: dict[str, str] | None = None
     ) -> Child:
-        """Start `python ARGUMENTS`."""
-        child = Child(name, [sys.executable, *arguments], env)
+        """Start `python ARGUMENTS`; what lies in the current folder is not imported."""
+        child = Child(name, [sys.executable, "-P", *arguments], env)
         self.children.append(child)
         self._selector.register(child.output, selectors.EVENT_READ, child)
         return child
