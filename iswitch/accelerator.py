@@ -134,9 +134,7 @@ class Accelerator(ABC):
 
     def outgoing(self, run: Run) -> tuple[Rows, int]:
         """The aggregates of a run as packets: rows (n, packet_size) and the size of the last."""
-        short = run.stop > self.shape.full_segments
-        tail = self.shape.last_size if short else self.shape.packet_size
-        return self.rows[run.slot, run.start : run.stop], tail
+        return self.rows[run.slot, run.start : run.stop], self.shape.tail(run.stop)
 
     def _elements(self, rows: Rows) -> Vector:
         """The elements in whole data packets, shape (n, elements), without a copy."""

@@ -148,7 +148,7 @@ class Job:
     @property
     def threshold_in_force(self) -> int:
         """H as it counts now: what was set, or the number of contributors."""
-        return self.threshold or len(self.members.contributors())
+        return self.threshold or len(self.members.contributor_addresses())
 
     def is_complete(self, round_: int, held: int) -> bool:
         """Whether a segment is complete.

@@ -58,6 +58,11 @@ class Status(IntEnum):
     HALTED = 6
     GONE = 7
 
+    @classmethod
+    def of(cls, code: int) -> Status:
+        """The status with this code; one that this version does not know is BAD_REQUEST."""
+        return cls(code) if code in list(cls) else cls.BAD_REQUEST
+
 
 class MemberType(IntEnum):
     """What a member is: workers and child switches contribute, controllers only command."""
@@ -184,6 +189,10 @@ class Shape:
     def full_segments(self) -> int:
         """How many segments, from the first on, travel as packets of `packet_size`."""
         return self.segments if self.last == self.elements else self.segments - 1
+
+    def tail(self, stop: int) -> int:
+        """Bytes of the last packet of a run that ends before segment `stop`."""
+        return self.last_size if stop > self.full_segments else self.packet_size
 
     def check(self) -> None:
         """Raise WireError if no vector can have this shape."""

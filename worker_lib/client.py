@@ -348,7 +348,8 @@ class Worker:
                         raise Refused(answer.action, answer.status, self.job)
                     return answer.ack
             if not more or (self._port.refused and time.monotonic() - began > REFUSED_PATIENCE):
-                raise self._unreachable(time.monotonic() - began)
+                seconds = f"{time.monotonic() - began:.1f}"
+                raise SwitchUnreachable.silent(self._address, seconds, self._port.refused)
 
     def _join(self) -> None:
         limit = time.monotonic() + self.timeout
@@ -370,13 +371,6 @@ class Worker:
             raise WorkerError("this Worker has left its job; make a new one")
 
     # What to say when it takes too long
-
-    def _unreachable(self, seconds: float) -> SwitchUnreachable:
-        heard = "the connection was refused" if self._port.refused else "nothing was heard"
-        return SwitchUnreachable(
-            f"no answer from a switch at {self._address} within {seconds:.1f} s ({heard}); start "
-            f"one there with `iswitch switch --listen {self._address}`, or mend the address"
-        )
 
     def _late(self, seconds: float) -> AllreduceTimeout:
         session = self._session

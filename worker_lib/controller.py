@@ -174,11 +174,7 @@ class Controller:
                 if status is not Status.OK:
                     raise CommandRefused(packet.action, status, self.job, ack)
                 return ack
-        heard = "the connection was refused" if port.refused else "nothing was heard"
-        raise SwitchUnreachable(
-            f"no answer from a switch at {self.switch} within {timeout:g} s ({heard}); start one "
-            f"there with `iswitch switch --listen {self.switch}`, or mend the address"
-        )
+        raise SwitchUnreachable.silent(self.switch, f"{timeout:g}", port.refused)
 
 
 def _answer(asked: Control, burst: Burst) -> tuple[Status, Ack] | None:
@@ -197,6 +193,5 @@ def _answer(asked: Control, burst: Burst) -> tuple[Status, Ack] | None:
                 and (packet.job, packet.request) == (asked.job, asked.request)
                 and ack.action == asked.action
             ):
-                known = packet.status in list(Status)
-                return Status(packet.status) if known else Status.BAD_REQUEST, ack
+                return Status.of(packet.status), ack
     return None

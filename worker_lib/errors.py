@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
+from iswitch.packets import Address
 from iswitch.wire import Action, Status
 
 
@@ -14,6 +15,15 @@ class WorkerError(Exception):
 
 class SwitchUnreachable(WorkerError):
     """No answer from the switch."""
+
+    @classmethod
+    def silent(cls, address: Address, seconds: str, refused: bool) -> Self:
+        """Nobody answered at the address for so long; `refused`: no process listens there."""
+        heard = "the connection was refused" if refused else "nothing was heard"
+        return cls(
+            f"no answer from a switch at {address} within {seconds} s ({heard}); start one "
+            f"there with `iswitch switch --listen {address}`, or mend the address"
+        )
 
 
 class Refused(WorkerError):

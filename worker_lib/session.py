@@ -298,7 +298,7 @@ class Session:
             self._help_the_switch(packet.value, now)
 
     def _answered(self, packet: Control, ack: Ack, now: float) -> None:
-        status = Status(packet.status) if packet.status in list(Status) else Status.BAD_REQUEST
+        status = Status.of(packet.status)
         if packet.request in self._help_requests:
             self._help_requests.discard(packet.request)
             self._help_answered(status, ack, now)

@@ -40,8 +40,7 @@ class Contribution:
 
     def rows(self, start: int, stop: int) -> tuple[Rows, int]:
         """Segments start..stop-1 as packets, and the size of the last."""
-        short = stop > self.shape.full_segments
-        return self._rows[start:stop], self.shape.last_size if short else self.shape.packet_size
+        return self._rows[start:stop], self.shape.tail(stop)
 
 
 class Transfer:
