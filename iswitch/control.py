@@ -19,8 +19,10 @@ from .packets import Address, Outgoing
 from .relay import Relays
 from .wire import (
     FLAG_FIRST,
+    FLAG_HEARTBEAT,
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
+    FLAG_WHOLE,
     ROUND_MASK,
     TOS_DATA,
     Ack,
@@ -44,12 +46,17 @@ V = TypeVar("V")
 
 ANSWERS_PER_SENDER = 64
 SENDERS_REMEMBERED = 1024
+AWAKE = 1.0  # seconds by which a timer may be late in a switch that is awake
 LINGER = 0.1  # seconds after a Leave in which a Join of the same process can only be a late copy
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an operator allows: bytes of buffers, jobs, and seconds a job without members lasts."""
+    """What an operator allows: bytes of buffers, and jobs.
+
+    A member that has said nothing for `lease` seconds is out; a job without members is forgotten
+    after as long.
+    """
 
     memory: int = 1 << 30
     jobs: int = 1024
@@ -137,6 +144,7 @@ class ControlPlane:
         self.jobs: dict[int, Job] = {}
         self.by_source: dict[Address, tuple[Job, Member]] = {}
         self.relays = Relays(counters)
+        self._next_expiry = float("inf")  # no lease runs out before
         self._left: OrderedDict[tuple[Address, int], tuple[int, float]] = OrderedDict()
         self._answers: OrderedDict[tuple[Address, int], OrderedDict[int, bytes]] = OrderedDict()
         self._methods: dict[Action, Callable[[Request], Answer]] = {
@@ -167,6 +175,7 @@ class ControlPlane:
                 return []
             return [self._bare_answer(peer, header, Status.BAD_REQUEST)]
         if packet.action is Action.ACK:
+            self._renew(peer, packet.job, now)
             if not self.relays.acked(peer, packet.request):
                 self.counters["unmatched_ack"] += 1
             return []
@@ -240,6 +249,8 @@ class ControlPlane:
                     return [self._joined(peer, packet, join, job, member, now)]
                 former = member if member.contributes else None
                 sends = self._remove(job, member, now)
+            if join.flags & FLAG_HEARTBEAT:
+                raise Refusal(Status.NOT_MEMBER)
             job, member, more = self._admit(peer, packet, join, type_, shape, former, now)
         except Refusal as refusal:
             return [*sends, self._bare_answer(peer, packet, refusal.status)]
@@ -249,7 +260,10 @@ class ControlPlane:
         self, peer: Address, packet: Control, join: Join, job: Job, member: Member, now: float
     ) -> Outgoing:
         """The Ack; a member that comes back and takes part in every round stays where it is."""
-        ack = Request(job, member, Action.JOIN, None, now).ack(len(job.members.joined))
+        members = job.members
+        gathering = member.contributes and not members.gathered
+        count = len(members.joined if gathering else members.contributor_addresses())
+        ack = Request(job, member, Action.JOIN, None, now).ack(count)
         stays = bool(join.flags & FLAG_STANDS_AT) and member.first_round is None
         if stays and job.synchronous and join.round in job.window:
             ack = replace(ack, round=join.round)
@@ -297,6 +311,7 @@ class ControlPlane:
         job.dormant_since = None
         member = Member(peer, type_, rank, packet.request, None, now)
         self._answers.pop((peer, packet.job), None)
+        self._next_expiry = min(self._next_expiry, now + self.limits.lease)
         if not contributes:
             job.members.add(member)
             return job, member, []
@@ -305,7 +320,7 @@ class ControlPlane:
         if job.synchronous:
             job.place(member, join, early, former)
         was_gathered = job.members.gathered
-        job.members.add(member, join.expected)
+        job.members.add(member, join.expected, bool(join.flags & FLAG_WHOLE))
         self.by_source[peer] = (job, member)
         assert job.accelerator is not None
         job.accelerator.join(rank)
@@ -459,11 +474,46 @@ class ControlPlane:
             if job.dormant_since is not None
         ]
         relay = self.relays.deadline()
-        return min(due if relay is None else [*due, relay], default=None)
+        if relay is not None:
+            due.append(relay)
+        if self._next_expiry < float("inf"):
+            due.append(self._next_expiry)
+        return min(due, default=None)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """Repeat relayed control, forget jobs whose last member left a lease time ago."""
+        """Repeat relayed control, end leases, forget jobs a lease time after their last member."""
+        sends = self._end_leases(now) if now >= self._next_expiry else []
         for number, job in list(self.jobs.items()):
             if job.dormant_since is not None and now >= job.dormant_since + self.limits.lease:
                 del self.jobs[number]
-        return self.relays.handle_timer(now)
+        return sends + self.relays.handle_timer(now)
+
+    def _renew(self, peer: Address, number: int, now: float) -> None:
+        job = self.jobs.get(number)
+        member = job.members.by_address.get(peer) if job else None
+        if member is not None:
+            member.last_seen = now
+
+    def _end_leases(self, now: float) -> list[Outgoing]:
+        """Take out the members that have been silent for a lease time.
+
+        While a job gathers, its contributors stay as long as one of them speaks: the same process
+        could come back early, and contribute a second time under another rank.
+        """
+        if now > self._next_expiry + AWAKE:  # the switch itself slept: let it hear them first
+            self._next_expiry = now + AWAKE
+            return []
+        sends: list[Outgoing] = []
+        self._next_expiry = float("inf")
+        for job in list(self.jobs.values()):
+            members = list(job.members.by_address.values())
+            spoke = [m.last_seen for m in members if m.contributes]
+            stay = not job.members.gathered and max(spoke, default=now) + self.limits.lease > now
+            for member in members:
+                expiry = member.last_seen + self.limits.lease
+                if expiry > now:
+                    self._next_expiry = min(self._next_expiry, expiry)
+                elif not (stay and member.contributes):
+                    self.counters["leases_run_out"] += 1
+                    sends += [out.copy() for out in self._remove(job, member, now)]
+        return sends

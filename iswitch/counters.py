@@ -22,6 +22,7 @@ COUNTERS: dict[str, str] = {
     "retransmitted": "kept aggregates sent again to one member",
     "helps_relayed": "Help requests sent to members whose contribution is missing",
     "relays_given_up": "relayed control packets that were never acked",
+    "leases_run_out": "members taken out because nothing came from them for a lease time",
 }
 
 DROPS: dict[str, str] = {

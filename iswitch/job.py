@@ -148,7 +148,7 @@ class Job:
     @property
     def threshold_in_force(self) -> int:
         """H as it counts now: what was set, or the number of contributors."""
-        return self.threshold or len(self.members.contributor_addresses())
+        return self.threshold or max(len(self.members.contributor_addresses()), self.members.least)
 
     def is_complete(self, round_: int, held: int) -> bool:
         """Whether a segment is complete.
@@ -162,7 +162,7 @@ class Job:
         if self.threshold:
             return held.bit_count() >= self.threshold
         participants = self.members.participants(round_)
-        return held & participants == participants
+        return held & participants == participants and held.bit_count() >= self.members.least
 
     def stretches(self, rows: Rows) -> list[Stretch]:
         """Cut whole data packets, shape (n, size), into consecutive segments of one round."""

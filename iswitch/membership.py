@@ -63,6 +63,7 @@ class Membership:
     def __init__(self) -> None:
         self.by_address: dict[Address, Member] = {}
         self.expected = 0
+        self.whole = False  # no sum holds fewer than `expected` contributions
         self.joined: set[Address] = set()  # contributors since the job began
         self._participants: dict[int, int] = {}
         self._addresses: tuple[Address, ...] | None = None
@@ -86,6 +87,11 @@ class Membership:
         """Whether as many contributors have joined as the largest `expected` names."""
         return len(self.joined) >= self.expected
 
+    @property
+    def least(self) -> int:
+        """Fewest contributions that may make a sum while H is automatic."""
+        return self.expected if self.whole else 0
+
     def free_rank(self, type_: MemberType, taken: int = 0) -> int | None:
         """The number a new member gets, None if there is none left; `taken` are bits to avoid."""
         taken |= sum(m.bit for m in self.by_address.values())
@@ -93,12 +99,16 @@ class Membership:
         order = ranks if type_ is not MemberType.CONTROLLER else reversed(ranks)
         return next((rank for rank in order if not taken >> rank & 1), None)
 
-    def add(self, member: Member, expected: int = 0) -> None:
-        """Take a member in; a contributor's `expected` raises the number waited for."""
+    def add(self, member: Member, expected: int = 0, whole: bool = False) -> None:
+        """Take a member in; a contributor's `expected` raises the number waited for.
+
+        Any contributor can ask that the job be whole, and for all of them.
+        """
         self.by_address[member.address] = member
         if member.contributes:
             self.joined.add(member.address)
             self.expected = max(self.expected, expected)
+            self.whole |= whole
         self._participants.clear()
         self._addresses = None
 
@@ -154,3 +164,4 @@ class Membership:
         """Forget who joined: the last contributor left."""
         self.joined.clear()
         self.expected = 0
+        self.whole = False

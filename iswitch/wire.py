@@ -253,6 +253,8 @@ class Round(_Value):
 FLAG_STANDS_AT = 1  # Join: `round` is where the sender stands
 FLAG_REPRODUCIBLE = 2  # Join: the job sums in rank order
 FLAG_FIRST = 4  # Join: that round is the first of the sender, who took no part in the one before
+FLAG_WHOLE = 8  # Join: no sum of fewer than `expected` contributions
+FLAG_HEARTBEAT = 16  # Join: only if the sender is a member already
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from iswitch.counters import DATA_DROPS, Counters
 from iswitch.packets import Address, Burst, Outgoing, Rows
 from iswitch.switch import Switch
 from iswitch.wire import (
+    FLAG_HEARTBEAT,
     TOS_CONTROL,
     TOS_DATA,
     Ack,
@@ -104,6 +105,10 @@ class Bench:
     ) -> tuple[Status, Ack, list[Outgoing]]:
         join = Join(type_) if shape is None else Join.for_shape(shape, type_, expected, flags)
         return self.control(who, Action.JOIN, join, job, request)
+
+    def heartbeat(self, who: int, shape: Shape, job: int = JOB, request: int = 1000) -> None:
+        status, _, more = self.join(who, shape, flags=FLAG_HEARTBEAT, job=job, request=request)
+        assert (status, more) == (Status.OK, [])
 
     def gather(self, shape: Shape, workers: int, flags: int = 0, job: int = JOB) -> None:
         """Let workers 0.. join, expecting one another."""

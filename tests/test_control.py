@@ -8,14 +8,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from iswitch.control import ANSWERS_PER_SENDER, LINGER, SENDERS_REMEMBERED, Limits
+from iswitch.control import ANSWERS_PER_SENDER, AWAKE, LINGER, SENDERS_REMEMBERED, Limits
 from iswitch.job import memory_needed
 from iswitch.packets import Outgoing
 from iswitch.switch import Switch
 from iswitch.wire import (
     FLAG_FIRST,
+    FLAG_HEARTBEAT,
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
+    FLAG_WHOLE,
     TOS_CONTROL,
     TOS_DATA,
     Ack,
@@ -39,6 +41,7 @@ from .parts import JOB, Bench, packets_of, peer, seg
 SHAPE = Shape.of(6, DType.INT32, elements=2)  # three segments
 ASYNC = Shape.of(6, DType.INT32, mode=Mode.ASYNCHRONOUS, elements=2)
 ONES = np.ones(6, np.int32)
+LEASE = Limits().lease
 CONTROLLER = 9  # the address of the controller in the states below
 
 
@@ -304,10 +307,10 @@ def test_ack_ends_a_relay() -> None:
     ack = Control(A.ACK, JOB, request, Ack(A.HELP)).build()
     assert bench.send(0, TOS_CONTROL, ack) == []  # from somebody else
     assert bench.counters["unmatched_ack"] == 1
-    assert bench.switch.deadline() is not None
+    assert bench.switch.deadline() < LEASE
     assert bench.send(1, TOS_CONTROL, ack) == []
     assert bench.counters["unmatched_ack"] == 1
-    assert bench.switch.deadline() is None
+    assert bench.switch.deadline() == LEASE
 
 
 # Join
@@ -584,7 +587,10 @@ def test_full_by_jobs() -> None:
     assert bench.join(CONTROLLER, None, MemberType.CONTROLLER, job=3)[0] is S.FULL
     bench.control(0, A.LEAVE, job=0)
     assert bench.join(2, SHAPE, job=2)[0] is S.FULL  # its place is kept for a while
-    bench.switch.handle_timer(30.0)
+    bench.now = LEASE / 2
+    for who in (1, 5):
+        bench.heartbeat(who, SHAPE, job=1)
+    bench.switch.handle_timer(LEASE)
     assert bench.join(CONTROLLER, None, MemberType.CONTROLLER, job=3)[0] is S.OK
     bench.control(CONTROLLER, A.LEAVE, job=3)  # never had a contributor: forgotten at once
     assert bench.join(2, SHAPE, job=2)[0] is S.OK
@@ -603,7 +609,7 @@ def test_full_by_ranks(type_: MemberType) -> None:
     bench.control(10, A.LEAVE)
     assert bench.join(99, SHAPE, type_)[:2] == (
         S.OK,
-        Ack(A.JOIN, 0, 5, 32 - (type_ == 2), 0, 33 - (type_ == 2)),
+        Ack(A.JOIN, 0, 5, 32 - (type_ == 2), 0, 32 - (type_ == 2)),
     )
 
 
@@ -613,15 +619,14 @@ def test_full_by_ranks(type_: MemberType) -> None:
 def test_a_job_lasts_a_lease_after_its_last_member() -> None:
     bench = fresh()
     bench.contribute(0, SHAPE, 0, ONES)
-    bench.now = 100.0
+    bench.now = 10.0
     bench.control(0, A.LEAVE)
     bench.control(1, A.LEAVE)
-    assert bench.switch.deadline() is None  # a controller is there
     bench.control(CONTROLLER, A.LEAVE)
-    assert bench.switch.deadline() == 130.0
-    assert bench.switch.handle_timer(129.9) == []
+    assert bench.switch.handle_timer(LEASE) == []
     assert JOB in bench.switch.jobs
-    assert bench.switch.handle_timer(130.0) == []
+    assert bench.switch.deadline() == 10.0 + LEASE
+    assert bench.switch.handle_timer(10.0 + LEASE) == []
     assert bench.switch.jobs == {}
     assert bench.switch.deadline() is None
 
@@ -634,7 +639,7 @@ def test_a_job_goes_on_from_its_place() -> None:
     other = Shape.of(4, DType.FLOAT32)
     status, ack, _ = bench.join(3, other)
     assert (status, ack.rank, ack.threshold, ack.round) == (S.OK, 0, 1, 4)
-    assert bench.switch.deadline() is None
+    assert bench.switch.deadline() == LEASE
     bench.contribute(3, other, 3, np.ones(4, np.float32))
     assert bench.counters.drops() == {"before_join": 1}
     sent = bench.contribute(3, other, 4, np.ones(4, np.float32))
@@ -660,7 +665,7 @@ def test_leave_cancels_relays_to_who_left() -> None:
     bench.control(0, A.HELP, ALL)
     assert bench.switch.deadline() == 0.02
     bench.control(1, A.LEAVE)
-    assert bench.switch.deadline() is None
+    assert bench.switch.deadline() == LEASE
 
 
 def test_reset_voids_help_under_way() -> None:
@@ -677,3 +682,121 @@ def test_who_has_left_is_a_stranger_and_may_join_elsewhere() -> None:
     assert bench.counters.drops() == {"stranger": 3}
     assert bench.control(1, A.HELP, ALL)[0] is S.NOT_MEMBER
     assert bench.join(1, SHAPE, job=8)[0] is S.OK
+
+
+# Leases
+
+
+def test_a_silent_member_is_out_as_if_by_leave() -> None:
+    bench = half()
+    for now in (10.0, 20.0, 30.0):
+        bench.now = now
+        bench.heartbeat(0, SHAPE)
+        assert bench.switch.handle_timer(now) == [] or now == 30.0
+    assert bench.counters["leases_run_out"] == 2  # worker 1, and the controller
+    assert [m.address for m in bench.switch.jobs[JOB].members.by_address.values()] == [peer(0)]
+    assert bench.contribute(1, SHAPE, 0, ONES) == {}
+    assert bench.counters["stranger"] == 3
+    assert bench.control(1, A.HELP, ALL)[0] is S.NOT_MEMBER
+
+
+def test_what_waited_only_for_the_silent_completes() -> None:
+    bench = half()
+    bench.now = LEASE - 1
+    bench.heartbeat(0, SHAPE)
+    bench.now = LEASE
+    assert bench.switch.deadline() == LEASE
+    assert effects(bench.switch.handle_timer(LEASE)) == [f"0: 0.{index} = 1" for index in range(3)]
+
+
+@pytest.mark.parametrize("what", ["data", "request", "heartbeat", "ack"])
+def test_any_packet_renews_a_lease(what: str) -> None:
+    bench = fresh()
+    bench.now = LEASE - 1
+    if what == "data":
+        bench.contribute(0, SHAPE, 0, ONES)
+    elif what == "request":
+        bench.control(0, A.HELP, ALL)
+    elif what == "heartbeat":
+        bench.heartbeat(0, SHAPE)
+    else:
+        bench.send(0, TOS_CONTROL, Control(A.ACK, JOB, 1, Ack(A.HELP)).build())
+    bench.switch.handle_timer(LEASE)
+    assert list(bench.switch.jobs[JOB].members.by_address) == [peer(0)]
+
+
+def test_a_switch_that_slept_hears_its_members_first() -> None:
+    """A stopped process, a suspended machine: what they sent meanwhile waits in its socket."""
+    bench = fresh()
+    bench.now = 1000.0
+    assert bench.switch.handle_timer(bench.now) == []
+    assert bench.switch.deadline() == 1000.0 + AWAKE
+    bench.heartbeat(1, SHAPE)
+    bench.switch.handle_timer(1000.0 + AWAKE)
+    assert list(bench.switch.jobs[JOB].members.by_address) == [peer(1)]
+
+
+def test_a_heartbeat_makes_nobody_a_member() -> None:
+    """Neither where there is no job, nor after the lease; of a new process not either."""
+    bench = Bench()
+    beat = Join.for_shape(SHAPE, MemberType.WORKER, 0, FLAG_HEARTBEAT)
+    assert bench.control(0, A.JOIN, beat)[0] is S.NOT_MEMBER
+    assert bench.switch.jobs == {}
+    bench = fresh()
+    assert bench.control(5, A.JOIN, beat)[0] is S.NOT_MEMBER
+    assert bench.join(0, SHAPE, flags=FLAG_HEARTBEAT)[0] is S.OK
+    assert bench.join(0, SHAPE, flags=FLAG_HEARTBEAT, request=1001)[0] is S.NOT_MEMBER
+    assert peer(0) not in bench.switch.jobs[JOB].members.by_address
+
+
+# Whole jobs
+
+
+def whole(workers: int = 3) -> Bench:
+    bench = Bench()
+    bench.gather(SHAPE, workers, FLAG_WHOLE)
+    return bench
+
+
+def test_a_whole_job_makes_no_sum_of_fewer() -> None:
+    bench = whole()
+    bench.contribute(0, SHAPE, 0, ONES)
+    bench.contribute(1, SHAPE, 0, ONES)
+    assert bench.control(2, A.LEAVE)[2] == []
+    assert bench.join(0, SHAPE)[1] == Ack(A.JOIN, 0, 0, 3, 0, 2)  # two are members now
+    # One that takes its place begins with the next round, which nobody reaches without a Reset.
+    assert bench.join(3, SHAPE, expected=3)[2] == []
+    assert bench.contribute(3, SHAPE, 0, ONES) == {}
+    assert bench.counters["aggregates"] == 0
+    status, ack, _ = bench.control(0, A.RESET)
+    assert (status, ack.round) == (S.OK, 2)
+    for who in (0, 1):
+        assert bench.contribute(who, SHAPE, 2, ONES) == {}
+    assert len(bench.contribute(3, SHAPE, 2, ONES)) == 3
+
+
+def test_who_had_contributed_and_left_counts_in_a_whole_job() -> None:
+    """What it gave is in the sum, which therefore has all it should."""
+    bench = whole()
+    for who in (0, 1):
+        bench.contribute(who, SHAPE, 0, ONES)
+    bench.control(1, A.LEAVE)
+    assert len(bench.contribute(2, SHAPE, 0, ONES)) == 3
+
+
+def test_a_set_threshold_and_fbcast_overrule_a_whole_job() -> None:
+    bench = whole()
+    bench.contribute(0, SHAPE, 0, ONES)
+    bench.contribute(1, SHAPE, 0, ONES)
+    bench.control(2, A.LEAVE)
+    assert bench.control(0, A.FBCAST, Segments(0, 0, 1))[1].contributors == 2
+    assert len(bench.control(0, A.SETH, Threshold(2))[2]) == 1
+    assert bench.counters["aggregates"] == 3
+
+
+def test_a_whole_asynchronous_job_waits_too() -> None:
+    bench = Bench()
+    bench.gather(ASYNC, 2, FLAG_WHOLE)
+    bench.control(1, A.LEAVE)
+    assert bench.contribute(0, ASYNC, 1, ONES) == {}
+    assert len(bench.contribute(0, ASYNC, 2, ONES)) == 3

@@ -71,6 +71,8 @@ def test_python_listing_in_four_processes(listing: str, tmp_path: Path) -> None:
     assert [worker.returncode for worker in workers] == [0] * 4
     if "the sum over all four" in listing:
         assert sorted(outputs) == [f"rank {rank} got [0. 4. 8.]\n" for rank in range(4)]
+    if "(6.0, 4.0)" in listing:
+        assert sorted(outputs) == [f"rank {rank} sums (6.0, 4.0)\n" for rank in range(4)]
 
 
 def test_commands() -> None:
@@ -92,7 +94,10 @@ def test_commands() -> None:
                 assert done.returncode == 0, (command, done.stdout, done.stderr)
                 assert done.stdout
             else:  # README: the listing in four processes, as above
-                assert command == "for i in 1 2 3 4; do python example.py & done; wait"
+                assert command in (
+                    ". .venv/bin/activate",
+                    "for i in 1 2 3 4; do python example.py & done; wait",
+                )
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -119,3 +124,15 @@ def test_worker_arguments_are_documented() -> None:
     for name, value in vars(errors).items():
         if inspect.isclass(value) and issubclass(value, errors.WorkerError):
             assert f"`{name}`" in text, name
+
+
+def test_stats_are_documented() -> None:
+    from worker_lib import Worker
+
+    with switch("127.0.0.1:0") as (address, _):
+        host, port = address.split(":")
+        with Worker((host, int(port)), 1, 0) as worker:
+            stats = worker.stats()
+    text = (ROOT / "docs" / "worker.md").read_text()
+    table = text[text.index("| key of `stats()`") :]
+    assert set(stats) <= set(re.findall(r"`(\w+)`", table[: table.index("\n\n")]))

@@ -8,6 +8,7 @@ contributions it holds, how often, and of which vectors:
 - rounds do not mix: the last element is the sum of the tokens of this round;
 - whoever gets an aggregate of a round it contributed to finds itself in it;
 - all who get an aggregate of a round get the same one (while the switch keeps its state);
+- in a whole job no sum holds fewer contributions than expected;
 - progress: when the faults stop, everybody gets on.
 """
 
@@ -31,6 +32,7 @@ MOST = 24  # members in all, over a history
 SEGMENTS = 5
 SHAPE = Shape.of(SEGMENTS * (MOST + 1), DType.INT32, elements=MOST + 1)
 TYPICAL = Faults(loss=0.05, duplicate=0.05, jitter=200e-6)
+LEASE = 0.3  # where leases run out at all
 
 
 def patient_switch() -> Switch:
@@ -46,7 +48,7 @@ class Life:
         self.place = place
         self.identity = identity
         self.session: Session = history.world.join(
-            place, SHAPE, expected=expected, incarnation=1000 + identity
+            place, SHAPE, expected=expected, incarnation=1000 + identity, **history.ways
         )
         self.out = np.zeros(SHAPE.numel, np.int32)
         self.rounds = 0
@@ -78,9 +80,18 @@ class Life:
 
 
 class History:
-    def __init__(self, seed: int, workers: int, expected: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int,
+        workers: int,
+        expected: bool = True,
+        switch: Switch | None = None,
+        **ways: object,
+    ) -> None:
         self.rng = random.Random(seed)
-        self.world = World(patient_switch(), TYPICAL, seed)
+        self.world = World(switch or patient_switch(), TYPICAL, seed)
+        self.ways = ways
+        self.least = workers if ways.get("whole") else 0  # contributions in any sum
         self.seen: dict[tuple[int, int], tuple[bytes, int]] = {}
         self.tokens: dict[tuple[int, int], int] = {}
         self.agree = True
@@ -100,6 +111,7 @@ class History:
         counts = sums[:, :-1]
         assert counts.max() <= 1, f"counted twice in round {round_}: {counts}"
         assert counts.min() >= 0
+        assert counts.sum(1).min() >= self.least, f"a sum of fewer in round {round_}: {counts}"
         assert (counts[:, life.identity] == 1).all(), f"{life.identity} not in round {round_}"
         for index in range(SEGMENTS):
             inside = np.flatnonzero(counts[index]).tolist()
@@ -163,6 +175,24 @@ class History:
         self.die(place)
         self.live(pause)
         self.be_born(place, expected)
+
+    def sleep(self, place: int, seconds: float) -> None:
+        """A worker's process is stopped for a while."""
+        life = self.lives.pop(place)
+        self.world.stop(place)
+        self.live(seconds)
+        self.world.resume(place)
+        self.lives[place] = life
+
+    def reset(self) -> None:
+        """One worker resets the job; the others are told."""
+        life = next(iter(self.lives.values()))
+        request = life.session.request(Action.RESET, None, self.world.now)
+        for _ in range(10_000):
+            if request not in life.session._pending:
+                return
+            assert self.world.step()
+        raise AssertionError("the Reset is not answered")
 
     def restart_switch(self) -> None:
         self.world.switch = patient_switch()
@@ -239,6 +269,72 @@ def test_gathering(seed: int) -> None:
     history.be_born(3, expected=4)
     history.everybody_gets_on()
     assert not history.excused
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_leases_run_out(seed: int) -> None:
+    """Workers are stopped for a while, or die without a word.
+
+    In every other history the switch restarts, too; then, as ever when it does, it must be told
+    right how many members there are, so that none is born and none dies.
+    """
+    history = History(
+        seed,
+        workers=2 + seed % 3,
+        switch=Switch(Limits(lease=LEASE)),
+        heartbeat=LEASE / 3,
+    )
+    restarts = seed % 2
+    history.agree = not restarts
+    for _ in range(5):
+        history.live(history.rng.choice((1e-4, 1e-3, 3e-3)))
+        place = history.rng.choice(list(history.lives))
+        what = history.rng.choice(("sleep", "die", "be born", "restart"))
+        if what == "sleep" and len(history.lives) > 1:  # else nobody would be there to come back to
+            history.sleep(place, history.rng.choice((LEASE / 4, 1.1 * LEASE, 3 * LEASE)))
+        elif what == "die" and len(history.lives) > 1 and not restarts:
+            history.die(place)
+        elif what == "be born" and not restarts:
+            history.be_born(max(history.lives) + 1)
+        elif restarts:
+            history.live(
+                1e-3
+            )  # as above: a Join on its way would be taken for one to the new switch
+            history.world.switch = Switch(Limits(lease=LEASE))
+    if restarts or history.world.switch.jobs[7].members.gathered:  # else one died too early
+        history.everybody_gets_on()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whole_jobs(seed: int) -> None:
+    """Workers leave, die and are replaced; a Reset when all are there again, and all get on."""
+    workers = 2 + seed % 3
+    history = History(
+        seed,
+        workers,
+        switch=Switch(Limits(lease=LEASE)),
+        whole=True,
+        heartbeat=LEASE / 3,
+    )
+    for _ in range(3):
+        history.live(history.rng.choice((1e-4, 1e-3, 3e-3)))
+        place = history.rng.choice(list(history.lives))
+        what = history.rng.choice(("leave", "die", "sleep", "reborn"))
+        if what == "leave":
+            history.leave(place)
+        elif what == "die":
+            history.die(place)
+        elif what == "sleep":
+            history.sleep(place, history.rng.choice((LEASE / 2, 3 * LEASE)))
+        else:
+            history.be_reborn(place, workers, history.rng.choice((1e-4, 2e-2)))
+        history.live(history.rng.choice((1e-3, 2 * LEASE)))
+        while len(history.lives) < workers:
+            history.be_born(history.identities, workers)
+        history.live(2 * LEASE)
+        history.reset()
+        history.everybody_gets_on()
+        history.world.faults = TYPICAL
 
 
 def history_size(seed: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from iswitch.control import Limits
 from iswitch.packets import Address
 from iswitch.switch import Switch
 from iswitch.wire import (
@@ -37,13 +38,18 @@ class Scene(World):
     """A world that writes down what is sent, and loses what it is told to lose."""
 
     def __init__(self, workers: int = 2, switch: Switch | None = None, **kwargs: object) -> None:
-        super().__init__(switch or Switch(), Faults())
+        super().__init__(switch or Switch(Limits(lease=1e6)), Faults())
         self.lines: list[tuple[float, str]] = []
         self.to_lose: list[str] = []
         self.since = 0.0
         self.workers = [
-            self.join(i, SHAPE, **{"expected": workers, **kwargs}) for i in range(workers)
+            self.join(i, SHAPE, **{"expected": workers, **kwargs})  # type: ignore[arg-type]
+            for i in range(workers)
         ]
+
+    def join(self, number: int, shape: Shape, job: int = 7, **kwargs: object) -> Session:
+        """Without heartbeats, but where they are what is looked at."""
+        return super().join(number, shape, job, **{"heartbeat": float("inf"), **kwargs})
 
     def start(self) -> Scene:
         """All have joined; the conversation begins."""
@@ -489,6 +495,47 @@ def test_refused_join(shape: Shape, kwargs: dict[str, bool], job: int, status: S
     scene.let_pass(5.0)
     assert scene.told() == []  # who is no member sends nothing
     del scene.sessions[worker_address(5)]
+    scene.round_of_all()
+
+
+# Leases
+
+
+def test_heartbeats_keep_a_membership() -> None:
+    scene = Scene(2, Switch(Limits(lease=10.0)), heartbeat=3.0).start()
+    scene.let_pass(100.0)
+    assert scene.switch.counters["leases_run_out"] == 0
+    assert scene.told().count("A> join 16 0") == scene.told().count("A< ack join") == 33
+    scene.round_of_all()
+
+
+def test_repeated_heartbeats_when_the_switch_is_silent() -> None:
+    scene = Scene(1, heartbeat=3.0).start().lose(*["A> join 16 0"] * 3)
+    scene.let_pass(4.0)
+    assert scene.times("A> join 16 0") == pytest.approx([3000, 3050, 3150, 3350], abs=0.5)
+    assert scene.told()[-1] == "A< ack join"
+
+
+@pytest.mark.parametrize("other_stands", ["before", "beyond"])
+def test_lease_ran_out(other_stands: str) -> None:
+    """A worker that was paused comes back by its heartbeat, and is told if the job went on."""
+    scene = Scene(2, Switch(Limits(lease=10.0)), heartbeat=3.0).start()
+    scene.round_of_all()
+    paused = scene.sessions.pop(worker_address(1))
+    if other_stands == "beyond":
+        scene.begin(0)
+    scene.let_pass(15.0)
+    assert scene.switch.counters["leases_run_out"] == 1
+    scene.sessions[worker_address(1)] = paused
+    paused.handle_timer(scene.now)
+    scene.let_pass(1.0)
+    assert scene.switch.jobs[7].members.contributor_addresses() == tuple(scene.sessions)
+    (answer,) = [event for event in scene.news(1) if not isinstance(event, Dropped)][-1:]
+    assert isinstance(answer, Answered)
+    assert answer.status is Status.OK
+    if other_stands == "beyond":
+        scene.end(0)
+    assert scene.workers[0].round == paused.round == (1 if other_stands == "before" else 2)
     scene.round_of_all()
 
 

@@ -34,7 +34,7 @@ from .parts import JOB, Bench, assert_accounted, packets_of, peer, rows_of, seg,
 
 SHAPE = Shape.of(11, DType.INT32, elements=4)
 BASE = 3_000_000_000  # the job's round; junk rarely names one near it
-LIMITS = Limits(memory=20_000, jobs=4, lease=1.0)
+LIMITS = Limits(memory=20_000, jobs=4, lease=1.6)  # honest workers speak every 0.5 s
 WORKERS = (0, 1)
 
 
@@ -48,7 +48,7 @@ def running_job() -> Bench:
     bench = Bench(Switch(LIMITS))
     for who in WORKERS:
         join = Join(0, SHAPE.dtype, 0, 0, 4, SHAPE.last, SHAPE.segments, 2, FLAG_STANDS_AT, BASE)
-        status, ack, _ = bench.control(who, Action.JOIN, join)
+        status, ack, _ = bench.control(who, Action.JOIN, join, request=1000)
         assert (status, ack.round) == (Status.OK, BASE)
     sums_are_right(bench, BASE)
     return bench
@@ -86,7 +86,7 @@ def requests(draw: st.DrawFn) -> bytes:
     """Sound packets of anybody: joins to other jobs, and any other request to any job."""
     number = draw(st.integers(0, 6))
     if draw(st.booleans()):
-        flags, type_ = draw(st.integers(0, 15)), draw(st.integers(0, 3))
+        flags, type_ = draw(st.integers(0, 31)), draw(st.integers(0, 3))
         shape = draw(shapes)
         join = Join(
             type_,
@@ -191,6 +191,8 @@ def test_anything_from_others(
     for source, burst, pause in history:
         feed(bench, source, *burst)
         bench.now += pause
+        for who in WORKERS:
+            bench.heartbeat(who, SHAPE)
         deadline = bench.switch.deadline()
         if deadline is not None and deadline <= bench.now:
             before = dict(bench.counters)

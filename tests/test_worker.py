@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +26,7 @@ from worker_lib import (
     AllreduceTimeout,
     JobHalted,
     JobReset,
+    MembershipLost,
     Refused,
     SwitchUnreachable,
     Worker,
@@ -38,8 +41,8 @@ Where = tuple[str, int]
 Make = Callable[..., list[Worker]]
 
 
-def start_switch(listen: str) -> tuple[subprocess.Popen[str], Where]:
-    command = [sys.executable, "-m", "iswitch", "switch", "--listen", listen]
+def start_switch(listen: str, *options: str) -> tuple[subprocess.Popen[str], Where]:
+    command = [sys.executable, "-m", "iswitch", "switch", "--listen", listen, *options]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     word, where = process.stdout.readline().split()
@@ -273,13 +276,45 @@ def test_wrong_out(make: Make, out: np.ndarray, error: type[Exception], text: st
         ({"num_workers": 0}, ValueError, "num_workers = 0"),
         ({"num_workers": 65}, ValueError, "1 to 64 workers"),
         ({"elements_per_segment": 20_000}, ValueError, "does not fit a UDP datagram"),
+        ({"elements_per_segment": 0}, ValueError, "elements_per_segment = 0: pass 1 or more"),
+        ({"job": "a"}, ValueError, "job = 'a': a job number is"),
+        ({"numel": 1.5}, ValueError, r"numel = 1\.5: .*grad\.size"),
+        ({"numel": 10**12}, ValueError, "0 to 4294967295"),
+        ({"op": "mean"}, ValueError, "op = 'mean': use 'sum'"),
+        ({"dtype": "float33"}, ValueError, "dtype = 'float33': use float32"),
+        ({"dtype": np.float64}, ValueError, "use float32, float16, bfloat16 or int32"),
+        ({"timeout": 0}, ValueError, "timeout = 0: pass seconds, more than 0"),
+        ({"timeout": None}, ValueError, "timeout = None: pass seconds"),
+        ({"switch": "127.0.0.1:26963"}, ValueError, r"switch = '127.*pass \(host, port\)"),
+        ({"switch": ("localhost", "7")}, ValueError, r"switch = .* pass"),
+        ({"switch": ("127.0.0.1", 0)}, ValueError, r"switch = .* pass"),
+        ({"bind": ("127.0.0.1", 70000)}, ValueError, r"bind = .* pass"),
+        ({"bind": ("192.0.2.1", 0)}, SwitchUnreachable, "is no address of this machine"),
     ],
 )
 def test_wrong_arguments(
-    switch: Where, kwargs: dict[str, int], error: type[Exception], text: str
+    switch: Where, kwargs: dict[str, object], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        Worker(switch, **{"job": 1, "numel": 1, **kwargs})  # type: ignore[arg-type]
+        Worker(**{"switch": switch, "job": 1, "numel": 1, **kwargs})  # type: ignore[arg-type]
+
+
+def test_a_bound_port_that_is_taken(switch: Where) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(
+            SwitchUnreachable, match=r"another socket has .*; choose another `bind`"
+        ):
+            Worker(switch, job=1, numel=1, bind=taken.getsockname())
+
+
+@pytest.mark.parametrize("threshold", [-1, 1.5, 2**33, True])
+def test_thresholds_that_are_none(make: Make, threshold: int) -> None:
+    (alone,) = make(1)
+    with pytest.raises(ValueError, match=r"threshold = .*or 0 for everybody's"):
+        alone.set_threshold(threshold)
+    with pytest.raises(ValueError, match="timeout = 0"):
+        alone.allreduce(ones(), timeout=0)
 
 
 def test_segments_that_are_not_there(make: Make) -> None:
@@ -426,7 +461,7 @@ def test_who_resets_is_not_told_of_it(make: Make) -> None:
 
 
 def test_leave(make: Make, pool: ThreadPoolExecutor) -> None:
-    first, second, third = make(3)
+    first, second, third = make(3, elastic=True)
     waiting = [pool.submit(w.allreduce, ones(2)) for w in (first, second)]
     third.leave()  # what waited only for it completes
     assert all((w.result(PATIENCE) == 4).all() for w in waiting)
@@ -437,6 +472,59 @@ def test_leave(make: Make, pool: ThreadPoolExecutor) -> None:
             use()
     outs = together(pool, [first, second], [ones(), ones()])
     assert all((out == 2).all() for out in outs)
+
+
+def test_no_sum_of_fewer(switch: Where, make: Make, pool: ThreadPoolExecutor) -> None:
+    """Unless the job is elastic, who is left waits, and is told who is there."""
+    first, second, third = make(3)
+    waiting = [pool.submit(w.allreduce, ones(2), timeout=0.5) for w in (first, second)]
+    third.leave()
+    for future in waiting:
+        with pytest.raises(AllreduceTimeout, match=r"only 2 of 3 workers are in job .* reset\(\)"):
+            future.result(PATIENCE)
+    again = Worker(switch, first.job, NUMEL, 3, timeout=PATIENCE)
+    round_ = first.reset()
+    with pytest.raises(JobReset):
+        second.allreduce(ones())
+    with pytest.raises(JobReset):
+        again.allreduce(ones())
+    assert {w.round for w in (first, second, again)} == {round_}
+    outs = together(pool, [first, second, again], [ones()] * 3)
+    assert all((out == 3).all() for out in outs)
+    again.leave()
+
+
+def test_a_worker_that_computes_for_long_stays_a_member(pool: ThreadPoolExecutor) -> None:
+    """Between calls its own thread keeps the lease; one that is stopped loses it."""
+    process, where = start_switch("127.0.0.1:0", "--lease", "5")
+    with process:
+        try:
+            first, second = pool.map(
+                lambda _: Worker(where, 1, NUMEL, 2, elastic=True, timeout=PATIENCE), range(2)
+            )
+            second._left.set()  # its thread ends: nobody speaks for it any more
+            time.sleep(6.5)
+            second._left.clear()
+            assert (first.allreduce(ones()) == 1).all()
+            with pytest.raises(MembershipLost, match="round 0 went on without it"):
+                second.allreduce(ones())
+            assert (first.stats()["rejoins"], second.stats()["rejoins"]) == (0, 1)
+            outs = together(pool, [first, second], [ones(), ones()])
+            assert all((out == 2).all() for out in outs)
+            first.leave()
+            second.leave()
+        finally:
+            process.kill()
+
+
+def test_an_abandoned_worker_is_collected(switch: Where, job: int) -> None:
+    """Its thread holds it no longer than a moment."""
+    worker = Worker(switch, job, NUMEL, 1)
+    port, reference = worker._port, weakref.ref(worker)
+    del worker
+    gc.collect()
+    assert reference() is None
+    port.close()
 
 
 def test_context_manager(switch: Where, job: int) -> None:

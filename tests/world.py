@@ -46,6 +46,7 @@ class World:
         self.random = random.Random(self.seed)
         self.sessions: dict[Address, Session] = {}
         self.events: dict[Address, list[Event]] = {}
+        self.asleep: dict[Address, tuple[Session, list[Burst]]] = {}
         self.trace: list[str] = []
         self._queue: list[tuple[float, int, Address, Burst]] = []
         self._count = 0
@@ -58,6 +59,18 @@ class World:
         self.events[address] = []
         session.join(self.now)
         return session
+
+    def stop(self, number: int) -> None:
+        """Stop a worker's process: what comes for it waits in its socket."""
+        address = worker_address(number)
+        self.asleep[address] = self.sessions.pop(address), []
+
+    def resume(self, number: int) -> None:
+        address = worker_address(number)
+        session, waiting = self.asleep.pop(address)
+        self.sessions[address] = session
+        for burst in waiting:
+            session.receive(burst, self.now)
 
     def address(self, session: Session) -> Address:
         return next(a for a, s in self.sessions.items() if s is session)
@@ -127,6 +140,8 @@ class World:
                 self.transmit(SWITCH, self.switch.receive(burst, self.now))
             elif peer in self.sessions:
                 self.sessions[peer].receive(burst, self.now)
+            elif peer in self.asleep:
+                self.asleep[peer][1].append(burst)
             return True
         if not timers:
             return False

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import select
+import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from iswitch.packets import Address
-from iswitch.ports.udp import UdpPort
-from iswitch.wire import Ack, Action, DType, Op, Segments, Shape, Status, Threshold, Value, Vector
+from iswitch.wire import Ack, Action, Segments, Status, Threshold, Value, Vector
 
+from . import arguments
 from .errors import (
     AllreduceTimeout,
     JobHalted,
@@ -26,6 +29,9 @@ from .errors import (
 )
 from .session import Answered, Dropped, Gone, Halted, Session, WasReset
 
+ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
+MAX_WORKERS = 64
+WHO_PATIENCE = 0.5  # seconds for an answer to the question who is in the job
 JOIN_PAUSE = 0.02  # seconds between two looks whether everybody has joined
 REFUSED_PATIENCE = 5.0  # seconds to wait where no process listens; the switch may be starting
 
@@ -33,13 +39,16 @@ REFUSED_PATIENCE = 5.0  # seconds to wait where no process listens; the switch m
 class Worker:
     """A member of a job that contributes vectors and gets their sums.
 
-    Not for use by several threads at once.
+    Calls from several threads take turns. Between calls a thread of its own keeps the membership
+    alive and answers the switch.
 
     Args:
         switch: (host, port) of the switch.
         job: the job's number, 0..65535, the same in all workers.
         numel: elements of every vector.
-        num_workers: wait until so many have joined; None: join alone, whoever else comes.
+        num_workers: wait until so many have joined, and take no sum of fewer contributions; None:
+            join alone, whoever else comes.
+        elastic: when a worker leaves or dies, go on with the sums of the others.
         dtype: element type: float32, float16, bfloat16 (from ml_dtypes) or int32.
         op: "sum", "max" or "min".
         reproducible: sum in rank order rather than in order of arrival, so that a run can be
@@ -64,6 +73,7 @@ class Worker:
         numel: int,
         num_workers: int | None = None,
         *,
+        elastic: bool = False,
         dtype: npt.DTypeLike = np.float32,
         op: Literal["sum", "max", "min"] = "sum",
         reproducible: bool = False,
@@ -73,27 +83,21 @@ class Worker:
         offload: bool = True,
         bind: tuple[str, int] = ("0.0.0.0", 0),
     ) -> None:
-        if not 0 <= job <= 0xFFFF:
-            raise ValueError(f"job = {job}: a job number is 0..65535")
-        if numel < 0:
-            raise ValueError(f"numel = {numel}: pass the vector's number of elements (grad.size)")
-        if num_workers is not None and not 1 <= num_workers <= 64:
-            raise ValueError(f"num_workers = {num_workers}: a switch takes 1 to 64 workers a job")
-        shape = Shape.of(numel, DType.of(dtype), Op[op.upper()], elements=elements_per_segment)
-        shape.check()
+        switch = arguments.address("switch", switch, least_port=1)
+        bind = arguments.address("bind", bind)
+        job = arguments.job_number(job)
+        if num_workers is not None:
+            most = "a switch takes 1 to 64 workers a job"
+            num_workers = arguments.whole("num_workers", num_workers, 1, MAX_WORKERS, most)
+        shape = arguments.shape(numel, dtype, op, elements_per_segment)
         self.shape = shape
         self.job = job
         self.num_workers = num_workers
-        self.timeout = timeout
+        self.reproducible = reproducible
+        self.timeout = arguments.seconds("timeout", timeout)
         self.allreduce_seconds: list[float] = []
         self._dtype = shape.dtype.numpy
-        try:
-            self._port = UdpPort(bind, connect=switch, offload=offload)
-        except OSError as error:
-            raise SwitchUnreachable(
-                f"cannot reach {switch[0]}:{switch[1]} from {bind[0]}:{bind[1]}: {error.strerror}; "
-                "mend the address of the switch, or `bind`"
-            ) from None
+        self._port = arguments.port(switch, bind, offload)
         self._address = Address(*self._port.socket.getpeername())  # `switch` may be a name
         self._session = Session(
             self._address,
@@ -101,6 +105,7 @@ class Worker:
             shape,
             incarnation=int(time.time()) & 0xFFFFFFFF,
             expected=num_workers or 0,
+            whole=not elastic,
             reproducible=reproducible,
             restart_safe=restart_safe,
             ceiling=min(2 << 20, self._port.buffer),
@@ -108,9 +113,13 @@ class Worker:
         self._poller = select.poll()
         self._poller.register(self._port, select.POLLIN)
         self._notice: WorkerError | None = None  # to be raised by the next allreduce
-        self._left = False
+        self._left = threading.Event()
+        self._lock = threading.RLock()  # around the session
         try:
             self._join()
+            threading.Thread(
+                target=_attend, args=(weakref.ref(self), self._left), daemon=True
+            ).start()
         except BaseException:
             self.leave()  # else it stays a member for whom the others wait
             raise
@@ -152,14 +161,20 @@ class Worker:
             AllreduceTimeout: the round was not done in time; the message names whom it waits for.
             JobHalted, JobReset, MembershipLost, RoundGone: see worker_lib.errors.
         """
-        self._ensure_open()
         self._check(vector, "vector")
         result = np.empty(vector.shape, self._dtype) if out is None else out
         self._check(result, "out")
         if not (result.flags.c_contiguous and result.flags.writeable):
             raise ValueError("out must be writable and C-contiguous; leave it out for a new array")
+        wait = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
+        with self._lock:
+            self._ensure_open()
+            self._allreduce(vector, result, wait)
+        return result
+
+    def _allreduce(self, vector: Vector, result: Vector, timeout: float) -> None:
         began = time.monotonic()
-        limit = began + (self.timeout if timeout is None else timeout)
+        limit = began + timeout
         session = self._session
         self._receive()  # what came since the last call: Help for that round, a Reset, a Halt
         self._raise_notice()
@@ -168,24 +183,29 @@ class Worker:
         assert transfer is not None
         try:
             while not transfer.done:
-                if not self._step(limit):
-                    raise self._late(limit - began)
+                in_time = self._step(limit)
+                if not in_time:
+                    self._ask_who_is_there()
                 self._raise_notice()
+                if not in_time and not transfer.done:
+                    raise self._late(limit - began)
         except BaseException:
             session.abandon()
             raise
         session.finish()
         self._flush()
         self.allreduce_seconds.append(time.monotonic() - began)
-        return result
 
     def _check(self, array: Vector, name: str) -> None:
         if not isinstance(array, np.ndarray):
             raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
         if array.dtype != self._dtype:
+            mend = f"convert it with .astype({self._dtype})"
+            if name == "out":
+                mend = f"make it with np.empty(vector.shape, {self._dtype})"
             raise TypeError(
-                f"{name} is {array.dtype}, this worker's dtype is {self._dtype}: convert it "
-                f"with .astype({self._dtype}), or make the Worker with another dtype"
+                f"{name} is {array.dtype}, this worker's dtype is {self._dtype}: {mend}, or make "
+                "the Worker with another dtype"
             )
         if array.size != self.shape.numel:
             raise ValueError(
@@ -201,6 +221,8 @@ class Worker:
         Returns:
             the H in force.
         """
+        hint = "pass a number of contributions, or 0 for everybody's"
+        threshold = arguments.whole("threshold", threshold, 0, 0xFFFFFFFF, hint)
         return self._request(Action.SETH, Threshold(threshold)).threshold
 
     def force_broadcast(
@@ -236,16 +258,17 @@ class Worker:
 
     def leave(self) -> None:
         """Leave the job; what waited only for this worker completes. Then the Worker is closed."""
-        if self._left:
-            return
-        self._left = True
-        try:
-            if self._session.member:
-                self._request(Action.LEAVE, timeout=min(self.timeout, 1.0))
-        except (SwitchUnreachable, Refused):
-            pass  # nobody is there to be told
-        finally:
-            self._port.close()
+        with self._lock:
+            if self._left.is_set():
+                return
+            try:
+                if self._session.member:
+                    self._request(Action.LEAVE, timeout=min(self.timeout, 1.0))
+            except (SwitchUnreachable, Refused):
+                pass  # nobody is there to be told
+            finally:
+                self._left.set()
+                self._port.close()
 
     close = leave
 
@@ -301,6 +324,22 @@ class Worker:
             self._session.receive(burst, now)
         return True
 
+    def _attend(self) -> None:
+        """What is due while no call is under way: heartbeats, Help for others, Acks."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if not self._left.is_set():
+                self._receive()
+                now = time.monotonic()
+                deadline = self._session.deadline()
+                if deadline is not None and deadline <= now:
+                    self._session.handle_timer(now)
+                self._flush()
+                self._note_refusal()
+        finally:
+            self._lock.release()
+
     def _flush(self) -> None:
         self._port.push(self._session.transmissions(time.monotonic()))
 
@@ -321,21 +360,26 @@ class Worker:
                     pass  # an allreduce waits, and says so if it waits too long
         return answers
 
-    def _raise_notice(self) -> None:
+    def _note_refusal(self) -> None:
+        """Have the next allreduce raise it when a membership could not be taken up again."""
         for answer in self._events():
             if answer.action is Action.JOIN and answer.status is not Status.OK:
-                raise Refused(answer.action, answer.status, self.job)
+                self._notice = self._refused(answer)
+
+    def _raise_notice(self) -> None:
+        self._note_refusal()
         if self._notice is not None:
             notice, self._notice = self._notice, None
             raise notice
 
     def _request(self, action: Action, value: Value = None, timeout: float | None = None) -> Ack:
-        if action is not Action.LEAVE:
+        with self._lock:
             self._ensure_open()
-        number = self._session.request(action, value, time.monotonic())
-        return self._await(
-            lambda answer: answer.request == number, self.timeout if timeout is None else timeout
-        )
+            number = self._session.request(action, value, time.monotonic())
+            return self._await(
+                lambda answer: answer.request == number,
+                self.timeout if timeout is None else timeout,
+            )
 
     def _await(self, wanted: Callable[[Answered], bool], timeout: float) -> Ack:
         began = time.monotonic()
@@ -345,32 +389,49 @@ class Worker:
             for answer in self._events():
                 if wanted(answer):
                     if answer.status is not Status.OK:
-                        raise Refused(answer.action, answer.status, self.job)
+                        raise self._refused(answer)
                     return answer.ack
             if not more or (self._port.refused and time.monotonic() - began > REFUSED_PATIENCE):
                 seconds = f"{time.monotonic() - began:.1f}"
                 raise SwitchUnreachable.silent(self._address, seconds, self._port.refused)
 
+    def _refused(self, answer: Answered) -> Refused:
+        detail = ""
+        if answer.status is Status.MISMATCH:
+            shape = self.shape
+            detail = (
+                f" (this worker's: {shape.numel} elements of {self._dtype}, {shape.op.name.lower()}"
+                f", E = {shape.elements}{', reproducible' * self.reproducible})"
+            )
+        return Refused(answer.action, answer.status, self.job, detail)
+
     def _join(self) -> None:
         limit = time.monotonic() + self.timeout
+        most = 0  # were seen at once: who gives up leaves
         while True:
             self._session.join(time.monotonic())
             self._await(lambda answer: answer.action is Action.JOIN, self.timeout)
-            if self._session.joined >= (self.num_workers or 0):
+            most = max(most, self._session.joined)
+            if most >= (self.num_workers or 0):
                 return
             if time.monotonic() >= limit:
                 raise WorkerError(
-                    f"only {self._session.joined} of {self.num_workers} workers joined job "
+                    f"only {most} of {self.num_workers} workers joined job "
                     f"{self.job} within {self.timeout:g} s; are all of them running, with the "
                     "same job number and switch?"
                 )
             time.sleep(JOIN_PAUSE)
 
     def _ensure_open(self) -> None:
-        if self._left:
+        if self._left.is_set():
             raise WorkerError("this Worker has left its job; make a new one")
 
     # What to say when it takes too long
+
+    def _ask_who_is_there(self) -> None:
+        with suppress(SwitchUnreachable, Refused):
+            self._session.join(time.monotonic())
+            self._await(lambda answer: answer.action is Action.JOIN, WHO_PATIENCE)
 
     def _late(self, seconds: float) -> AllreduceTimeout:
         session = self._session
@@ -398,12 +459,25 @@ class Worker:
         ranks = [rank for rank in range(64) if session.waiting_for >> rank & 1]
         joined, wanted = session.joined, self.num_workers or 0
         if joined < wanted:
-            whom = f"only {joined} of {wanted} workers have joined"
+            whom = (
+                f"only {joined} of {wanted} workers are in job {self.job}: has one not started, "
+                "left or died? Start it, and if the job had begun, reset()"
+            )
         elif ranks:
             whom = f"waiting for the contribution of rank{_plural(ranks)}: did it stop?"
         else:
             whom = "no contribution is missing: the aggregates are lost on their way here"
         return AllreduceTimeout(f"{what}: {segments}; {whom}", round_, missing, ranks)
+
+
+def _attend(worker_ref: weakref.ref[Worker], left: threading.Event) -> None:
+    """Attend to a worker from a thread of its own, for as long as somebody has it."""
+    while not left.wait(ATTEND_PAUSE):
+        worker = worker_ref()
+        if worker is None:
+            return
+        worker._attend()
+        del worker
 
 
 def _range(start: int, stop: int) -> str:

@@ -45,10 +45,10 @@ class Refused(WorkerError):
         Status.GONE: "the switch no longer keeps that round; catch up (take weights from a peer)",
     }
 
-    def __init__(self, action: Action, status: Status, job: int) -> None:
+    def __init__(self, action: Action, status: Status, job: int, detail: str = "") -> None:
         self.action = action
         self.status = status
-        super().__init__(f"{action.name} refused in job {job}: {self.REASONS[status]}")
+        super().__init__(f"{action.name} refused in job {job}: {self.REASONS[status]}{detail}")
 
 
 class AllreduceTimeout(WorkerError):

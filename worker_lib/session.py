@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from iswitch.packets import Address, Burst, Cutter, Outgoing, Rows
 from iswitch.wire import (
     FLAG_FIRST,
+    FLAG_HEARTBEAT,
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
+    FLAG_WHOLE,
     ROUND_MASK,
     SEG_SIZE,
     TOS_CONTROL,
@@ -46,6 +48,7 @@ BURSTS_AT_ONCE = 4  # super-datagrams given out between two looks at what has co
 RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
 REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
 REPEAT_CEILING = 1.0
+HEARTBEAT = 3.0  # seconds between heartbeats; a switch's lease must be some times longer
 REMEMBERED_RELAYS = 64
 
 
@@ -96,6 +99,12 @@ class _Pending:
     due: float
     pause: float
 
+    @property
+    def heartbeat(self) -> bool:
+        """Whether it is a Join that asks to be a member still."""
+        join = self.packet.value
+        return isinstance(join, Join) and bool(join.flags & FLAG_HEARTBEAT)
+
 
 class Session:
     """One worker's membership in one job.
@@ -106,10 +115,12 @@ class Session:
         shape: layout of the vectors.
         incarnation: Request of the Join; larger in a new process at the same address.
         expected: how many members the job is known to have; 0: any number.
+        whole: ask that no sum hold fewer than `expected` contributions.
         reproducible: ask for sums in rank order.
         restart_safe: keep the last contribution until the round after it is under way, so that a
             switch that loses its state can be given it again (one more copy of the vector).
         ceiling: most bytes to have under way.
+        heartbeat: seconds between heartbeats.
     """
 
     def __init__(
@@ -120,21 +131,23 @@ class Session:
         incarnation: int,
         *,
         expected: int = 0,
+        whole: bool = False,
         reproducible: bool = False,
         restart_safe: bool = True,
         ceiling: int = 2 << 20,
+        heartbeat: float = HEARTBEAT,
     ) -> None:
         self.switch = switch
         self.job = job
         self.shape = shape
         self.incarnation = incarnation
         self.expected = expected
-        self.reproducible = reproducible
+        self.heartbeat = heartbeat
         self.member = False
         self.leaving = False
         self.rank = 0
         self.round = 0  # of the allreduce under way, or the next
-        self.joined = 0  # members that have joined, as the last Ack of a Join said
+        self.joined = 0  # workers that have joined, or are members since all had; by the last Ack
         self.halted = False
         self.transfer: Transfer | None = None
         self.heard = float("-inf")  # when the last packet came
@@ -154,23 +167,29 @@ class Session:
         self._help_requests: set[int] = set()
         self._relays: deque[int] = deque(maxlen=REMEMBERED_RELAYS)
         self._request = incarnation
+        self._flags = FLAG_REPRODUCIBLE * reproducible | FLAG_WHOLE * whole
+        self._next_heartbeat = float("inf")
         self._timer: float | None = None
         self._timed: tuple[int, float] | None = None  # a segment and when it was sent
         self._last_loss = float("-inf")
         self._rejoining = False
         self._finished: int | None = None  # the last round that was
-        self._reset_round: int | None = None
+        self._moved_to: int | None = None  # the round by which the switch last moved us
 
     # What the application asks for
 
     def join(self, now: float) -> None:
-        """Send a Join; repeated, it is a heartbeat."""
-        flags = FLAG_REPRODUCIBLE if self.reproducible else 0
-        join = Join.for_shape(self.shape, MemberType.WORKER, self.expected, flags)
+        """Send a Join; a member's is a heartbeat."""
+        flags = self._flags
         if self._rejoining:
             took_part_before = self._finished == (self.round - 1) & ROUND_MASK
             flags |= FLAG_STANDS_AT if took_part_before else FLAG_STANDS_AT | FLAG_FIRST
-            join = replace(join, flags=flags, round=self.round)
+        elif self.member:
+            flags |= FLAG_HEARTBEAT
+        join = Join.for_shape(self.shape, MemberType.WORKER, self.expected, flags)
+        if self._rejoining:
+            join = replace(join, round=self.round)
+        self._next_heartbeat = now + self.heartbeat
         self._ask(Control(Action.JOIN, self.job, self.incarnation, join), now)
 
     def request(self, action: Action, value: Value, now: float) -> int:
@@ -251,10 +270,12 @@ class Session:
         due = [pending.due for pending in self._pending.values()]
         if self._timer is not None:
             due.append(self._timer)
+        if self.member and not self.leaving:
+            due.append(self._next_heartbeat)
         return min(due, default=None)
 
     def handle_timer(self, now: float) -> None:
-        """Repeat unanswered requests; ask for Help with what does not come."""
+        """Repeat unanswered requests; ask for Help with what does not come; be a member still."""
         for pending in self._pending.values():
             if pending.due <= now:
                 pending.pause = min(2 * pending.pause, REPEAT_CEILING)
@@ -262,6 +283,8 @@ class Session:
                 self._out.append(Outgoing.control(self.switch, pending.packet.build()))
         if self._timer is not None and self._timer <= now:
             self._ask_for_help(now)
+        if self.member and not self.leaving and self._next_heartbeat <= now:
+            self.join(now)
 
     # Requests and answers
 
@@ -306,6 +329,11 @@ class Session:
         pending = self._pending.get(packet.request)
         if pending is None or pending.packet.action != ack.action:
             return  # to a request answered already, or of a former process at this address
+        if ack.action == Action.JOIN and status is Status.NOT_MEMBER:
+            if pending.heartbeat:  # else it is a late answer to one, and joining anew under way
+                del self._pending[packet.request]
+                self._rejoin(now)
+            return
         del self._pending[packet.request]
         if pending.packet.action is Action.JOIN:
             if status is Status.OK:
@@ -324,7 +352,7 @@ class Session:
 
     def _joined(self, ack: Ack, now: float) -> None:
         self.rank = ack.rank
-        self.joined = ack.contributors or ack.threshold
+        self.joined = ack.contributors
         if self.member:
             return
         self.member = True
@@ -336,7 +364,7 @@ class Session:
         if round_distance(ack.round, self.round) > 0:
             self._events.append(Dropped(self.round, ack.round))
             self.abandon()
-            self.round = ack.round
+            self.round = self._moved_to = ack.round
         elif self.transfer is not None:
             self.transfer.restart()
             self._timer = now + self.round_trip.timeout
@@ -357,8 +385,8 @@ class Session:
             self._events.append(Halted())
 
     def _was_reset(self, round_: int) -> None:
-        if round_ == self._reset_round:
-            return
+        if round_ == self._moved_to:
+            return  # a repeat; or the answer GONE has told it before
         ours = any(pending.packet.action is Action.RESET for pending in self._pending.values())
         self.resume_at(round_)
         if not ours:
@@ -366,7 +394,7 @@ class Session:
 
     def resume_at(self, round_: int) -> None:
         """The job was reset: nothing from before counts, the next round is `round_`."""
-        self._reset_round = round_
+        self._moved_to = round_
         self.halted = False
         self.abandon()
         self.round = round_
@@ -410,7 +438,7 @@ class Session:
         elif status is Status.GONE and self.transfer is not None:
             self._events.append(Gone(self.round, ack.round))
             self.abandon()
-            self.round = ack.round
+            self.round = self._moved_to = ack.round
         elif status is Status.OK:
             self.halted = False
             self.waiting_for = ack.missing

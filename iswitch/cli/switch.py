@@ -31,6 +31,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="most that members may reserve for sums (default: %(default)s)",
     )
     parser.add_argument(
+        "--lease",
+        type=seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="a member that is silent for so long is out (default: %(default)s)",
+    )
+    parser.add_argument(
         "--reproducible",
         action="store_true",
         help="sum every synchronous job in rank order, so that runs repeat bit for bit",
@@ -50,6 +57,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the counters as JSON")
 
 
+def seconds(text: str) -> float:
+    """An argparse type: a lease that workers' heartbeats, every three seconds, can keep."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 5 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: pass 5 seconds or more; workers send a heartbeat every three"
+        )
+    return value
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve."""
     from ..control import Limits
@@ -57,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     from ..ports.udp import UdpPort
     from ..switch import Switch
 
-    switch = Switch(Limits(memory=int(args.memory * 2**20)), args.reproducible)
+    limits = Limits(memory=int(args.memory * 2**20), lease=args.lease)
+    switch = Switch(limits, args.reproducible)
     try:
         port = UdpPort(args.listen, offload=not args.no_offload, counters=switch.counters)
     except OSError as error:

@@ -1,0 +1,82 @@
+"""What a caller hands in, checked: each error names the argument, what it was, and the mend."""
+
+from __future__ import annotations
+
+import errno
+from numbers import Integral, Real
+
+import numpy.typing as npt
+
+from iswitch.packets import Address
+from iswitch.ports.udp import UdpPort
+from iswitch.wire import DType, Op, Shape, WireError
+
+from .errors import SwitchUnreachable
+
+
+def address(name: str, value: object, least_port: int = 0) -> tuple[str, int]:
+    """A (host, port); port 0, any, is for one's own address only."""
+    match value:
+        case (str(host), Integral() as port) if least_port <= int(port) <= 65535:
+            return host, int(port)
+    raise ValueError(f"{name} = {value!r}: pass (host, port), such as ('127.0.0.1', 26963)")
+
+
+def whole(name: str, value: object, least: int, most: int, hint: str) -> int:
+    """A whole number from `least` to `most`."""
+    if isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most:
+        return int(value)
+    raise ValueError(f"{name} = {value!r}: {hint}")
+
+
+def seconds(name: str, value: object) -> float:
+    """A time above zero."""
+    if isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0:
+        return float(value)
+    raise ValueError(f"{name} = {value!r}: pass seconds, more than 0")
+
+
+def job_number(value: object) -> int:
+    """A job's number."""
+    return whole("job", value, 0, 0xFFFF, "a job number is 0..65535")
+
+
+def shape(numel: object, dtype: npt.DTypeLike, op: object, elements: object) -> Shape:
+    """The layout of the vectors.
+
+    Raises:
+        ValueError: the protocol cannot carry such vectors.
+    """
+    hint = "pass the vector's number of elements (grad.size), 0 to 4294967295"
+    numel = whole("numel", numel, 0, 0xFFFFFFFF, hint)
+    if elements is not None:
+        elements = whole("elements_per_segment", elements, 1, 0xFFFF, "pass 1 or more elements")
+    if op not in ("sum", "max", "min"):
+        raise ValueError(f"op = {op!r}: use 'sum', 'max' or 'min' (a mean is the sum, divided)")
+    try:
+        element_type = DType.of(dtype)
+    except (TypeError, WireError):
+        raise ValueError(f"dtype = {dtype!r}: use float32, float16, bfloat16 or int32") from None
+    found = Shape.of(numel, element_type, Op[op.upper()], elements=elements)
+    found.check()
+    return found
+
+
+def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -> UdpPort:
+    """A socket at `bind` for talking to the switch.
+
+    Raises:
+        SwitchUnreachable: no way leads from there to the switch, or `bind` cannot be had.
+    """
+    try:
+        return UdpPort(bind, connect=switch, offload=offload)
+    except OSError as error:
+        here, there = Address(*bind), Address(*switch)
+        mend = {
+            errno.EADDRINUSE: f"another socket has {here}; choose another `bind`, port 0 for any",
+            errno.EADDRNOTAVAIL: f"{here} is no address of this machine; mend `bind`",
+            errno.EACCES: f"{here} needs a privilege; choose a port from 1024 on in `bind`",
+        }.get(error.errno or 0, "mend the address of the switch, or `bind`")
+        raise SwitchUnreachable(
+            f"cannot reach {there} from {here}: {error.strerror}; {mend}"
+        ) from None
