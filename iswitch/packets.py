@@ -87,15 +87,18 @@ class Cutter:
     """Cuts data packets into stretches of consecutive segments of one round.
 
     The headers that the vector of a round has are kept for the last few rounds, so that for
-    packets in order the whole check is one comparison of bytes.
+    packets in order the whole check is one comparison of bytes. They are made when so much of a
+    round has come that it pays: a packet of a round of its own must not cost the whole vector.
     """
 
     ROUNDS = 8
+    WORTH = 64  # headers that one packet is worth
     MEMORY = (ROUNDS + 1) * SEG_SIZE  # bytes for every segment
 
     def __init__(self, segments: int) -> None:
         self._index = np.arange(segments, dtype=np.uint64)
         self._headers: dict[int, bytes] = {}
+        self._came: dict[int, int] = {}  # packets of rounds whose headers are not there
 
     def headers(self, round_: int, start: int, stop: int) -> npt.NDArray[np.uint64]:
         """The `Seg` of segments start..stop-1, big-endian."""
@@ -106,15 +109,22 @@ class Cutter:
         """Cut whole data packets, shape (n, size)."""
         raw = rows[:, :SEG_SIZE].tobytes()
         round_, start = split_seg(int.from_bytes(raw[:SEG_SIZE], "big"))
-        headers = self._headers.get(round_)
-        if headers is None and start < len(self._index):
-            headers = self._remember(round_)
+        headers = self._headers.get(round_) or self._consider(round_, len(rows))
         if headers and raw == headers[SEG_SIZE * start : SEG_SIZE * start + len(raw)]:
             return [(round_, start, rows)]
         segs = np.frombuffer(raw, ">u8").astype(np.uint64)
         begins = (np.diff(segs) != 1) | (segs[1:] & 0xFFFFFFFF == 0)  # index 0: another round
         bounds = [0, *(np.flatnonzero(begins) + 1).tolist(), len(rows)]
         return [(*split_seg(int(segs[a])), rows[a:b]) for a, b in pairwise(bounds)]
+
+    def _consider(self, round_: int, packets: int) -> bytes | None:
+        came = self._came.pop(round_, 0) + packets
+        if came * self.WORTH >= len(self._index):
+            return self._remember(round_)
+        if len(self._came) >= self.ROUNDS:
+            del self._came[next(iter(self._came))]
+        self._came[round_] = came
+        return None
 
     def _remember(self, round_: int) -> bytes:
         if len(self._headers) >= self.ROUNDS:

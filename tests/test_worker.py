@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 
 import worker_lib
-from iswitch.wire import Action, Status
+from iswitch.wire import TOS_CONTROL, TOS_DATA, Ack, Action, Control, Status
 from worker_lib import (
     AllreduceTimeout,
     JobHalted,
@@ -525,6 +526,99 @@ def test_an_abandoned_worker_is_collected(switch: Where, job: int) -> None:
     gc.collect()
     assert reference() is None
     port.close()
+
+
+def test_a_retry_in_place_contributes_what_it_had(make: Make, pool: ThreadPoolExecutor) -> None:
+    """What was sent counts, also for a switch that forgot it; the vector holds sums by then."""
+    first, second = make(2)
+    vectors = [ones(), ones()]
+    second.set_threshold(1)  # the first gets some of its own back as sums, in place
+    first.allreduce(ones(5))
+    second.allreduce(ones(6))
+    second.set_threshold(0)
+    with pytest.raises(AllreduceTimeout):
+        first.allreduce(vectors[0], out=vectors[0], timeout=0.2)
+    vectors[0][:] = 100
+    outs = together(pool, [first, second], vectors)
+    assert all((out == 2).all() for out in outs)
+
+
+@pytest.mark.parametrize("shift", [-300, 300])
+def test_out_that_lies_over_a_part(make: Make, shift: int) -> None:
+    (alone,) = make(1)
+    both = np.ones(NUMEL + 300, np.float32)
+    vector, out = both[:NUMEL], both[300:]
+    if shift < 0:
+        vector, out = out, vector
+    with pytest.raises(ValueError, match="out lies over a part of vector"):
+        alone.allreduce(vector, out)
+    with pytest.raises(ValueError, match=r"out has shape .*reshape\(\(1000,\)\) is a view"):
+        alone.allreduce(vector, np.ones((10, 100), np.float32))
+    assert (alone.allreduce(vector, vector) == 1).all()
+
+
+def test_a_new_process_at_the_same_place(switch: Where, job: int) -> None:
+    """Even within a second nothing of the old one counts as the new one's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = probe.getsockname()
+    old = Worker(switch, job, NUMEL, 1, bind=place, timeout=PATIENCE)
+    old.set_threshold(2)
+    with pytest.raises(AllreduceTimeout):
+        old.allreduce(ones(100), timeout=0.1)
+    old._left.set()  # as if killed
+    old._port.close()
+    with Worker(switch, job, NUMEL, 1, bind=place, timeout=PATIENCE) as new:
+        new.set_threshold(0)
+        assert (new.allreduce(ones()) == 1).all()
+
+
+def test_requests_after_a_restart() -> None:
+    """A request that meets a switch which forgot the worker is made again by itself."""
+    process, where = start_switch("127.0.0.1:0")
+    with process:
+        worker = Worker(where, 1, NUMEL, 1, timeout=PATIENCE)
+        process.kill()
+    process, _ = start_switch("{}:{}".format(*where))
+    with process:
+        try:
+            assert worker.set_threshold(3) == 3
+            assert worker.stats()["rejoins"] == 1
+            worker.leave()
+        finally:
+            process.kill()
+
+
+def test_a_flood_does_not_hold_off_the_timeout() -> None:
+    """Whatever keeps coming: a call ends in time, and Help is asked for meanwhile."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as switch:
+        switch.bind(("127.0.0.1", 0))
+        switch.settimeout(PATIENCE)
+        done = threading.Event()
+
+        def play() -> None:
+            packet, peer = switch.recvfrom(100)
+            ack = Control(Action.ACK, 1, Control.parse(packet).request, Ack(Action.JOIN, 0, 0, 1))
+            switch.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, TOS_CONTROL)
+            switch.sendto(ack.build(), peer)
+            switch.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, TOS_DATA)
+            while not done.is_set():
+                switch.sendto(bytes(8 + 4 * 366), peer)  # round 0, index 0, again and again
+
+        thread = threading.Thread(target=play)
+        thread.start()
+        worker = Worker(switch.getsockname(), 1, NUMEL, timeout=PATIENCE)
+        began = time.monotonic()
+        try:
+            with pytest.raises(AllreduceTimeout):
+                worker.allreduce(ones(), timeout=0.5)
+            assert time.monotonic() - began < 5
+            assert worker.stats()["helps"] > 1
+        finally:
+            done.set()
+            thread.join()
+            worker.timeout = 0.1
+            worker.leave()
 
 
 def test_context_manager(switch: Where, job: int) -> None:

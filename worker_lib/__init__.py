@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Refused,
         RoundGone,
         SwitchUnreachable,
+        TooFewWorkers,
         WorkerError,
     )
 
@@ -30,6 +31,7 @@ __all__ = [
     "Refused",
     "RoundGone",
     "SwitchUnreachable",
+    "TooFewWorkers",
     "Worker",
     "WorkerError",
 ]
