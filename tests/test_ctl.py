@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import signal
 import socket
 import subprocess
 import sys
@@ -23,39 +21,13 @@ from iswitch.wire import Ack, Action, Control, Join, MemberType, Segments, Statu
 from worker_lib import JobHalted, JobReset, SwitchUnreachable, Worker
 from worker_lib.controller import CommandRefused, Controller
 
+from .conftest import Where
+
 ROOT = Path(__file__).parent.parent
 PATIENCE = 20.0  # seconds until a test is given up
 ELEMENTS = 1000  # three segments
 
-Where = tuple[str, int]
 Ctl = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def switch() -> Iterator[Where]:
-    command = [sys.executable, "-m", "iswitch", "switch", "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            word, where = process.stdout.readline().split()
-            assert word == "listening"
-            host, port = where.split(":")
-            yield host, int(port)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(PATIENCE) == 0
-        finally:
-            process.kill()
-
-
-@pytest.fixture(scope="module")
-def jobs() -> Iterator[int]:
-    return itertools.count(1)
-
-
-@pytest.fixture
-def job(jobs: Iterator[int]) -> int:
-    """A number of the test's own."""
-    return next(jobs)
 
 
 @pytest.fixture

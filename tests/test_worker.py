@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -30,45 +28,14 @@ from worker_lib import (
     WorkerError,
 )
 
+from .conftest import StartSwitch
+
 ROOT = Path(__file__).parent.parent
 PATIENCE = 20.0  # seconds until a test is given up
 NUMEL = 1000  # three segments
 
 Where = tuple[str, int]
 Make = Callable[..., list[Worker]]
-
-
-def start_switch(listen: str) -> tuple[subprocess.Popen[str], Where]:
-    command = [sys.executable, "-m", "iswitch", "switch", "--listen", listen]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    word, where = process.stdout.readline().split()
-    assert word == "listening"
-    host, port = where.split(":")
-    return process, (host, int(port))
-
-
-@pytest.fixture(scope="module")
-def switch() -> Iterator[Where]:
-    process, where = start_switch("127.0.0.1:0")
-    with process:
-        try:
-            yield where
-            process.send_signal(signal.SIGINT)
-            assert process.wait(PATIENCE) == 0
-        finally:
-            process.kill()
-
-
-@pytest.fixture(scope="module")
-def jobs() -> Iterator[int]:
-    return itertools.count(1)
-
-
-@pytest.fixture
-def job(jobs: Iterator[int]) -> int:
-    """A number of the test's own."""
-    return next(jobs)
 
 
 @pytest.fixture
@@ -353,8 +320,8 @@ def test_timeout_names_whom_it_waits_for(make: Make, pool: ThreadPoolExecutor) -
     assert all((out == 6).all() for out in outs)
 
 
-def test_timeout_without_a_switch() -> None:
-    process, where = start_switch("127.0.0.1:0")
+def test_timeout_without_a_switch(start_switch: StartSwitch) -> None:
+    process, where = start_switch()
     with process:
         worker = Worker(where, 1, NUMEL, 1, timeout=PATIENCE)
         process.kill()
@@ -472,10 +439,10 @@ def test_stats(make: Make) -> None:
 # A switch that is killed
 
 
-def test_switch_killed_and_restarted(pool: ThreadPoolExecutor) -> None:
+def test_switch_killed_and_restarted(pool: ThreadPoolExecutor, start_switch: StartSwitch) -> None:
     """Twice in mid-training; every sum of every round is exact."""
     numel, count, rounds = 20_000, 3, 60
-    process, where = start_switch("127.0.0.1:0")
+    process, where = start_switch()
     listen = "{}:{}".format(*where)
     workers: list[Worker] = []
     try:
