@@ -492,6 +492,7 @@ def test_importing_the_package_loads_no_numpy() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Wroker'"):
         _ = worker_lib.Wroker  # type: ignore[attr-defined]
     assert all(hasattr(worker_lib, name) for name in worker_lib.__all__)
+    assert dir(worker_lib) == sorted(worker_lib.__all__)
 
 
 def test_switch_whose_name_is_unknown() -> None:
