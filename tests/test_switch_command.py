@@ -46,7 +46,10 @@ def switch(
     ) as process:
         try:
             assert process.stdout is not None
-            found = re.fullmatch(r"listening (127\.0\.0\.1):(\d+)\n", process.stdout.readline())
+            address = r"(127\.0\.0\.1):(\d+)"
+            as_json = rf'{{"listening": "{address}"}}\n'
+            ready = as_json if "--json" in options else rf"listening {address}\n"
+            found = re.fullmatch(ready, process.stdout.readline())
             assert found, process.communicate(timeout=PATIENCE)
             yield process, (found[1], int(found[2]))
         finally:

@@ -208,8 +208,8 @@ def _address(fleet: Fleet, switch: Child) -> str:
         for _, line in fleet.listen(0.1):
             if line is None:
                 raise DemoFailed(f"the switch {switch.ending()}")
-            if line.startswith("listening "):
-                return line.split()[1]
+            address: str = json.loads(line)["listening"]
+            return address
     raise DemoFailed(f"the switch did not listen within {START_PATIENCE:.0f} s")
 
 

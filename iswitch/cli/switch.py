@@ -1,7 +1,8 @@
 """Run a switch on a UDP socket (the loopback world).
 
-Prints `listening HOST:PORT` when ready, serves until SIGINT or SIGTERM, then prints its counters.
-Needs no privileges, and serves workers on other machines as well.
+Prints `listening HOST:PORT` when ready, serves until SIGINT or SIGTERM, then prints its counters;
+with --json each as an object on a line of its own. Needs no privileges, and serves workers on other
+machines as well.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="send and receive packets one by one, without UDP_SEGMENT and UDP_GRO",
     )
-    parser.add_argument("--json", action="store_true", help="print the counters as JSON")
+    parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     engine = Engine(switch, port, spin=args.spin)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: engine.stop())
-    print(f"listening {port.address}", flush=True)
+    ready = {"listening": str(port.address)}
+    print(json.dumps(ready) if args.json else f"listening {port.address}", flush=True)
     engine.run()
     if args.json:
         print(json.dumps(switch.counters))
