@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import UsageError, host_port
+from . import UsageError, host_port, quantity
 
 if TYPE_CHECKING:
     from worker_lib.controller import Controller
@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
         action.add_argument(
             "--timeout",
-            type=float,
+            type=quantity(),
             default=5.0,
             metavar="SECONDS",
             help="how long to wait for an answer (default: %(default)s)",
@@ -76,8 +76,6 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.switch[1]:
         raise UsageError("--switch needs the port the switch listens at, such as 127.0.0.1:26963")
-    if not args.timeout > 0:
-        raise UsageError("--timeout must be more than 0 seconds")
     where = "{}:{}".format(*args.switch)
     head = {"action": args.action, "switch": where, "job": args.job}
     try:

@@ -8,11 +8,20 @@ machines as well.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import signal
+import socket
 import sys
 
-from . import UsageError, host_port
+from . import UsageError, host_port, quantity
+
+MENDS = {
+    errno.EADDRINUSE: "is another switch running there? --listen 127.0.0.1:0 takes any free port",
+    errno.EADDRNOTAVAIL: "no address of this machine (`ip address` lists them); "
+    "--listen 0.0.0.0:26963 serves on all it has",
+    errno.EACCES: "ports below 1024 are for root; take a higher one, such as 26963",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--memory",
-        type=float,
+        type=quantity(),
         default=1024,
         metavar="MIB",
         help="most that members may reserve for sums (default: %(default)s)",
@@ -38,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--spin",
-        type=float,
+        type=quantity(zero=True),
         default=0.0,
         metavar="SECONDS",
         help="poll this long before sleeping: lower latency for a busy core (default: 0)",
@@ -63,10 +72,7 @@ def run(args: argparse.Namespace) -> int:
         port = UdpPort(args.listen, offload=not args.no_offload, counters=switch.counters)
     except OSError as error:
         where = "{}:{}".format(*args.listen)
-        raise UsageError(
-            f"cannot listen at {where}: {error.strerror}; is another switch running there? "
-            "--listen 127.0.0.1:0 takes any free port"
-        ) from None
+        raise UsageError(f"cannot listen at {where}: {error.strerror}; {mend(error)}") from None
     engine = Engine(switch, port, spin=args.spin)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: engine.stop())
@@ -79,6 +85,13 @@ def run(args: argparse.Namespace) -> int:
         print_counters(dict(switch.counters))
     sys.stdout.flush()
     return 0
+
+
+def mend(error: OSError) -> str:
+    """What to do when an address cannot be listened at."""
+    if isinstance(error, socket.gaierror):
+        return "mend the name, or give an IPv4 address of this machine"
+    return MENDS.get(error.errno or 0, "--listen 127.0.0.1:0 takes any free port")
 
 
 def print_counters(counters: dict[str, int]) -> None:
