@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from worker_lib import Worker
+
 from .conftest import Where
 
 ROOT = Path(__file__).parent.parent
@@ -56,6 +58,14 @@ def test_python_listing_in_four_processes(listing: str, switch: Where, tmp_path:
         assert sorted(outputs) == [f"rank {rank} got [0. 4. 8.]\n" for rank in range(4)]
 
 
+@pytest.fixture
+def worker(switch: Where) -> Iterator[None]:
+    """Somebody is in the job of the commands."""
+    with Worker(switch, job=7, numel=1000):
+        yield
+
+
+@pytest.mark.usefixtures("worker")
 def test_commands(switch: Where) -> None:
     """Each is of a kind that is tested: here, or as the comment says."""
     for command in commands():
