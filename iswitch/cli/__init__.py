@@ -48,6 +48,11 @@ def quantity(zero: bool = False) -> Callable[[str], float]:
     return parse
 
 
+def workers(count: int) -> str:
+    """So many workers, in words."""
+    return f"{count or 'no'} worker{'s' * (count != 1)}"
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import UsageError, host_port, quantity
+from . import UsageError, host_port, quantity, workers
 
 if TYPE_CHECKING:
     from worker_lib.controller import Controller
@@ -264,11 +264,6 @@ def not_begun(named: Segments, ack: Ack) -> str:
 
     ahead = round_distance(named.round, ack.round) > 0
     return f"not begun; the job is at round {ack.round}" if ahead else ""
-
-
-def workers(count: int) -> str:
-    """So many workers, in words."""
-    return f"{count or 'no'} worker{'s' * (count != 1)}"
 
 
 def state(ack: Ack) -> str:
