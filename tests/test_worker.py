@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -34,45 +32,14 @@ from worker_lib import (
     WorkerError,
 )
 
+from .conftest import StartSwitch
+
 ROOT = Path(__file__).parent.parent
 PATIENCE = 20.0  # seconds until a test is given up
 NUMEL = 1000  # three segments
 
 Where = tuple[str, int]
 Make = Callable[..., list[Worker]]
-
-
-def start_switch(listen: str, *options: str) -> tuple[subprocess.Popen[str], Where]:
-    command = [sys.executable, "-m", "iswitch", "switch", "--listen", listen, *options]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    word, where = process.stdout.readline().split()
-    assert word == "listening"
-    host, port = where.split(":")
-    return process, (host, int(port))
-
-
-@pytest.fixture(scope="module")
-def switch() -> Iterator[Where]:
-    process, where = start_switch("127.0.0.1:0")
-    with process:
-        try:
-            yield where
-            process.send_signal(signal.SIGINT)
-            assert process.wait(PATIENCE) == 0
-        finally:
-            process.kill()
-
-
-@pytest.fixture(scope="module")
-def jobs() -> Iterator[int]:
-    return itertools.count(1)
-
-
-@pytest.fixture
-def job(jobs: Iterator[int]) -> int:
-    """A number of the test's own."""
-    return next(jobs)
 
 
 @pytest.fixture
@@ -389,8 +356,8 @@ def test_timeout_names_whom_it_waits_for(make: Make, pool: ThreadPoolExecutor) -
     assert all((out == 6).all() for out in outs)
 
 
-def test_timeout_without_a_switch() -> None:
-    process, where = start_switch("127.0.0.1:0")
+def test_timeout_without_a_switch(start_switch: StartSwitch) -> None:
+    process, where = start_switch()
     with process:
         worker = Worker(where, 1, NUMEL, 1, timeout=PATIENCE)
         process.kill()
@@ -495,27 +462,25 @@ def test_no_sum_of_fewer(switch: Where, make: Make, pool: ThreadPoolExecutor) ->
     again.leave()
 
 
-def test_a_worker_that_computes_for_long_stays_a_member(pool: ThreadPoolExecutor) -> None:
+def test_a_worker_that_computes_for_long_stays_a_member(
+    pool: ThreadPoolExecutor, start_switch: StartSwitch
+) -> None:
     """Between calls its own thread keeps the lease; one that is stopped loses it."""
-    process, where = start_switch("127.0.0.1:0", "--lease", "5")
-    with process:
-        try:
-            first, second = pool.map(
-                lambda _: Worker(where, 1, NUMEL, 2, elastic=True, timeout=PATIENCE), range(2)
-            )
-            second._left.set()  # its thread ends: nobody speaks for it any more
-            time.sleep(6.5)
-            second._left.clear()
-            assert (first.allreduce(ones()) == 1).all()
-            with pytest.raises(MembershipLost, match="round 0 went on without it"):
-                second.allreduce(ones())
-            assert (first.stats()["rejoins"], second.stats()["rejoins"]) == (0, 1)
-            outs = together(pool, [first, second], [ones(), ones()])
-            assert all((out == 2).all() for out in outs)
-            first.leave()
-            second.leave()
-        finally:
-            process.kill()
+    _, where = start_switch("127.0.0.1:0", "--lease", "5")
+    first, second = pool.map(
+        lambda _: Worker(where, 1, NUMEL, 2, elastic=True, timeout=PATIENCE), range(2)
+    )
+    second._left.set()  # its thread ends: nobody speaks for it any more
+    time.sleep(6.5)
+    second._left.clear()
+    assert (first.allreduce(ones()) == 1).all()
+    with pytest.raises(MembershipLost, match="round 0 went on without it"):
+        second.allreduce(ones())
+    assert (first.stats()["rejoins"], second.stats()["rejoins"]) == (0, 1)
+    outs = together(pool, [first, second], [ones(), ones()])
+    assert all((out == 2).all() for out in outs)
+    first.leave()
+    second.leave()
 
 
 def test_an_abandoned_worker_is_collected(switch: Where, job: int) -> None:
@@ -573,20 +538,16 @@ def test_a_new_process_at_the_same_place(switch: Where, job: int) -> None:
         assert (new.allreduce(ones()) == 1).all()
 
 
-def test_requests_after_a_restart() -> None:
+def test_requests_after_a_restart(start_switch: StartSwitch) -> None:
     """A request that meets a switch which forgot the worker is made again by itself."""
-    process, where = start_switch("127.0.0.1:0")
-    with process:
-        worker = Worker(where, 1, NUMEL, 1, timeout=PATIENCE)
-        process.kill()
-    process, _ = start_switch("{}:{}".format(*where))
-    with process:
-        try:
-            assert worker.set_threshold(3) == 3
-            assert worker.stats()["rejoins"] == 1
-            worker.leave()
-        finally:
-            process.kill()
+    process, where = start_switch()
+    worker = Worker(where, 1, NUMEL, 1, timeout=PATIENCE)
+    process.kill()
+    process.wait()
+    start_switch("{}:{}".format(*where))
+    assert worker.set_threshold(3) == 3
+    assert worker.stats()["rejoins"] == 1
+    worker.leave()
 
 
 def test_a_flood_does_not_hold_off_the_timeout() -> None:
@@ -654,10 +615,10 @@ def test_stats(make: Make) -> None:
 # A switch that is killed
 
 
-def test_switch_killed_and_restarted(pool: ThreadPoolExecutor) -> None:
+def test_switch_killed_and_restarted(pool: ThreadPoolExecutor, start_switch: StartSwitch) -> None:
     """Twice in mid-training; every sum of every round is exact."""
     numel, count, rounds = 20_000, 3, 60
-    process, where = start_switch("127.0.0.1:0")
+    process, where = start_switch()
     listen = "{}:{}".format(*where)
     workers: list[Worker] = []
     try:
@@ -707,6 +668,7 @@ def test_importing_the_package_loads_no_numpy() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Wroker'"):
         _ = worker_lib.Wroker  # type: ignore[attr-defined]
     assert all(hasattr(worker_lib, name) for name in worker_lib.__all__)
+    assert dir(worker_lib) == sorted(worker_lib.__all__)
 
 
 def test_switch_whose_name_is_unknown() -> None:

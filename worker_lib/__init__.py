@@ -44,3 +44,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(".client" if name == "Worker" else ".errors", __name__), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, imported yet or not, for dir() and completion."""
+    return __all__

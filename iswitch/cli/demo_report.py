@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..wire import Shape
-from .demo import LEARNED, WINDOW
+from . import workers
+from .demo import ITERATIONS, LEARNED, WINDOW
 
 if TYPE_CHECKING:
     from .demo import Run
@@ -43,7 +44,9 @@ class Screen:
 
     def __enter__(self) -> Self:
         text = f"{self.run.workers} workers train CartPole-v1; the switch adds up their gradients"
-        self.console.print(text)
+        if self.run.workers == 1:
+            text = "1 worker trains CartPole-v1; the switch passes on its gradients"
+        self.console.print(text, soft_wrap=True)
         if self.console.is_terminal:
             self._live.start()
         return self
@@ -75,11 +78,9 @@ class Screen:
         run = self.run
         recent = run.episodes(WINDOW)
         mean = f"{sum(recent) / len(recent):5.1f}" if recent else "    -"
-        rate = run.iteration / run.seconds if run.seconds else 0.0
-        return (
-            f"mean return {mean}  {rate:4.1f} iterations/s  "
-            f"{100 * share(run, 'aggregate'):2.0f} % of the time in aggregation"
-        )
+        rate = "   -" if run.rate is None else f"{run.rate:4.1f}"
+        part = f"{100 * share(run, 'aggregate'):2.0f}" if run.spent else " -"
+        return f"mean return {mean}  {rate} iterations/s  {part} % of the time in aggregation"
 
     def _members(self) -> Table:
         table = Table(box=None)
@@ -130,7 +131,7 @@ def check(run: Run) -> dict[str, Any]:
         "iterations": run.iterations,
         "seed": run.seed,
         "seconds": run.seconds,
-        "iterations_per_second": run.iterations / run.seconds if run.seconds else None,
+        "iterations_per_second": run.rate,
         "episodes": len(returns),
         "mean_return_start": start,
         "mean_return_end": end,
@@ -193,9 +194,14 @@ def summarise(run: Run, report: dict[str, Any], console: Console) -> None:
         "weights equal": f"weights of all {run.workers} workers equal to the last bit",
         "sum exact": "recorded round equals the local sum in rank order, to the last bit",
     }
+    if run.workers == 1:
+        meaning["weights equal"] = "weights: nothing to compare with one worker"
     for name, holds in report["checks"].items():
         mark = "[green]ok[/]    " if holds else "[red]FAILED[/]"
-        console.print(f" {mark} {meaning[name]}")
+        if name == "learned" and not holds and run.iterations < ITERATIONS:
+            mark = "[yellow]short[/] "
+            meaning[name] = f"learned: too few iterations to judge; {ITERATIONS} are enough"
+        console.print(f" {mark} {meaning[name]}", soft_wrap=True)
 
 
 def plot(run: Run, path: str) -> None:
@@ -215,7 +221,7 @@ def plot(run: Run, path: str) -> None:
     label = f"learned: {LEARNED:.0f}"
     learning.axhline(LEARNED, color="0.4", linestyle=":", linewidth=1, label=label)
     learning.set(
-        title=f"CartPole-v1, {run.workers} workers", ylabel="return", ylim=(0, BEST * 1.04)
+        title=f"CartPole-v1, {workers(run.workers)}", ylabel="return", ylim=(0, BEST * 1.04)
     )
     learning.set_xlim(0, run.iterations)
     beside: dict[str, Any] = {

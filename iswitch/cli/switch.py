@@ -1,17 +1,27 @@
 """Run a switch on a UDP socket (the loopback world).
 
-Prints `listening HOST:PORT` when ready, serves until SIGINT or SIGTERM, then prints its counters.
-Needs no privileges, and serves workers on other machines as well.
+Prints `listening HOST:PORT` when ready, serves until SIGINT or SIGTERM, then prints its counters;
+with --json each as an object on a line of its own. Needs no privileges, and serves workers on other
+machines as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import signal
+import socket
 import sys
 
-from . import UsageError, host_port
+from . import UsageError, host_port, quantity
+
+MENDS = {
+    errno.EADDRINUSE: "is another switch running there? --listen 127.0.0.1:0 takes any free port",
+    errno.EADDRNOTAVAIL: "no address of this machine (`ip address` lists them); "
+    "--listen 0.0.0.0:26963 serves on all it has",
+    errno.EACCES: "ports below 1024 are for root; take a higher one, such as 26963",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--memory",
-        type=float,
+        type=quantity(),
         default=1024,
         metavar="MIB",
         help="most that members may reserve for sums (default: %(default)s)",
@@ -44,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--spin",
-        type=float,
+        type=quantity(zero=True),
         default=0.0,
         metavar="SECONDS",
         help="poll this long before sleeping: lower latency for a busy core (default: 0)",
@@ -54,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="send and receive packets one by one, without UDP_SEGMENT and UDP_GRO",
     )
-    parser.add_argument("--json", action="store_true", help="print the counters as JSON")
+    parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
 
 
 def seconds(text: str) -> float:
@@ -83,14 +93,12 @@ def run(args: argparse.Namespace) -> int:
         port = UdpPort(args.listen, offload=not args.no_offload, counters=switch.counters)
     except OSError as error:
         where = "{}:{}".format(*args.listen)
-        raise UsageError(
-            f"cannot listen at {where}: {error.strerror}; is another switch running there? "
-            "--listen 127.0.0.1:0 takes any free port"
-        ) from None
+        raise UsageError(f"cannot listen at {where}: {error.strerror}; {mend(error)}") from None
     engine = Engine(switch, port, spin=args.spin)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: engine.stop())
-    print(f"listening {port.address}", flush=True)
+    ready = {"listening": str(port.address)}
+    print(json.dumps(ready) if args.json else f"listening {port.address}", flush=True)
     engine.run()
     if args.json:
         print(json.dumps(switch.counters))
@@ -98,6 +106,13 @@ def run(args: argparse.Namespace) -> int:
         print_counters(dict(switch.counters))
     sys.stdout.flush()
     return 0
+
+
+def mend(error: OSError) -> str:
+    """What to do when an address cannot be listened at."""
+    if isinstance(error, socket.gaierror):
+        return "mend the name, or give an IPv4 address of this machine"
+    return MENDS.get(error.errno or 0, "--listen 127.0.0.1:0 takes any free port")
 
 
 def print_counters(counters: dict[str, int]) -> None:
