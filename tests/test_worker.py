@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import socket
 import subprocess
@@ -580,6 +581,38 @@ def test_a_flood_does_not_hold_off_the_timeout() -> None:
             thread.join()
             worker.timeout = 0.1
             worker.leave()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network namespace")
+def test_a_way_with_a_small_mtu() -> None:
+    """E is made to fit; a larger one, asked for, is cut by IP rather than lost."""
+    code = """
+        import fcntl, socket, struct, subprocess, sys
+        import numpy as np
+        from worker_lib import Worker
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            fcntl.ioctl(any_socket, 0x8922, struct.pack("16si12x", b"lo", 1400))  # SIOCSIFMTU
+            fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", 1))  # SIOCSIFFLAGS: up
+        switch = subprocess.Popen(
+            [sys.executable, "-m", "iswitch", "switch", "--listen", "127.0.0.1:0"],
+            stdout=subprocess.PIPE, text=True,
+        )
+        port = int(switch.stdout.readline().split(":")[1])
+        for given, used in [(None, 341), (366, 366)]:
+            with Worker(
+                ("127.0.0.1", port), 1, 20_000, 1, elements_per_segment=given, timeout=5
+            ) as worker:
+                assert worker.shape.elements == used, worker.shape
+                assert (worker.allreduce(np.ones(20_000, np.float32)) == 1).all()
+                assert worker.stats()["tx_failed"] == 0
+        switch.terminate()
+        switch.communicate()
+        """
+    run = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(
+        ["unshare", "--net", *run], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_context_manager(switch: Where, job: int) -> None:

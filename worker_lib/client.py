@@ -16,7 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.packets import Address
-from iswitch.wire import Ack, Action, Segments, Status, Threshold, Value, Vector
+from iswitch.wire import (
+    IP_UDP_HEADERS,
+    Ack,
+    Action,
+    Segments,
+    Shape,
+    Status,
+    Threshold,
+    Value,
+    Vector,
+)
 
 from . import arguments
 from .errors import (
@@ -31,6 +41,7 @@ from .errors import (
     WorkerError,
 )
 from .session import Answered, Dropped, Gone, Halted, Session, WasReset
+from .window import CEILING
 
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
 MAX_WORKERS = 64
@@ -58,7 +69,8 @@ class Worker:
         reproducible: sum in rank order rather than in order of arrival, so that a run can be
             repeated bit for bit.
         timeout: seconds that joining, a request and a round may take.
-        elements_per_segment: E; the default fills a 1500-byte MTU (366 float32).
+        elements_per_segment: E; the default fills a 1500-byte MTU (366 float32), or that of the
+            way to the switch if it is smaller.
         restart_safe: keep a copy of the last vector for a switch that loses its state.
         offload: use segmentation offload where the machine has it.
         bind: local (host, port).
@@ -94,7 +106,6 @@ class Worker:
             most = "a switch takes 1 to 64 workers a job"
             num_workers = arguments.whole("num_workers", num_workers, 1, MAX_WORKERS, most)
         shape = arguments.shape(numel, dtype, op, elements_per_segment)
-        self.shape = shape
         self.job = job
         self.num_workers = num_workers
         self.elastic = elastic
@@ -102,10 +113,14 @@ class Worker:
         self.timeout = arguments.seconds("timeout", timeout)
         self.allreduces = 0
         self.allreduce_seconds: deque[float] = deque(maxlen=TIMES_KEPT)  # of the last
-        self._dtype = shape.dtype.numpy
         if bind[1]:  # a former process at this place may have begun in this second
             time.sleep(1.0 - time.time() % 1.0)
         self._port = arguments.port(switch, bind, offload)
+        payload = self._port.mtu - IP_UDP_HEADERS
+        if elements_per_segment is None and payload < shape.packet_size:
+            shape = Shape.of(shape.numel, shape.dtype, shape.op, payload=payload)
+        self.shape = shape
+        self._dtype = shape.dtype.numpy
         self._address = Address(*self._port.socket.getpeername())  # `switch` may be a name
         self._session = Session(
             self._address,
@@ -116,7 +131,7 @@ class Worker:
             whole=num_workers is not None and not elastic,
             reproducible=reproducible,
             restart_safe=restart_safe,
-            ceiling=min(2 << 20, self._port.buffer),
+            ceiling=min(CEILING, self._port.buffer),
         )
         self._poller = select.poll()
         self._poller.register(self._port, select.POLLIN)

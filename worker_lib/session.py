@@ -41,7 +41,7 @@ from iswitch.wire import (
 )
 
 from .transfer import Contribution, Transfer
-from .window import RoundTrip, SendWindow
+from .window import CEILING, RoundTrip, SendWindow
 
 SUPER_DATAGRAM = 65000  # bytes sent at once
 BURSTS_AT_ONCE = 4  # super-datagrams given out between two looks at what has come
@@ -135,7 +135,7 @@ class Session:
         whole: bool = False,
         reproducible: bool = False,
         restart_safe: bool = True,
-        ceiling: int = 2 << 20,
+        ceiling: int = CEILING,
         heartbeat: float = HEARTBEAT,
     ) -> None:
         self.switch = switch

@@ -32,17 +32,18 @@ def host_port(text: str) -> tuple[str, int]:
     return host or "0.0.0.0", int(port)
 
 
-def quantity(zero: bool = False) -> Callable[[str], float]:
-    """An argparse type: a finite number above 0; `zero`: or 0."""
+def quantity(least: float | None = None) -> Callable[[str], float]:
+    """An argparse type: a finite number, above 0, or of `least` or more."""
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not 0 <= value < math.inf or not (value or zero):
-            least = "of 0 or more" if zero else "above 0"
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number {least}")
+        enough = value > 0 if least is None else value >= least
+        if not enough or value == math.inf:
+            wanted = "above 0" if least is None else f"of {least:g} or more"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {wanted}")
         return value
 
     return parse

@@ -16,6 +16,7 @@ import sys
 
 from . import UsageError, host_port, quantity
 
+LEAST_LEASE = 5.0  # seconds; workers send a heartbeat every three
 MENDS = {
     errno.EADDRINUSE: "is another switch running there? --listen 127.0.0.1:0 takes any free port",
     errno.EADDRNOTAVAIL: "no address of this machine (`ip address` lists them); "
@@ -42,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--lease",
-        type=seconds,
+        type=quantity(LEAST_LEASE),
         default=30.0,
         metavar="SECONDS",
         help="a member that is silent for so long is out (default: %(default)s)",
@@ -54,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--spin",
-        type=quantity(zero=True),
+        type=quantity(0),
         default=0.0,
         metavar="SECONDS",
         help="poll this long before sleeping: lower latency for a busy core (default: 0)",
@@ -65,19 +66,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="send and receive packets one by one, without UDP_SEGMENT and UDP_GRO",
     )
     parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
-
-
-def seconds(text: str) -> float:
-    """An argparse type: a lease that workers' heartbeats, every three seconds, can keep."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 5 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: pass 5 seconds or more; workers send a heartbeat every three"
-        )
-    return value
 
 
 def run(args: argparse.Namespace) -> int:
@@ -100,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     ready = {"listening": str(port.address)}
     print(json.dumps(ready) if args.json else f"listening {port.address}", flush=True)
     engine.run()
+    port.close()
     if args.json:
         print(json.dumps(switch.counters))
     else:
