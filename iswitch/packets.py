@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .wire import SEG_SIZE, TOS_CONTROL, split_seg
+from .wire import SEG_SIZE, TOS_CONTROL, Shape, split_seg
 
 Rows = npt.NDArray[np.uint8]
 
@@ -93,10 +93,10 @@ class Cutter:
 
     ROUNDS = 8
     WORTH = 64  # headers that one packet is worth
-    MEMORY = (ROUNDS + 1) * SEG_SIZE  # bytes for every segment
+    MEMORY = ROUNDS * SEG_SIZE  # bytes for every segment
 
-    def __init__(self, segments: int) -> None:
-        self._index = np.arange(segments, dtype=np.uint64)
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
         self._headers: dict[int, bytes] = {}
         self._came: dict[int, int] = {}  # packets of rounds whose headers are not there
 
@@ -119,7 +119,7 @@ class Cutter:
 
     def _consider(self, round_: int, packets: int) -> bytes | None:
         came = self._came.pop(round_, 0) + packets
-        if came * self.WORTH >= len(self._index):
+        if came * self.WORTH >= self.shape.segments:
             return self._remember(round_)
         if len(self._came) >= self.ROUNDS:
             del self._came[next(iter(self._came))]
@@ -129,6 +129,5 @@ class Cutter:
     def _remember(self, round_: int) -> bytes:
         if len(self._headers) >= self.ROUNDS:
             del self._headers[next(iter(self._headers))]
-        headers = (self._index | np.uint64(round_ << 32)).astype(">u8").tobytes()
-        self._headers[round_] = headers
+        headers = self._headers[round_] = self.shape.headers(round_).tobytes()
         return headers

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from iswitch.cli.demo import LEARNED, Member, Run
+from iswitch.cli.demo import LEARNED, Training, WorkerProcess
 from iswitch.cli.demo_report import PARTS, curve, rolling, sum_is_exact, summarise
 
 DEMO = [sys.executable, "-m", "iswitch", "demo"]
@@ -160,14 +160,14 @@ def test_judgement_of_learning(iterations: int, mean: float, line: str) -> None:
         "share": dict.fromkeys(PARTS, 0.0), "checks": {"learned": mean >= LEARNED},
     }  # fmt: skip
     printed = StringIO()
-    summarise(Run(4, iterations, 0), report, Console(file=printed))
+    summarise(Training(4, iterations, 0), report, Console(file=printed))
     assert printed.getvalue().splitlines()[-1] == line
 
 
 def test_rate_is_of_what_was_timed() -> None:
     """From when all have done an iteration; none is told of a moment."""
-    run = Run(2, 100, 0)
-    run.members = [Member(SimpleNamespace()) for _ in range(2)]  # type: ignore[arg-type]
+    run = Training(2, 100, 0)
+    run.members = [WorkerProcess(SimpleNamespace()) for _ in range(2)]  # type: ignore[arg-type]
     for now, done, seconds, rate in [
         (5.0, (3, 0), 0.0, None),
         (6.0, (8, 2), 0.0, None),
@@ -240,10 +240,10 @@ def test_failed_run_leaves_no_empty_file(tmp_path: Path) -> None:
 
 def test_last_episodes_are_the_last_of_all() -> None:
     rng = np.random.default_rng(0)
-    run = Run(4, 50, 0)
+    run = Training(4, 50, 0)
     for size in (0, 3, 40, 200):
         ended = np.sort(rng.integers(50, size=size))
-        member = Member(SimpleNamespace())  # type: ignore[arg-type]
+        member = WorkerProcess(SimpleNamespace())  # type: ignore[arg-type]
         member.returns = [(int(i), float(r)) for i, r in zip(ended, rng.random(size), strict=True)]
         run.members.append(member)
     for last in (1, 20, 242, 243, 1000):
@@ -256,10 +256,10 @@ def test_curve() -> None:
     assert np.isnan(curve([], 3)).all()
 
 
-def recorded(contributions: list[np.ndarray], aggregates: list[np.ndarray]) -> Run:
-    run = Run(len(contributions), 1, 0)
+def recorded(contributions: list[np.ndarray], aggregates: list[np.ndarray]) -> Training:
+    run = Training(len(contributions), 1, 0)
     for contribution, aggregate in zip(contributions, aggregates, strict=True):
-        member = Member(SimpleNamespace())  # type: ignore[arg-type]
+        member = WorkerProcess(SimpleNamespace())  # type: ignore[arg-type]
         member.recorded = {
             "contribution": base64.b64encode(contribution.tobytes()).decode(),
             "aggregate": base64.b64encode(aggregate.tobytes()).decode(),

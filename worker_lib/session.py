@@ -162,7 +162,7 @@ class Session:
         self.window = SendWindow(burst, max(burst, ceiling // shape.packet_size))
         self._burst = burst
         self._contributions = deque(Contribution(shape) for _ in range(1 + restart_safe))
-        self._cutter = Cutter(shape.segments)
+        self._cutter = Cutter(shape)
         self._out: deque[Outgoing] = deque()
         self._events: deque[Event] = deque()
         self._pending: dict[int, _Pending] = {}

@@ -55,7 +55,7 @@ class DemoFailed(Exception):
 
 
 @dataclass
-class Member:
+class WorkerProcess:
     """What is known of one worker process."""
 
     child: Child
@@ -79,13 +79,13 @@ class Member:
 
 
 @dataclass
-class Run:
+class Training:
     """A training run as the parent sees it."""
 
     workers: int
     iterations: int
     seed: int
-    members: list[Member] = field(default_factory=list)
+    members: list[WorkerProcess] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     spent: Counter[str] = field(default_factory=Counter)  # all workers' seconds, by part
     address: str = ""
@@ -94,7 +94,7 @@ class Run:
     timed: int = 0  # the newest iteration they all have done
     seconds: float = 0.0  # from the start until then
 
-    def hear(self, member: Member, message: dict[str, Any]) -> None:
+    def hear(self, member: WorkerProcess, message: dict[str, Any]) -> None:
         """Take what a worker says."""
         match message["event"]:
             case "joined":
@@ -140,11 +140,11 @@ class Run:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo."""
+    """Training the demo."""
     _check_arguments(args)
     from .demo_report import Screen, check, plot, summarise
 
-    training = Run(args.workers, args.iterations, args.seed)
+    training = Training(args.workers, args.iterations, args.seed)
     screen = Screen(training)
     try:
         with Fleet() as fleet, screen:
@@ -188,17 +188,17 @@ def _check_arguments(args: argparse.Namespace) -> None:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _train(fleet: Fleet, training: Run, screen: Screen) -> None:
+def _train(fleet: Fleet, training: Training, screen: Screen) -> None:
     switch = fleet.start("switch", ["-m", "iswitch", "switch", "--listen", "127.0.0.1:0", "--json"])
     training.address = _address(fleet, switch)
     arguments = ["-m", "worker_lib.rl.train", "--switch", training.address, "--job", str(JOB)]
     arguments += ["--workers", str(training.workers), "--seed", str(training.seed)]
     arguments += ["--iterations", str(training.iterations)]
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    by_child: dict[Child, Member] = {}
+    by_child: dict[Child, WorkerProcess] = {}
     for number in range(training.workers):
         child = fleet.start(f"worker {number}", arguments, one_thread)
-        by_child[child] = Member(child)
+        by_child[child] = WorkerProcess(child)
         training.members.append(by_child[child])
     heard = time.monotonic()
     while any(member.done is None for member in training.members):
@@ -235,7 +235,9 @@ def _address(fleet: Fleet, switch: Child) -> str:
     raise DemoFailed(f"the switch did not listen within {START_PATIENCE:.0f} s")
 
 
-def _take(by_child: dict[Child, Member], training: Run, child: Child, line: str | None) -> None:
+def _take(
+    by_child: dict[Child, WorkerProcess], training: Training, child: Child, line: str | None
+) -> None:
     member = by_child.get(child)
     if line is not None and member is not None:
         training.hear(member, json.loads(line))
@@ -245,6 +247,6 @@ def _take(by_child: dict[Child, Member], training: Run, child: Child, line: str 
         raise DemoFailed(f"worker {_called(member)} {child.ending()}")
 
 
-def _called(member: Member) -> str:
+def _called(member: WorkerProcess) -> str:
     rank = "that has not joined yet" if member.rank is None else f"of rank {member.rank}"
     return f"{rank} (process {member.child.process.pid})"
