@@ -71,6 +71,7 @@ class Held(Enum):
     """What the switch holds of a segment in a given round."""
 
     COMPLETE = "complete"
+    SENT = "sent to the parent"
     OPEN = "open"
     NOTHING = "not begun"
     GONE = "no longer kept"
@@ -98,6 +99,7 @@ class Accelerator(ABC):
         self.rows: Rows = self.packets.view(np.uint8).reshape(
             slots, shape.segments, shape.packet_size
         )
+        self.aggregates = self.rows
         self._segs = self.packets["seg"]
         self._data = self.packets["data"]
         self._dtype = shape.dtype.numpy
@@ -134,6 +136,10 @@ class Accelerator(ABC):
 
     def outgoing(self, run: Run) -> tuple[Rows, int]:
         """The aggregates of a run as packets: rows (n, packet_size) and the size of the last."""
+        return self.aggregates[run.slot, run.start : run.stop], self.shape.tail(run.stop)
+
+    def partial(self, run: Run) -> tuple[Rows, int]:
+        """The sums of the members here, in the same form: the contribution to the parent."""
         return self.rows[run.slot, run.start : run.stop], self.shape.tail(run.stop)
 
     def _elements(self, rows: Rows) -> Vector:
@@ -193,12 +199,17 @@ class Table:
 class SynchronousAccelerator(Accelerator):
     """Two sets of sums, chosen by round mod 2 (section 4 of the protocol).
 
-    A segment's state is its round, whether it is complete, and the bitmap of its contributors; an
-    open set with an empty bitmap is empty, whatever round it names.
+    A segment's state is its round, how far it is (open, sent to the parent, complete), and the
+    bitmap of its contributors; an open set with an empty bitmap is empty, whatever round it names.
+
+    With a parent the sum of the members here is a contribution to it, and the aggregate comes from
+    there; both are kept, since either may have to be sent again.
     """
 
+    OPEN, SENT, COMPLETE = 0, 1, 2
+
     SLOTS = 2
-    RECORD = struct.Struct("<IIQ")  # round, complete, bitmap
+    RECORD = struct.Struct("<IIQ")  # round, how far, bitmap
 
     def __init__(
         self,
@@ -206,16 +217,21 @@ class SynchronousAccelerator(Accelerator):
         complete: Callable[[int, int], bool],
         counters: Counters,
         reproducible: bool = False,
+        has_parent: bool = False,
     ) -> None:
         super().__init__(shape, self.SLOTS, complete, counters)
+        self._finished = self.SENT if has_parent else self.COMPLETE
+        if has_parent:
+            self.aggregates = np.zeros_like(self.rows)
         self.state = [Table(self.RECORD, shape.segments) for _ in range(self.SLOTS)]
         self.reproducible = reproducible
         self._parts: dict[int, Vector] = {}  # by rank, shape (slots, segments, E)
 
     @classmethod
-    def memory(cls, shape: Shape) -> int:
+    def memory(cls, shape: Shape, has_parent: bool = False) -> int:
         """Bytes that a job of this shape needs."""
-        per_segment = cls.SLOTS * (shape.packet_size + cls.RECORD.size) + Cutter.MEMORY
+        packets = shape.packet_size * (1 + has_parent)
+        per_segment = cls.SLOTS * (packets + cls.RECORD.size) + Cutter.MEMORY
         return shape.segments * per_segment
 
     @classmethod
@@ -243,16 +259,16 @@ class SynchronousAccelerator(Accelerator):
     ) -> None:
         slot = round_ & 1
         state = self.state[slot]
-        holds, complete, bitmap = state.get(start)
-        if holds != round_ or not (bitmap or complete):
+        holds, how_far, bitmap = state.get(start)
+        if holds != round_ or not (bitmap or how_far):
             self._write_headers(slot, round_, start, stop)
-            complete = bitmap = 0
-        if complete:
+            how_far = bitmap = 0
+        if how_far == self.COMPLETE:
             self.counters["late"] += len(rows)
             outcome.late.append(Run(slot, round_, start, stop))
             return
-        if bitmap >> rank & 1:
-            self.counters["duplicate"] += len(rows)
+        if how_far or bitmap >> rank & 1:
+            self.counters["duplicate" if bitmap >> rank & 1 else "late"] += len(rows)
             return
         if self.reproducible:
             self._add(self._parts[rank][slot, start:stop], rows, first=True)
@@ -260,7 +276,7 @@ class SynchronousAccelerator(Accelerator):
             self._add(self._data[slot, start:stop], rows, first=not bitmap)
         self.counters["accumulated"] += len(rows)
         bitmap |= 1 << rank
-        state.set(start, stop, round_, 0, bitmap)
+        state.set(start, stop, round_, self.OPEN, bitmap)
         if self.complete(round_, bitmap):
             outcome.completed.append(self._finish(Run(slot, round_, start, stop), bitmap))
 
@@ -272,17 +288,51 @@ class SynchronousAccelerator(Accelerator):
             total[...] = self._parts[ranks[0]][slot, start:stop]
             for rank in ranks[1:]:
                 self._combine(total, self._parts[rank][slot, start:stop], out=total)
-        self.state[slot].set(start, stop, round_, 1, bitmap)
+        self.state[slot].set(start, stop, round_, self._finished, bitmap)
         self.counters["aggregates"] += stop - start
         return run
+
+    def take(self, round_: int, index: int, rows: Rows) -> list[Run]:
+        """Keep aggregates that came from the parent, in whole packets; the runs that are new."""
+        slot = round_ & 1
+        state = self.state[slot]
+        taken = []
+        for start, stop in state.uniform(index, index + len(rows)):
+            holds, how_far, bitmap = state.get(start)
+            used = bool(bitmap or how_far)
+            if used and round_distance(round_, holds) < 0:
+                self.counters["out_of_window"] += stop - start
+            elif used and holds == round_ and how_far == self.COMPLETE:
+                self.counters["repeated"] += stop - start
+            else:
+                part = rows[start - index : stop - index]
+                self.aggregates[slot, start:stop, : part.shape[1]] = part
+                state.set(start, stop, round_, self.COMPLETE, bitmap if holds == round_ else 0)
+                self.counters["from_parent"] += stop - start
+                taken.append(Run(slot, round_, start, stop))
+        return taken
+
+    def waiting(self) -> list[Run]:
+        """What was sent to the parent and whose aggregate has not come."""
+        return [
+            Run(slot, state.get(start)[0], start, stop)
+            for slot, state in enumerate(self.state)
+            for start, stop in state.uniform(0, self.shape.segments)
+            if state.get(start)[1] == self.SENT
+        ]
+
+    def has_all(self, round_: int) -> bool:
+        """Whether every aggregate of a round is here."""
+        held = self.held(round_, 0, self.shape.segments)
+        return all(what is Held.COMPLETE for _, what, _ in held)
 
     def reevaluate(self) -> list[Run]:
         """Complete what the rule, which has changed, now calls complete."""
         completed = []
         for slot, state in enumerate(self.state):
             for start, stop in state.uniform(0, self.shape.segments):
-                round_, complete, bitmap = state.get(start)
-                if bitmap and not complete and self.complete(round_, bitmap):
+                round_, how_far, bitmap = state.get(start)
+                if bitmap and not how_far and self.complete(round_, bitmap):
                     completed.append(self._finish(Run(slot, round_, start, stop), bitmap))
         return completed
 
@@ -301,14 +351,14 @@ class SynchronousAccelerator(Accelerator):
         """What is held of these segments, run by run, with the contributors' bitmap."""
         slot = round_ & 1
         for a, b in self.state[slot].uniform(start, stop):
-            holds, complete, bitmap = self.state[slot].get(a)
+            holds, how_far, bitmap = self.state[slot].get(a)
             run = Run(slot, round_, a, b)
-            if not (bitmap or complete) or round_distance(holds, round_) < 0:
+            if not (bitmap or how_far) or round_distance(holds, round_) < 0:
                 yield run, Held.NOTHING, 0
             elif holds != round_:
                 yield run, Held.GONE, 0
             else:
-                yield run, Held.COMPLETE if complete else Held.OPEN, bitmap
+                yield run, (Held.OPEN, Held.SENT, Held.COMPLETE)[how_far], bitmap
 
     def reset(self, round_: int) -> None:  # noqa: ARG002  (rounds need no base)
         """Empty both sets."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import NamedTuple, TypeVar
 
 from .accelerator import Held, Run, merge
 from .counters import Counters
-from .job import Job, memory_needed
+from .hierarchy import Hierarchy
+from .job import Job, Window, memory_needed
 from .membership import MAX_MEMBERS, Member
 from .packets import Address, Outgoing
 from .relay import Relays
@@ -36,6 +39,7 @@ from .wire import (
     Segments,
     Shape,
     Status,
+    SwitchJoin,
     Threshold,
     Value,
     WireError,
@@ -128,6 +132,8 @@ class ControlPlane:
     Args:
         deliver: sends completed runs of a job to whom they are due.
         reproducible: whether every synchronous job sums in rank order.
+        parent: the switch above.
+        incarnation: of this switch, as a member of jobs there.
     """
 
     def __init__(
@@ -136,7 +142,10 @@ class ControlPlane:
         deliver: Callable[[Job, list[Run]], list[Outgoing]],
         limits: Limits,
         reproducible: bool,
+        parent: Address | None,
+        incarnation: int,
     ) -> None:
+        self.hierarchy = Hierarchy(self, parent, incarnation) if parent else None
         self.counters = counters
         self.deliver = deliver
         self.limits = limits
@@ -164,6 +173,8 @@ class ControlPlane:
     def handle(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
         """Execute and answer a control packet of at least eight bytes."""
         self.counters["control"] += 1
+        if self.hierarchy and self.hierarchy.is_parent(peer):
+            return self.hierarchy.handle(payload, now)
         header = Header.parse(payload)
         try:
             packet = Control.parse(payload)
@@ -173,14 +184,14 @@ class ControlPlane:
             if header.action == Action.ACK:
                 self.counters["unmatched_ack"] += 1
                 return []
-            return [self._bare_answer(peer, header, Status.BAD_REQUEST)]
+            return [self.bare_answer(peer, header, Status.BAD_REQUEST)]
         if packet.action is Action.ACK:
             self._renew(peer, packet.job, now)
             if not self.relays.acked(peer, packet.request):
                 self.counters["unmatched_ack"] += 1
             return []
         if isinstance(packet.value, Join):
-            return self._join(peer, packet, packet.value, now)
+            return self.join(peer, packet, packet.value, now)
         return self._execute_once(peer, packet, now)
 
     # Requests of members
@@ -192,20 +203,35 @@ class ControlPlane:
         if answers and packet.request in answers:
             return [Outgoing.control(peer, answers[packet.request])]
         if job is None or member is None:
-            return [self._bare_answer(peer, packet, Status.NOT_MEMBER)]
+            return [self.bare_answer(peer, packet, Status.NOT_MEMBER)]
         member.last_seen = now
         request = Request(job, member, packet.action, packet.value, now)
         try:
             if job.halted and packet.action not in (Action.LEAVE, Action.RESET):
                 raise Refusal(Status.HALTED)
+            if self.hierarchy and packet.action in (Action.RESET, Action.HALT):
+                return self.hierarchy.forward(peer, packet, now)
             answer = self._methods[packet.action](request)
         except Refusal as refusal:
             answer = Answer(request.ack(), [], refusal.status)
+        return [self._answer(member, packet, answer), *answer.sends]
+
+    def _answer(self, member: Member, packet: Control, answer: Answer) -> Outgoing:
         payload = Control(Action.ACK, packet.job, packet.request, answer.ack, answer.status).build()
         _put(member.answers, packet.request, payload, ANSWERS_PER_MEMBER)
-        return [Outgoing.control(peer, payload), *answer.sends]
+        return Outgoing.control(member.address, payload)
 
-    def _bare_answer(self, peer: Address, packet: Header | Control, status: Status) -> Outgoing:
+    def answer(self, peer: Address, packet: Control, status: Status, now: float) -> list[Outgoing]:
+        """Answer a request that was forwarded to the parent, as the parent did."""
+        job = self.jobs.get(packet.job)
+        member = job.members.by_address.get(peer) if job else None
+        if job is None or member is None:
+            return []
+        ack = Request(job, member, packet.action, packet.value, now).ack()
+        return [self._answer(member, packet, Answer(ack, [], status))]
+
+    def bare_answer(self, peer: Address, packet: Header | Control, status: Status) -> Outgoing:
+        """An Ack that says nothing but the status."""
         ack = Ack(packet.action)
         return Outgoing.control(
             peer, Control(Action.ACK, packet.job, packet.request, ack, status).build()
@@ -213,14 +239,17 @@ class ControlPlane:
 
     # Join
 
-    def _join(self, peer: Address, packet: Control, join: Join, now: float) -> list[Outgoing]:
+    def join(self, peer: Address, packet: Control, join: Join, now: float) -> list[Outgoing]:
+        """Take a member in, or keep it; with a parent, when that has taken us."""
         try:
             type_ = MemberType(join.type)
             shape = join.shape()
+            if isinstance(join, SwitchJoin) and type_ is not MemberType.SWITCH:
+                raise WireError("only a switch stands for several workers")
             if shape is None and type_ is not MemberType.CONTROLLER:
                 raise WireError("only a controller may leave the shape open")
         except ValueError:
-            return [self._bare_answer(peer, packet, Status.BAD_REQUEST)]
+            return [self.bare_answer(peer, packet, Status.BAD_REQUEST)]
         job = self.jobs.get(packet.job)
         member = job.members.by_address.get(peer) if job else None
         sends: list[Outgoing] = []
@@ -240,22 +269,39 @@ class ControlPlane:
                         raise Refusal(Status.MISMATCH)
                     member.incarnation = packet.request
                     member.last_seen = now
-                    return [self._joined(peer, packet, join, job, member, now)]
+                    if isinstance(join, SwitchJoin):
+                        sends = self._recount(job, member, join, now)
+                    return [self._joined(peer, packet, join, job, member, now), *sends]
                 former = member if member.contributes else None
                 sends = self._remove(job, member, now)
             if join.flags & FLAG_HEARTBEAT:
                 raise Refusal(Status.NOT_MEMBER)
+            if self.hierarchy and type_ is not MemberType.CONTROLLER:
+                waits = self.hierarchy.admit(peer, packet, join, now)
+                if waits is not None:
+                    return [*sends, *waits]
             job, member, more = self._admit(peer, packet, join, type_, shape, former, now)
+            if self.hierarchy and member.contributes:
+                more += self.hierarchy.changed(job, now)
+        except WireError:
+            return [*sends, self.bare_answer(peer, packet, Status.BAD_REQUEST)]
         except Refusal as refusal:
-            return [*sends, self._bare_answer(peer, packet, refusal.status)]
+            return [*sends, self.bare_answer(peer, packet, refusal.status)]
         return [*sends, self._joined(peer, packet, join, job, member, now), *more]
+
+    def _recount(self, job: Job, switch: Member, join: SwitchJoin, now: float) -> list[Outgoing]:
+        """A switch below says for how many workers it stands now."""
+        switch.workers = join.workers
+        members = job.members
+        members.expected = max(members.expected, join.expected)
+        sends = self.reevaluate(job) if members.count() else []
+        return sends + (self.hierarchy.changed(job, now) if self.hierarchy else [])
 
     def _joined(
         self, peer: Address, packet: Control, join: Join, job: Job, member: Member, now: float
     ) -> Outgoing:
         """The Ack; a member that comes back and takes part in every round stays where it is."""
-        present = len(job.members.contributor_addresses())
-        ack = Request(job, member, Action.JOIN, None, now).ack(present)
+        ack = Request(job, member, Action.JOIN, None, now).ack(job.members.workers)
         stays = bool(join.flags & FLAG_STANDS_AT) and member.first_round is None
         if stays and job.synchronous and join.round in job.window:
             ack = replace(ack, round=join.round)
@@ -276,7 +322,7 @@ class ControlPlane:
         Raises:
             Refusal: it cannot be taken in; nothing has changed.
         """
-        job = self.jobs.get(packet.job) or Job(packet.job, self.counters)
+        job = self.jobs.get(packet.job) or Job(packet.job, self.counters, bool(self.hierarchy))
         contributes = type_ is not MemberType.CONTROLLER
         if contributes and peer in self.by_source:
             # Data names no job: an address and port can contribute to one job only.
@@ -302,6 +348,8 @@ class ControlPlane:
         self.jobs[packet.job] = job
         job.dormant_since = None
         member = Member(peer, type_, rank, packet.request, None, now)
+        if isinstance(join, SwitchJoin):
+            member.workers = join.workers
         self._answers.pop((peer, packet.job), None)
         self._next_expiry = min(self._next_expiry, now + self.limits.lease)
         if not contributes:
@@ -317,7 +365,7 @@ class ControlPlane:
         assert job.accelerator is not None
         job.accelerator.join(rank)
         if job.members.gathered and not was_gathered:
-            return job, member, self._reevaluate(job)
+            return job, member, self.reevaluate(job)
         return job, member, []
 
     @staticmethod
@@ -331,10 +379,13 @@ class ControlPlane:
         if not begins:
             reproducible = job.reproducible
         if rank not in job.reserved:
-            needed = memory_needed(shape, reproducible, begins)
+            needed = memory_needed(shape, reproducible, begins, job.has_parent)
             if self.reserved + needed > self.limits.memory:
                 raise Refusal(Status.FULL)
             job.reserved[rank] = needed
+        if begins and self.hierarchy:
+            round_ = self.hierarchy.uplinks[job.number].first_round
+            job.window = Window(round_, round_, named=True)
         if begins:
             job.begin(shape, reproducible and shape.mode is Mode.SYNCHRONOUS)
 
@@ -359,36 +410,47 @@ class ControlPlane:
             job.sleep(now)
             if not job.window.named:  # nobody has ever contributed: there is nothing to remember
                 del self.jobs[job.number]
-        return self._reevaluate(job)
+        sends = self.reevaluate(job)
+        if self.hierarchy and member.contributes:
+            sends += self.hierarchy.changed(job, now)
+        return sends
 
-    def _reevaluate(self, job: Job) -> list[Outgoing]:
+    def reevaluate(self, job: Job) -> list[Outgoing]:
         """Send what a change of members or threshold completes."""
         if job.accelerator is None:
             return []
         return self.deliver(job, job.note(job.accelerator.reevaluate()))
 
     def _reset(self, request: Request) -> Answer:
-        request.job.reset()
-        sends = self._relay_to_workers(request, Round(request.job.window.high))
+        sends = self.reset(request.job, None, request.now)
         return Answer(request.ack(), sends)
 
     def _halt(self, request: Request) -> Answer:
-        request.job.halted = True
-        return Answer(request.ack(), self._relay_to_workers(request, None))
+        sends = self.halt(request.job, request.now)
+        return Answer(request.ack(), sends)
 
-    def _relay_to_workers(self, request: Request, value: Round | None) -> list[Outgoing]:
+    def reset(self, job: Job, round_: int | None, now: float) -> list[Outgoing]:
+        """Clear a job, which goes on from the round given, and tell its members."""
+        job.reset(round_)
+        return self._relay(job, Action.RESET, Round(job.window.high), now)
+
+    def halt(self, job: Job, now: float) -> list[Outgoing]:
+        """Suspend a job, and tell its members."""
+        job.halted = True
+        return self._relay(job, Action.HALT, None, now)
+
+    def _relay(self, job: Job, action: Action, value: Round | None, now: float) -> list[Outgoing]:
         """Pass a Halt or Reset on; whatever was under way before is void."""
-        number = request.job.number
         sends = []
-        for worker in request.job.members.contributors():
-            self.relays.cancel(worker.address, number)
-            sends += self.relays.send(worker.address, request.action, number, value, request.now)
+        for member in job.members.contributors():
+            self.relays.cancel(member.address, job.number)
+            sends += self.relays.send(member.address, action, job.number, value, now)
         return sends
 
     def _set_threshold(self, request: Request) -> Answer:
         assert isinstance(request.value, Threshold)
         request.job.threshold = request.value.threshold
-        sends = self._reevaluate(request.job)
+        sends = self.reevaluate(request.job)
         return Answer(request.ack(), sends)
 
     def _force_broadcast(self, request: Request) -> Answer:
@@ -399,6 +461,9 @@ class ControlPlane:
         gone = any(self._is_gone(job, round_, what) for _, what, _ in held)
         completed, fewest = job.accelerator.force(round_, start, stop)
         sends = self.deliver(job, job.note(completed))
+        if self.hierarchy:
+            named = Segments(round_, start, stop - start)
+            sends += self.hierarchy.tell(job, Action.FBCAST, named, request.now)
         return Answer(request.ack(fewest), sends, Status.GONE if gone else Status.OK)
 
     def _help(self, request: Request) -> Answer:
@@ -409,31 +474,39 @@ class ControlPlane:
         sends: list[Outgoing] = []
         status = Status.OK
         missing: list[tuple[int, Run]] = []  # contributors lacking, and where
+        above: list[Run] = []  # what is due from the parent
         for run, what, bitmap in job.accelerator.held(round_, start, stop):
             if what is Held.COMPLETE:
                 sends.append(self.retransmit(job, request.member, run))
             elif self._is_gone(job, round_, what):
                 status = Status.GONE
+            elif what is Held.SENT:
+                above.append(run)
             elif job.synchronous:
                 lacking = job.members.participants(round_) & ~bitmap
                 if round_ not in job.window:  # a newcomer that is ahead of the others
                     lacking &= request.member.bit
                 missing.append((lacking, run))
-        absent = 0
-        for bits, _ in missing:
-            absent |= bits
-        for member in job.members.ranks(absent):
-            for run in merge(run._replace(slot=0) for bits, run in missing if bits & member.bit):
-                asked = Segments(round_, run.start, run.segments)
-                relayed = self.relays.send(
-                    member.address, Action.HELP, job.number, asked, request.now
-                )
-                self.counters["helps_relayed"] += len(relayed)
-                sends += relayed
+        sends += self.ask_members(job, missing, request.now)
+        if self.hierarchy and above:
+            sends += self.hierarchy.help(job, above, request.now)
+        absent = reduce(or_, (bits for bits, _ in missing), 0)
         if status is Status.GONE:
             sends += self._move_up(job, request.member)
         ack = replace(request.ack(absent & 0xFFFFFFFF), threshold=absent >> 32)
         return Answer(ack, sends, status)
+
+    def ask_members(self, job: Job, missing: list[tuple[int, Run]], now: float) -> list[Outgoing]:
+        """Help for the members whose contribution is missing: their bits, and where."""
+        sends: list[Outgoing] = []
+        absent = reduce(or_, (bits for bits, _ in missing), 0)
+        for member in job.members.ranks(absent):
+            for run in merge(run._replace(slot=0) for bits, run in missing if bits & member.bit):
+                asked = Segments(run.round, run.start, run.segments)
+                relayed = self.relays.send(member.address, Action.HELP, job.number, asked, now)
+                self.counters["helps_relayed"] += len(relayed)
+                sends += relayed
+        return sends
 
     @staticmethod
     def _is_gone(job: Job, round_: int, what: Held) -> bool:
@@ -449,7 +522,7 @@ class ControlPlane:
         if keeps_its_place or job.threshold or not job.synchronous:
             return []
         job.members.begin_at(member, job.window.high)
-        return self._reevaluate(job)
+        return self.reevaluate(job)
 
     def retransmit(self, job: Job, member: Member, run: Run) -> Outgoing:
         """The kept aggregates of a run, for one member."""
@@ -471,6 +544,9 @@ class ControlPlane:
             due.append(relay)
         if self._next_expiry < float("inf"):
             due.append(self._next_expiry)
+        above = self.hierarchy.deadline() if self.hierarchy else None
+        if above is not None:
+            due.append(above)
         return min(due, default=None)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
@@ -479,6 +555,8 @@ class ControlPlane:
         for number, job in list(self.jobs.items()):
             if job.dormant_since is not None and now >= job.dormant_since + self.limits.lease:
                 del self.jobs[number]
+        if self.hierarchy:
+            sends += self.hierarchy.handle_timer(now)
         return sends + self.relays.handle_timer(now)
 
     def _renew(self, peer: Address, number: int, now: float) -> None:

@@ -4,7 +4,7 @@ Packets are wire packets: a super-datagram of 44 packets counts 44 (but what the
 `rx_overflow`, it counts by its own datagrams). What was received is accounted for without a rest:
 
     rx_packets = control + data + sum of the drops at the door (ordinary, short)
-    data       = accumulated + sum of the drops of data
+    data       = accumulated + from_parent + sum of the drops of data
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ COUNTERS: dict[str, str] = {
     "retransmitted": "kept aggregates sent again to one member",
     "helps_relayed": "Help requests sent to members whose contribution is missing",
     "relays_given_up": "relayed control packets that were never acked",
+    "to_parent": "sums of the members here, sent to the switch above as a contribution",
+    "from_parent": "aggregates that came from the switch above",
     "leases_run_out": "members taken out because nothing came from them for a lease time",
 }
 
@@ -35,6 +37,7 @@ DROPS: dict[str, str] = {
     "before_join": "data of a round before the first its sender takes part in",
     "duplicate": "a second contribution of one member to one segment",
     "late": "a contribution to a segment that is already complete",
+    "repeated": "an aggregate from the switch above that has come before",
     "stale_join": "a Join of an older incarnation than the member's",
     "unmatched_ack": "an Ack that answers nothing outstanding",
     "rx_overflow": "datagrams (a super-datagram is one) for which a receive buffer had no room",
@@ -49,6 +52,7 @@ DATA_DROPS = (
     "before_join",
     "duplicate",
     "late",
+    "repeated",
 )
 
 

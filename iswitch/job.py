@@ -73,9 +73,9 @@ class Window:
         if round_ == self.high:
             self.contributed = True
 
-    def skip(self) -> None:
+    def skip(self, round_: int | None = None) -> None:
         """Go on two rounds further, so that no straggler from before can enter."""
-        self._raise((self.high + 2) & ROUND_MASK)
+        self._raise((self.high + 2) & ROUND_MASK if round_ is None else round_)
         self.lowest = self.base = self.high
 
     def _raise(self, round_: int) -> None:
@@ -100,6 +100,7 @@ class Job:
 
     number: int
     counters: Counters
+    has_parent: bool = False  # its sums go on to another switch
     members: Membership = field(default_factory=Membership)
     window: Window = field(default_factory=Window)
     threshold: int = 0  # H; 0: every current member
@@ -112,6 +113,10 @@ class Job:
     completed_any: bool = False
     dormant_since: float | None = None  # when the last member left
 
+    def __post_init__(self) -> None:
+        if self.has_parent:
+            self.members.above = 0
+
     def begin(self, shape: Shape, reproducible: bool) -> None:
         """The first contributor gives the job its shape."""
         self.shape = shape
@@ -120,7 +125,7 @@ class Job:
         self.synchronous = shape.mode is Mode.SYNCHRONOUS
         if self.synchronous:
             self.accelerator = SynchronousAccelerator(
-                shape, self.is_complete, self.counters, reproducible
+                shape, self.is_complete, self.counters, reproducible, self.has_parent
             )
         else:
             self.accelerator = AsynchronousAccelerator(shape, self.is_complete, self.counters)
@@ -174,6 +179,17 @@ class Job:
         shape, accelerator = self.shape, self.accelerator
         assert shape is not None
         assert accelerator is not None
+        round_, index, rows = self._well_formed(shape, stretch)
+        if not len(rows):
+            return
+        reason = self._refuse(member, round_)
+        if reason:
+            self.counters[reason] += len(rows)
+        else:
+            accelerator.accumulate(member.rank, round_, index, rows, outcome)
+
+    def _well_formed(self, shape: Shape, stretch: Stretch) -> Stretch:
+        """What has the length and the indices that the job's vectors have."""
         round_, index, rows = stretch
         n, size = rows.shape
         first = end = index  # the segments that have this length
@@ -185,13 +201,31 @@ class Job:
             rows = rows[max(0, first - index) : max(0, end - index)]
             index = max(index, first)
             self.counters["malformed"] += n - len(rows)
-            if not len(rows):
-                return
-        reason = self._refuse(member, round_)
-        if reason:
-            self.counters[reason] += len(rows)
-        else:
-            accelerator.accumulate(member.rank, round_, index, rows, outcome)
+        return round_, index, rows
+
+    def take(self, stretch: Stretch) -> list[Run]:
+        """Take aggregates from the parent; what is new, to be sent to the members."""
+        assert self.shape is not None
+        assert isinstance(self.accelerator, SynchronousAccelerator)
+        round_, index, rows = self._well_formed(self.shape, stretch)
+        if not len(rows):
+            return []
+        if self.halted or round_ not in self.window:
+            self.counters["halted" if self.halted else "out_of_window"] += len(rows)
+            return []
+        was = self.window.high
+        self.window.contribute(round_)
+        if self.window.high != was:  # H is set above, or FBcast was: the others are ahead
+            self.members.move_on(self.window.high)
+        # Before all are back at a switch that was restarted, those away may be in it, too.
+        self.completed_any |= self.members.gathered
+        return self.accelerator.take(round_, index, rows)
+
+    def stands_at(self) -> int:
+        """The first round of which an aggregate from the parent is missing."""
+        assert isinstance(self.accelerator, SynchronousAccelerator)
+        high = self.window.high
+        return (high + 1) & ROUND_MASK if self.accelerator.has_all(high) else high
 
     def name(self, round_: int, first: bool) -> None:
         """A member that comes back to a switch which lost its state names the round it is at."""
@@ -272,9 +306,9 @@ class Job:
                 self.window.name(self.accelerator.version, False)
         return completed
 
-    def reset(self) -> None:
-        """Empty all buffers and go on two rounds further."""
-        self.window.skip()
+    def reset(self, round_: int | None = None) -> None:
+        """Empty all buffers and go on two rounds further, or from the round the parent says."""
+        self.window.skip(round_)
         self.halted = False
         self.completed_any = False
         self.members.all_begin_anew()
@@ -282,12 +316,12 @@ class Job:
             self.accelerator.reset(self.window.high)
 
 
-def memory_needed(shape: Shape, reproducible: bool, first: bool) -> int:
+def memory_needed(shape: Shape, reproducible: bool, first: bool, has_parent: bool = False) -> int:
     """Bytes to reserve for one more contributor, with the job's buffers if it is the first."""
     if shape.mode is Mode.ASYNCHRONOUS:
         base = AsynchronousAccelerator.memory(shape)
         each = AsynchronousAccelerator.memory_per_member(shape)
     else:
-        base = SynchronousAccelerator.memory(shape)
+        base = SynchronousAccelerator.memory(shape, has_parent)
         each = SynchronousAccelerator.memory_per_member(shape, reproducible)
     return base * first + each

@@ -33,6 +33,7 @@ class Member:
     last_seen: float
     contributed: int | None = None
     held_back: bool = False
+    workers: int = 1  # for how many it stands, if it is a switch
     answers: OrderedDict[int, bytes] = field(default_factory=OrderedDict)  # by Request
 
     @property
@@ -66,7 +67,9 @@ class Membership:
         self.by_address: dict[Address, Member] = {}
         self.expected = 0
         self.whole = False  # no sum holds fewer than `expected` contributions
-        self.met = 0  # the largest `expected` that as many contributors have met
+        self.met = 0  # the largest `expected` that as many workers have met
+        self.above: int | None = None  # workers in the whole tree, as the parent tells
+        self.least = 0  # fewest contributions that may make a sum while H is automatic
         self._participants: dict[int, int] = {}
         self._addresses: tuple[Address, ...] | None = None
 
@@ -86,13 +89,8 @@ class Membership:
 
     @property
     def gathered(self) -> bool:
-        """Whether as many contributors have been there at once as the largest `expected` names."""
+        """Whether as many workers have been there at once as the largest `expected` names."""
         return self.expected <= self.met
-
-    @property
-    def least(self) -> int:
-        """Fewest contributions that may make a sum while H is automatic."""
-        return self.expected if self.whole else 0
 
     def free_rank(self, type_: MemberType, taken: int = 0) -> int | None:
         """The number a new member gets, None if there is none left; `taken` are bits to avoid."""
@@ -112,8 +110,28 @@ class Membership:
             self.whole |= whole
         self._participants.clear()
         self._addresses = None
-        if len(self.contributor_addresses()) >= self.expected:
-            self.met = self.expected
+        self.count()
+
+    def workers_here(self) -> int:
+        """Workers among the members and below them."""
+        return sum(member.workers for member in self.by_address.values() if member.contributes)
+
+    @property
+    def workers(self) -> int:
+        """Workers of the job: with a parent, in the whole tree."""
+        return self.workers_here() if self.above is None else self.above
+
+    def count(self) -> bool:
+        """Open the gate if enough workers are there; whether it has opened just now.
+
+        A whole job's sums are from then on of as many contributions as there are contributors now:
+        with switches below, each of these sees to its own.
+        """
+        if self.gathered or self.workers < self.expected:
+            return False
+        self.met = self.expected
+        self.least = len(self.contributor_addresses()) if self.whole else 0
+        return True
 
     def remove(self, member: Member) -> None:
         """Take a member out."""
@@ -165,5 +183,5 @@ class Membership:
 
     def expect_nobody(self) -> None:
         """The last contributor left: the next begin as if nobody had been there."""
-        self.expected = self.met = 0
+        self.expected = self.met = self.least = 0
         self.whole = False

@@ -29,16 +29,27 @@ class Switch:
     Args:
         limits: what members may reserve.
         reproducible: sum every synchronous job in rank order instead of arrival order.
+        parent: the switch above, which this one joins as one contributor of each job.
+        incarnation: of this switch, as a member there: larger in a new process (seconds since 1970
+            serve).
     """
 
-    def __init__(self, limits: Limits | None = None, reproducible: bool = False) -> None:
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        reproducible: bool = False,
+        parent: Address | None = None,
+        incarnation: int = 0,
+    ) -> None:
         self.counters = Counters()
         # Overflow, NaN and infinity are the members' business. (np.errstate would do the same for
         # ten times the price, on every burst.)
         quiet = copy_context()
         quiet.run(np.seterr, all="ignore")
         self._quietly = quiet.run
-        self.control = ControlPlane(self.counters, self.deliver, limits or Limits(), reproducible)
+        self.control = ControlPlane(
+            self.counters, self.deliver, limits or Limits(), reproducible, parent, incarnation
+        )
 
     @property
     def jobs(self) -> dict[int, Job]:
@@ -68,6 +79,9 @@ class Switch:
     def _data(self, peer: Address, pieces: list[Rows], now: float) -> list[Outgoing]:
         count = sum(map(len, pieces))
         self.counters["data"] += count
+        hierarchy = self.control.hierarchy
+        if hierarchy is not None and hierarchy.is_parent(peer):
+            return hierarchy.aggregates(pieces)
         found = self.control.by_source.get(peer)
         if found is None:
             self.counters["stranger"] += count
@@ -95,9 +109,11 @@ class Switch:
         return sends + [self.control.retransmit(job, member, run) for run in merge(outcome.late)]
 
     def deliver(self, job: Job, completed: list[Run]) -> list[Outgoing]:
-        """Broadcast the aggregates of completed runs to the job's contributors."""
+        """Send completed runs to whom they are due: to the job's contributors, or the parent."""
         if not completed:
             return []
+        if self.control.hierarchy is not None:
+            return self.control.hierarchy.contribute(job, completed)
         assert job.accelerator is not None
         peers = job.members.contributor_addresses()
         outgoing = job.accelerator.outgoing

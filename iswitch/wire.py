@@ -26,6 +26,7 @@ MAX_PAYLOAD = 65507  # largest UDP payload over IPv4
 IP_UDP_HEADERS = 28  # bytes
 MTU_PAYLOAD = 1472  # UDP payload that fills a 1500-byte MTU
 ROUND_MASK = 0xFFFFFFFF
+HEARTBEAT = 3.0  # seconds between a member's heartbeats; a lease is some times longer
 
 Vector = npt.NDArray[Any]
 
@@ -317,6 +318,15 @@ class Join(_Value):
 
 
 @dataclass(frozen=True, slots=True)
+class SwitchJoin(Join):
+    """The value of a switch's Join: it says for how many workers the switch stands."""
+
+    workers: int = 0
+
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBBBHHIHHII")
+
+
+@dataclass(frozen=True, slots=True)
 class Ack(_Value):
     """The value of Ack.
 
@@ -343,7 +353,7 @@ Value = Join | Segments | Threshold | Round | Ack | None
 
 # The values each action may carry. Reset has none towards the switch, a round towards a worker.
 VALUES: dict[Action, tuple[type[Join | Segments | Threshold | Round | Ack] | None, ...]] = {
-    Action.JOIN: (Join,),
+    Action.JOIN: (Join, SwitchJoin),
     Action.LEAVE: (None,),
     Action.RESET: (None, Round),
     Action.SETH: (Threshold,),

@@ -57,7 +57,11 @@ def assert_accounted(counters: Counters) -> None:
     """The two equations of iswitch/counters.py, and nothing negative."""
     door = counters["ordinary"] + counters["short"]
     assert counters["rx_packets"] == counters["control"] + counters["data"] + door
-    taken = counters["accumulated"] + sum(counters[name] for name in DATA_DROPS)
+    taken = (
+        counters["accumulated"]
+        + counters["from_parent"]
+        + sum(counters[name] for name in DATA_DROPS)
+    )
     assert counters["data"] == taken
     assert min(counters.values()) >= 0
 

@@ -21,6 +21,8 @@ CORE = [
     "asynchronous",
     "job",
     "relay",
+    "hierarchy",
+    "uplink",
     "control",
     "switch",
 ]

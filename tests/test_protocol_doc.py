@@ -367,7 +367,7 @@ def test_dtype_sizes() -> None:
 @pytest.mark.parametrize(
     ("heading", "value"),
     [
-        ("Join", wire.Join),
+        ("Join", wire.SwitchJoin),
         ("Reset", wire.Round),
         ("SetH", wire.Threshold),
         ("FBcast", wire.Segments),

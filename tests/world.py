@@ -43,6 +43,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.now = 0.0
+        self.switches: dict[Address, Switch] = {SWITCH: self.switch}
         self.random = random.Random(self.seed)
         self.sessions: dict[Address, Session] = {}
         self.events: dict[Address, list[Event]] = {}
@@ -54,7 +55,8 @@ class World:
     def join(self, number: int, shape: Shape, job: int = 7, **kwargs: object) -> Session:
         address = worker_address(number)
         incarnation = kwargs.pop("incarnation", 1000)
-        session = Session(SWITCH, job, shape, incarnation, **kwargs)  # type: ignore[arg-type]
+        at = kwargs.pop("at", SWITCH)
+        session = Session(at, job, shape, incarnation, **kwargs)  # type: ignore[arg-type]
         self.sessions[address] = session
         self.events[address] = []
         session.join(self.now)
@@ -110,7 +112,7 @@ class World:
     def _fate(self, source: Address, peer: Address, tos: int, payload: bytes) -> list[float]:
         faults, rng = self.faults, self.random
         self.trace.append(f"{self.now:.6f} {source.port}>{peer.port} {describe(tos, payload)}")
-        if faults.lose is not None and faults.lose(peer == SWITCH, tos, payload):
+        if faults.lose is not None and faults.lose(peer in self.switches, tos, payload):
             return []
         copies = 0 if rng.random() < faults.loss else 1
         copies += rng.random() < faults.duplicate
@@ -131,13 +133,15 @@ class World:
     def step(self) -> bool:
         """Go to the next moment at which something happens; False: nothing ever will."""
         self.pump()
-        times = [s.deadline() for s in self.sessions.values()] + [self.switch.deadline()]
+        self.switches[SWITCH] = self.switch
+        machines = [*self.sessions.values(), *self.switches.values()]
+        times = [machine.deadline() for machine in machines]
         timers = [t for t in times if t is not None and t < float("inf")]
         due = min(timers, default=float("inf"))
         if self._queue and self._queue[0][0] <= due:
             self.now, _, peer, burst = heapq.heappop(self._queue)
-            if peer == SWITCH:
-                self.transmit(SWITCH, self.switch.receive(burst, self.now))
+            if peer in self.switches:
+                self.transmit(peer, self.switches[peer].receive(burst, self.now))
             elif peer in self.sessions:
                 self.sessions[peer].receive(burst, self.now)
             elif peer in self.asleep:
@@ -146,9 +150,10 @@ class World:
         if not timers:
             return False
         self.now = max(self.now, due)
-        deadline = self.switch.deadline()
-        if deadline is not None and deadline <= self.now:
-            self.transmit(SWITCH, self.switch.handle_timer(self.now))
+        for address, switch in self.switches.items():
+            deadline = switch.deadline()
+            if deadline is not None and deadline <= self.now:
+                self.transmit(address, switch.handle_timer(self.now))
         for session in self.sessions.values():
             deadline = session.deadline()
             if deadline is not None and deadline <= self.now:

@@ -20,6 +20,7 @@ from iswitch.wire import (
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
+    HEARTBEAT,
     ROUND_MASK,
     SEG_SIZE,
     TOS_CONTROL,
@@ -48,7 +49,6 @@ BURSTS_AT_ONCE = 4  # super-datagrams given out between two looks at what has co
 RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
 REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
 REPEAT_CEILING = 1.0
-HEARTBEAT = 3.0  # seconds between heartbeats; a switch's lease must be some times longer
 REMEMBERED_RELAYS = 64
 
 
@@ -114,9 +114,9 @@ class Session:
         job: the job's number.
         shape: layout of the vectors.
         incarnation: Request of the Join; larger in a new process at the same address.
-        expected: how many members the job is known to have; 0: any number.
-        whole: ask that no sum hold fewer than `expected` contributions. Else, at a switch that lost
-            its state, as many are expected as were there by the last heartbeat.
+        expected: how many members the job is known to have; 0: any number, and at a switch that
+            lost its state as many as have ever been there.
+        whole: ask that no sum hold fewer than `expected` contributions.
         reproducible: ask for sums in rank order.
         restart_safe: keep the last contribution until the round after it is under way, so that a
             switch that loses its state can be given it again (one more copy of the vector).
@@ -171,9 +171,7 @@ class Session:
         self._request = incarnation
         self._flags = FLAG_REPRODUCIBLE * reproducible | FLAG_WHOLE * whole
         self._next_heartbeat = float("inf")
-        self._fixed = whole  # how many to expect does not follow who comes and goes
-        self._present = expected  # how many to expect at a switch that lost its state
-        self._gathered = False  # an aggregate has come: all that are expected have been there
+        self._most = 0  # workers that have been there at once
         self._timer: float | None = None
         self._timed: tuple[int, float] | None = None  # a segment and when it was sent
         self._last_loss = float("-inf")
@@ -191,7 +189,7 @@ class Session:
             flags |= FLAG_STANDS_AT if took_part_before else FLAG_STANDS_AT | FLAG_FIRST
         elif self.member:
             flags |= FLAG_HEARTBEAT
-        expected = self._present if self._rejoining else self.expected
+        expected = self.expected or (self._most if self._rejoining else 0)
         join = Join.for_shape(self.shape, MemberType.WORKER, expected, flags)
         if self._rejoining:
             join = replace(join, round=self.round)
@@ -366,8 +364,7 @@ class Session:
     def _joined(self, ack: Ack, now: float) -> None:
         self.rank = ack.rank
         self.joined = ack.contributors
-        if self._gathered and not self._fixed:
-            self._present = self.joined
+        self._most = max(self._most, self.joined)
         if self.member:
             return
         self.member = True
@@ -389,7 +386,6 @@ class Session:
         if self.member and not self.leaving:
             self.member = False
             self._rejoining = True
-            self._gathered = False
             self.stats["rejoins"] += 1
             self.join(now)
 
@@ -497,7 +493,6 @@ class Session:
         self.stats["useless"] += useless
         if not fresh:
             return
-        self._gathered = True
         self.window.returned(fresh)
         self.round_trip.backoff = 1.0
         if self._timed is not None and transfer.has(self._timed[0]):

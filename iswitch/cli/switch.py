@@ -13,6 +13,7 @@ import json
 import signal
 import socket
 import sys
+import time
 
 from . import UsageError, host_port, quantity
 
@@ -33,6 +34,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="127.0.0.1:26963",
         metavar="HOST:PORT",
         help="address to serve on; port 0: any (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--parent",
+        type=host_port,
+        metavar="HOST:PORT",
+        help="the switch above: jobs go on to it, as contributions of one member",
     )
     parser.add_argument(
         "--memory",
@@ -72,11 +79,15 @@ def run(args: argparse.Namespace) -> int:
     """Serve."""
     from ..control import Limits
     from ..engine import Engine
+    from ..packets import Address
     from ..ports.udp import UdpPort
     from ..switch import Switch
+    from ..wire import ROUND_MASK
 
     limits = Limits(memory=int(args.memory * 2**20), lease=args.lease)
-    switch = Switch(limits, args.reproducible)
+    parent = Address(*resolved(args.parent)) if args.parent else None
+    incarnation = int(time.time()) & ROUND_MASK
+    switch = Switch(limits, args.reproducible, parent, incarnation)
     try:
         port = UdpPort(args.listen, offload=not args.no_offload, counters=switch.counters)
     except OSError as error:
@@ -95,6 +106,17 @@ def run(args: argparse.Namespace) -> int:
         print_counters(dict(switch.counters))
     sys.stdout.flush()
     return 0
+
+
+def resolved(parent: tuple[str, int]) -> tuple[str, int]:
+    """The parent's IPv4 address and port."""
+    host, port = parent
+    if not port:
+        raise UsageError("--parent needs the port it listens at, such as 10.26.255.254:26963")
+    try:
+        return socket.gethostbyname(host), port
+    except OSError as error:
+        raise UsageError(f"--parent {host}: {error.strerror}; name a host or address") from None
 
 
 def mend(error: OSError) -> str:

@@ -1,0 +1,341 @@
+"""Switches above switches: a switch with a parent joins it as one contributor of each job.
+
+A segment that is complete here goes up as one contribution; the aggregate comes down, is kept for
+Help, and is broadcast. docs/hierarchy.md says what each action does in a tree, and why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .accelerator import Held, Run, SynchronousAccelerator, merge
+from .job import Job
+from .membership import MAX_MEMBERS
+from .packets import Address, Outgoing, Rows
+from .uplink import Uplink
+from .wire import (
+    FLAG_FIRST,
+    FLAG_HEARTBEAT,
+    FLAG_REPRODUCIBLE,
+    FLAG_STANDS_AT,
+    FLAG_WHOLE,
+    ROUND_MASK,
+    TOS_DATA,
+    Ack,
+    Action,
+    Control,
+    Join,
+    MemberType,
+    Mode,
+    Round,
+    Segments,
+    Status,
+    SwitchJoin,
+    WireError,
+    round_distance,
+)
+
+if TYPE_CHECKING:
+    from .control import ControlPlane
+
+
+class Hierarchy:
+    """What a switch says to its parent, and what it does on the parent's word.
+
+    Args:
+        plane: the control plane of this switch.
+        parent: the switch above.
+        incarnation: larger in a new process (seconds since 1970 serve).
+    """
+
+    def __init__(self, plane: ControlPlane, parent: Address, incarnation: int) -> None:
+        self.plane = plane
+        self.parent = parent
+        self._incarnation = incarnation
+        self.uplinks: dict[int, Uplink] = {}
+
+    def is_parent(self, peer: Address) -> bool:
+        """Whether a packet comes from the switch above."""
+        return peer[:2] == self.parent[:2]
+
+    # Joining
+
+    def admit(
+        self, peer: Address, packet: Control, join: Join, now: float
+    ) -> list[Outgoing] | None:
+        """A contributor wants to join; None: go on, else what to send while its Join waits.
+
+        Raises:
+            WireError: such a job cannot go through a tree.
+        """
+        if join.mode != Mode.SYNCHRONOUS:
+            raise WireError("asynchronous jobs do not go through a tree")
+        uplink = self.uplinks.get(packet.job)
+        if uplink is None:
+            self._incarnation = (self._incarnation + 1) & ROUND_MASK
+            uplink = Uplink(self.parent, packet.job, self._incarnation)
+            self.uplinks[packet.job] = uplink
+        elif uplink.member and not uplink.leaving:
+            return None
+        first = not uplink.waiting
+        if len(uplink.waiting) < MAX_MEMBERS or peer in uplink.waiting:
+            uplink.waiting[peer] = packet
+        return self._first_join(uplink, join, now) if first and not uplink.leaving else []
+
+    def _first_join(self, uplink: Uplink, join: Join, now: float) -> list[Outgoing]:
+        """Join the parent with the layout and the place that the first worker here named."""
+        shape = join.shape()
+        assert shape is not None
+        kept = FLAG_REPRODUCIBLE | FLAG_WHOLE | FLAG_STANDS_AT | FLAG_FIRST
+        value = SwitchJoin.for_shape(shape, MemberType.SWITCH, join.expected, join.flags & kept)
+        assert isinstance(value, SwitchJoin)
+        return uplink.join(replace(value, round=join.round), False, now)
+
+    def _join_value(self, job: Job, flags: int) -> SwitchJoin:
+        members = job.members
+        assert job.shape is not None
+        flags |= FLAG_REPRODUCIBLE * job.reproducible | FLAG_WHOLE * members.whole
+        value = SwitchJoin.for_shape(job.shape, MemberType.SWITCH, members.expected, flags)
+        assert isinstance(value, SwitchJoin)
+        return replace(value, workers=members.workers_here())
+
+    def changed(self, job: Job, now: float) -> list[Outgoing]:
+        """Contributors have come or gone: the parent has to know how many workers there are."""
+        uplink = self.uplinks.get(job.number)
+        if uplink is None or not uplink.member or uplink.leaving:
+            return []
+        if job.shape is None:
+            uplink.leaving = True
+            uplink.next_join = None
+            return uplink.request(Action.LEAVE, None, now)[1]
+        return uplink.join(self._join_value(job, FLAG_HEARTBEAT), job.members.gathered, now)
+
+    def _rejoin(self, uplink: Uplink, now: float) -> list[Outgoing]:
+        job = self.plane.jobs.get(uplink.job)
+        if job is None or job.shape is None or not uplink.member:
+            return []
+        uplink.begin_anew()
+        at = job.stands_at()
+        assert isinstance(job.accelerator, SynchronousAccelerator)
+        before = job.accelerator.has_all((at - 1) & ROUND_MASK)
+        flags = FLAG_STANDS_AT if before else FLAG_STANDS_AT | FLAG_FIRST
+        return uplink.join(replace(self._join_value(job, flags), round=at), False, now)
+
+    def _joined(self, uplink: Uplink, ack: Ack, now: float) -> list[Outgoing]:
+        plane = self.plane
+        sends: list[Outgoing] = []
+        again = not uplink.member
+        uplink.member = True
+        uplink.first_round = ack.round
+        job = plane.jobs.get(uplink.job)
+        if again and job is not None and job.shape is not None:
+            if round_distance(ack.round, job.stands_at()) > 0:  # the others went on without us
+                job.window.name(ack.round, False)
+                job.members.move_on(job.window.high)
+            else:
+                assert isinstance(job.accelerator, SynchronousAccelerator)
+                sends += self.contribute(job, job.accelerator.waiting())
+        waiting, uplink.waiting = uplink.waiting, {}
+        for peer, packet in waiting.items():
+            assert isinstance(packet.value, Join)
+            sends += plane.join(peer, packet, packet.value, now)
+        job = plane.jobs.get(uplink.job)
+        if job is None or job.shape is None:  # nobody could be taken in
+            return sends + ([] if uplink.leaving else self._give_up(uplink, now))
+        job.members.above = ack.contributors
+        if job.members.count():
+            sends += plane.reevaluate(job)
+        return sends
+
+    def _give_up(self, uplink: Uplink, now: float) -> list[Outgoing]:
+        uplink.leaving = True
+        uplink.next_join = None
+        return uplink.request(Action.LEAVE, None, now)[1]
+
+    def _refused(self, uplink: Uplink, status: Status) -> list[Outgoing]:
+        """The parent does not take the job; so cannot we."""
+        waiting, uplink.waiting = uplink.waiting, {}
+        job = self.plane.jobs.get(uplink.job)
+        if job is None or job.shape is None:
+            del self.uplinks[uplink.job]
+        else:
+            uplink.member = True  # so that it is tried again
+        return [self.plane.bare_answer(peer, packet, status) for peer, packet in waiting.items()]
+
+    # Data
+
+    def contribute(self, job: Job, completed: list[Run]) -> list[Outgoing]:
+        """What is complete here, as our contribution to the parent."""
+        if not completed:
+            return []
+        assert job.accelerator is not None
+        self.plane.counters["to_parent"] += sum(run.segments for run in completed)
+        partial = job.accelerator.partial
+        return [Outgoing((self.parent,), TOS_DATA, *partial(run)) for run in merge(completed)]
+
+    def aggregates(self, pieces: list[Rows]) -> list[Outgoing]:
+        """Keep what has come from the parent, and broadcast what is new.
+
+        Its data names no job; one address contributes to one, so only one of ours is a member.
+        """
+        counters = self.plane.counters
+        jobs = [self.plane.jobs.get(u.job) for u in self.uplinks.values() if u.member]
+        job = next((job for job in jobs if job is not None and job.shape is not None), None)
+        if job is None:
+            counters["stranger"] += sum(map(len, pieces))
+            return []
+        assert job.accelerator is not None
+        peers = job.members.contributor_addresses()
+        sends: list[Outgoing] = []
+        for rows in pieces:
+            for stretch in job.stretches(rows):
+                taken = merge(job.take(stretch))
+                outs = [Outgoing(peers, TOS_DATA, *job.accelerator.outgoing(run)) for run in taken]
+                sends += [out.copy() for out in outs] if sends else outs
+        return sends
+
+    # Requests
+
+    def forward(self, peer: Address, packet: Control, now: float) -> list[Outgoing]:
+        """A command for the whole tree: the parent's answer is the answer."""
+        uplink = self.uplinks.get(packet.job)
+        if uplink is None or (peer, packet) in uplink.forwarded.values():
+            return []
+        request, sends = uplink.request(packet.action, packet.value, now)
+        uplink.forwarded[request] = (peer, packet)
+        return sends
+
+    def help(self, job: Job, runs: list[Run], now: float) -> list[Outgoing]:
+        """Ask for aggregates that are due from the parent."""
+        uplink = self.uplinks.get(job.number)
+        if uplink is None or not uplink.member:
+            return []
+        sends = []
+        for run in merge(run._replace(slot=0) for run in runs):
+            sends += uplink.help(Segments(run.round, run.start, run.segments), now)
+        return sends
+
+    def tell(self, job: Job, action: Action, named: Segments, now: float) -> list[Outgoing]:
+        """Pass a request on without waiting for the answer."""
+        uplink = self.uplinks.get(job.number)
+        return [] if uplink is None else uplink.request(action, named, now)[1]
+
+    # The parent's word
+
+    def handle(self, payload: bytes, now: float) -> list[Outgoing]:
+        """A control packet from the parent."""
+        counters = self.plane.counters
+        try:
+            packet = Control.parse(payload)
+        except WireError:
+            counters["unmatched_ack"] += 1
+            return []
+        uplink = self.uplinks.get(packet.job)
+        if isinstance(packet.value, Ack):
+            if uplink is None:
+                counters["unmatched_ack"] += 1
+                return []
+            return self._answered(uplink, packet, packet.value, now)
+        if uplink is None or packet.action not in (Action.HELP, Action.HALT, Action.RESET):
+            counters["unmatched_ack"] += 1
+            return []
+        ack, new = uplink.acknowledge(packet)
+        job = self.plane.jobs.get(packet.job)
+        if not new or job is None or job.shape is None:
+            return [ack]
+        if packet.action is Action.HALT:
+            return [ack, *self.plane.halt(job, now)]
+        if isinstance(packet.value, Round):
+            return [ack, *self._reset(job, packet.value.round, now)]
+        if isinstance(packet.value, Segments):
+            return [ack, *self._help_the_parent(job, packet.value, now)]
+        return [ack]
+
+    def _answered(self, uplink: Uplink, packet: Control, ack: Ack, now: float) -> list[Outgoing]:
+        plane = self.plane
+        status = Status.of(packet.status)
+        job = plane.jobs.get(uplink.job)
+        if ack.action == Action.HELP:
+            return self._help_answered(uplink, job, status, ack, now)
+        if ack.action == Action.JOIN and status is Status.NOT_MEMBER and not uplink.member:
+            return []  # a late answer to a heartbeat, joining anew is under way
+        asked = uplink.answered(packet, ack)
+        if asked is None:
+            plane.counters["unmatched_ack"] += 1
+            return []
+        if isinstance(asked.value, Join):
+            if status is Status.OK:
+                return self._joined(uplink, ack, now)
+            if status is Status.NOT_MEMBER:
+                return self._rejoin(uplink, now)
+            return self._refused(uplink, status)
+        if asked.action is Action.LEAVE:
+            return self._left(uplink, now)
+        sends: list[Outgoing] = []
+        if status is Status.NOT_MEMBER:
+            sends += self._rejoin(uplink, now)
+        elif status is Status.OK and asked.action is Action.RESET and job is not None:
+            sends += self._reset(job, ack.round, now)
+        asker = uplink.forwarded.pop(packet.request, None)
+        if asker is not None:
+            sends += plane.answer(*asker, status, now)
+        return sends
+
+    def _left(self, uplink: Uplink, now: float) -> list[Outgoing]:
+        del self.uplinks[uplink.job]
+        sends: list[Outgoing] = []
+        for peer, packet in uplink.waiting.items():
+            assert isinstance(packet.value, Join)
+            sends += self.admit(peer, packet, packet.value, now) or []
+        return sends
+
+    def _help_answered(
+        self, uplink: Uplink, job: Job | None, status: Status, ack: Ack, now: float
+    ) -> list[Outgoing]:
+        if status is Status.NOT_MEMBER:
+            return self._rejoin(uplink, now)
+        if status is Status.GONE and job is not None:
+            # The tree is further than we: who asks us for that round is told the same.
+            job.window.name(ack.round, False)
+            job.members.move_on(job.window.high)
+        return []
+
+    def _help_the_parent(self, job: Job, named: Segments, now: float) -> list[Outgoing]:
+        """The parent lacks our contribution: send it again, or ask who has not contributed here."""
+        assert job.shape is not None
+        assert job.accelerator is not None
+        stop = named.index + named.count
+        if stop > job.shape.segments:
+            return []
+        held = list(job.accelerator.held(named.round, named.index, stop))
+        ours = [run for run, what, bitmap in held if what in (Held.SENT, Held.COMPLETE) and bitmap]
+        missing = [
+            (job.members.participants(named.round) & ~bitmap, run)
+            for run, what, bitmap in held
+            if what in (Held.OPEN, Held.NOTHING)
+        ]
+        return self.contribute(job, ours) + self.plane.ask_members(job, missing, now)
+
+    def _reset(self, job: Job, round_: int, now: float) -> list[Outgoing]:
+        if round_distance(round_, job.window.high) <= 0 and job.window.lowest == round_:
+            return []  # the Ack, or the parent's own relay, has told us
+        return self.plane.reset(job, round_, now)
+
+    # Time
+
+    def deadline(self) -> float | None:
+        """When `handle_timer` has something to do."""
+        due = [uplink.deadline() for uplink in self.uplinks.values()]
+        return min((when for when in due if when is not None), default=None)
+
+    def handle_timer(self, now: float) -> list[Outgoing]:
+        """Repeat requests; be a member still; ask whether all workers are there."""
+        sends: list[Outgoing] = []
+        for uplink in list(self.uplinks.values()):
+            sends += uplink.repeat(now)
+            job = self.plane.jobs.get(uplink.job)
+            due = uplink.member and uplink.next_join is not None and uplink.next_join <= now
+            if due and job is not None:
+                sends += self.changed(job, now)
+        return sends

@@ -1,0 +1,120 @@
+"""A job's membership at the switch above, as that switch sees it: one contributor among others.
+
+An uplink asks and repeats what it asks until it is answered; what the answers mean for the job is
+the business of `hierarchy.py`. Lost data is no concern of it: the workers below ask for Help, and
+what only the parent can help with is passed on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from .packets import Address, Outgoing
+from .wire import HEARTBEAT, ROUND_MASK, Ack, Action, Control, Segments, SwitchJoin, Value
+
+FIRST_PAUSE = 0.02  # seconds before an unanswered request is repeated; doubles
+LONGEST_PAUSE = 1.0
+GATHER_PAUSE = 0.02  # seconds between two questions whether all workers are there
+HELP_PAUSE = 0.01  # seconds in which the same segments are not asked for again
+REMEMBERED = 64  # of what the parent relayed
+
+
+@dataclass(slots=True)
+class _Pending:
+    packet: Control
+    due: float
+    pause: float
+
+
+@dataclass
+class Uplink:
+    """Talks to the parent for one job.
+
+    Args:
+        parent: where it is.
+        job: the job's number.
+        incarnation: Request of the Join.
+    """
+
+    parent: Address
+    job: int
+    incarnation: int
+    member: bool = False
+    leaving: bool = False
+    first_round: int = 0  # where we take part from
+    waiting: dict[Address, Control] = field(default_factory=dict)  # Joins that wait for ours
+    forwarded: dict[int, tuple[Address, Control]] = field(default_factory=dict)  # by our Request
+    next_join: float | None = None  # when to ask who is there, or to be a member still
+    _pending: dict[int, _Pending] = field(default_factory=dict)
+    _seen: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    _helped: dict[Segments, float] = field(default_factory=dict)
+    _last: int = 0
+
+    def __post_init__(self) -> None:
+        self._last = self.incarnation
+
+    def join(self, value: SwitchJoin, gathered: bool, now: float) -> list[Outgoing]:
+        """Join, be a member still, or tell how many workers there are now."""
+        self.next_join = now + (HEARTBEAT if gathered else GATHER_PAUSE)
+        return self._ask(Control(Action.JOIN, self.job, self.incarnation, value), now)
+
+    def request(self, action: Action, value: Value, now: float) -> tuple[int, list[Outgoing]]:
+        """Have the parent do something; the Request, and what to send."""
+        self._last = (self._last + 1) & ROUND_MASK
+        return self._last, self._ask(Control(action, self.job, self._last, value), now)
+
+    def help(self, named: Segments, now: float) -> list[Outgoing]:
+        """Ask for aggregates, once: who waits for them asks again."""
+        self._helped = {n: when for n, when in self._helped.items() if now - when < HELP_PAUSE}
+        if named in self._helped:
+            return []
+        self._helped[named] = now
+        self._last = (self._last + 1) & ROUND_MASK
+        return [self._out(Control(Action.HELP, self.job, self._last, named))]
+
+    def answered(self, packet: Control, ack: Ack) -> Control | None:
+        """What an Ack answers; None: nothing that is open. (An answer to Help has no request.)"""
+        pending = self._pending.get(packet.request)
+        if pending is None or pending.packet.action != ack.action:
+            return None
+        del self._pending[packet.request]
+        return pending.packet
+
+    def acknowledge(self, packet: Control) -> tuple[Outgoing, bool]:
+        """The Ack to what the parent relayed, and whether it is new."""
+        ack = Control(Action.ACK, self.job, packet.request, Ack(packet.action))
+        new = packet.request not in self._seen
+        if new:
+            self._seen.append(packet.request)
+        return self._out(ack), new
+
+    def begin_anew(self) -> None:
+        """The parent does not know us: it was restarted, or our lease ran out."""
+        self.member = False
+        self._seen.clear()  # a switch that was restarted numbers from the start again
+        self._pending = {n: p for n, p in self._pending.items() if n != self.incarnation}
+
+    def deadline(self) -> float | None:
+        """When something is due."""
+        due = [pending.due for pending in self._pending.values()]
+        if self.next_join is not None and self.member:
+            due.append(self.next_join)
+        return min(due, default=None)
+
+    def repeat(self, now: float) -> list[Outgoing]:
+        """Repeat what was not answered in time."""
+        sends = []
+        for pending in self._pending.values():
+            if pending.due <= now:
+                pending.pause = min(2 * pending.pause, LONGEST_PAUSE)
+                pending.due = now + pending.pause
+                sends.append(self._out(pending.packet))
+        return sends
+
+    def _ask(self, packet: Control, now: float) -> list[Outgoing]:
+        self._pending[packet.request] = _Pending(packet, now + FIRST_PAUSE, FIRST_PAUSE)
+        return [self._out(packet)]
+
+    def _out(self, packet: Control) -> Outgoing:
+        return Outgoing.control(self.parent, packet.build())
