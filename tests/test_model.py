@@ -149,6 +149,11 @@ class History:
                 self.world.trace[-30:]
             )
 
+    def gathered(self) -> bool:
+        """Whether all that are expected have been there."""
+        job = self.world.switch.jobs.get(7)
+        return job is not None and job.members.gathered
+
     # What can happen
 
     def leave(self, place: int) -> None:
@@ -202,7 +207,8 @@ class History:
 def test_members_come_and_go(seed: int) -> None:
     """Leaves, late joins and new incarnations, with H automatic and a switch that lasts."""
     history = History(seed, workers=history_size(seed))
-    history.live(5e-3)
+    while not history.gathered():  # who leaves before is missed for good
+        history.live(5e-3)
     for _ in range(8):
         places = list(history.lives)
         place = history.rng.choice(places)
@@ -301,7 +307,7 @@ def test_leases_run_out(seed: int) -> None:
                 1e-3
             )  # as above: a Join on its way would be taken for one to the new switch
             history.world.switch = Switch(Limits(lease=LEASE))
-    if restarts or history.world.switch.jobs[7].members.gathered:  # else one died too early
+    if restarts or history.gathered():  # else one died too early
         history.everybody_gets_on()
 
 

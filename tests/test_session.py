@@ -516,21 +516,6 @@ def test_repeated_heartbeats_when_the_switch_is_silent() -> None:
     assert scene.told()[-1] == "A< ack join"
 
 
-def test_restart_with_as_many_as_were_there() -> None:
-    """Who named no number expects as many as a heartbeat told of."""
-    scene = Scene(3, heartbeat=3.0, expected=0).start()
-    scene.round_of_all()
-    scene.let_pass(4.0)
-    scene.switch = Switch()
-    outs = scene.begin(0)
-    scene.let_pass(1.0)
-    assert not scene.workers[0].transfer.done
-    outs |= scene.begin(1, 2)
-    scene.end(0, 1, 2)
-    for out in outs.values():
-        assert (out == scene.total(1, 0, 1, 2)).all()
-
-
 @pytest.mark.parametrize("other_stands", ["before", "beyond"])
 def test_lease_ran_out(other_stands: str) -> None:
     """A worker that was paused comes back by its heartbeat, and is told if the job went on."""

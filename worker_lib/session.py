@@ -114,8 +114,7 @@ class Session:
         job: the job's number.
         shape: layout of the vectors.
         incarnation: Request of the Join; larger in a new process at the same address.
-        expected: how many members the job is known to have; 0: any number, and at a switch that
-            lost its state as many as have ever been there.
+        expected: how many members the job is known to have; 0: any number.
         whole: ask that no sum hold fewer than `expected` contributions.
         reproducible: ask for sums in rank order.
         restart_safe: keep the last contribution until the round after it is under way, so that a
@@ -171,7 +170,6 @@ class Session:
         self._request = incarnation
         self._flags = FLAG_REPRODUCIBLE * reproducible | FLAG_WHOLE * whole
         self._next_heartbeat = float("inf")
-        self._most = 0  # workers that have been there at once
         self._timer: float | None = None
         self._timed: tuple[int, float] | None = None  # a segment and when it was sent
         self._last_loss = float("-inf")
@@ -189,8 +187,7 @@ class Session:
             flags |= FLAG_STANDS_AT if took_part_before else FLAG_STANDS_AT | FLAG_FIRST
         elif self.member:
             flags |= FLAG_HEARTBEAT
-        expected = self.expected or (self._most if self._rejoining else 0)
-        join = Join.for_shape(self.shape, MemberType.WORKER, expected, flags)
+        join = Join.for_shape(self.shape, MemberType.WORKER, self.expected, flags)
         if self._rejoining:
             join = replace(join, round=self.round)
         self._next_heartbeat = now + self.heartbeat
@@ -364,7 +361,6 @@ class Session:
     def _joined(self, ack: Ack, now: float) -> None:
         self.rank = ack.rank
         self.joined = ack.contributors
-        self._most = max(self._most, self.joined)
         if self.member:
             return
         self.member = True
