@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -51,8 +53,21 @@ def switch(listen: str) -> Iterator[tuple[str, str]]:
         assert process.returncode == 0
 
 
+def listings(page: str) -> list[tuple[str, str]]:
+    """The Python listings of a page, each with the output that stands below it."""
+    found = BLOCK.findall((ROOT / "docs" / page).read_text())
+    return [
+        (code, output)
+        for (tag, code), (below, output) in pairwise(found)
+        if (tag, below) == ("python", "text")
+    ]
+
+
+WORKERS = [(page, text) for page, text in blocks("python") if "worker_lib" in text]
+
+
 @pytest.mark.parametrize(
-    "listing", [text for _, text in blocks("python")], ids=[p.name for p, _ in blocks("python")]
+    "listing", [text for _, text in WORKERS], ids=[page.name for page, _ in WORKERS]
 )
 def test_python_listing_in_four_processes(listing: str, tmp_path: Path) -> None:
     with switch("127.0.0.1:0") as (address, _):
@@ -73,6 +88,43 @@ def test_python_listing_in_four_processes(listing: str, tmp_path: Path) -> None:
         assert sorted(outputs) == [f"rank {rank} got [0. 4. 8.]\n" for rank in range(4)]
     if "(6.0, 4.0)" in listing:
         assert sorted(outputs) == [f"rank {rank} sums (6.0, 4.0)\n" for rank in range(4)]
+
+
+@pytest.mark.parametrize(("listing", "output"), listings("topologies.md"))
+def test_topology_listing(listing: str, output: str) -> None:
+    if "netns" in listing and os.geteuid() != 0:
+        pytest.skip("building namespaces needs root")
+    done = subprocess.run(
+        [sys.executable, "-c", listing], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == (output, "")
+
+
+def test_every_python_listing_is_run() -> None:
+    assert len(list(blocks("python"))) == len(WORKERS) + len(listings("topologies.md"))
+
+
+def test_topology_files() -> None:
+    from topologies import Queue, Topology
+    from topologies.toml import loads
+
+    (text,) = [text for _, text in blocks("toml")]
+    lab = loads(text)
+    assert lab.nodes == Topology.parse("rack:2x2").nodes
+    assert [link.rate for link in lab.links] == [10**10] * 2 + [10**9] * 4
+    assert lab.links[1].delay == 0.001
+    assert lab.links[-1].queue == Queue(64)
+
+
+def test_topology_forms_and_settings_are_documented() -> None:
+    from topologies import Link
+    from topologies.specs import KINDS
+
+    text = (ROOT / "docs" / "topologies.md").read_text()
+    for kind in KINDS.values():
+        assert f"| `{kind.example}` |" in text
+    for name in Link("h1", "s1").__dict__.keys() - {"a", "b"}:
+        assert f"| `{name}` |" in text
 
 
 def test_commands() -> None:
