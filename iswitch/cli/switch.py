@@ -1,7 +1,8 @@
-"""Run a switch on a UDP socket (the loopback world).
+"""Run a switch: on a UDP socket (the loopback world), or on network interfaces (the raw world).
 
 Prints `listening HOST:PORT` when ready, serves until SIGINT or SIGTERM, then prints its counters.
-Needs no privileges, and serves workers on other machines as well.
+On a UDP socket it needs no privileges, and serves workers on other machines as well. With --ports
+it is what its hosts are plugged into: it forwards what is not for it, as any switch does.
 """
 
 from __future__ import annotations
@@ -10,8 +11,17 @@ import argparse
 import json
 import signal
 import sys
+from ipaddress import IPv4Address
+from typing import TYPE_CHECKING, Any
 
 from . import UsageError, host_port
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+    from ..switch import Switch
+
+PORT = 26963  # the protocol's
+MAC_PREFIX = bytes([0x02, 0x69])  # locally administered; the address follows
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +32,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="127.0.0.1:26963",
         metavar="HOST:PORT",
         help="address to serve on; port 0: any (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ports",
+        type=lambda text: text.split(","),
+        metavar="IF,IF...",
+        help="be a switch with these network interfaces as its ports (needs root)",
+    )
+    parser.add_argument(
+        "--address",
+        type=IPv4Address,
+        metavar="IP",
+        help="with --ports: the switch's own address, in the hosts' network",
+    )
+    parser.add_argument(
+        "--mac",
+        type=mac,
+        metavar="MAC",
+        help="with --ports: the switch's own MAC (default: 02:69 and the address)",
+    )
+    parser.add_argument(
+        "--port", type=int, default=PORT, help="with --ports: UDP port (default: %(default)s)"
     )
     parser.add_argument(
         "--memory",
@@ -52,7 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-offload",
         action="store_true",
-        help="send and receive packets one by one, without UDP_SEGMENT and UDP_GRO",
+        help="send packets one by one, without segmentation offload",
     )
     parser.add_argument("--json", action="store_true", help="print the counters as JSON")
 
@@ -70,15 +101,43 @@ def seconds(text: str) -> float:
     return value
 
 
+def mac(text: str) -> bytes:
+    """An argparse type: a MAC of a single station."""
+    try:
+        value = bytes.fromhex(text.replace(":", ""))
+    except ValueError:
+        value = b""
+    if len(value) != 6 or value[0] & 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: write it as 02:69:0a:1a:ff:fe")
+    return value
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve."""
     from ..control import Limits
-    from ..engine import Engine
-    from ..ports.udp import UdpPort
     from ..switch import Switch
 
     limits = Limits(memory=int(args.memory * 2**20), lease=args.lease)
     switch = Switch(limits, args.reproducible)
+    engine, where = raw(args, switch) if args.ports else loopback(args, switch)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda *_: engine.stop())
+    print(f"listening {where}", flush=True)
+    engine.run()
+    engine.port.close()
+    if args.json:
+        print(json.dumps(switch.counters))
+    else:
+        print_counters(dict(switch.counters))
+    sys.stdout.flush()
+    return 0
+
+
+def loopback(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str]:
+    """The switch on a UDP socket, and its address."""
+    from ..engine import Engine
+    from ..ports.udp import UdpPort
+
     try:
         port = UdpPort(args.listen, offload=not args.no_offload, counters=switch.counters)
     except OSError as error:
@@ -87,17 +146,25 @@ def run(args: argparse.Namespace) -> int:
             f"cannot listen at {where}: {error.strerror}; is another switch running there? "
             "--listen 127.0.0.1:0 takes any free port"
         ) from None
-    engine = Engine(switch, port, spin=args.spin)
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda *_: engine.stop())
-    print(f"listening {port.address}", flush=True)
-    engine.run()
-    if args.json:
-        print(json.dumps(switch.counters))
-    else:
-        print_counters(dict(switch.counters))
-    sys.stdout.flush()
-    return 0
+    return Engine(switch, port, spin=args.spin), str(port.address)
+
+
+def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str]:
+    """The switch on network interfaces, and its address."""
+    from ..chassis import Chassis
+    from ..engine import Engine
+    from ..ports.raw import RawPortError, RawPorts
+
+    if args.address is None:
+        raise UsageError("--ports needs the switch's own address: --address 10.26.255.254")
+    address = args.address.packed
+    try:
+        ports = RawPorts(args.ports, offload=not args.no_offload, counters=switch.counters)
+    except RawPortError as error:
+        raise UsageError(str(error.strerror)) from None
+    own = args.mac or MAC_PREFIX + address
+    chassis = Chassis(switch, address, own, ports.jacks, args.port)
+    return Engine(chassis, ports, spin=args.spin), f"{args.address}:{args.port}"
 
 
 def print_counters(counters: dict[str, int]) -> None:

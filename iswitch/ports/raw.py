@@ -1,0 +1,298 @@
+"""Network interfaces as the ports of a switch: AF_PACKET sockets (packet(7)).
+
+Each port has a socket that receives everything its interface hears, with its virtio_net_hdr
+(PACKET_VNET_HDR), so that super-frames come and go whole. One more socket sends, at any port: a
+broadcast to many ports is one call. A VLAN tag, which the kernel takes out of the frame, is put
+back (PACKET_AUXDATA).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ..counters import Counters
+from ..frame import ETH, NEEDS_CSUM, VLAN_TAG, VNET, Frames, Transmission
+from ..issuing import Jack
+from ..packets import Rows
+from .mmsg import SOCKADDR_LL, SOCKADDR_SIZE, Block, FrameSender, Receiver, address_of
+
+ETH_P_ALL = 3  # linux/if_ether.h
+SOL_PACKET = 263
+PACKET_ADD_MEMBERSHIP, PACKET_STATISTICS, PACKET_AUXDATA = 1, 6, 8  # linux/if_packet.h
+PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 15, 23
+PACKET_MR_PROMISC = 1
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
+SIOCGIFMTU = 0x8921  # linux/sockios.h
+
+BUFFER = 32 << 20  # bytes of each socket's buffer; super-frames take more than their size
+LONGEST = 65536 + 64  # a super-frame with its headers
+LEAD = 12  # bytes before a frame: the payload of UDP then begins where a cache line does
+SLOT = 2 * 65536 + 192  # a frame, and the rest of the last row, which can be nearly as long
+BATCH = 128  # frames in a call while they come one by one
+BATCH_SUPER = 8  # while they come as super-frames: half a megabyte, which a cache holds
+SUPER = 9600  # longer frames are super-frames
+CONTROL = 40  # one control message of 20 bytes
+AUXDATA = struct.Struct("<16xI12xHH")  # after the header: tp_status .. tp_vlan_tci, tp_vlan_tpid
+VLAN_VALID = 1 << 4  # in tp_status
+LOOK_AT_DROPS = 1.0  # seconds between two looks at what the kernel dropped
+
+
+class RawPortError(OSError):
+    """A port cannot be opened; the message names the mend."""
+
+
+class Recorder(Protocol):
+    """Takes note of all frames that come and go."""
+
+    def received(self, frames: Frames) -> None:
+        """These frames have come."""
+
+    def sent(self, transmission: Transmission, refused: Iterable[int]) -> None:
+        """These frames have gone, but for the refused ones."""
+
+
+class RawPort:
+    """One interface, to receive from.
+
+    Raises:
+        RawPortError: no such interface, no privilege, or a kernel feature lacks.
+    """
+
+    def __init__(self, ifname: str, buffer: int = BUFFER) -> None:
+        self.ifname = ifname
+        try:
+            self.index = socket.if_nametoindex(ifname)
+        except OSError:
+            known = ", ".join(name for _, name in socket.if_nameindex())
+            raise RawPortError(
+                errno.ENODEV, f"no interface {ifname!r} here; there is {known}"
+            ) from None
+        self.socket = packet_socket(buffer)
+        try:
+            self.mtu = self._mtu()
+            self.socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
+            self.socket.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
+            promiscuous = struct.pack("iHH8x", self.index, PACKET_MR_PROMISC, 0)
+            self.socket.setsockopt(SOL_PACKET, PACKET_ADD_MEMBERSHIP, promiscuous)
+            self.socket.bind((ifname, ETH_P_ALL))
+        except OSError as error:
+            self.socket.close()
+            raise RawPortError(
+                error.errno,
+                f"{ifname} cannot be a switch port: {error.strerror}; raw ports "
+                "need Linux 4.20 or newer and an Ethernet interface",
+            ) from error
+
+    def dropped(self) -> int:
+        """Frames that the kernel has dropped since the last call: the buffer was full."""
+        packed = self.socket.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)
+        return int.from_bytes(packed[4:], "little")
+
+    def _mtu(self) -> int:
+        request = struct.pack("16si12x", self.ifname.encode(), 0)
+        answer = fcntl.ioctl(self.socket, SIOCGIFMTU, request)
+        mtu: int = struct.unpack_from("i", answer, 16)[0]
+        return mtu
+
+
+class RawPorts:
+    """The ports of a switch.
+
+    Args:
+        ifnames: the interfaces, in the order of the ports' numbers.
+        offload: send super-frames whole, wherever they are cut then.
+        counters: where frames sent, and what the kernel did not take or keep, are counted.
+        recorder: is told of all frames.
+
+    Raises:
+        RawPortError: see RawPort.
+    """
+
+    def __init__(
+        self,
+        ifnames: Sequence[str],
+        offload: bool = True,
+        buffer: int = BUFFER,
+        counters: Counters | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.counters = Counters() if counters is None else counters
+        self.recorder = recorder
+        self.offload = offload
+        self.ports: list[RawPort] = []
+        self._out = packet_socket(buffer)
+        self._epoll = select.epoll()
+        try:
+            for ifname in ifnames:
+                self.ports.append(RawPort(ifname, buffer))
+        except OSError:
+            self.close()
+            raise
+        for port in self.ports:
+            self._epoll.register(port.socket, select.EPOLLIN)
+        self._numbers = {port.socket.fileno(): i for i, port in enumerate(self.ports)}
+        self._names = [
+            Block(SOCKADDR_LL.pack(socket.AF_PACKET, 0, port.index, 0, 0, 0, bytes(8)))
+            for port in self.ports
+        ]
+        self._receiver = Receiver(BATCH, SLOT, LONGEST, LEAD, CONTROL)
+        self._control = self._receiver.meta[:, SOCKADDR_SIZE:]
+        self._sender = FrameSender()
+        self._batch = BATCH
+        self._looked = time.monotonic()
+
+    @property
+    def jacks(self) -> list[Jack]:
+        """What each port can do."""
+        return [Jack(port.mtu, self.offload) for port in self.ports]
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when a frame has come at some port."""
+        return self._epoll.fileno()
+
+    def close(self) -> None:
+        """Close all sockets."""
+        if self.ports:
+            self._count_dropped()
+        for port in self.ports:
+            port.socket.close()
+        self._out.close()
+        self._epoll.close()
+
+    # Receiving
+
+    def pull(self) -> Iterator[Frames]:
+        """Frames that have come, without waiting; those of one port stay valid until the next."""
+        for fd, _ in self._epoll.poll(0, len(self.ports)):
+            frames = self._receive(fd)
+            if frames is not None:
+                if self.recorder is not None:
+                    self.recorder.received(frames)
+                yield frames
+        now = time.monotonic()
+        if now - self._looked >= LOOK_AT_DROPS:
+            self._looked = now
+            self._count_dropped()
+
+    def _receive(self, fd: int) -> Frames | None:
+        receiver = self._receiver
+        try:
+            n = receiver.receive(fd, self._batch)
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # a frame that no virtio_net_hdr can describe
+                self.counters["rx_frames"] += 1
+                self.counters["bad_frame"] += 1
+            return None  # else the interface is down, or gone
+        if not n:
+            return None
+        lengths: list[int] = receiver.lengths[:n].tolist()
+        self._batch = BATCH_SUPER if max(lengths) > SUPER else BATCH
+        rows = receiver.data[:n]
+        for i in np.flatnonzero(self._control[:n, 16] & VLAN_VALID).tolist():
+            lengths[i] = self._tag(rows[i], lengths[i], self._control[i].tobytes())
+        return Frames(self._numbers[fd], rows, lengths)
+
+    @staticmethod
+    def _tag(row: Rows, length: int, auxdata: bytes) -> int:
+        """Put a VLAN tag back into a frame; its length with it."""
+        _, tci, tpid = AUXDATA.unpack_from(auxdata)
+        macs = ETH + 12
+        row[macs + VLAN_TAG : length + VLAN_TAG] = row[macs:length].copy()
+        row[macs : macs + VLAN_TAG] = np.frombuffer(struct.pack(">HH", tpid, tci), np.uint8)
+        flags, gso_type, header, size, start, offset = VNET.unpack(row[:ETH].tobytes())
+        header += VLAN_TAG if gso_type else 0
+        start += VLAN_TAG if flags & NEEDS_CSUM else 0
+        vnet = VNET.pack(flags, gso_type, header, size, start, offset)
+        row[:ETH] = np.frombuffer(vnet, np.uint8)
+        return length + VLAN_TAG
+
+    def _count_dropped(self) -> None:
+        for port in self.ports:
+            self.counters["rx_overflow"] += port.dropped()
+
+    # Sending
+
+    def push(self, steps: Iterable[Sequence[Transmission]]) -> None:
+        """Send frames, step by step; what the kernel does not take is counted."""
+        for step in steps:
+            if not step:
+                continue
+            counts: list[int] = []
+            begun: list[tuple[Transmission, int]] = []
+            for transmission in step:
+                if len(counts) + len(transmission.counts) > self._sender.most:
+                    self._flush(counts, begun)
+                    counts, begun = [], []
+                begun.append((transmission, len(counts)))
+                counts += transmission.counts
+                self._add(transmission)
+            self._flush(counts, begun)
+
+    def _add(self, transmission: Transmission) -> None:
+        port, heads, bodies, lengths, _ = transmission
+        name = self._names[port].address
+        if len(lengths) == 1:
+            head = (0, 0) if heads is None else (address_of(heads), heads.shape[1])
+            self._sender.add(name, head, address_of(bodies), lengths[0])
+        else:
+            self._sender.add_rows(name, heads, bodies, lengths)
+
+    def _flush(self, counts: list[int], begun: list[tuple[Transmission, int]]) -> None:
+        self.counters["tx_frames"] += sum(counts)
+        refused = self._sender.send(self._out.fileno())
+        for i, error in refused:
+            reason = "too_large" if error == errno.EMSGSIZE else "tx_failed"
+            self.counters["tx_frames"] -= counts[i]
+            self.counters[reason] += counts[i]
+        if self.recorder is not None:
+            which = {i for i, _ in refused}
+            for transmission, start in begun:
+                self.recorder.sent(transmission, {i - start for i in which})
+
+
+def packet_socket(buffer: int) -> socket.socket:
+    """An AF_PACKET socket that is bound to nothing and receives nothing yet.
+
+    Raises:
+        RawPortError: no privilege, or a kernel feature lacks.
+    """
+    try:
+        sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    except PermissionError as error:
+        raise RawPortError(
+            error.errno,
+            "raw ports need CAP_NET_RAW and CAP_NET_ADMIN; run as root (sudo), or leave --ports "
+            "out to serve on a UDP socket",
+        ) from error
+    except OSError as error:
+        raise RawPortError(
+            error.errno,
+            f"this kernel has no packet sockets ({error.strerror}); use one with CONFIG_PACKET",
+        ) from error
+    try:
+        sock.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+        for force, plain in (
+            (SO_RCVBUFFORCE, socket.SO_RCVBUF),
+            (SO_SNDBUFFORCE, socket.SO_SNDBUF),
+        ):
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, force, buffer)
+            except PermissionError:  # CAP_NET_RAW alone: what net.core.rmem_max allows
+                sock.setsockopt(socket.SOL_SOCKET, plain, buffer)
+    except OSError as error:
+        sock.close()
+        raise RawPortError(
+            error.errno,
+            f"this kernel's packet sockets lack PACKET_VNET_HDR ({error.strerror}); use Linux "
+            "4.20 or newer",
+        ) from error
+    return sock
