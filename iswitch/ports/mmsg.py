@@ -1,7 +1,7 @@
 """recvmmsg(2) and sendmmsg(2): many messages in one system call, described by NumPy arrays.
 
-A message is a UDP datagram (udp.py) or an Ethernet frame (raw.py). The kernel's `struct mmsghdr` and
-`struct iovec` are filled and read as structured arrays, so that a batch of single packets costs a
+A message is a UDP datagram (udp.py) or an Ethernet frame (raw.py). The kernel's `mmsghdr` and
+`iovec` are filled and read as structured arrays, so that a batch of single packets costs a
 few array operations and no Python per packet.
 """
 
