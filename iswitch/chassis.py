@@ -22,13 +22,12 @@ from .frame import (
     ARP_REQUEST,
     DATA_VALID,
     ETH,
-    ETH_HEADER,
     ETHERTYPE_ARP,
     GSO_NONE,
+    HEAD,
     IP,
     MAC_SIZE,
     NEEDS_CSUM,
-    PAYLOAD,
     UDP,
     VLAN_TAG,
     VLAN_TYPES,
@@ -55,6 +54,7 @@ from .sorting import (
 )
 from .switch import Switch
 
+TRANSPORT = 128  # bytes after a head in which the headers of TCP end
 MOST = 4096  # flows that are remembered; strangers may have ever new addresses
 
 Sends = list[Transmission]
@@ -96,10 +96,9 @@ class Chassis:
         Each step has to be sent before the next is asked for: its bytes lie in buffers of the
         switch, and in those of `frames`.
         """
-        for start, stop in groups(frames, self._mac_row):
-            group = Frames(frames.ingress, frames.rows[start:stop], frames.lengths[start:stop])
-            if group.lengths[0] >= PAYLOAD:
-                head = group.rows[0, :PAYLOAD].tobytes()
+        for group in groups(frames, self._mac_row):
+            if group.lengths[0] >= HEAD:
+                head = group.heads[0].tobytes()
                 if head[ETH : ETH + MAC_SIZE] == self.mac and (flow := self._flow(group, head)):
                     yield from self._tagged(flow, group, head, now)
                     continue
@@ -129,35 +128,24 @@ class Chassis:
     def _tagged(self, flow: Flow, group: Frames, head: bytes, now: float) -> Iterator[Sends]:
         """Datagrams of one flow, all of one length, for the switch inside."""
         found = read_lengths(head)
-        rows = group.rows
+        heads, bodies = group.heads, group.bodies
         if not is_whole(found, group.lengths[0]):
-            self._drop("bad_frame", len(rows))
+            self._drop("bad_frame", len(heads))
             return
-        whole = found.gso_type == GSO_NONE
         size = found.datagram - 8
-        count = 1 if whole else -(-size // found.gso_size)  # packets of a frame
-        good = sound(rows[:, IP:UDP])
-        if whole and not found.flags & (NEEDS_CSUM | DATA_VALID):
-            good &= datagrams_sound(rows, found.datagram)
+        step = size if found.gso_type == GSO_NONE else min(found.gso_size, size)
+        count = -(-size // step) if step else 1  # packets of a frame
+        good = sound(heads[:, IP:UDP])
+        if found.gso_type == GSO_NONE and not found.flags & (NEEDS_CSUM | DATA_VALID):
+            good &= datagrams_sound(heads, bodies[:, :size])
         if not good.all():
-            self._drop("bad_checksum", int(len(rows) - good.sum()) * count)
-            rows = rows[good]
-            if not len(rows):
-                return
+            self._drop("bad_checksum", int(len(heads) - good.sum()) * count)
+            bodies = bodies[good]
         self.issuer.learn(flow.peer.host, flow.peer.ingress, flow.mac)
         self.bridge.learn(flow.mac, group.ingress, now)
-        self.counters["rx_frames"] += len(rows) * count
-        payloads = rows[:, PAYLOAD:]
-        if whole:
-            bursts = [Burst(flow.peer, flow.tos, payloads[:, :size], size)]
-        else:
-            tail = size - (count - 1) * found.gso_size
-            bursts = [
-                Burst(flow.peer, flow.tos, packets(row, count, found.gso_size), tail)
-                for row in payloads
-            ]
-        for burst in bursts:
-            sends = self.switch.receive(burst, now)
+        self.counters["rx_frames"] += len(bodies) * count
+        for rows, tail in packets(bodies, size, step, count):
+            sends = self.switch.receive(Burst(flow.peer, flow.tos, rows, tail), now)
             if sends:
                 yield self.issuer.issue(sends, now)
 
@@ -165,31 +153,25 @@ class Chassis:
 
     def _untagged(self, group: Frames, now: float) -> Sends:
         """Frames from one station to another, or a single one."""
-        ingress, rows, lengths = group
-        if lengths[0] < ETH + ETH_HEADER:
-            return self._drop("bad_frame", len(rows))
-        macs = rows[0, ETH : ETH + 2 * MAC_SIZE].tobytes()
+        ingress, heads, _, lengths = group
+        if lengths[0] < IP:
+            return self._drop("bad_frame", len(heads))
+        macs = heads[0, ETH : ETH + 2 * MAC_SIZE].tobytes()
         destination, source = macs[:MAC_SIZE], macs[MAC_SIZE:]
         if source[0] & 1 or source == self.mac:
-            return self._drop("bad_frame", len(rows))
+            return self._drop("bad_frame", len(heads))
         self.bridge.learn(source, ingress, now)
         if destination == self.mac:
-            return [
-                send
-                for row, length in zip(rows, lengths, strict=True)
-                for send in self._local(ingress, row[:length].tobytes(), now)
-            ]
+            rows = map(group.row, range(len(heads)))
+            return [send for row in rows for send in self._local(ingress, row, now)]
         if is_link_local(destination):
-            return self._drop("link_local", len(rows))
-        if destination[0] & 1 and rows[0, ETH + 12 : IP].tobytes() == ETHERTYPE_ARP:
+            return self._drop("link_local", len(heads))
+        if destination[0] & 1 and heads[0, ETH + 12 : IP].tobytes() == ETHERTYPE_ARP:
             sends: Sends = []
-            for i, length in enumerate(lengths):
-                answer = self._arp(ingress, rows[i, ETH:length].tobytes())
-                if answer is None:
-                    one = Frames(ingress, rows[i : i + 1], lengths[i : i + 1])
-                    sends += self._forward(one, destination, now)
-                else:
-                    sends += answer
+            for i in range(len(heads)):
+                answer = self._arp(ingress, group.row(i)[ETH:])
+                one = group.part(i, i + 1)
+                sends += self._forward(one, destination, now) if answer is None else answer
             return sends
         return self._forward(group, destination, now)
 
@@ -197,17 +179,15 @@ class Chassis:
         """A frame for the switch that the fast path does not know."""
         plain = without_options(row)
         if plain is not None and read_flow(plain, ingress, self.address, self.port):
-            frame = np.zeros(len(plain) + PAYLOAD, np.uint8)
-            frame[: len(plain)] = np.frombuffer(plain, np.uint8)
-            group = Frames(ingress, frame.reshape(1, -1), [len(plain)])
+            group = Frames.single(ingress, plain[ETH:], plain[:ETH])
             return [send.copy() for sends in self.receive(group, now) for send in sends]
-        frame_ = row[ETH:]
-        answer = self._arp(ingress, frame_)
+        frame = row[ETH:]
+        answer = self._arp(ingress, frame)
         if answer is not None:
             return answer
-        packet = parse_ip(frame_)
+        packet = parse_ip(frame)
         if packet is not None and packet.destination == self.address and packet.sound:
-            reply = echo_reply(frame_, packet, self.mac)
+            reply = echo_reply(frame, packet, self.mac)
             if reply is not None:
                 return self._answer([Transmission.single(ingress, reply)])
         return self._drop("unserved", 1)
@@ -230,22 +210,17 @@ class Chassis:
         return sends
 
     def _forward(self, group: Frames, destination: bytes, now: float) -> Sends:
-        ingress, rows, lengths = group
-        ports = self.bridge.egress(destination, ingress, now)
-        counts = [1] * len(rows)
+        heads, lengths = group.heads, group.lengths
+        counts = [1] * len(lengths)
         largest = [length - IP for length in lengths]  # IP packet
-        if rows[:, 1].any():
-            sane = [self._measure(i, group, counts, largest) for i in range(len(rows))]
-            if not all(sane):
-                self._drop("bad_frame", sane.count(False))
-                return [
-                    send
-                    for i, good in enumerate(sane)
-                    if good
-                    for send in self._forward(
-                        Frames(ingress, rows[i : i + 1], lengths[i : i + 1]), destination, now
-                    )
-                ]
+        if heads[:, 1].any():
+            sizes = [self._measure(group, i) for i in range(len(lengths))]
+            if (0, 0) in sizes:
+                return self._forward_sane(
+                    group, [size != (0, 0) for size in sizes], destination, now
+                )
+            counts, largest = map(list, zip(*sizes, strict=True))
+        ports = self.bridge.egress(destination, group.ingress, now)
         total = sum(counts)
         if not ports:
             return self._drop("same_port", total)
@@ -256,43 +231,56 @@ class Chassis:
         for port in ports:
             mtu = self.jacks[port].mtu
             if max(largest) <= mtu:
-                sends += self._pass(port, rows, lengths, counts)
+                sends += self._pass(port, group, counts)
                 continue
             for i, size in enumerate(largest):
-                tag = VLAN_TAG * (rows[i, ETH + 12 : IP].tobytes() in VLAN_TYPES)
+                tag = VLAN_TAG * (heads[i, ETH + 12 : IP].tobytes() in VLAN_TYPES)
                 if size - tag <= mtu:
-                    sends += self._pass(
-                        port, rows[i : i + 1], lengths[i : i + 1], counts[i : i + 1]
-                    )
+                    sends += self._pass(port, group.part(i, i + 1), counts[i : i + 1])
                 else:
                     self.counters["too_large"] += counts[i]
         return sends
 
-    def _pass(self, port: int, rows: Rows, lengths: list[int], counts: list[int]) -> Sends:
+    def _forward_sane(
+        self, group: Frames, sane: list[bool], destination: bytes, now: float
+    ) -> Sends:
+        """Forward but the frames whose virtio_net_hdr makes no sense."""
+        self._drop("bad_frame", sane.count(False))
+        sends: Sends = []
+        for i, good in enumerate(sane):
+            if good:
+                sends += self._forward(group.part(i, i + 1), destination, now)
+        return sends
+
+    def _pass(self, port: int, group: Frames, counts: list[int]) -> Sends:
         """Frames as they came; finished where the port cannot do that."""
-        if self.jacks[port].offload:
-            return [Transmission(port, None, rows, lengths, counts)]
+        heads, bodies, lengths = group.heads, group.bodies, group.lengths
+        if self.jacks[port].offload and lengths[0] >= HEAD:
+            rest = [length - HEAD for length in lengths]
+            return [Transmission(port, heads, bodies, rest, counts)]
         sends = []
-        for row, length in zip(rows, lengths, strict=True):
-            for frames in wire_frames(row, length):
-                n = len(frames)
-                bodies = np.zeros((n, ETH + frames.shape[1]), np.uint8)
-                bodies[:, ETH:] = frames
-                sends.append(Transmission(port, None, bodies, [bodies.shape[1]] * n, [1] * n))
+        for i in range(len(lengths)):
+            row = np.frombuffer(group.row(i), np.uint8)
+            if self.jacks[port].offload:
+                sends.append(Transmission(port, None, row.reshape(1, -1), [row.size], [1]))
+                continue
+            frames = wire_frames(row)
+            if not frames:
+                self.counters["tx_failed"] += counts[i]
+            sends += [Transmission.whole_frames(port, rows) for rows in frames]
         return sends
 
     @staticmethod
-    def _measure(i: int, group: Frames, counts: list[int], largest: list[int]) -> bool:
-        """Correct the count and the largest packet of a super-frame; False: it makes no sense."""
-        row, length = group.rows[i], group.lengths[i]
-        if not row[1]:
-            return True
-        found = read_super(row, length)
+    def _measure(group: Frames, i: int) -> tuple[int, int]:
+        """Frames on the wire, and bytes of the largest IP packet; zeros: it makes no sense."""
+        length = group.lengths[i]
+        if not group.heads[i, 1]:
+            return 1, length - IP
+        start = group.heads[i].tobytes() + group.bodies[i, :TRANSPORT].tobytes()
+        found = read_super(start[:length], length)
         if found is None:
-            return False
-        counts[i] = found.frames
-        largest[i] = found.packet(length - ETH - found.header)
-        return True
+            return 0, 0
+        return found.frames, found.packet(length - ETH - found.header)
 
     def _drop(self, reason: str, frames: int) -> Sends:
         self.counters["rx_frames"] += frames
@@ -300,19 +288,29 @@ class Chassis:
         return []
 
 
-def packets(payload: Rows, count: int, size: int) -> Rows:
-    """A super-datagram as rows of its packets; of the last row only the beginning counts."""
-    if count * size > payload.size:
-        padded = np.zeros(count * size, np.uint8)
-        padded[: payload.size] = payload
-        payload = padded
-    return payload[: count * size].reshape(count, size)
+def packets(bodies: Rows, size: int, step: int, count: int) -> Iterator[tuple[Rows, int]]:
+    """Payloads of `size` bytes, a row each, as packets of `step` bytes: rows, and the last's size.
+
+    Where payloads are whole packets that lie one after the other, they are one array.
+    """
+    n, room = bodies.shape
+    if count == 1:
+        yield bodies[:, :size], size
+    elif room == size == step * count and bodies.flags.c_contiguous:
+        yield bodies.reshape(n * count, step), step
+    else:
+        tail = size - (count - 1) * step
+        if room < count * step:
+            bodies = np.pad(bodies, ((0, 0), (0, count * step - room)))
+        for payload in bodies[:, : count * step]:
+            yield payload.reshape(count, step), tail
 
 
-def datagrams_sound(rows: Rows, length: int) -> npt.NDArray[np.bool_]:
-    """Which datagrams of `length` bytes, in rows of frames, have the right checksum, or none."""
-    none = ~rows[:, UDP + 6 : PAYLOAD].any(axis=1)
+def datagrams_sound(heads: Rows, payloads: Rows) -> npt.NDArray[np.bool_]:
+    """Which datagrams have the right checksum, or none; all are of one length."""
+    length = 8 + payloads.shape[1]
+    none = ~heads[:, UDP + 6 : HEAD].any(axis=1)
     pseudo = np.frombuffer(b"\0\x11" + length.to_bytes(2, "big"), np.uint8).reshape(1, -1)
-    total = sums(rows[:, UDP : UDP + length]) + sums(rows[:, IP + 12 : UDP]) + sums(pseudo)
+    total = sums(payloads) + sums(heads[:, IP + 12 :]) + sums(pseudo)
     good: npt.NDArray[np.bool_] = none | (total % np.uint32(0xFFFF) == 0)
     return good

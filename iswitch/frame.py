@@ -16,6 +16,7 @@ RFC 1071: sums of 16-bit words modulo 65535, which is why `% 65535` finds them.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ IP = ETH + ETH_HEADER
 IP_HEADER = 20
 UDP = IP + IP_HEADER
 PAYLOAD = UDP + 8  # of UDP in IPv4 without options
+HEAD = PAYLOAD  # where frames are parted when they are received
 HEADERS = ETH_HEADER + IP_HEADER + 8
 
 MAC_SIZE = 6
@@ -57,19 +59,44 @@ ECHO_REPLY, ECHO_REQUEST = 0, 8
 class Frames(NamedTuple):
     """Frames that came in at one port together.
 
-    `rows` is (n, stride) bytes: in row i the first `lengths[i]` are a virtio_net_hdr and a frame;
-    what lies beyond means nothing.
+    `heads` is (n, HEAD), `bodies` is (n, any): virtio_net_hdr and frame i are the first
+    `lengths[i]` bytes of the two rows together. What lies beyond means nothing. So the payloads
+    of UDP datagrams lie in `bodies` without their headers, one after the other if they are equally
+    long: super-frames of consecutive packets are one array of packets.
     """
 
     ingress: int
-    rows: Rows
+    heads: Rows
+    bodies: Rows
     lengths: list[int]
+
+    @classmethod
+    def of(cls, ingress: int, rows: Sequence[bytes]) -> Frames:
+        """Frames, each with its virtio_net_hdr."""
+        lengths = [len(row) for row in rows]
+        width = max(*lengths, HEAD)
+        packed = np.frombuffer(b"".join(row.ljust(width, b"\0") for row in rows), np.uint8)
+        table = packed.reshape(len(rows), width)
+        return cls(ingress, table[:, :HEAD], table[:, HEAD:], lengths)
 
     @classmethod
     def single(cls, ingress: int, frame: bytes, vnet: bytes = bytes(ETH)) -> Frames:
         """One frame, by default a whole one with finished checksums."""
-        row = np.frombuffer(vnet + frame, np.uint8).reshape(1, -1)
-        return cls(ingress, row, [row.size])
+        return cls.of(ingress, [vnet + frame])
+
+    def part(self, start: int, stop: int) -> Frames:
+        """Frames start..stop-1."""
+        heads, bodies = self.heads[start:stop], self.bodies[start:stop]
+        return Frames(self.ingress, heads, bodies, self.lengths[start:stop])
+
+    def row(self, i: int) -> bytes:
+        """One frame, with its virtio_net_hdr."""
+        length = self.lengths[i]
+        head: bytes = self.heads[i].tobytes()
+        if length <= HEAD:
+            return head[:length]
+        body: bytes = self.bodies[i, : length - HEAD].tobytes()
+        return head + body
 
 
 class Transmission(NamedTuple):
@@ -90,6 +117,14 @@ class Transmission(NamedTuple):
         """One whole frame with finished checksums."""
         body = np.frombuffer(bytes(ETH) + frame, np.uint8).reshape(1, -1)
         return cls(port, None, body, [body.size], [1])
+
+    @classmethod
+    def whole_frames(cls, port: int, frames: Rows) -> Transmission:
+        """Whole frames of one size, with finished checksums."""
+        n = len(frames)
+        bodies = np.zeros((n, ETH + frames.shape[1]), np.uint8)
+        bodies[:, ETH:] = frames
+        return cls(port, None, bodies, [bodies.shape[1]] * n, [1] * n)
 
     def copy(self) -> Transmission:
         """The same frames, in memory of their own."""

@@ -30,6 +30,7 @@ from .packets import Rows
 
 _TCP_OFFSET, _UDP_OFFSET = 16, 6  # of the checksum in the transport header: tells which it is
 _TCP_FIN, _TCP_PSH, _TCP_CWR = 0x01, 0x08, 0x80
+MOST_HEADERS = 256  # bytes in which all headers end
 _LEAST_TRANSPORT = 20  # bytes after csum_start that have to be there to be read
 
 
@@ -45,17 +46,20 @@ class Super(NamedTuple):
         return self.header - ETH_HEADER + min(self.size, payload)
 
 
-def read_super(row: Rows, length: int) -> Super | None:
-    """Read what a row of `length` bytes, its gso_type not GSO_NONE, says; None: nothing sound."""
-    _, gso_type, _, size, start, offset = VNET.unpack(row[:ETH].tobytes())
+def read_super(row: bytes, length: int) -> Super | None:
+    """Read the headers in a row of `length` bytes, its gso_type not GSO_NONE; None: not sound.
+
+    Only the beginning of the row need be given, as far as its headers go.
+    """
+    _, gso_type, _, size, start, offset = VNET.unpack_from(row)
     kind = gso_type & GSO_TYPE
     at = ETH + start
-    if start < ETH_HEADER + 20 or not size or at + 8 > length:
+    if start < ETH_HEADER + 20 or not size or at + 8 > len(row):
         return None
     if kind in (GSO_TCPV4, GSO_TCPV6) and offset == _TCP_OFFSET:
-        if at + _LEAST_TRANSPORT > length:
+        if at + _LEAST_TRANSPORT > len(row):
             return None
-        header = start + int(row[at + 12] >> 4) * 4
+        header = start + (row[at + 12] >> 4) * 4
         if header < start + _LEAST_TRANSPORT:
             return None
     elif kind == GSO_UDP_L4 and offset == _UDP_OFFSET:
@@ -63,21 +67,21 @@ def read_super(row: Rows, length: int) -> Super | None:
     else:
         return None
     payload = length - ETH - header
-    version = 6 if kind == GSO_TCPV6 else int(row[IP] >> 4)
-    if payload < 1 or int(row[IP] >> 4) != version or version not in (4, 6):
+    version = 6 if kind == GSO_TCPV6 else row[IP] >> 4
+    if payload < 1 or row[IP] >> 4 != version or version not in (4, 6):
         return None
     return Super(header, size, -(-payload // size))
 
 
-def wire_frames(row: Rows, length: int) -> list[Rows]:
-    """The frames, without virtio_net_hdr, that a row of `length` bytes stands for.
+def wire_frames(row: Rows) -> list[Rows]:
+    """The frames, without virtio_net_hdr, that a row stands for.
 
     Returns:
         one or two arrays (n, size), as frames of one size are together; none if the
         virtio_net_hdr makes no sense.
     """
     flags, gso_type, _, _, start, offset = VNET.unpack(row[:ETH].tobytes())
-    frame = row[ETH:length]
+    frame = row[ETH:]
     if gso_type & GSO_TYPE == GSO_NONE:
         whole = frame.reshape(1, -1)
         if not flags & NEEDS_CSUM:
@@ -88,7 +92,7 @@ def wire_frames(row: Rows, length: int) -> list[Rows]:
         check = fold(sums(finished[:, start:]))
         finished[:, start + offset : start + offset + 2] = check.astype("<u2").view(np.uint8)
         return [finished]
-    found = read_super(row, length)
+    found = read_super(row[:MOST_HEADERS].tobytes(), row.size)
     if found is None:
         return []
     payload = frame[found.header :]

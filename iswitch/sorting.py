@@ -1,6 +1,6 @@
 """Sorts frames that came together into groups that are handled in one go, by comparing neighbours.
 
-A comparison is of 56 bytes, seven words: the virtio_net_hdr and the headers of a UDP datagram. Of
+What is compared is the head of each frame: the virtio_net_hdr and the headers of a UDP datagram. Of
 frames that are not for the switch itself only the MACs count.
 """
 
@@ -21,24 +21,22 @@ from .frame import (
     FRAGMENT,
     GSO_NONE,
     GSO_UDP_L4,
+    HEAD,
     IP,
     IP_HEADER,
     MAC_SIZE,
-    PAYLOAD,
     UDP,
     UDP_PROTOCOL,
     Frames,
 )
 from .packets import Address
 
-WORDS = 7
 
-
-def _mask(*ranges: tuple[int, int]) -> npt.NDArray[np.uint64]:
-    mask = np.zeros(WORDS * 8, np.uint8)
+def _mask(*ranges: tuple[int, int]) -> npt.NDArray[np.uint32]:
+    mask = np.zeros(HEAD, np.uint8)
     for start, stop in ranges:
         mask[start:stop] = 0xFF
-    return mask.view(np.uint64)
+    return mask.view(np.uint32)
 
 
 # Not the identification, not the checksums: they are different in every packet.
@@ -59,28 +57,25 @@ class Lengths(NamedTuple):
 _LENGTHS = struct.Struct(f"<BB2xH{IP - 6 + 2}xH{UDP - IP}xH")
 
 
-def groups(frames: Frames, mac: npt.NDArray[np.uint8]) -> Iterator[tuple[int, int]]:
-    """Bounds of groups: datagrams for `mac` of one flow and length, or frames between two stations.
+def groups(frames: Frames, mac: npt.NDArray[np.uint8]) -> Iterator[Frames]:
+    """Datagrams for `mac` of one flow and length, or frames from one station to another.
 
-    Frames too short for a header are left as they are: what is compared may lie beyond their end.
+    Frames too short for a head are on their own: what would be compared means nothing.
     """
     n = len(frames.lengths)
     if n == 1:
-        yield 0, 1
+        yield frames
         return
-    heads = frames.rows[:, : WORDS * 8]
-    if heads.shape[1] < WORDS * 8:
-        yield from ((i, i + 1) for i in range(n))
-        return
-    words = np.ascontiguousarray(heads).view(np.uint64)
-    own = (heads[:, ETH : ETH + MAC_SIZE] == mac).all(axis=1)
-    words &= np.where(own[:, None], _DATAGRAM, _STATION)
+    words = np.ascontiguousarray(frames.heads).view(np.uint32)
+    own = (frames.heads[:, ETH : ETH + MAC_SIZE] == mac).all(axis=1)
+    words = words & np.where(own[:, None], _DATAGRAM, _STATION)
     lengths = np.asarray(frames.lengths)
     differs = (words[1:] != words[:-1]).any(axis=1)
     differs |= (lengths[1:] != lengths[:-1]) & own[1:]
-    short = lengths < PAYLOAD
+    short = lengths < HEAD
     differs |= short[1:] | short[:-1]
-    yield from pairwise([0, *(np.flatnonzero(differs) + 1).tolist(), n])
+    for start, stop in pairwise([0, *(np.flatnonzero(differs) + 1).tolist(), n]):
+        yield frames.part(start, stop)
 
 
 def identity(head: bytes) -> bytes:
@@ -89,7 +84,7 @@ def identity(head: bytes) -> bytes:
 
 
 def read_lengths(head: bytes) -> Lengths:
-    """Read the first PAYLOAD bytes of a frame."""
+    """Read the head of a frame."""
     flags, gso_type, gso_size, packet, datagram = _LENGTHS.unpack_from(head)
     return Lengths(flags, gso_type, gso_size, _swap(packet), _swap(datagram))
 

@@ -17,13 +17,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-import numpy as np
-
 from ..counters import Counters
-from ..frame import ETH, NEEDS_CSUM, VLAN_TAG, VNET, Frames, Transmission
+from ..frame import ETH, HEAD, MAC_SIZE, NEEDS_CSUM, VLAN_TAG, VNET, Frames, Transmission
 from ..issuing import Jack
 from ..packets import Rows
-from .mmsg import SOCKADDR_LL, SOCKADDR_SIZE, Block, FrameSender, Receiver, address_of
+from .frames import BATCH_SUPER, JUMBO, SOCKADDR_LL, FrameReceiver, FrameSender
+from .mmsg import Block, address_of
 
 ETH_P_ALL = 3  # linux/if_ether.h
 SOL_PACKET = 263
@@ -34,12 +33,6 @@ SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 SIOCGIFMTU = 0x8921  # linux/sockios.h
 
 BUFFER = 32 << 20  # bytes of each socket's buffer; super-frames take more than their size
-LONGEST = 65536 + 64  # a super-frame with its headers
-LEAD = 12  # bytes before a frame: the payload of UDP then begins where a cache line does
-SLOT = 2 * 65536 + 192  # a frame, and the rest of the last row, which can be nearly as long
-BATCH = 128  # frames in a call while they come one by one
-BATCH_SUPER = 8  # while they come as super-frames: half a megabyte, which a cache holds
-SUPER = 9600  # longer frames are super-frames
 CONTROL = 40  # one control message of 20 bytes
 AUXDATA = struct.Struct("<16xI12xHH")  # after the header: tp_status .. tp_vlan_tci, tp_vlan_tpid
 VLAN_VALID = 1 << 4  # in tp_status
@@ -79,6 +72,7 @@ class RawPort:
         self.socket = packet_socket(buffer)
         try:
             self.mtu = self._mtu()
+            self.spacing = self._single = min(-(-self.mtu // 64) * 64, JUMBO)
             self.socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
             self.socket.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
             promiscuous = struct.pack("iHH8x", self.index, PACKET_MR_PROMISC, 0)
@@ -91,6 +85,21 @@ class RawPort:
                 f"{ifname} cannot be a switch port: {error.strerror}; raw ports "
                 "need Linux 4.20 or newer and an Ethernet interface",
             ) from error
+
+    def expect(self, lengths: list[int]) -> None:
+        """Choose how far apart the bodies of the next frames are to lie, by the last ones'.
+
+        Payloads of equally long super-frames then are one piece of memory, and nothing is copied.
+        """
+        longest = max(lengths) - HEAD
+        if longest > JUMBO:
+            if longest > self.spacing or lengths.count(longest + HEAD) > 1:
+                self.spacing = longest
+        elif self.spacing > JUMBO:
+            if len(lengths) == BATCH_SUPER:
+                self.spacing = self._single
+        elif longest > self.spacing:  # a frame of more than the MTU: an offload is on
+            self.spacing = self._single = longest
 
     def dropped(self) -> int:
         """Frames that the kernel has dropped since the last call: the buffer was full."""
@@ -144,10 +153,8 @@ class RawPorts:
             Block(SOCKADDR_LL.pack(socket.AF_PACKET, 0, port.index, 0, 0, 0, bytes(8)))
             for port in self.ports
         ]
-        self._receiver = Receiver(BATCH, SLOT, LONGEST, LEAD, CONTROL)
-        self._control = self._receiver.meta[:, SOCKADDR_SIZE:]
+        self._receiver = FrameReceiver(CONTROL)
         self._sender = FrameSender()
-        self._batch = BATCH
         self._looked = time.monotonic()
 
     @property
@@ -173,7 +180,8 @@ class RawPorts:
     def pull(self) -> Iterator[Frames]:
         """Frames that have come, without waiting; those of one port stay valid until the next."""
         for fd, _ in self._epoll.poll(0, len(self.ports)):
-            frames = self._receive(fd)
+            number = self._numbers[fd]
+            frames = self._receive(self.ports[number], number)
             if frames is not None:
                 if self.recorder is not None:
                     self.recorder.received(frames)
@@ -183,37 +191,23 @@ class RawPorts:
             self._looked = now
             self._count_dropped()
 
-    def _receive(self, fd: int) -> Frames | None:
+    def _receive(self, port: RawPort, number: int) -> Frames | None:
         receiver = self._receiver
         try:
-            n = receiver.receive(fd, self._batch)
+            bodies, lengths = receiver.receive(port.socket.fileno(), port.spacing)
         except OSError as error:
             if error.errno == errno.EINVAL:  # a frame that no virtio_net_hdr can describe
                 self.counters["rx_frames"] += 1
                 self.counters["bad_frame"] += 1
             return None  # else the interface is down, or gone
+        n = len(lengths)
         if not n:
             return None
-        lengths: list[int] = receiver.lengths[:n].tolist()
-        self._batch = BATCH_SUPER if max(lengths) > SUPER else BATCH
-        rows = receiver.data[:n]
-        for i in np.flatnonzero(self._control[:n, 16] & VLAN_VALID).tolist():
-            lengths[i] = self._tag(rows[i], lengths[i], self._control[i].tobytes())
-        return Frames(self._numbers[fd], rows, lengths)
-
-    @staticmethod
-    def _tag(row: Rows, length: int, auxdata: bytes) -> int:
-        """Put a VLAN tag back into a frame; its length with it."""
-        _, tci, tpid = AUXDATA.unpack_from(auxdata)
-        macs = ETH + 12
-        row[macs + VLAN_TAG : length + VLAN_TAG] = row[macs:length].copy()
-        row[macs : macs + VLAN_TAG] = np.frombuffer(struct.pack(">HH", tpid, tci), np.uint8)
-        flags, gso_type, header, size, start, offset = VNET.unpack(row[:ETH].tobytes())
-        header += VLAN_TAG if gso_type else 0
-        start += VLAN_TAG if flags & NEEDS_CSUM else 0
-        vnet = VNET.pack(flags, gso_type, header, size, start, offset)
-        row[:ETH] = np.frombuffer(vnet, np.uint8)
-        return length + VLAN_TAG
+        port.expect(lengths)
+        frames = Frames(number, receiver.heads[:n], bodies, lengths)
+        if (receiver.control[:n, 16] & VLAN_VALID).any():
+            return tag(frames, receiver.control)
+        return frames
 
     def _count_dropped(self) -> None:
         for port in self.ports:
@@ -296,3 +290,20 @@ def packet_socket(buffer: int) -> socket.socket:
             "4.20 or newer",
         ) from error
     return sock
+
+
+def tag(frames: Frames, control: Rows) -> Frames:
+    """Put VLAN tags back into the frames that had one, as the control messages say."""
+    rows = []
+    for i in range(len(frames.lengths)):
+        row = frames.row(i)
+        status, tci, tpid = AUXDATA.unpack_from(control[i].tobytes())
+        if status & VLAN_VALID:
+            flags, gso_type, header, size, start, offset = VNET.unpack_from(row)
+            header += VLAN_TAG if gso_type else 0
+            start += VLAN_TAG if flags & NEEDS_CSUM else 0
+            vnet = VNET.pack(flags, gso_type, header, size, start, offset)
+            macs = ETH + 2 * MAC_SIZE
+            row = vnet + row[ETH:macs] + struct.pack(">HH", tpid, tci) + row[macs:]
+        rows.append(row)
+    return Frames.of(frames.ingress, rows)

@@ -119,17 +119,24 @@ def join_gloo(plan: Plan, rank: int, where: Place) -> None:
     )
 
 
-def gloo_allreduce(vector: np.ndarray, out: np.ndarray) -> Callable[[], None]:
+Way = Callable[[], Callable[[], object]]  # makes ready for a round; what it returns is measured
+
+
+def iswitch_allreduce(member: Worker, vector: np.ndarray, out: np.ndarray) -> Way:
+    return lambda: lambda: member.allreduce(vector, out)
+
+
+def gloo_allreduce(vector: np.ndarray, out: np.ndarray) -> Way:
     import torch
     from torch import distributed
 
     tensor = torch.from_numpy(out)
 
-    def prepare() -> Callable[[], None]:
+    def prepare() -> Callable[[], object]:
         out[:] = vector
         return lambda: distributed.all_reduce(tensor)
 
-    return prepare  # type: ignore[return-value]
+    return prepare
 
 
 def work(
@@ -147,15 +154,10 @@ def work(
             for where, switch in zip(own, plan.switches, strict=True):
                 with where:
                     address = (switch, SWITCH_PORT)
-                    members.append(
-                        Worker(address, job, numel, plan.workers, offload=plan.offload)
-                    )
-            ways: list[Callable[[], Callable[[], Any]]] = [
-                lambda member=member: lambda: member.allreduce(vector, out)  # type: ignore[misc]
-                for member in members
-            ]
+                    members.append(Worker(address, job, numel, plan.workers, offload=plan.offload))
+            ways = [iswitch_allreduce(member, vector, out) for member in members]
             if plan.gloo is not None:
-                ways.append(gloo_allreduce(vector, out))  # type: ignore[arg-type]
+                ways.append(gloo_allreduce(vector, out))
             times = np.empty((count, len(ways), 2))
             for i in range(-max(2, count // 10), count):
                 for k, way in enumerate(ways):
