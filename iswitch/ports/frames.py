@@ -21,11 +21,12 @@ from ..packets import Rows
 from .mmsg import IOVEC, MMSGHDR, UIO_MAXIOV, address_of, receive, sendmmsg
 
 SOCKADDR_LL = struct.Struct("<HHiHBB8s")  # linux/if_packet.h
+JUMBO = 9728  # longer bodies are of super-frames
 LONGEST = 65536 + 128  # a super-frame with its headers
+MOST_SPACING = LONGEST + JUMBO
 HEAD_ROOM = 64  # from one head to the next
 BATCH = 128  # frames in a call while they come one by one
 BATCH_SUPER = 8  # while they come as super-frames: half a megabyte, which a cache holds
-JUMBO = 9728  # longer bodies are of super-frames
 LAYOUTS = 16  # that are kept
 
 
@@ -52,7 +53,7 @@ class FrameReceiver:
 
     def __init__(self, control_size: int) -> None:
         self._heads = np.zeros((BATCH, HEAD_ROOM), np.uint8)
-        self._bodies = np.zeros(max(BATCH * JUMBO, BATCH_SUPER * LONGEST), np.uint8)
+        self._bodies = np.zeros(max(BATCH * JUMBO, BATCH_SUPER * MOST_SPACING), np.uint8)
         self._rests = np.empty((BATCH, LONGEST), np.uint8)
         self.heads = self._heads[:, :HEAD]
         self.control = np.zeros((BATCH, control_size), np.uint8)
@@ -91,7 +92,7 @@ class FrameReceiver:
         rest = (self._rests, LONGEST, LONGEST - spacing)
         for i, (array, stride, length) in enumerate((*places, rest)):
             iovecs["base"][:, i] = address_of(array) + steps * stride
-            iovecs["len"][:, i] = length
+            iovecs["len"][:, i] = max(length, 0)
         headers = np.zeros(most, MMSGHDR)
         headers["iov"] = address_of(iovecs) + steps * iovecs.strides[0]
         headers["iovlen"] = 3

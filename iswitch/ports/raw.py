@@ -21,7 +21,7 @@ from ..counters import Counters
 from ..frame import ETH, HEAD, MAC_SIZE, NEEDS_CSUM, VLAN_TAG, VNET, Frames, Transmission
 from ..issuing import Jack
 from ..packets import Rows
-from .frames import BATCH_SUPER, JUMBO, SOCKADDR_LL, FrameReceiver, FrameSender
+from .frames import BATCH_SUPER, JUMBO, MOST_SPACING, SOCKADDR_LL, FrameReceiver, FrameSender
 from .mmsg import Block, address_of
 
 ETH_P_ALL = 3  # linux/if_ether.h
@@ -86,20 +86,24 @@ class RawPort:
                 "need Linux 4.20 or newer and an Ethernet interface",
             ) from error
 
-    def expect(self, lengths: list[int]) -> None:
+    def expect(self, frames: Frames) -> None:
         """Choose how far apart the bodies of the next frames are to lie, by the last ones'.
 
-        Payloads of equally long super-frames then are one piece of memory, and nothing is copied.
+        Payloads of equally long super-frames then are one piece of memory, and nothing is copied;
+        the last packet of a super-frame has room for a whole one.
         """
-        longest = max(lengths) - HEAD
-        if longest > JUMBO:
-            if longest > self.spacing or lengths.count(longest + HEAD) > 1:
-                self.spacing = longest
+        lengths = frames.lengths
+        longest = max(lengths)
+        body = longest - HEAD
+        if body > JUMBO:
+            if body > self.spacing or lengths.count(longest) > 1 or self.spacing <= JUMBO:
+                size = VNET.unpack_from(frames.heads[lengths.index(longest)])[3]
+                self.spacing = min(-(-body // size) * size if size else body, MOST_SPACING)
         elif self.spacing > JUMBO:
             if len(lengths) == BATCH_SUPER:
                 self.spacing = self._single
-        elif longest > self.spacing:  # a frame of more than the MTU: an offload is on
-            self.spacing = self._single = longest
+        elif body > self.spacing:  # more than the MTU: an offload is on
+            self.spacing = self._single = body
 
     def dropped(self) -> int:
         """Frames that the kernel has dropped since the last call: the buffer was full."""
@@ -203,8 +207,8 @@ class RawPorts:
         n = len(lengths)
         if not n:
             return None
-        port.expect(lengths)
         frames = Frames(number, receiver.heads[:n], bodies, lengths)
+        port.expect(frames)
         if (receiver.control[:n, 16] & VLAN_VALID).any():
             return tag(frames, receiver.control)
         return frames

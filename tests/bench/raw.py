@@ -1,6 +1,7 @@
 """Allreduce between network namespaces, in three ways side by side: `python -m tests.bench.raw`.
 
-Each round is measured from a common start to the last worker's end, in turns (A B C A B C ...):
+Each round is measured from a common start, for which all workers' timers are set, to the last
+worker's end, in turns (A B C A B C ...):
 
     iswitch   workers send their vectors to the raw switch they are plugged into, which sums them
     forward   the same workers, packets and engine, but the switch only sends every packet back
@@ -25,7 +26,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Barrier
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,6 +108,25 @@ class Plan(NamedTuple):
     offload: bool
 
 
+class Start:
+    """Lets all workers begin at one time: released one after the other, they would not."""
+
+    PAUSE = 0.001  # seconds in which all get to their timers
+
+    def __init__(self, context: Any, workers: int) -> None:
+        self._barrier = context.Barrier(workers)
+        self._at = context.Value("d", 0.0, lock=False)
+
+    def wait(self) -> float:
+        """Wait for the others, then for the time; returns the time."""
+        if self._barrier.wait() == 0:
+            self._at.value = time.monotonic() + self.PAUSE
+        self._barrier.wait()
+        at: float = self._at.value
+        time.sleep(max(0.0, at - time.monotonic()))
+        return at
+
+
 def join_gloo(plan: Plan, rank: int, where: Place) -> None:
     import torch
     from torch import distributed
@@ -139,9 +158,7 @@ def gloo_allreduce(vector: np.ndarray, out: np.ndarray) -> Way:
     return prepare
 
 
-def work(
-    plan: Plan, rank: int, places: Sequence[Place], barrier: Barrier, results: Connection
-) -> None:
+def work(plan: Plan, rank: int, places: Sequence[Place], start: Start, results: Connection) -> None:
     *own, last = places
     with ExitStack() as stack:
         if plan.gloo is not None:
@@ -162,14 +179,13 @@ def work(
             for i in range(-max(2, count // 10), count):
                 for k, way in enumerate(ways):
                     run = way()
-                    barrier.wait()
-                    start = time.monotonic()
+                    began = start.wait()
                     run()
                     if i >= 0:
-                        times[i, k] = start, time.monotonic()
+                        times[i, k] = began, time.monotonic()
                     if i < 0 and k != 1:
                         check(out, numel, plan.workers)
-            barrier.wait()
+            start.wait()
             stats = [member.stats() for member in members]
             for member in members:
                 member.leave()
@@ -177,7 +193,7 @@ def work(
     if plan.gloo is not None:
         from torch import distributed
 
-        barrier.wait()
+        start.wait()
         distributed.destroy_process_group()
 
 
@@ -305,12 +321,12 @@ def main() -> None:
         switches = tuple(str(topology.address("s1")) for _ in servers)
         master = str(topology.address("h1")) if gloo else None
         plan = Plan(args.workers, sizes, rounds, switches, master, not args.no_offload)
-        barrier = context.Barrier(args.workers)
+        start = Start(context, args.workers)
         pipes, workers = [], []
         for rank in range(args.workers):
             end, other = context.Pipe()
             places = [place(network, f"h{rank + 1}") for network in networks]
-            workers.append(context.Process(target=work, args=(plan, rank, places, barrier, other)))
+            workers.append(context.Process(target=work, args=(plan, rank, places, start, other)))
             workers[-1].start()
             pipes.append(end)
         compare(plan, pipes)
