@@ -217,7 +217,8 @@ class Chassis:
         counts = [1] * len(lengths)
         largest = [length - IP for length in lengths]  # IP packet
         if heads[:, 1].any():
-            sizes = [self._measure(group, i) for i in range(len(lengths))]
+            tops = np.concatenate((heads, group.bodies[:, :TRANSPORT]), axis=1)
+            sizes = [measure(top.tobytes(), n) for top, n in zip(tops, lengths, strict=True)]
             if (0, 0) in sizes:
                 return self._forward_sane(
                     group, [size != (0, 0) for size in sizes], destination, now
@@ -273,22 +274,23 @@ class Chassis:
             sends += [Transmission.whole_frames(port, rows) for rows in frames]
         return sends
 
-    @staticmethod
-    def _measure(group: Frames, i: int) -> tuple[int, int]:
-        """Frames on the wire, and bytes of the largest IP packet; zeros: it makes no sense."""
-        length = group.lengths[i]
-        if not group.heads[i, 1]:
-            return 1, length - IP
-        start = group.heads[i].tobytes() + group.bodies[i, :TRANSPORT].tobytes()
-        found = read_super(start[:length], length)
-        if found is None:
-            return 0, 0
-        return found.frames, found.packet(length - ETH - found.header)
-
     def _drop(self, reason: str, frames: int) -> Sends:
         self.counters["rx_frames"] += frames
         self.counters[reason] += frames
         return []
+
+
+def measure(top: bytes, length: int) -> tuple[int, int]:
+    """For how many frames one of `length` bytes stands, and bytes of the largest IP packet in it.
+
+    `top` is its beginning, with all headers. Zeros: its virtio_net_hdr makes no sense.
+    """
+    if not top[1]:
+        return 1, length - IP
+    found = read_super(top[:length], length)
+    if found is None:
+        return 0, 0
+    return found.frames, found.packet(length - ETH - found.header)
 
 
 def packets(bodies: Rows, size: int, step: int, count: int) -> Iterator[tuple[Rows, int]]:

@@ -29,19 +29,22 @@ from .frame import (
     UDP_PROTOCOL,
     Frames,
 )
-from .packets import Address
+from .packets import Address, Rows
+
+_MACS = slice(ETH, ETH + 2 * MAC_SIZE)
+# Not the identification, not the checksums: they are different in every packet.
+_FIXED = (slice(0, IP + 4), slice(IP + 6, IP + 10), slice(IP + 12, UDP + 6))
 
 
-def _mask(*ranges: tuple[int, int]) -> npt.NDArray[np.uint32]:
+def _mask(*parts: slice) -> npt.NDArray[np.uint32]:
     mask = np.zeros(HEAD, np.uint8)
-    for start, stop in ranges:
-        mask[start:stop] = 0xFF
+    for part in parts:
+        mask[part] = 0xFF
     return mask.view(np.uint32)
 
 
-# Not the identification, not the checksums: they are different in every packet.
-_DATAGRAM = _mask((0, IP + 4), (IP + 6, IP + 10), (IP + 12, UDP + 6))
-_STATION = _mask((ETH, ETH + 2 * MAC_SIZE))
+_DATAGRAM = _mask(*_FIXED)
+_STATION = _mask(_MACS)
 
 
 class Lengths(NamedTuple):
@@ -63,7 +66,7 @@ def groups(frames: Frames, mac: npt.NDArray[np.uint8]) -> Iterator[Frames]:
     Frames too short for a head are on their own: what would be compared means nothing.
     """
     n = len(frames.lengths)
-    if n == 1:
+    if n == 1 or is_uniform(frames, mac):
         yield frames
         return
     words = np.ascontiguousarray(frames.heads).view(np.uint32)
@@ -76,6 +79,23 @@ def groups(frames: Frames, mac: npt.NDArray[np.uint8]) -> Iterator[Frames]:
     differs |= short[1:] | short[:-1]
     for start, stop in pairwise([0, *(np.flatnonzero(differs) + 1).tolist(), n]):
         yield frames.part(start, stop)
+
+
+def is_uniform(frames: Frames, mac: npt.NDArray[np.uint8]) -> bool:
+    """Whether all are one group; a few comparisons of bytes say so of most batches."""
+    heads, lengths = frames.heads, frames.lengths
+    n = len(lengths)
+    first = heads[0].tobytes()
+    if min(lengths) < HEAD or not _same(heads, first, _MACS):
+        return False
+    if first[ETH : ETH + MAC_SIZE] != mac.tobytes():
+        return True
+    return lengths.count(lengths[0]) == n and all(_same(heads, first, part) for part in _FIXED)
+
+
+def _same(heads: Rows, first: bytes, part: slice) -> bool:
+    """Whether a part of all heads is as in the first."""
+    return bool(heads[:, part].tobytes() == first[part] * len(heads))
 
 
 def identity(head: bytes) -> bytes:
