@@ -49,6 +49,7 @@ DROPS: dict[str, str] = {
     "stale_join": "a Join of an older incarnation than the member's",
     "unmatched_ack": "an Ack that answers nothing outstanding",
     "rx_overflow": "dropped by the kernel: the socket's receive buffer was full",
+    "tx_failed": "packets the kernel did not take for sending",
     "bad_frame": "frames too short, from a group address, or with headers that make no sense",
     "bad_checksum": "tagged frames whose IP or UDP checksum is wrong",
     "unserved": "frames for the switch itself that are neither tagged, ARP nor ping",
@@ -57,7 +58,6 @@ DROPS: dict[str, str] = {
     "too_large": "frames larger than the MTU of the port they had to leave at",
     "unresolved": "packets for a peer whose MAC is not known yet",
     "capture_full": "frames missing in the capture: the disk was too slow",
-    "tx_failed": "packets the kernel did not take for sending",
 }
 
 DATA_DROPS = (

@@ -27,6 +27,13 @@ CORE = [
     "relay",
     "control",
     "switch",
+    "frame",
+    "sorting",
+    "segmentation",
+    "forwarding",
+    "issuing",
+    "chassis",
+    "pcapng",
 ]
 OUTSIDE_WORLD = {
     "socket",

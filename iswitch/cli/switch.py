@@ -55,6 +55,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--port", type=int, default=PORT, help="with --ports: UDP port (default: %(default)s)"
     )
     parser.add_argument(
+        "--capture",
+        metavar="FILE.pcapng",
+        help="with --ports: write all frames that come and go to a file",
+    )
+    parser.add_argument(
         "--memory",
         type=float,
         default=1024,
@@ -117,6 +122,9 @@ def run(args: argparse.Namespace) -> int:
     from ..control import Limits
     from ..switch import Switch
 
+    for option in ("address", "mac", "capture"):
+        if getattr(args, option) and not args.ports:
+            raise UsageError(f"--{option} is for a switch with ports: name them with --ports IF,IF")
     limits = Limits(memory=int(args.memory * 2**20), lease=args.lease)
     switch = Switch(limits, args.reproducible)
     engine, where = raw(args, switch) if args.ports else loopback(args, switch)
@@ -153,15 +161,23 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
     """The switch on network interfaces, and its address."""
     from ..chassis import Chassis
     from ..engine import Engine
+    from ..ports.capture import Capture
     from ..ports.raw import RawPortError, RawPorts
 
     if args.address is None:
         raise UsageError("--ports needs the switch's own address: --address 10.26.255.254")
     address = args.address.packed
+    counters = switch.counters
     try:
-        ports = RawPorts(args.ports, offload=not args.no_offload, counters=switch.counters)
+        ports = RawPorts(args.ports, offload=not args.no_offload, counters=counters)
     except RawPortError as error:
         raise UsageError(str(error.strerror)) from None
+    if args.capture:
+        try:
+            ports.recorder = Capture(args.capture, args.ports, counters)
+        except OSError as error:
+            ports.close()
+            raise UsageError(f"cannot write {args.capture}: {error.strerror}") from None
     own = args.mac or MAC_PREFIX + address
     chassis = Chassis(switch, address, own, ports.jacks, args.port)
     return Engine(chassis, ports, spin=args.spin), f"{args.address}:{args.port}"

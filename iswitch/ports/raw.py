@@ -14,7 +14,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from ..counters import Counters
@@ -49,8 +49,11 @@ class Recorder(Protocol):
     def received(self, frames: Frames) -> None:
         """These frames have come."""
 
-    def sent(self, transmission: Transmission, refused: Iterable[int]) -> None:
+    def sent(self, transmission: Transmission, refused: Collection[int]) -> None:
         """These frames have gone, but for the refused ones."""
+
+    def close(self) -> None:
+        """There will be no more."""
 
 
 class RawPort:
@@ -178,6 +181,8 @@ class RawPorts:
             port.socket.close()
         self._out.close()
         self._epoll.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
     # Receiving
 
