@@ -28,7 +28,6 @@ from topologies import Topology
 from topologies.netns import Network
 from worker_lib import Worker
 
-
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="raw ports need root")
 PATIENCE = 30.0
