@@ -102,7 +102,7 @@ class Accelerator(ABC):
         self._data = self.packets["data"]
         self._dtype = shape.dtype.numpy
         self._combine = _UFUNC[shape.op]
-        self.cutter = Cutter(shape.segments)
+        self.cutter = Cutter(shape)
 
     def bits_held(self) -> int:
         """Bitmap of the ranks whose contribution is held in some segment, where that is known."""

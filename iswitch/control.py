@@ -44,8 +44,8 @@ from .wire import (
 K = TypeVar("K")
 V = TypeVar("V")
 
-ANSWERS_PER_SENDER = 64
-SENDERS_REMEMBERED = 1024
+ANSWERS_PER_MEMBER = 64
+GONE_REMEMBERED = 1024  # former members whose answers and Leave are kept, the newest
 AWAKE = 1.0  # seconds by which a timer may be late in a switch that is awake
 LINGER = 0.1  # seconds after a Leave in which a Join of the same process can only be a late copy
 
@@ -114,7 +114,7 @@ class Refusal(Exception):
         self.status = status
 
 
-def _put(memory: OrderedDict[K, V], key: K, value: V, most: int = SENDERS_REMEMBERED) -> None:
+def _put(memory: OrderedDict[K, V], key: K, value: V, most: int = GONE_REMEMBERED) -> None:
     """Remember a value as the newest of at most `most`."""
     memory[key] = value
     memory.move_to_end(key)
@@ -186,11 +186,11 @@ class ControlPlane:
     # Requests of members
 
     def _execute_once(self, peer: Address, packet: Control, now: float) -> list[Outgoing]:
-        answers = self._answers.get((peer, packet.job), OrderedDict())
-        if packet.request in answers:
-            return [Outgoing.control(peer, answers[packet.request])]
         job = self.jobs.get(packet.job)
         member = job.members.by_address.get(peer) if job else None
+        answers = member.answers if member else self._answers.get((peer, packet.job))
+        if answers and packet.request in answers:
+            return [Outgoing.control(peer, answers[packet.request])]
         if job is None or member is None:
             return [self._bare_answer(peer, packet, Status.NOT_MEMBER)]
         member.last_seen = now
@@ -202,14 +202,8 @@ class ControlPlane:
         except Refusal as refusal:
             answer = Answer(request.ack(), [], refusal.status)
         payload = Control(Action.ACK, packet.job, packet.request, answer.ack, answer.status).build()
-        self._remember(peer, packet, payload)
+        _put(member.answers, packet.request, payload, ANSWERS_PER_MEMBER)
         return [Outgoing.control(peer, payload), *answer.sends]
-
-    def _remember(self, peer: Address, packet: Control, answer: bytes) -> None:
-        key = (peer, packet.job)
-        answers = self._answers.get(key, OrderedDict())
-        _put(answers, packet.request, answer, ANSWERS_PER_SENDER)
-        _put(self._answers, key, answers)
 
     def _bare_answer(self, peer: Address, packet: Header | Control, status: Status) -> Outgoing:
         ack = Ack(packet.action)
@@ -260,10 +254,8 @@ class ControlPlane:
         self, peer: Address, packet: Control, join: Join, job: Job, member: Member, now: float
     ) -> Outgoing:
         """The Ack; a member that comes back and takes part in every round stays where it is."""
-        members = job.members
-        gathering = member.contributes and not members.gathered
-        count = len(members.joined if gathering else members.contributor_addresses())
-        ack = Request(job, member, Action.JOIN, None, now).ack(count)
+        present = len(job.members.contributor_addresses())
+        ack = Request(job, member, Action.JOIN, None, now).ack(present)
         stays = bool(join.flags & FLAG_STANDS_AT) and member.first_round is None
         if stays and job.synchronous and join.round in job.window:
             ack = replace(ack, round=join.round)
@@ -332,7 +324,7 @@ class ControlPlane:
     def _is_early(job: Job, join: Join) -> bool:
         """Whether nothing can have completed without the member this Join brings."""
         expected = max(job.members.expected, join.expected)
-        return len(job.members.joined) < expected and not job.completed_any
+        return expected > job.members.met and not job.completed_any
 
     def _reserve(self, job: Job, shape: Shape, rank: int, reproducible: bool) -> None:
         begins = job.shape is None
@@ -357,6 +349,7 @@ class ControlPlane:
     def _remove(self, job: Job, member: Member, now: float) -> list[Outgoing]:
         """Take a member out; what waited only for it completes."""
         job.members.remove(member)
+        _put(self._answers, (member.address, job.number), member.answers)
         self.relays.cancel(member.address, job.number)
         if member.contributes:
             del self.by_source[member.address]

@@ -1,7 +1,7 @@
 """Counters and drop reasons: one list for every world.
 
-Packets are wire packets: a super-datagram of 44 packets counts 44. What was received is
-accounted for without a rest:
+Packets are wire packets: a super-datagram of 44 packets counts 44 (but what the kernel drops, in
+`rx_overflow`, it counts by its own datagrams). What was received is accounted for without a rest:
 
     rx_packets = control + data + sum of the drops at the door (ordinary, short)
     data       = accumulated + sum of the drops of data
@@ -17,8 +17,8 @@ from __future__ import annotations
 COUNTERS: dict[str, str] = {
     "rx_packets": "packets received",
     "rx_bytes": "payload bytes received",
-    "tx_packets": "packets sent",
-    "tx_bytes": "payload bytes sent",
+    "tx_packets": "packets given to a port to send",
+    "tx_bytes": "payload bytes given to a port to send",
     "control": "control packets received",
     "data": "data packets received",
     "accumulated": "contributions added to a sum",
@@ -48,7 +48,7 @@ DROPS: dict[str, str] = {
     "late": "a contribution to a segment that is already complete",
     "stale_join": "a Join of an older incarnation than the member's",
     "unmatched_ack": "an Ack that answers nothing outstanding",
-    "rx_overflow": "dropped by the kernel: the socket's receive buffer was full",
+    "rx_overflow": "datagrams (a super-datagram is one) for which a receive buffer had no room",
     "tx_failed": "packets the kernel did not take for sending",
     "bad_frame": "frames too short, from a group address, or with headers that make no sense",
     "bad_checksum": "tagged frames whose IP or UDP checksum is wrong",

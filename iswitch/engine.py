@@ -77,10 +77,18 @@ class Engine(Generic[In, Out]):
     def stop(self) -> None:
         """Make `run` return soon; may be called from a signal handler or another thread."""
         self._stopping = True
-        os.eventfd_write(self._wake, 1)
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
 
     def run(self) -> None:
-        """Serve until stopped."""
+        """Serve until stopped; once."""
+        try:
+            self._serve()
+        finally:
+            os.close(self._wake)
+            self._wake = -1
+
+    def _serve(self) -> None:
         poller = select.poll()
         poller.register(self.port, select.POLLIN)
         poller.register(self._wake, select.POLLIN)

@@ -136,7 +136,7 @@ class Job:
         self.accelerator = None
         self.reserved.clear()
         self.completed_any = False
-        self.members.forget_joined()
+        self.members.expect_nobody()
         self.window.skip()
 
     def sleep(self, now: float) -> None:

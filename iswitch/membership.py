@@ -6,7 +6,8 @@ contributor bitmaps; controllers are numbered from 63 down, so that they take no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field
 
 from .packets import Address
 from .wire import MemberType, round_distance
@@ -32,6 +33,7 @@ class Member:
     last_seen: float
     contributed: int | None = None
     held_back: bool = False
+    answers: OrderedDict[int, bytes] = field(default_factory=OrderedDict)  # by Request
 
     @property
     def contributes(self) -> bool:
@@ -64,7 +66,7 @@ class Membership:
         self.by_address: dict[Address, Member] = {}
         self.expected = 0
         self.whole = False  # no sum holds fewer than `expected` contributions
-        self.joined: set[Address] = set()  # contributors since the job began
+        self.met = 0  # the largest `expected` that as many contributors have met
         self._participants: dict[int, int] = {}
         self._addresses: tuple[Address, ...] | None = None
 
@@ -84,8 +86,8 @@ class Membership:
 
     @property
     def gathered(self) -> bool:
-        """Whether as many contributors have joined as the largest `expected` names."""
-        return len(self.joined) >= self.expected
+        """Whether as many contributors have been there at once as the largest `expected` names."""
+        return self.expected <= self.met
 
     @property
     def least(self) -> int:
@@ -106,11 +108,12 @@ class Membership:
         """
         self.by_address[member.address] = member
         if member.contributes:
-            self.joined.add(member.address)
             self.expected = max(self.expected, expected)
             self.whole |= whole
         self._participants.clear()
         self._addresses = None
+        if len(self.contributor_addresses()) >= self.expected:
+            self.met = self.expected
 
     def remove(self, member: Member) -> None:
         """Take a member out."""
@@ -160,8 +163,7 @@ class Membership:
             member.held_back = False
         self._participants.clear()
 
-    def forget_joined(self) -> None:
-        """Forget who joined: the last contributor left."""
-        self.joined.clear()
-        self.expected = 0
+    def expect_nobody(self) -> None:
+        """The last contributor left: the next begin as if nobody had been there."""
+        self.expected = self.met = 0
         self.whole = False

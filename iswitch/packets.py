@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .wire import SEG_SIZE, TOS_CONTROL, split_seg
+from .wire import SEG_SIZE, TOS_CONTROL, Shape, split_seg
 
 Rows = npt.NDArray[np.uint8]
 
@@ -87,15 +87,18 @@ class Cutter:
     """Cuts data packets into stretches of consecutive segments of one round.
 
     The headers that the vector of a round has are kept for the last few rounds, so that for
-    packets in order the whole check is one comparison of bytes.
+    packets in order the whole check is one comparison of bytes. They are made when so much of a
+    round has come that it pays: a packet of a round of its own must not cost the whole vector.
     """
 
     ROUNDS = 8
-    MEMORY = (ROUNDS + 1) * SEG_SIZE  # bytes for every segment
+    WORTH = 64  # headers that one packet is worth
+    MEMORY = ROUNDS * SEG_SIZE  # bytes for every segment
 
-    def __init__(self, segments: int) -> None:
-        self._index = np.arange(segments, dtype=np.uint64)
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
         self._headers: dict[int, bytes] = {}
+        self._came: dict[int, int] = {}  # packets of rounds whose headers are not there
 
     def headers(self, round_: int, start: int, stop: int) -> npt.NDArray[np.uint64]:
         """The `Seg` of segments start..stop-1, big-endian."""
@@ -106,9 +109,7 @@ class Cutter:
         """Cut whole data packets, shape (n, size)."""
         raw = rows[:, :SEG_SIZE].tobytes()
         round_, start = split_seg(int.from_bytes(raw[:SEG_SIZE], "big"))
-        headers = self._headers.get(round_)
-        if headers is None and start < len(self._index):
-            headers = self._remember(round_)
+        headers = self._headers.get(round_) or self._consider(round_, len(rows))
         if headers and raw == headers[SEG_SIZE * start : SEG_SIZE * start + len(raw)]:
             return [(round_, start, rows)]
         segs = np.frombuffer(raw, ">u8").astype(np.uint64)
@@ -116,9 +117,17 @@ class Cutter:
         bounds = [0, *(np.flatnonzero(begins) + 1).tolist(), len(rows)]
         return [(*split_seg(int(segs[a])), rows[a:b]) for a, b in pairwise(bounds)]
 
+    def _consider(self, round_: int, packets: int) -> bytes | None:
+        came = self._came.pop(round_, 0) + packets
+        if came * self.WORTH >= self.shape.segments:
+            return self._remember(round_)
+        if len(self._came) >= self.ROUNDS:
+            del self._came[next(iter(self._came))]
+        self._came[round_] = came
+        return None
+
     def _remember(self, round_: int) -> bytes:
         if len(self._headers) >= self.ROUNDS:
             del self._headers[next(iter(self._headers))]
-        headers = (self._index | np.uint64(round_ << 32)).astype(">u8").tobytes()
-        self._headers[round_] = headers
+        headers = self._headers[round_] = self.shape.headers(round_).tobytes()
         return headers

@@ -75,13 +75,15 @@ class Relays:
     def handle_timer(self, now: float) -> list[Outgoing]:
         """Repeat what is due."""
         sends = []
-        for peer, pending in self._outstanding.items():
+        for peer, pending in list(self._outstanding.items()):
             for request, o in list(pending.items()):
                 if o.due > now:
                     continue
                 if o.sends >= MAX_SENDS:
                     del pending[request]
                     self.counters["relays_given_up"] += 1
+                    if not pending:
+                        del self._outstanding[peer]
                     continue
                 o.sends += 1
                 o.pause *= 2

@@ -23,6 +23,7 @@ TOS_DATA = 0x1C
 TOS_MASK = 0xFC  # routers may rewrite the two ECN bits
 SEG_SIZE = 8
 MAX_PAYLOAD = 65507  # largest UDP payload over IPv4
+IP_UDP_HEADERS = 28  # bytes
 MTU_PAYLOAD = 1472  # UDP payload that fills a 1500-byte MTU
 ROUND_MASK = 0xFFFFFFFF
 
@@ -154,10 +155,11 @@ class Shape:
         op: Op = Op.SUM,
         mode: Mode = Mode.SYNCHRONOUS,
         elements: int | None = None,
+        payload: int = MTU_PAYLOAD,
     ) -> Shape:
-        """The shape of a vector of `numel` elements; E by default fills a 1500-byte MTU."""
+        """The shape of a vector of `numel` elements; E by default fills the UDP payload."""
         if elements is None:
-            elements = (MTU_PAYLOAD - SEG_SIZE) // dtype.itemsize
+            elements = (payload - SEG_SIZE) // dtype.itemsize
         if elements < 1 or numel < 0:
             raise WireError(
                 f"{numel} elements in segments of {elements}: use 0 or more, of 1 or more"

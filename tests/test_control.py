@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from iswitch.control import ANSWERS_PER_SENDER, AWAKE, LINGER, SENDERS_REMEMBERED, Limits
+from iswitch.control import ANSWERS_PER_MEMBER, AWAKE, GONE_REMEMBERED, LINGER, Limits
 from iswitch.job import memory_needed
 from iswitch.packets import Outgoing
 from iswitch.switch import Switch
@@ -496,20 +496,20 @@ def test_sixty_four_answers_are_kept() -> None:
     bench = fresh()
     for request in range(1, 102):
         bench.control(0, A.SETH, Threshold(request), request=request)
-    kept = bench.switch.control._answers[peer(0), JOB]
+    kept = bench.switch.jobs[JOB].members.by_address[peer(0)].answers
     assert list(kept) == list(range(38, 102))
-    assert len(kept) == ANSWERS_PER_SENDER == 64
+    assert len(kept) == ANSWERS_PER_MEMBER == 64
     assert bench.control(0, A.SETH, Threshold(5), request=38)[1].threshold == 38
     assert bench.control(0, A.SETH, Threshold(5), request=37)[1].threshold == 5  # executed again
 
 
 def test_senders_remembered_are_bounded() -> None:
     bench = Bench()
-    for who in range(SENDERS_REMEMBERED + 50):
+    for who in range(GONE_REMEMBERED + 50):
         bench.join(who, None, MemberType.CONTROLLER)
         bench.control(who, A.LEAVE, request=1)
     control = bench.switch.control
-    assert len(control._answers) == len(control._left) == SENDERS_REMEMBERED == 1024
+    assert len(control._answers) == len(control._left) == GONE_REMEMBERED == 1024
     assert len(bench.switch.jobs) == 0
     assert bench.control(49, A.LEAVE, request=1)[0] is S.NOT_MEMBER
     assert bench.control(50, A.LEAVE, request=1)[0] is S.OK

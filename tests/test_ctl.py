@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import signal
+import re
 import socket
 import subprocess
 import sys
@@ -19,43 +18,18 @@ import numpy as np
 import pytest
 
 from iswitch.cli import main
+from iswitch.cli.ctl import COMMANDS
 from iswitch.wire import Ack, Action, Control, Join, MemberType, Segments, Status, Threshold
 from worker_lib import JobHalted, JobReset, SwitchUnreachable, Worker
 from worker_lib.controller import CommandRefused, Controller
+
+from .conftest import Where
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 20.0  # seconds until a test is given up
 ELEMENTS = 1000  # three segments
 
-Where = tuple[str, int]
 Ctl = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def switch() -> Iterator[Where]:
-    command = [sys.executable, "-m", "iswitch", "switch", "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            word, where = process.stdout.readline().split()
-            assert word == "listening"
-            host, port = where.split(":")
-            yield host, int(port)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(PATIENCE) == 0
-        finally:
-            process.kill()
-
-
-@pytest.fixture(scope="module")
-def jobs() -> Iterator[int]:
-    return itertools.count(1)
-
-
-@pytest.fixture
-def job(jobs: Iterator[int]) -> int:
-    """A number of the test's own."""
-    return next(jobs)
 
 
 @pytest.fixture
@@ -108,7 +82,7 @@ def vector(value: float) -> np.ndarray:
 def test_status_of_an_unknown_job(ctl: Ctl) -> None:
     answer = ctl("status")
     del answer["action"], answer["switch"], answer["job"]
-    expected = {"status": "OK", "threshold": 0, "round": 0, "joined": 0, "halted": False}
+    expected = {"status": "OK", "threshold": 0, "round": 0, "workers": 0, "halted": False}
     assert answer == expected
 
 
@@ -117,17 +91,17 @@ def test_status_follows_the_job(ctl: Ctl, workers: Callable[[int], list[Worker]]
     for _ in range(3):
         alone.allreduce(vector(1))
     answer = ctl("status")
-    assert (answer["threshold"], answer["round"], answer["joined"]) == (1, 2, 1)
+    assert (answer["threshold"], answer["round"], answer["workers"]) == (1, 2, 1)
     workers(1)
     answer = ctl("status")
-    assert (answer["threshold"], answer["joined"]) == (2, 2)
+    assert (answer["threshold"], answer["workers"]) == (2, 2)
 
 
 def test_join_leaves_nothing(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
     workers(2)
     for _ in range(70):  # more than a job has room for
         answer = ctl("join")
-        assert (answer["rank"], answer["threshold"], answer["joined"]) == (63, 2, 2)
+        assert (answer["rank"], answer["threshold"], answer["workers"]) == (63, 2, 2)
         assert answer["stays"] is False
 
 
@@ -140,7 +114,10 @@ def test_join_to_stay_and_leave(ctl: Ctl) -> None:
     assert ctl("join")["rank"] == stayed["rank"]
 
 
-def test_an_action_from_the_same_address_ends_the_stay(ctl: Ctl) -> None:
+def test_an_action_from_the_same_address_ends_the_stay(
+    ctl: Ctl, workers: Callable[[int], list[Worker]]
+) -> None:
+    workers(1)
     stayed = ctl("join", "--stay")
     assert ctl("seth", 2, "--bind", stayed["address"])["threshold"] == 2
     assert ctl("join")["rank"] == stayed["rank"]
@@ -165,6 +142,24 @@ def test_seth(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
     assert (answer["threshold"], answer["automatic"]) == (2, True)
 
 
+@pytest.mark.parametrize("action", [("seth", 2), ("halt",)])
+def test_nothing_is_set_without_workers(
+    ctl: Ctl, workers: Callable[[int], list[Worker]], action: tuple[object, ...]
+) -> None:
+    """It would be gone with the command; while there are workers, it lasts."""
+    answer = ctl(*action)
+    assert answer["status"] == "NO_WORKERS"
+    assert "start the workers first" in answer["message"]
+    (alone,) = workers(1)
+    before = ctl("status")
+    assert (before["threshold"], before["halted"]) == (1, False)
+    assert ctl(*action)["status"] == "OK"
+    after = ctl("status")
+    assert (after["threshold"], after["halted"]) == ((2, False) if len(action) > 1 else (1, True))
+    alone.leave()
+    assert ctl("status")["halted"] is False
+
+
 def test_help_then_fbcast(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
     first, second = workers(2)
     assert ctl("fbcast", 0, 0, 3)["contributors"] == 0
@@ -173,11 +168,21 @@ def test_help_then_fbcast(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> N
         # Every segment lacks the second worker's contribution, and only that.
         until(lambda: ctl("help", 0, 0, 3), lambda a: a["missing_ranks"] == [second.rank])
         assert ctl("help", 0, 2)["missing"] == 1 << second.rank
-        answer = ctl("fbcast", 0, 0, 3)
+        answer = ctl("fbcast", "current", 0, 3)
         assert (answer["contributors"], answer["count"]) == (1, 3)
         assert (waiting.result(PATIENCE) == 3).all()
-    assert ctl("help", 0, 0, 3)["missing"] == 0
+    answer = ctl("help", 0, 0, 3)
+    assert (answer["missing"], answer["missing_ranks"]) == (0, [])
     assert (second.allreduce(vector(4)) == 3).all()  # late: it gets what was broadcast
+
+
+def test_the_current_round(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    (alone,) = workers(1)
+    for round_ in range(3):
+        alone.allreduce(vector(1))
+        for action in ("help", "fbcast"):
+            assert ctl(action, "current", 0)["round"] == round_
+    assert ctl("help", 7, 0)["current"] == 2
 
 
 def test_halt_then_reset(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
@@ -224,12 +229,20 @@ def test_a_round_that_is_gone(ctl: Ctl, workers: Callable[[int], list[Worker]]) 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("status", "job J: H = 1, round 0, 1 worker joined so far"),
-        ("join", "job J can be joined, as rank 63: H = 1, round 0, 1 worker joined so far"),
-        ("seth 5", "job J: H = 5 (set)"),
-        ("seth 0", "job J: H = 1 (automatic: every current worker)"),
+        ("status", "job J: H = 1, round 0, 1 worker"),
+        ("join", "job J can be joined, as rank 63: H = 1, round 0, 1 worker"),
+        ("seth 1", "job J: H = 1 (set)"),
+        (
+            "seth 5",
+            "job J: H = 5 (set); with 1 worker, nothing completes in a synchronous job until 5 "
+            "are there",
+        ),
+        ("seth 0", "job J: H = 1 (automatic: every worker)"),
         ("help 0 1", "job J, round 0, segment 1: missing from rank 0"),
-        ("help 9 0 2", "job J, round 9, segments 0-1: nobody is waited for"),
+        ("help current 1", "job J, round 0, segment 1: missing from rank 0"),
+        ("help 1 1", "job J, round 1, segment 1: missing from rank 0"),
+        ("help 9 0 2", "job J, round 9, segments 0-1: not begun; the job is at round 0"),
+        ("fbcast 9 0", "job J, round 9, segment 0: not begun; the job is at round 0"),
         ("fbcast 0 0 3", "job J, round 0, segments 0-2: nothing to force"),
         ("halt", "job J is halted at round 0; `iswitch ctl reset` resumes it"),
         ("reset", "job J was reset and goes on from round 2"),
@@ -249,12 +262,30 @@ def test_lines(
     assert capsys.readouterr().out == line.replace("J", str(job)) + "\n"
 
 
+def test_documented_actions(
+    switch: Where, job: int, workers: Callable[[int], list[Worker]]
+) -> None:
+    """The examples of docs/switch.md, in its order; every action is there."""
+    workers(4)
+    table = (ROOT / "docs" / "switch.md").read_text()
+    examples = re.findall(r"^\| `(\w+).*\| `iswitch (ctl .*)` \|$", table, re.MULTILINE)
+    assert {action for action, _ in examples} == set(COMMANDS)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    for action, example in examples:
+        words = example.replace("--job 7", f"--job {job}").replace("40000", port).split()
+        assert words[1] == action
+        assert main([*words, "--switch", "{}:{}".format(*switch)]) == 0, example
+
+
 def test_stay_prints_how_to_leave(
     switch: Where, job: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--switch", "{}:{}".format(*switch), "--job", str(job)]
     assert main(["ctl", "join", "--stay", *options]) == 0
     advice = capsys.readouterr().out.splitlines()[1]
+    assert "no heartbeats" in advice
     command = advice.partition("iswitch ")[2].split()
     assert main(command) == 0
     assert capsys.readouterr().out == f"left job {job}\n"
@@ -274,7 +305,7 @@ def test_as_a_process(switch: Where, job: int) -> None:
     command = [sys.executable, "-m", "iswitch", "ctl", "status", "--job", str(job)]
     where = ["--switch", "{}:{}".format(*switch)]
     done = subprocess.run([*command, *where], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == f"job {job}: H = 0, round 0, no workers joined so far\n"
+    assert done.stdout == f"job {job}: H = 0, round 0, no workers\n"
 
 
 @pytest.mark.parametrize(
@@ -287,6 +318,7 @@ def test_as_a_process(switch: Where, job: int) -> None:
         "seth -1 --job 1",
         "seth 4294967296 --job 1",
         "fbcast 0 --job 1",
+        "fbcast last 0 --job 1",
         "fbcast 0 0 0 --job 1",
         "leave --job 1",
         "leave --bind 127.0.0.1:0 --job 1",

@@ -11,14 +11,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from iswitch.cli.demo import Member, Run
-from iswitch.cli.demo_report import curve, rolling, sum_is_exact
+from iswitch.cli.demo import LEARNED, Training, WorkerProcess
+from iswitch.cli.demo_report import PARTS, curve, rolling, sum_is_exact, summarise
 
 DEMO = [sys.executable, "-m", "iswitch", "demo"]
 SHORT = ["--workers", "2", "--iterations", "6", "--seed", "3"]
@@ -125,11 +127,59 @@ def test_repeats_bit_for_bit(tmp_path: Path) -> None:
         report = tmp_path / "demo.json"
         done = demo(*SHORT, "--seed", seed, "--json", str(report))
         assert done.returncode == 1
-        assert " FAILED learned" in done.stdout
+        assert " short  learned: too few iterations to judge" in done.stdout
         measured = json.loads(report.read_text())
         assert measured["checks"] == {"learned": False, "weights equal": True, "sum exact": True}
         weights.append(measured["weights_sha256"])
     assert weights[0] == weights[1] != weights[2]
+
+
+def test_alone_in_a_narrow_pipe() -> None:
+    command = [*DEMO, *SHORT, "--workers", "1"]
+    narrow = {**os.environ, "COLUMNS": "40"}
+    done = subprocess.run(command, env=narrow, capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "1 worker trains CartPole-v1; the switch passes on its gradients"
+    assert "mean return     -     - iterations/s   - % of the time" in lines[1]
+    assert " ok     weights: nothing to compare with one worker" in lines
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize(
+    ("iterations", "mean", "line"),
+    [
+        (299, 194.9, " short  learned: too few iterations to judge; 300 are enough"),
+        (299, 195.0, " ok     learned: mean return of at least 195"),
+        (300, 194.9, " FAILED learned: mean return of at least 195"),
+    ],
+)
+def test_judgement_of_learning(iterations: int, mean: float, line: str) -> None:
+    report = {
+        "mean_return_start": 20.0, "mean_return_end": mean, "episodes": 9, "bytes_aggregated": 0,
+        "packets_aggregated": 0, "allreduce_p50": 0.0, "allreduce_p99": 0.0,
+        "share": dict.fromkeys(PARTS, 0.0), "checks": {"learned": mean >= LEARNED},
+    }  # fmt: skip
+    printed = StringIO()
+    summarise(Training(4, iterations, 0), report, Console(file=printed))
+    assert printed.getvalue().splitlines()[-1] == line
+
+
+def test_rate_is_of_what_was_timed() -> None:
+    """From when all have done an iteration; none is told of a moment."""
+    run = Training(2, 100, 0)
+    run.members = [WorkerProcess(SimpleNamespace()) for _ in range(2)]  # type: ignore[arg-type]
+    for now, done, seconds, rate in [
+        (5.0, (3, 0), 0.0, None),
+        (6.0, (8, 2), 0.0, None),
+        (6.1, (9, 4), 0.1, None),
+        (8.0, (12, 12), 2.0, 5.0),
+        (9.0, (13, 12), 2.0, 5.0),  # nothing new that all have done
+    ]:
+        for member, count in zip(run.members, done, strict=True):
+            member.seconds["update"] = [0.0] * count
+        run.keep_time(now)
+        assert run.seconds == pytest.approx(seconds)
+        assert run.rate == rate
 
 
 def test_killed_worker_is_named() -> None:
@@ -190,10 +240,10 @@ def test_failed_run_leaves_no_empty_file(tmp_path: Path) -> None:
 
 def test_last_episodes_are_the_last_of_all() -> None:
     rng = np.random.default_rng(0)
-    run = Run(4, 50, 0)
+    run = Training(4, 50, 0)
     for size in (0, 3, 40, 200):
         ended = np.sort(rng.integers(50, size=size))
-        member = Member(SimpleNamespace())  # type: ignore[arg-type]
+        member = WorkerProcess(SimpleNamespace())  # type: ignore[arg-type]
         member.returns = [(int(i), float(r)) for i, r in zip(ended, rng.random(size), strict=True)]
         run.members.append(member)
     for last in (1, 20, 242, 243, 1000):
@@ -206,10 +256,10 @@ def test_curve() -> None:
     assert np.isnan(curve([], 3)).all()
 
 
-def recorded(contributions: list[np.ndarray], aggregates: list[np.ndarray]) -> Run:
-    run = Run(len(contributions), 1, 0)
+def recorded(contributions: list[np.ndarray], aggregates: list[np.ndarray]) -> Training:
+    run = Training(len(contributions), 1, 0)
     for contribution, aggregate in zip(contributions, aggregates, strict=True):
-        member = Member(SimpleNamespace())  # type: ignore[arg-type]
+        member = WorkerProcess(SimpleNamespace())  # type: ignore[arg-type]
         member.recorded = {
             "contribution": base64.b64encode(contribution.tobytes()).decode(),
             "aggregate": base64.b64encode(aggregate.tobytes()).decode(),

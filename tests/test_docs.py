@@ -6,15 +6,17 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from worker_lib import Worker
+
+from .conftest import Where
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,21 +40,6 @@ def commands() -> list[str]:
     ]
 
 
-@contextmanager
-def switch(listen: str) -> Iterator[tuple[str, str]]:
-    """A running switch: its address and the line it printed."""
-    command = [sys.executable, "-m", "iswitch", "switch", "--listen", listen]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline().strip()
-        try:
-            yield line.split()[1], line
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=10)
-        assert process.returncode == 0
-
-
 def listings(page: str) -> list[tuple[str, str]]:
     """The Python listings of a page, each with the output that stands below it."""
     found = BLOCK.findall((ROOT / "docs" / page).read_text())
@@ -63,26 +50,24 @@ def listings(page: str) -> list[tuple[str, str]]:
     ]
 
 
-WORKERS = [(page, text) for page, text in blocks("python") if "worker_lib" in text]
+WORKERS = [(page, text) for page, text in blocks("python") if page.name != "topologies.md"]
 
 
 @pytest.mark.parametrize(
     "listing", [text for _, text in WORKERS], ids=[page.name for page, _ in WORKERS]
 )
-def test_python_listing_in_four_processes(listing: str, tmp_path: Path) -> None:
-    with switch("127.0.0.1:0") as (address, _):
-        port = address.rpartition(":")[2]
-        assert '("127.0.0.1", 26963)' in listing
-        example = tmp_path / "example.py"
-        example.write_text(listing.replace("26963", port))
-        workers = [
-            subprocess.Popen(
-                [sys.executable, str(example)], stdout=subprocess.PIPE, text=True, cwd=ROOT,
-                env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
-            )
-            for _ in range(4)
-        ]  # fmt: skip
-        outputs = [worker.communicate(timeout=60)[0] for worker in workers]
+def test_python_listing_in_four_processes(listing: str, switch: Where, tmp_path: Path) -> None:
+    assert '("127.0.0.1", 26963)' in listing
+    example = tmp_path / "example.py"
+    example.write_text(listing.replace("26963", str(switch[1])))
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(example)], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        )
+        for _ in range(4)
+    ]  # fmt: skip
+    outputs = [worker.communicate(timeout=60)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0] * 4
     if "the sum over all four" in listing:
         assert sorted(outputs) == [f"rank {rank} got [0. 4. 8.]\n" for rank in range(4)]
@@ -127,29 +112,34 @@ def test_topology_forms_and_settings_are_documented() -> None:
         assert f"| `{name}` |" in text
 
 
-def test_commands() -> None:
+@pytest.fixture
+def worker(switch: Where) -> Iterator[None]:
+    """Somebody is in the job of the commands."""
+    with Worker(switch, job=7, numel=1000):
+        yield
+
+
+@pytest.mark.usefixtures("worker")
+def test_commands(switch: Where) -> None:
     """Each is of a kind that is tested: here, or as the comment says."""
-    with switch("127.0.0.1:0") as (address, _):
-        for command in commands():
-            words = shlex.split(command.replace("127.0.0.1:26963", address))
-            if words[0] == "make":  # demo: tests/test_demo.py; test: this run
-                dry = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True)
-                assert dry.returncode == 0, dry.stderr
-            elif words[:2] == ["iswitch", "switch"]:
-                assert words[2] == "--listen"
-                with switch("127.0.0.1:0") as (_, line):
-                    assert line.startswith("listening 127.0.0.1:")
-            elif words[0] == "iswitch":
-                done = subprocess.run(
-                    [sys.executable, "-m", *words], capture_output=True, text=True, timeout=60
-                )
-                assert done.returncode == 0, (command, done.stdout, done.stderr)
-                assert done.stdout
-            else:  # README: the listing in four processes, as above
-                assert command in (
-                    ". .venv/bin/activate",
-                    "for i in 1 2 3 4; do python example.py & done; wait",
-                )
+    for command in commands():
+        words = shlex.split(command.replace("127.0.0.1:26963", "{}:{}".format(*switch)))
+        if words[0] == "make":  # demo: tests/test_demo.py; test: this run
+            dry = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True)
+            assert dry.returncode == 0, dry.stderr
+        elif words[:2] == ["iswitch", "switch"]:  # as the fixture starts it
+            assert words[2] in ("--listen", "--ports")  # the latter: tests/test_raw.py
+        elif words[0] == "iswitch":
+            done = subprocess.run(
+                [sys.executable, "-m", *words], capture_output=True, text=True, timeout=60
+            )
+            assert done.returncode == 0, (command, done.stdout, done.stderr)
+            assert done.stdout
+        else:  # README: the listing in four processes, as above
+            assert command in (
+                ". .venv/bin/activate",
+                "for i in 1 2 3 4; do python example.py & done; wait",
+            )
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -178,13 +168,9 @@ def test_worker_arguments_are_documented() -> None:
             assert f"`{name}`" in text, name
 
 
-def test_stats_are_documented() -> None:
-    from worker_lib import Worker
-
-    with switch("127.0.0.1:0") as (address, _):
-        host, port = address.split(":")
-        with Worker((host, int(port)), 1, 0) as worker:
-            stats = worker.stats()
+def test_stats_are_documented(switch: Where) -> None:
+    with Worker(switch, 1, 0) as worker:
+        stats = worker.stats()
     text = (ROOT / "docs" / "worker.md").read_text()
     table = text[text.index("| key of `stats()`") :]
     assert set(stats) <= set(re.findall(r"`(\w+)`", table[: table.index("\n\n")]))

@@ -65,7 +65,12 @@ def test_a_perfect_machine() -> None:
     assert {r.state for r in results} == {"ok"}
     assert not any(r.cost or r.mend for r in results)
     assert loopback_runs(results)
-    assert "nothing of" in verdict(results)
+    assert verdict(results).endswith(f"; {len(CHECKS)} checks: {len(CHECKS)} ok.")
+
+
+def test_verdict_tells_limited_from_missing() -> None:
+    results = examine(fake(cores=1, packet_socket=False, overflow=0))
+    assert verdict(results).endswith(f": {len(CHECKS) - 3} ok, 2 limited, 1 missing.")
 
 
 def test_every_probe_is_faked() -> None:
@@ -167,6 +172,7 @@ def test_vital_checks() -> None:
 def test_report(
     rich: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     if not rich:
         monkeypatch.setitem(sys.modules, "rich", None)
     poor = Buffers(212992, 212992)
@@ -179,6 +185,17 @@ def test_report(
     if rich:
         assert max(map(len, out.splitlines())) <= 100
         assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(("columns", "width"), [("60", 60), ("140", 140), ("0", 100), ("x", 100)])
+def test_width_when_piped(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    show([Result("check", "limited", "found " * 50, "cost " * 50, "", False)])
+    lines = capsys.readouterr().out.splitlines()
+    assert width - 6 <= max(map(len, lines)) <= width
+    assert all(line == line.rstrip() for line in lines)
 
 
 def test_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -298,7 +298,6 @@ def arrays_of(accelerator: JobAccelerator) -> int:
         accelerator.packets.nbytes
         + sum(len(table.bytes) for table in tables)
         + sum(part.nbytes for part in parts.values())
-        + accelerator.cutter._index.nbytes
     )
 
 

@@ -105,13 +105,17 @@ def test_expected_is_the_largest_named_by_contributors() -> None:
     assert (members.expected, members.gathered) == (3, False)
     members.remove(members.by_address[peer(1)])
     members.add(member(1), 0)  # the same address again
-    assert not members.gathered
-    members.remove(members.by_address[peer(0)])  # leaving does not count backwards
+    members.remove(members.by_address[peer(0)])
     members.add(member(2), 0)
-    assert members.joined == {peer(0), peer(1), peer(2)}
+    assert not members.gathered  # never three at once
+    members.add(member(3), 0)
     assert members.gathered
-    members.forget_joined()
-    assert (members.expected, members.joined) == (0, set())
+    members.remove(members.by_address[peer(3)])
+    assert members.gathered  # leaving does not count backwards
+    members.add(member(4), 4)
+    assert not members.gathered
+    members.expect_nobody()
+    assert (members.expected, members.gathered) == (0, True)
 
 
 def test_participants_follow_every_change() -> None:

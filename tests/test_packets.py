@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iswitch.packets import Address, Burst, Cutter, Outgoing, Rows
-from iswitch.wire import TOS_CONTROL, TOS_DATA
+from iswitch.wire import TOS_CONTROL, TOS_DATA, Shape
 
 from .parts import peer, rows_of, seg
 
 TOP = 2**32 - 1
 SEGMENTS = 12
+SHAPE = Shape.of(SEGMENTS, elements=1)
 
 
 def data_packets(segs: list[tuple[int, int]]) -> Rows:
@@ -60,7 +61,7 @@ bursts = st.lists(runs(), min_size=1, max_size=6).map(lambda parts: [*chain(*par
 
 @given(st.lists(bursts, min_size=1, max_size=4))
 def test_cut_is_as_packet_by_packet(all_segs: list[list[tuple[int, int]]]) -> None:
-    cutter = Cutter(SEGMENTS)
+    cutter = Cutter(SHAPE)
     for segs in all_segs:
         assert cut(cutter, segs) == naive(segs)
 
@@ -77,19 +78,19 @@ def test_cut_is_as_packet_by_packet(all_segs: list[list[tuple[int, int]]]) -> No
     ],
 )
 def test_cut_where_rounds_and_indices_end(segs: list[tuple[int, int]]) -> None:
-    assert cut(Cutter(SEGMENTS), segs) == naive(segs)
+    assert cut(Cutter(SHAPE), segs) == naive(segs)
 
 
 def test_packets_in_order_are_one_stretch_without_a_copy() -> None:
     rows = data_packets([(3, i) for i in range(2, SEGMENTS)])
-    ((round_, start, stretch),) = Cutter(SEGMENTS).cut(rows)
+    ((round_, start, stretch),) = Cutter(SHAPE).cut(rows)
     assert (round_, start) == (3, 2)
     assert stretch is rows
 
 
 def test_stretches_are_views() -> None:
     rows = data_packets([(3, 0), (3, 1), (3, 5)])
-    stretches = Cutter(SEGMENTS).cut(rows)
+    stretches = Cutter(SHAPE).cut(rows)
     assert [(r, i, len(s)) for r, i, s in stretches] == [(3, 0, 2), (3, 5, 1)]
     assert all(np.shares_memory(stretch, rows) for _, _, stretch in stretches)
 
@@ -98,13 +99,13 @@ def test_rows_wider_apart_than_long() -> None:
     """A receive buffer's slots are larger than the packets in them."""
     buffer = np.full((4, 100), 0xEE, np.uint8)
     buffer[:, :12] = data_packets([(9, i) for i in range(4)])
-    ((round_, start, stretch),) = Cutter(SEGMENTS).cut(buffer[:, :12])
+    ((round_, start, stretch),) = Cutter(SHAPE).cut(buffer[:, :12])
     assert (round_, start, stretch.shape) == (9, 0, (4, 12))
 
 
 def test_headers_of_many_rounds() -> None:
     """Rounds that are forgotten and come again have the same headers."""
-    cutter = Cutter(SEGMENTS)
+    cutter = Cutter(SHAPE)
     for round_ in [*range(3 * Cutter.ROUNDS), 0, 5, TOP]:
         headers = cutter.headers(round_, 2, 7)
         assert headers.dtype == np.dtype(">u8")
@@ -112,7 +113,7 @@ def test_headers_of_many_rounds() -> None:
 
 
 def test_headers_kept_are_bounded() -> None:
-    cutter = Cutter(SEGMENTS)
+    cutter = Cutter(SHAPE)
     for round_ in range(100):
         cutter.cut(data_packets([(round_, 0)]))
     assert len(cutter._headers) == Cutter.ROUNDS

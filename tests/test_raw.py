@@ -56,7 +56,8 @@ class Running:
             stdout=subprocess.PIPE,
         )
         assert self.process.stdout is not None
-        assert self.process.stdout.readline() == f"listening {self.address}:26963\n".encode()
+        ready = json.loads(self.process.stdout.readline())
+        assert ready == {"listening": f"{self.address}:26963"}
 
     def run(self, node: str, *command: str) -> str:
         child = self.network.popen(node, command, stdout=subprocess.PIPE)

@@ -516,6 +516,27 @@ def test_repeated_heartbeats_when_the_switch_is_silent() -> None:
     assert scene.told()[-1] == "A< ack join"
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_restart_with_as_many_as_were_there(left: bool) -> None:
+    """Who named no number, or one that has left since, expects whom the last heartbeat told of."""
+    scene = Scene(3, heartbeat=3.0, expected=3 * left).start()
+    scene.round_of_all()
+    if left:
+        scene.workers[2].request(Action.LEAVE, None, scene.now)
+        scene.let_pass(1.0)
+        del scene.workers[2], scene.sessions[worker_address(2)]
+    scene.let_pass(4.0)
+    scene.switch = Switch()
+    first, *others = range(len(scene.workers))
+    outs = scene.begin(first)
+    scene.let_pass(1.0)
+    assert not scene.workers[first].transfer.done
+    outs |= scene.begin(*others)
+    scene.end(first, *others)
+    for out in outs.values():
+        assert (out == scene.total(1, first, *others)).all()
+
+
 @pytest.mark.parametrize("other_stands", ["before", "beyond"])
 def test_lease_ran_out(other_stands: str) -> None:
     """A worker that was paused comes back by its heartbeat, and is told if the job went on."""

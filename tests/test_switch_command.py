@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -46,7 +48,10 @@ def switch(
     ) as process:
         try:
             assert process.stdout is not None
-            found = re.fullmatch(r"listening (127\.0\.0\.1):(\d+)\n", process.stdout.readline())
+            address = r"(127\.0\.0\.1):(\d+)"
+            as_json = rf'{{"listening": "{address}"}}\n'
+            ready = as_json if "--json" in options else rf"listening {address}\n"
+            found = re.fullmatch(ready, process.stdout.readline())
             assert found, process.communicate(timeout=PATIENCE)
             yield process, (found[1], int(found[2]))
         finally:
@@ -155,6 +160,28 @@ def test_address_of_another_machine(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "cannot listen at 203.0.113.1:5000: " in printed.err
+    assert "no address of this machine" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "Name not known"), "Name not known; mend the name"),
+        (PermissionError(errno.EACCES, "Permission denied"), "ports below 1024 are for root"),
+        (OSError(errno.ENOBUFS, "No buffer space"), "takes any free port"),
+    ],
+)
+def test_address_that_cannot_be_listened_at(
+    error: OSError,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("iswitch.ports.udp.UdpPort", Mock(side_effect=error))
+    assert main(["switch"]) == 2
+    complaint = capsys.readouterr().err
+    assert words in complaint
+    assert "another switch" not in complaint
 
 
 @pytest.mark.parametrize(
@@ -165,7 +192,14 @@ def test_address_of_another_machine(capsys: pytest.CaptureFixture[str]) -> None:
         "--listen 127.0.0.1:65536",
         "--listen 127.0.0.1:-1",
         "--memory much",
+        "--memory 0",
+        "--memory -3",
+        "--memory inf",
         "--spin long",
+        "--spin -1",
+        "--spin nan",
+        "--listen [::1]:5",
+        "--listen ::1",
         "--dance",
     ],
 )
@@ -176,6 +210,7 @@ def test_usage(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert printed.out == ""
     assert words.split()[0] in printed.err
+    assert ("IPv4 only" in printed.err) == ("::1" in words)
 
 
 @pytest.mark.parametrize("options", [["--no-offload"], ["--spin", "0.001"], ["--reproducible"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import select
 import socket
@@ -282,11 +283,10 @@ def test_too_large_a_packet_is_counted(opened: Open) -> None:
     assert receiver.pull() == []
 
 
-@pytest.mark.parametrize("sends_whole", [False, True])
 @OFFLOAD
-def test_overflow_is_counted(opened: Open, offload: bool, sends_whole: bool) -> None:
+def test_overflow_is_counted(opened: Open, offload: bool) -> None:
     """What was not received was dropped by the kernel, which says so with the next packet."""
-    sender = opened(offload=sends_whole)
+    sender = opened(offload=False)
     receiver = opened(offload=offload, buffer=2048)
     sent = 200
     for _ in range(sent):
@@ -303,23 +303,57 @@ def test_overflow_is_counted(opened: Open, offload: bool, sends_whole: bool) -> 
     assert receiver.counters["rx_overflow"] == sent + 1 - came  # not counted again
 
 
-def test_offload_is_given_up_where_the_device_refuses(
-    opened: Open, monkeypatch: pytest.MonkeyPatch
+def test_overflow_of_super_datagrams(opened: Open) -> None:
+    """They are counted as the datagrams they are; the last ones when the port is closed."""
+    sender, receiver = opened(), opened(buffer=100_000)
+    sent = 50
+    for _ in range(sent):
+        sender.push([Outgoing((receiver.address,), TOS_DATA, *packets(20, 1000))])
+    time.sleep(0.05)
+    came = 0
+    while bursts := receiver.pull():
+        came += sum(len(burst.rows) for burst in bursts)
+    assert came < 20 * sent
+    receiver.close()
+    assert receiver.counters["rx_overflow"] == sent - came / 20
+    receiver.close()
+    assert receiver.counters["rx_overflow"] == sent - came / 20
+
+
+def test_answers_come_from_the_address_that_was_spoken_to(opened: Open) -> None:
+    """Whoever is connected to it hears no other."""
+    switch = opened(("0.0.0.0", 0))
+    peers = [opened(connect=(f"127.0.0.{i}", switch.address.port)) for i in (1, 2, 3, 2)]
+    for peer in peers:
+        peer.socket.send(b"from me")
+    bursts = pull_bursts(switch, 4)
+    rows, tail = packets(60, 1000, 30)
+    switch.push([Outgoing(tuple(burst.peer for burst in bursts), TOS_DATA, rows, tail)])
+    for peer in peers:
+        assert received(pull_bursts(peer, 60)) == payloads(rows, tail)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EINVAL, errno.EMSGSIZE])
+def test_who_cannot_be_sent_super_datagrams_is_sent_packets(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """A device that cannot segment answers EIO; everything is then sent one by one."""
+    """A device that cannot segment answers EIO, a path whose MTU is too small EINVAL."""
     sender, receivers = opened(), [opened(), opened()]
     send_to_all = sender._sender.send_to_all
 
     def refuse(fd: int, payload: np.ndarray, names: np.ndarray, control: udp.Block) -> int:
         if control.size > 24:  # with UDP_SEGMENT
-            raise OSError(errno.EIO, "no")
+            (port,) = struct.unpack(">H", ctypes.string_at(int(names[0]) + 2, 2))
+            if port == receivers[1].address.port:
+                raise OSError(code, "no")
+            return send_to_all(fd, payload, names[:1], control)
         return send_to_all(fd, payload, names, control)
 
     monkeypatch.setattr(sender._sender, "send_to_all", refuse)
     rows, tail = packets(100, 1000, 30)
     peers = tuple(receiver.address for receiver in receivers)
     sender.push([Outgoing(peers, TOS_DATA, rows, tail)] * 2)
-    assert sender.offload is False
+    assert sender._singly == {receivers[1].address}
     for receiver in receivers:
         assert received(pull_bursts(receiver, 200)) == payloads(rows, tail) * 2
     assert sender.counters["tx_failed"] == 0
@@ -405,7 +439,7 @@ def test_thousands_of_strangers(opened: Open) -> None:
     rows, tail = packets(1, 8)
     for i in range(5000):
         port.push([Outgoing((Address(f"127.1.{i >> 8}.{i & 255}", 9),), TOS_DATA, rows, tail)])
-    assert len(port._names) <= 4096
+    assert len(port._groups) <= 4096
     assert len(port._packed) <= 4096
     port.push([Outgoing((receiver.address,), TOS_DATA, rows, tail)])
     assert received(pull_bursts(receiver, 1)) == payloads(rows, tail)

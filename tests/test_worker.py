@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import itertools
+import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import worker_lib
-from iswitch.wire import Action, Status
+from iswitch.wire import TOS_CONTROL, TOS_DATA, Ack, Action, Control, Status
 from worker_lib import (
     AllreduceTimeout,
     JobHalted,
@@ -33,45 +33,14 @@ from worker_lib import (
     WorkerError,
 )
 
+from .conftest import StartSwitch
+
 ROOT = Path(__file__).parent.parent
 PATIENCE = 20.0  # seconds until a test is given up
 NUMEL = 1000  # three segments
 
 Where = tuple[str, int]
 Make = Callable[..., list[Worker]]
-
-
-def start_switch(listen: str, *options: str) -> tuple[subprocess.Popen[str], Where]:
-    command = [sys.executable, "-m", "iswitch", "switch", "--listen", listen, *options]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    word, where = process.stdout.readline().split()
-    assert word == "listening"
-    host, port = where.split(":")
-    return process, (host, int(port))
-
-
-@pytest.fixture(scope="module")
-def switch() -> Iterator[Where]:
-    process, where = start_switch("127.0.0.1:0")
-    with process:
-        try:
-            yield where
-            process.send_signal(signal.SIGINT)
-            assert process.wait(PATIENCE) == 0
-        finally:
-            process.kill()
-
-
-@pytest.fixture(scope="module")
-def jobs() -> Iterator[int]:
-    return itertools.count(1)
-
-
-@pytest.fixture
-def job(jobs: Iterator[int]) -> int:
-    """A number of the test's own."""
-    return next(jobs)
 
 
 @pytest.fixture
@@ -388,8 +357,8 @@ def test_timeout_names_whom_it_waits_for(make: Make, pool: ThreadPoolExecutor) -
     assert all((out == 6).all() for out in outs)
 
 
-def test_timeout_without_a_switch() -> None:
-    process, where = start_switch("127.0.0.1:0")
+def test_timeout_without_a_switch(start_switch: StartSwitch) -> None:
+    process, where = start_switch()
     with process:
         worker = Worker(where, 1, NUMEL, 1, timeout=PATIENCE)
         process.kill()
@@ -494,27 +463,25 @@ def test_no_sum_of_fewer(switch: Where, make: Make, pool: ThreadPoolExecutor) ->
     again.leave()
 
 
-def test_a_worker_that_computes_for_long_stays_a_member(pool: ThreadPoolExecutor) -> None:
+def test_a_worker_that_computes_for_long_stays_a_member(
+    pool: ThreadPoolExecutor, start_switch: StartSwitch
+) -> None:
     """Between calls its own thread keeps the lease; one that is stopped loses it."""
-    process, where = start_switch("127.0.0.1:0", "--lease", "5")
-    with process:
-        try:
-            first, second = pool.map(
-                lambda _: Worker(where, 1, NUMEL, 2, elastic=True, timeout=PATIENCE), range(2)
-            )
-            second._left.set()  # its thread ends: nobody speaks for it any more
-            time.sleep(6.5)
-            second._left.clear()
-            assert (first.allreduce(ones()) == 1).all()
-            with pytest.raises(MembershipLost, match="round 0 went on without it"):
-                second.allreduce(ones())
-            assert (first.stats()["rejoins"], second.stats()["rejoins"]) == (0, 1)
-            outs = together(pool, [first, second], [ones(), ones()])
-            assert all((out == 2).all() for out in outs)
-            first.leave()
-            second.leave()
-        finally:
-            process.kill()
+    _, where = start_switch("127.0.0.1:0", "--lease", "5")
+    first, second = pool.map(
+        lambda _: Worker(where, 1, NUMEL, 2, elastic=True, timeout=PATIENCE), range(2)
+    )
+    second._left.set()  # its thread ends: nobody speaks for it any more
+    time.sleep(6.5)
+    second._left.clear()
+    assert (first.allreduce(ones()) == 1).all()
+    with pytest.raises(MembershipLost, match="round 0 went on without it"):
+        second.allreduce(ones())
+    assert (first.stats()["rejoins"], second.stats()["rejoins"]) == (0, 1)
+    outs = together(pool, [first, second], [ones(), ones()])
+    assert all((out == 2).all() for out in outs)
+    first.leave()
+    second.leave()
 
 
 def test_an_abandoned_worker_is_collected(switch: Where, job: int) -> None:
@@ -525,6 +492,127 @@ def test_an_abandoned_worker_is_collected(switch: Where, job: int) -> None:
     gc.collect()
     assert reference() is None
     port.close()
+
+
+def test_a_retry_in_place_contributes_what_it_had(make: Make, pool: ThreadPoolExecutor) -> None:
+    """What was sent counts, also for a switch that forgot it; the vector holds sums by then."""
+    first, second = make(2)
+    vectors = [ones(), ones()]
+    second.set_threshold(1)  # the first gets some of its own back as sums, in place
+    first.allreduce(ones(5))
+    second.allreduce(ones(6))
+    second.set_threshold(0)
+    with pytest.raises(AllreduceTimeout):
+        first.allreduce(vectors[0], out=vectors[0], timeout=0.2)
+    vectors[0][:] = 100
+    outs = together(pool, [first, second], vectors)
+    assert all((out == 2).all() for out in outs)
+
+
+@pytest.mark.parametrize("shift", [-300, 300])
+def test_out_that_lies_over_a_part(make: Make, shift: int) -> None:
+    (alone,) = make(1)
+    both = np.ones(NUMEL + 300, np.float32)
+    vector, out = both[:NUMEL], both[300:]
+    if shift < 0:
+        vector, out = out, vector
+    with pytest.raises(ValueError, match="out lies over a part of vector"):
+        alone.allreduce(vector, out)
+    with pytest.raises(ValueError, match=r"out has shape .*reshape\(\(1000,\)\) is a view"):
+        alone.allreduce(vector, np.ones((10, 100), np.float32))
+    assert (alone.allreduce(vector, vector) == 1).all()
+
+
+def test_a_new_process_at_the_same_place(switch: Where, job: int) -> None:
+    """Even within a second nothing of the old one counts as the new one's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = probe.getsockname()
+    old = Worker(switch, job, NUMEL, 1, bind=place, timeout=PATIENCE)
+    old.set_threshold(2)
+    with pytest.raises(AllreduceTimeout):
+        old.allreduce(ones(100), timeout=0.1)
+    old._left.set()  # as if killed
+    old._port.close()
+    with Worker(switch, job, NUMEL, 1, bind=place, timeout=PATIENCE) as new:
+        new.set_threshold(0)
+        assert (new.allreduce(ones()) == 1).all()
+
+
+def test_requests_after_a_restart(start_switch: StartSwitch) -> None:
+    """A request that meets a switch which forgot the worker is made again by itself."""
+    process, where = start_switch()
+    worker = Worker(where, 1, NUMEL, 1, timeout=PATIENCE)
+    process.kill()
+    process.wait()
+    start_switch("{}:{}".format(*where))
+    assert worker.set_threshold(3) == 3
+    assert worker.stats()["rejoins"] == 1
+    worker.leave()
+
+
+def test_a_flood_does_not_hold_off_the_timeout() -> None:
+    """Whatever keeps coming: a call ends in time, and Help is asked for meanwhile."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as switch:
+        switch.bind(("127.0.0.1", 0))
+        switch.settimeout(PATIENCE)
+        done = threading.Event()
+
+        def play() -> None:
+            packet, peer = switch.recvfrom(100)
+            ack = Control(Action.ACK, 1, Control.parse(packet).request, Ack(Action.JOIN, 0, 0, 1))
+            switch.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, TOS_CONTROL)
+            switch.sendto(ack.build(), peer)
+            switch.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, TOS_DATA)
+            while not done.is_set():
+                switch.sendto(bytes(8 + 4 * 366), peer)  # round 0, index 0, again and again
+
+        thread = threading.Thread(target=play)
+        thread.start()
+        worker = Worker(switch.getsockname(), 1, NUMEL, timeout=PATIENCE)
+        began = time.monotonic()
+        try:
+            with pytest.raises(AllreduceTimeout):
+                worker.allreduce(ones(), timeout=0.5)
+            assert time.monotonic() - began < 5
+            assert worker.stats()["helps"] > 1
+        finally:
+            done.set()
+            thread.join()
+            worker.timeout = 0.1
+            worker.leave()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network namespace")
+def test_a_way_with_a_small_mtu() -> None:
+    """E is made to fit; a larger one, asked for, is cut by IP rather than lost."""
+    code = """
+        import fcntl, socket, struct, subprocess, sys
+        import numpy as np
+        from worker_lib import Worker
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            fcntl.ioctl(any_socket, 0x8922, struct.pack("16si12x", b"lo", 1400))  # SIOCSIFMTU
+            fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", 1))  # SIOCSIFFLAGS: up
+        switch = subprocess.Popen(
+            [sys.executable, "-m", "iswitch", "switch", "--listen", "127.0.0.1:0"],
+            stdout=subprocess.PIPE, text=True,
+        )
+        port = int(switch.stdout.readline().split(":")[1])
+        for given, used in [(None, 341), (366, 366)]:
+            with Worker(
+                ("127.0.0.1", port), 1, 20_000, 1, elements_per_segment=given, timeout=5
+            ) as worker:
+                assert worker.shape.elements == used, worker.shape
+                assert (worker.allreduce(np.ones(20_000, np.float32)) == 1).all()
+                assert worker.stats()["tx_failed"] == 0
+        switch.terminate()
+        switch.communicate()
+        """
+    run = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(
+        ["unshare", "--net", *run], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_context_manager(switch: Where, job: int) -> None:
@@ -560,10 +648,10 @@ def test_stats(make: Make) -> None:
 # A switch that is killed
 
 
-def test_switch_killed_and_restarted(pool: ThreadPoolExecutor) -> None:
+def test_switch_killed_and_restarted(pool: ThreadPoolExecutor, start_switch: StartSwitch) -> None:
     """Twice in mid-training; every sum of every round is exact."""
     numel, count, rounds = 20_000, 3, 60
-    process, where = start_switch("127.0.0.1:0")
+    process, where = start_switch()
     listen = "{}:{}".format(*where)
     workers: list[Worker] = []
     try:
@@ -613,6 +701,7 @@ def test_importing_the_package_loads_no_numpy() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Wroker'"):
         _ = worker_lib.Wroker  # type: ignore[attr-defined]
     assert all(hasattr(worker_lib, name) for name in worker_lib.__all__)
+    assert dir(worker_lib) == sorted(worker_lib.__all__)
 
 
 def test_switch_whose_name_is_unknown() -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Refused,
         RoundGone,
         SwitchUnreachable,
+        TooFewWorkers,
         WorkerError,
     )
 
@@ -30,6 +31,7 @@ __all__ = [
     "Refused",
     "RoundGone",
     "SwitchUnreachable",
+    "TooFewWorkers",
     "Worker",
     "WorkerError",
 ]
@@ -42,3 +44,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(".client" if name == "Worker" else ".errors", __name__), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, imported yet or not, for dir() and completion."""
+    return __all__

@@ -6,15 +6,27 @@ import select
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from iswitch.packets import Address
-from iswitch.wire import Ack, Action, Segments, Status, Threshold, Value, Vector
+from iswitch.wire import (
+    IP_UDP_HEADERS,
+    Ack,
+    Action,
+    Segments,
+    Shape,
+    Status,
+    Threshold,
+    Value,
+    Vector,
+)
 
 from . import arguments
 from .errors import (
@@ -25,14 +37,17 @@ from .errors import (
     Refused,
     RoundGone,
     SwitchUnreachable,
+    TooFewWorkers,
     WorkerError,
 )
 from .session import Answered, Dropped, Gone, Halted, Session, WasReset
+from .window import CEILING
 
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
 MAX_WORKERS = 64
 WHO_PATIENCE = 0.5  # seconds for an answer to the question who is in the job
 JOIN_PAUSE = 0.02  # seconds between two looks whether everybody has joined
+TIMES_KEPT = 100_000  # durations, for the percentiles
 REFUSED_PATIENCE = 5.0  # seconds to wait where no process listens; the switch may be starting
 
 
@@ -54,7 +69,8 @@ class Worker:
         reproducible: sum in rank order rather than in order of arrival, so that a run can be
             repeated bit for bit.
         timeout: seconds that joining, a request and a round may take.
-        elements_per_segment: E; the default fills a 1500-byte MTU (366 float32).
+        elements_per_segment: E; the default fills a 1500-byte MTU (366 float32), or that of the
+            way to the switch if it is smaller.
         restart_safe: keep a copy of the last vector for a switch that loses its state.
         offload: use segmentation offload where the machine has it.
         bind: local (host, port).
@@ -62,7 +78,7 @@ class Worker:
     Raises:
         SwitchUnreachable: nobody answers there.
         Refused: the switch does not take this worker into the job.
-        WorkerError: fewer than `num_workers` joined in time.
+        TooFewWorkers: fewer than `num_workers` joined in time.
         ValueError: an argument out of its range.
     """
 
@@ -90,14 +106,21 @@ class Worker:
             most = "a switch takes 1 to 64 workers a job"
             num_workers = arguments.whole("num_workers", num_workers, 1, MAX_WORKERS, most)
         shape = arguments.shape(numel, dtype, op, elements_per_segment)
-        self.shape = shape
         self.job = job
         self.num_workers = num_workers
+        self.elastic = elastic
         self.reproducible = reproducible
         self.timeout = arguments.seconds("timeout", timeout)
-        self.allreduce_seconds: list[float] = []
-        self._dtype = shape.dtype.numpy
+        self.allreduces = 0
+        self.allreduce_seconds: deque[float] = deque(maxlen=TIMES_KEPT)  # of the last
+        if bind[1]:  # a former process at this place may have begun in this second
+            time.sleep(1.0 - time.time() % 1.0)
         self._port = arguments.port(switch, bind, offload)
+        payload = self._port.mtu - IP_UDP_HEADERS
+        if elements_per_segment is None and payload < shape.packet_size:
+            shape = Shape.of(shape.numel, shape.dtype, shape.op, payload=payload)
+        self.shape = shape
+        self._dtype = shape.dtype.numpy
         self._address = Address(*self._port.socket.getpeername())  # `switch` may be a name
         self._session = Session(
             self._address,
@@ -105,10 +128,10 @@ class Worker:
             shape,
             incarnation=int(time.time()) & 0xFFFFFFFF,
             expected=num_workers or 0,
-            whole=not elastic,
+            whole=num_workers is not None and not elastic,
             reproducible=reproducible,
             restart_safe=restart_safe,
-            ceiling=min(2 << 20, self._port.buffer),
+            ceiling=min(CEILING, self._port.buffer),
         )
         self._poller = select.poll()
         self._poller.register(self._port, select.POLLIN)
@@ -166,6 +189,16 @@ class Worker:
         self._check(result, "out")
         if not (result.flags.c_contiguous and result.flags.writeable):
             raise ValueError("out must be writable and C-contiguous; leave it out for a new array")
+        if result.shape != vector.shape:
+            raise ValueError(
+                f"out has shape {result.shape}, vector {vector.shape}; out = out.reshape("
+                f"{vector.shape}) is a view that fits"
+            )
+        if _overlap(vector, result):
+            raise ValueError(
+                "out lies over a part of vector; pass the vector itself, an array of its own, or "
+                "none"
+            )
         wait = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
         with self._lock:
             self._ensure_open()
@@ -194,6 +227,7 @@ class Worker:
             raise
         session.finish()
         self._flush()
+        self.allreduces += 1
         self.allreduce_seconds.append(time.monotonic() - began)
 
     def _check(self, array: Vector, name: str) -> None:
@@ -285,7 +319,7 @@ class Worker:
             **session.stats,
             "rank": self.rank,
             "round": self.round,
-            "allreduces": len(self.allreduce_seconds),
+            "allreduces": self.allreduces,
             "allreduce_p50": float(np.percentile(times, 50)),
             "allreduce_p99": float(np.percentile(times, 99)),
             "round_trip": session.round_trip.smoothed,
@@ -304,13 +338,13 @@ class Worker:
         now = time.monotonic()
         sends = session.transmissions(now)
         port.push(sends)
-        if self._receive() or sends:
-            return True
-        deadline = session.deadline()
-        until = limit if deadline is None else min(limit, deadline)
-        self._poller.poll(max(0.0, until - now) * 1000)
-        self._receive()
+        if not self._receive() and not sends:
+            deadline = session.deadline()
+            until = limit if deadline is None else min(limit, deadline)
+            self._poller.poll(max(0.0, until - now) * 1000)
+            self._receive()
         now = time.monotonic()
+        deadline = session.deadline()
         if deadline is not None and deadline <= now:
             session.handle_timer(now)
         return now < limit
@@ -375,17 +409,22 @@ class Worker:
     def _request(self, action: Action, value: Value = None, timeout: float | None = None) -> Ack:
         with self._lock:
             self._ensure_open()
-            number = self._session.request(action, value, time.monotonic())
-            return self._await(
-                lambda answer: answer.request == number,
-                self.timeout if timeout is None else timeout,
-            )
+            limit = time.monotonic() + (self.timeout if timeout is None else timeout)
+            while True:
+                number = self._session.request(action, value, time.monotonic())
+                try:
+                    return self._await(partial(_answers, number), limit)
+                except Refused as refused:
+                    if refused.status is not Status.NOT_MEMBER or action is Action.LEAVE:
+                        raise
+                # The switch was restarted, or the lease had run out: once more as a member.
+                self._await(_answers_join, limit)
 
-    def _await(self, wanted: Callable[[Answered], bool], timeout: float) -> Ack:
+    def _await(self, wanted: Callable[[Answered], bool], limit: float) -> Ack:
         began = time.monotonic()
         self._port.refused = False
         while True:
-            more = self._step(began + timeout)
+            more = self._step(limit)
             for answer in self._events():
                 if wanted(answer):
                     if answer.status is not Status.OK:
@@ -410,12 +449,12 @@ class Worker:
         most = 0  # were seen at once: who gives up leaves
         while True:
             self._session.join(time.monotonic())
-            self._await(lambda answer: answer.action is Action.JOIN, self.timeout)
+            self._await(_answers_join, limit)
             most = max(most, self._session.joined)
             if most >= (self.num_workers or 0):
                 return
-            if time.monotonic() >= limit:
-                raise WorkerError(
+            if time.monotonic() + JOIN_PAUSE >= limit:
+                raise TooFewWorkers(
                     f"only {most} of {self.num_workers} workers joined job "
                     f"{self.job} within {self.timeout:g} s; are all of them running, with the "
                     "same job number and switch?"
@@ -431,7 +470,7 @@ class Worker:
     def _ask_who_is_there(self) -> None:
         with suppress(SwitchUnreachable, Refused):
             self._session.join(time.monotonic())
-            self._await(lambda answer: answer.action is Action.JOIN, WHO_PATIENCE)
+            self._await(_answers_join, time.monotonic() + WHO_PATIENCE)
 
     def _late(self, seconds: float) -> AllreduceTimeout:
         session = self._session
@@ -458,7 +497,7 @@ class Worker:
             )
         ranks = [rank for rank in range(64) if session.waiting_for >> rank & 1]
         joined, wanted = session.joined, self.num_workers or 0
-        if joined < wanted:
+        if joined < wanted and not (self.elastic and ranks):
             whom = (
                 f"only {joined} of {wanted} workers are in job {self.job}: has one not started, "
                 "left or died? Start it, and if the job had begun, reset()"
@@ -467,6 +506,8 @@ class Worker:
             whom = f"waiting for the contribution of rank{_plural(ranks)}: did it stop?"
         else:
             whom = "no contribution is missing: the aggregates are lost on their way here"
+        if failed := self._port.counters["tx_failed"]:
+            whom += f" ({failed} packets of this worker could not be sent: is the MTU too small?)"
         return AllreduceTimeout(f"{what}: {segments}; {whom}", round_, missing, ranks)
 
 
@@ -478,6 +519,22 @@ def _attend(worker_ref: weakref.ref[Worker], left: threading.Event) -> None:
             return
         worker._attend()
         del worker
+
+
+def _answers(number: int, answer: Answered) -> bool:
+    return answer.request == number
+
+
+def _answers_join(answer: Answered) -> bool:
+    return answer.action is Action.JOIN
+
+
+def _overlap(vector: Vector, out: Vector) -> bool:
+    """Whether they share memory without being the same."""
+    if not vector.flags.c_contiguous:  # it is copied first
+        return False
+    begin = vector.__array_interface__["data"][0] - out.__array_interface__["data"][0]
+    return bool(0 < abs(begin) < vector.nbytes)
 
 
 def _range(start: int, stop: int) -> str:

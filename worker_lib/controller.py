@@ -35,6 +35,17 @@ from .session import REPEAT_CEILING, REPEAT_PAUSE
 LEAVE_PATIENCE = 1.0  # seconds for a Leave to be answered when the work is done
 
 
+class NoWorkers(WorkerError):
+    """A setting was asked for in a job without workers; `job` is its number."""
+
+    def __init__(self, job: int) -> None:
+        self.job = job
+        super().__init__(
+            f"nothing was set in job {job}: it has no workers, and a setting goes with a job's "
+            "last member; start the workers first"
+        )
+
+
 class CommandRefused(Refused):
     """The switch refused a controller's request; `ack` is what it said besides."""
 
@@ -118,7 +129,7 @@ class Controller:
         """Join the job, whatever shape its vectors have; again: a heartbeat.
 
         Returns:
-            rank, threshold in force, current round; `contributors`: workers joined so far.
+            rank, threshold in force, current round; `contributors`: workers that are members.
         """
         join = Join(MemberType.CONTROLLER)
         return self._ask(Control(Action.JOIN, self.job, self._incarnation, join), self.timeout)
@@ -145,6 +156,18 @@ class Controller:
         finally:
             with suppress(WorkerError):  # nobody is there to be told
                 self._next(Action.LEAVE, None, min(self.timeout, LEAVE_PATIENCE))
+
+    @contextmanager
+    def settings(self) -> Iterator[Ack]:
+        """A membership in which to set what lasts as long as the job has members.
+
+        Raises:
+            NoWorkers: that would be no longer than this membership.
+        """
+        with self.membership() as ack:
+            if not ack.contributors:
+                raise NoWorkers(self.job)
+            yield ack
 
     def close(self) -> None:
         """Close the socket; a membership remains until its lease runs out."""

@@ -51,6 +51,10 @@ class Refused(WorkerError):
         super().__init__(f"{action.name} refused in job {job}: {self.REASONS[status]}{detail}")
 
 
+class TooFewWorkers(WorkerError):
+    """Fewer workers joined than a Worker was told to wait for."""
+
+
 class AllreduceTimeout(WorkerError):
     """A round was not done within its timeout.
 

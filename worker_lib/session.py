@@ -41,7 +41,7 @@ from iswitch.wire import (
 )
 
 from .transfer import Contribution, Transfer
-from .window import RoundTrip, SendWindow
+from .window import CEILING, RoundTrip, SendWindow
 
 SUPER_DATAGRAM = 65000  # bytes sent at once
 BURSTS_AT_ONCE = 4  # super-datagrams given out between two looks at what has come
@@ -115,7 +115,8 @@ class Session:
         shape: layout of the vectors.
         incarnation: Request of the Join; larger in a new process at the same address.
         expected: how many members the job is known to have; 0: any number.
-        whole: ask that no sum hold fewer than `expected` contributions.
+        whole: ask that no sum hold fewer than `expected` contributions. Else, at a switch that lost
+            its state, as many are expected as were there by the last heartbeat.
         reproducible: ask for sums in rank order.
         restart_safe: keep the last contribution until the round after it is under way, so that a
             switch that loses its state can be given it again (one more copy of the vector).
@@ -134,7 +135,7 @@ class Session:
         whole: bool = False,
         reproducible: bool = False,
         restart_safe: bool = True,
-        ceiling: int = 2 << 20,
+        ceiling: int = CEILING,
         heartbeat: float = HEARTBEAT,
     ) -> None:
         self.switch = switch
@@ -151,7 +152,8 @@ class Session:
         self.halted = False
         self.transfer: Transfer | None = None
         self.heard = float("-inf")  # when the last packet came
-        self.waiting_for: int | None = None  # bitmap of ranks, by the last answer to Help
+        self.waiting_for: int | None = None  # bitmap of ranks, by the last answers to Help
+        self._asked_anew = True  # no answer has come to the last Help
         self.stats = dict.fromkeys(
             ("sent", "sent_again", "received", "useless", "helps", "helped", "rejoins"), 0
         )
@@ -160,7 +162,7 @@ class Session:
         self.window = SendWindow(burst, max(burst, ceiling // shape.packet_size))
         self._burst = burst
         self._contributions = deque(Contribution(shape) for _ in range(1 + restart_safe))
-        self._cutter = Cutter(shape.segments)
+        self._cutter = Cutter(shape)
         self._out: deque[Outgoing] = deque()
         self._events: deque[Event] = deque()
         self._pending: dict[int, _Pending] = {}
@@ -169,6 +171,9 @@ class Session:
         self._request = incarnation
         self._flags = FLAG_REPRODUCIBLE * reproducible | FLAG_WHOLE * whole
         self._next_heartbeat = float("inf")
+        self._fixed = whole  # how many to expect does not follow who comes and goes
+        self._present = expected  # how many to expect at a switch that lost its state
+        self._gathered = False  # an aggregate has come: all that are expected have been there
         self._timer: float | None = None
         self._timed: tuple[int, float] | None = None  # a segment and when it was sent
         self._last_loss = float("-inf")
@@ -186,7 +191,8 @@ class Session:
             flags |= FLAG_STANDS_AT if took_part_before else FLAG_STANDS_AT | FLAG_FIRST
         elif self.member:
             flags |= FLAG_HEARTBEAT
-        join = Join.for_shape(self.shape, MemberType.WORKER, self.expected, flags)
+        expected = self._present if self._rejoining else self.expected
+        join = Join.for_shape(self.shape, MemberType.WORKER, expected, flags)
         if self._rejoining:
             join = replace(join, round=self.round)
         self._next_heartbeat = now + self.heartbeat
@@ -206,12 +212,19 @@ class Session:
         self._pending.pop(request, None)
 
     def begin(self, vector: Vector, out: Vector, now: float) -> None:
-        """Begin the allreduce of the current round; `vector` and `out` are flat, (numel,)."""
+        """Begin the allreduce of the current round, or begin it again after it was given up.
+
+        `vector` and `out` are flat, (numel,). The second time the vector counts only where it had
+        not been sent yet.
+        """
         if self._contributions[0].round != self.round:
             self._contributions.rotate(1)
-        self._contributions[0].begin(self.round)
+            self._contributions[0].begin(self.round)
+        if self._rejoining and not self._pending:  # a switch that refused us may take us now
+            self.join(now)
         self.transfer = Transfer(self._contributions[0], vector, out)
         self.waiting_for = None
+        self._asked_anew = True
         self._help_requests.clear()
         self._timed = None
         self.round_trip.backoff = 1.0
@@ -353,6 +366,8 @@ class Session:
     def _joined(self, ack: Ack, now: float) -> None:
         self.rank = ack.rank
         self.joined = ack.contributors
+        if self._gathered and not self._fixed:
+            self._present = self.joined
         if self.member:
             return
         self.member = True
@@ -374,6 +389,7 @@ class Session:
         if self.member and not self.leaving:
             self.member = False
             self._rejoining = True
+            self._gathered = False
             self.stats["rejoins"] += 1
             self.join(now)
 
@@ -410,6 +426,7 @@ class Session:
             self._timer = now + self.round_trip.timeout
             return
         self._timed = None  # Karn: what is asked for is not measured
+        self._asked_anew = True
         ranges = transfer.missing(sent_only=True)
         if self.halted:  # nothing will come; but the Reset that ends it may have been lost
             ranges = [(0, 1)]
@@ -441,7 +458,9 @@ class Session:
             self.round = self._moved_to = ack.round
         elif status is Status.OK:
             self.halted = False
-            self.waiting_for = ack.missing
+            before = 0 if self._asked_anew else self.waiting_for or 0
+            self.waiting_for = before | ack.missing  # each range has an answer of its own
+            self._asked_anew = False
 
     def _help_the_switch(self, named: Segments, now: float) -> None:
         """The switch lacks our contribution to these segments."""
@@ -478,6 +497,7 @@ class Session:
         self.stats["useless"] += useless
         if not fresh:
             return
+        self._gathered = True
         self.window.returned(fresh)
         self.round_trip.backoff = 1.0
         if self._timed is not None and transfer.has(self._timed[0]):

@@ -14,22 +14,31 @@ from iswitch.wire import SEG_SIZE, Shape, Vector
 
 
 class Contribution:
-    """A worker's vector of one round, as packets; kept until nobody can ask for it any more."""
+    """A worker's vector of one round, as packets; kept until nobody can ask for it any more.
+
+    Within a round it never changes: what has been filled in stays, whatever becomes of the vector
+    (an allreduce in place writes sums over it) when the allreduce is tried again.
+    """
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.round: int | None = None
+        self.filled = 0  # segments, from the first on
         self.packets = np.zeros(shape.segments, shape.packet)
         self._rows: Rows = self.packets.view(np.uint8).reshape(shape.segments, -1)
 
     def begin(self, round_: int) -> None:
         """Be the contribution to another round; elements come with `fill`."""
         self.round = round_
+        self.filled = 0
         self.packets["seg"] = self.shape.headers(round_)
 
-    def fill(self, vector: Vector, start: int, stop: int) -> None:
-        """Copy the elements of segments start..stop-1 from the flat vector."""
-        shape = self.shape
+    def fill(self, vector: Vector, stop: int) -> None:
+        """Copy the elements of the segments before `stop` from the flat vector."""
+        shape, start = self.shape, self.filled
+        if stop <= start:
+            return
+        self.filled = stop
         whole = min(stop, shape.full_segments)
         if start < whole:
             elements = vector[start * shape.elements : whole * shape.elements]
@@ -62,7 +71,6 @@ class Transfer:
         self._whole = out[: full * self.shape.elements].reshape(full, self.shape.elements)
         self._last = out[self.shape.numel - self.shape.last :]
         self._had = bytearray(self.shape.segments)
-        self._filled = 0
         self._dtype = self.shape.dtype.numpy
         self._todo: deque[tuple[int, int, bool]] = deque([(0, self.shape.segments, False)])
         self.remaining = self.shape.segments
@@ -76,7 +84,7 @@ class Transfer:
     @property
     def filled(self) -> int:
         """How many segments, from the first, have been given out to be sent."""
-        return self._filled
+        return self.contribution.filled
 
     def next_run(self, burst: int) -> tuple[int, int] | None:
         """Take the next segments to send: at most a burst; None: nothing is left to send.
@@ -98,16 +106,14 @@ class Transfer:
             if stop > boundary:
                 self._todo.appendleft((boundary, stop, asked))
                 stop = boundary
-            if stop > self._filled:
-                self.contribution.fill(self._vector, self._filled, stop)
-                self._filled = stop
+            self.contribution.fill(self._vector, stop)
             self.in_flight += stop - start
             return start, stop
         return None
 
     def resend(self, start: int, stop: int) -> int:
         """The switch lacks these segments: send those again that were sent; says how many."""
-        stop = min(stop, self._filled)
+        stop = min(stop, self.filled)
         if start >= stop:
             return 0
         self.in_flight = max(0, self.in_flight - (stop - start))
@@ -134,6 +140,7 @@ class Transfer:
             last = rows.shape[1] == shape.last_size and start >= shape.full_segments
             if round_ != self.round or stop > shape.segments or not (whole or last):
                 continue
+            self.contribution.fill(self._vector, stop)  # `out` may be the vector
             for a, b in self._lacking(start, stop):
                 elements = stretch[a - start : b - start, SEG_SIZE:].view(self._dtype)
                 if whole:
@@ -163,5 +170,5 @@ class Transfer:
 
     def missing(self, sent_only: bool = False) -> list[tuple[int, int]]:
         """Ranges (start, stop) of segments whose aggregate has not come."""
-        stop = self._filled if sent_only else self.shape.segments
+        stop = self.filled if sent_only else self.shape.segments
         return list(self._lacking(0, stop)) if stop else []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CEILING = 2 << 20  # bytes to have under way at most
+
 
 @dataclass
 class RoundTrip:

@@ -6,7 +6,9 @@ A command module has a docstring (its help), `configure(parser)` and `run(args) 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from collections.abc import Callable
 from importlib import import_module
 
 from .. import __version__
@@ -23,9 +25,33 @@ def host_port(text: str) -> tuple[str, int]:
     from ..wire import PORT
 
     host, _, port = text.rpartition(":") if ":" in text else (text, "", str(PORT))
+    if ":" in host:
+        raise argparse.ArgumentTypeError(f"{text!r}: IPv4 only, such as 127.0.0.1:26963")
     if not port.isdecimal() or not 0 <= int(port) <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:26963")
     return host or "0.0.0.0", int(port)
+
+
+def quantity(least: float | None = None) -> Callable[[str], float]:
+    """An argparse type: a finite number, above 0, or of `least` or more."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        enough = value > 0 if least is None else value >= least
+        if not enough or value == math.inf:
+            wanted = "above 0" if least is None else f"of {least:g} or more"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {wanted}")
+        return value
+
+    return parse
+
+
+def workers(count: int) -> str:
+    """So many workers, in words."""
+    return f"{count or 'no'} worker{'s' * (count != 1)}"
 
 
 def main(argv: list[str] | None = None) -> int:

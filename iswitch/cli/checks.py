@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
+from worker_lib.window import CEILING
+
 from .host import PACKETS, Host
 
-WINDOW = 1 << 20  # bytes a worker may have under way
 PROCESSES = 5  # of the demo: a switch and four workers
 BACKLOG = 1000  # packets, the kernel's default
 CAP_NET_ADMIN, CAP_NET_RAW = 12, 13  # linux/capability.h
@@ -85,7 +86,7 @@ def python(host: Host) -> Finding:
 
 
 def numpy(host: Host) -> Finding:
-    """2.0 brought bitwise_count."""
+    """2.0 made np.seterr local to a context, which keeps a switch quiet for nothing."""
     mend = "pip install 'numpy>=2.0'"
     try:
         version = host.numpy()
@@ -146,10 +147,10 @@ def overflow(host: Host) -> Finding:
 
 def receive_buffer(host: Host) -> Finding:
     """Room for what comes while the process is not looking."""
-    windows = host.buffers().receive // WINDOW
+    windows = host.buffers().receive // CEILING
     cost = (
-        f"holds the windows of {windows} workers x 1 MiB; more at once overflow it: repaired, but "
-        "every loss costs a timer's wait and the segments again"
+        f"holds the windows of {windows} workers x {CEILING >> 20} MiB; more at once overflow it: "
+        "repaired, but every loss costs a timer's wait and the segments again"
     )
     return _buffer(host, host.buffers().receive, "net.core.rmem_max", cost)
 

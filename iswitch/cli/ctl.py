@@ -1,13 +1,14 @@
 """Command a job at a running switch: status, threshold, reset, halt, partial broadcast.
 
 The command is a controller: a member that contributes nothing and counts in no H. It joins the job,
-asks for one thing, prints what the switch answered, and leaves. What it asked for stays: an H or a
-Halt outlasts it. In an asynchronous job, read "version" for "round".
+asks for one thing, prints what the switch answered, and leaves. What it set, an H or a Halt, lasts
+until the job's last member leaves; so it sets nothing in a job without workers. In an asynchronous
+job, read "version" for "round".
 
   iswitch ctl status --job 7                    is it alive, and how far?
   iswitch ctl seth 3 --job 7                    three contributions complete a segment
-  iswitch ctl help 12 0 100 --job 7             whose contributions does round 12 wait for?
-  iswitch ctl fbcast 12 0 100 --job 7           send what these segments hold, partial as it is
+  iswitch ctl help current 0 100 --job 7        whose contributions are missing?
+  iswitch ctl fbcast current 0 100 --job 7      send what these segments hold, partial as it is
 
 Exit status: 0 done, 1 the switch refused or did not answer, 2 wrong usage.
 """
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import UsageError, host_port
+from . import UsageError, host_port, quantity, workers
 
 if TYPE_CHECKING:
     from worker_lib.controller import Controller
@@ -61,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
         action.add_argument(
             "--timeout",
-            type=float,
+            type=quantity(),
             default=5.0,
             metavar="SECONDS",
             help="how long to wait for an answer (default: %(default)s)",
@@ -71,13 +72,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask the switch, tell what it answered."""
-    from worker_lib.controller import Controller
+    from worker_lib.controller import Controller, NoWorkers
     from worker_lib.errors import Refused, WorkerError
 
     if not args.switch[1]:
         raise UsageError("--switch needs the port the switch listens at, such as 127.0.0.1:26963")
-    if not args.timeout > 0:
-        raise UsageError("--timeout must be more than 0 seconds")
     where = "{}:{}".format(*args.switch)
     head = {"action": args.action, "switch": where, "job": args.job}
     try:
@@ -92,7 +91,9 @@ def run(args: argparse.Namespace) -> int:
         with controller:
             report = COMMANDS[args.action].run(controller, args)
     except WorkerError as error:
-        status = error.status.name if isinstance(error, Refused) else "NO_ANSWER"
+        status = "NO_WORKERS" if isinstance(error, NoWorkers) else "NO_ANSWER"
+        if isinstance(error, Refused):
+            status = error.status.name
         if args.json:
             print(json.dumps({**head, "status": status, "message": str(error)}))
         else:
@@ -136,7 +137,8 @@ def join(controller: Controller, args: argparse.Namespace) -> Report:
         options = f"--job {args.job} --switch {controller.switch} --bind {controller.address}"
         line = (
             f"joined job {args.job} as rank {ack.rank}: {state(ack)}\n"
-            f"to end it before the lease does: iswitch ctl leave {options}"
+            "it ends when its lease runs out, as ctl sends no heartbeats; "
+            f"to end it before: iswitch ctl leave {options}"
         )
     fields = {"rank": ack.rank, **state_fields(ack), "address": str(controller.address)}
     return Report(line, {**fields, "stays": args.stay})
@@ -154,11 +156,18 @@ def seth(controller: Controller, args: argparse.Namespace) -> Report:
     """Set H."""
     from ..wire import Action, Threshold
 
-    with controller.membership():
+    with controller.settings() as joined:
         ack = controller.request(Action.SETH, Threshold(args.threshold))
-    why = "set" if args.threshold else "automatic: every current worker"
-    fields = {"threshold": ack.threshold, "automatic": not args.threshold}
-    return Report(f"job {args.job}: H = {ack.threshold} ({why})", fields)
+    there = joined.contributors
+    why = "set" if args.threshold else "automatic: every worker"
+    line = f"job {args.job}: H = {ack.threshold} ({why})"
+    if ack.threshold > there:
+        line += (
+            f"; with {workers(there)}, nothing completes in a synchronous job until "
+            f"{ack.threshold} are there"
+        )
+    fields = {"threshold": ack.threshold, "automatic": not args.threshold, "workers": there}
+    return Report(line, fields)
 
 
 def reset(controller: Controller, args: argparse.Namespace) -> Report:
@@ -175,7 +184,7 @@ def halt(controller: Controller, args: argparse.Namespace) -> Report:
     """Suspend the job."""
     from ..wire import Action
 
-    with controller.membership():
+    with controller.settings():
         ack = controller.request(Action.HALT)
     line = f"job {args.job} is halted at round {ack.round}; `iswitch ctl reset` resumes it"
     return Report(line, {"round": ack.round})
@@ -185,24 +194,29 @@ def fbcast(controller: Controller, args: argparse.Namespace) -> Report:
     """Complete open segments as they are."""
     from ..wire import Action
 
-    with controller.membership():
-        ack = controller.request(Action.FBCAST, segments(args))
+    with controller.membership() as joined:
+        named = segments(args, joined)
+        ack = controller.request(Action.FBCAST, named)
     fewest = ack.contributors
-    what = f"broadcast with {fewest} or more contributions each" if fewest else "nothing to force"
-    return Report(f"{span(args)}: {what}", {**span_fields(args), "contributors": fewest})
+    what = f"broadcast with {fewest} or more contributions each"
+    if not fewest:
+        what = not_begun(named, ack) or "nothing to force"
+    return Report(f"{span(args, named)}: {what}", {**span_fields(named), "contributors": fewest})
 
 
 def help_(controller: Controller, args: argparse.Namespace) -> Report:
     """Ask who is missing; the switch asks those in turn."""
     from ..wire import Action
 
-    with controller.membership():
-        ack = controller.request(Action.HELP, segments(args))
+    with controller.membership() as joined:
+        named = segments(args, joined)
+        ack = controller.request(Action.HELP, named)
     ranks = [rank for rank in range(64) if ack.missing >> rank & 1]
-    named = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-    whom = f"missing from {named}" if ranks else "nobody is waited for"
-    fields = {"missing": ack.missing, "missing_ranks": ranks}
-    return Report(f"{span(args)}: {whom}", {**span_fields(args), **fields})
+    whom = f"missing from rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    if not ranks:
+        whom = not_begun(named, ack) or "nobody's contribution is missing"
+    fields = {"missing": ack.missing, "missing_ranks": ranks, "current": ack.round}
+    return Report(f"{span(args, named)}: {whom}", {**span_fields(named), **fields})
 
 
 # Arguments, and words for what an Ack says
@@ -219,53 +233,67 @@ def number(what: str, most: int, least: int = 0) -> Callable[[str], int]:
     return parse
 
 
-def segments(args: argparse.Namespace) -> Segments:
-    """The segments named on the command line."""
+def round_number(text: str) -> int | None:
+    """An argparse type: a round; None: the current one."""
+    return None if text == "current" else number("a round, if not `current`,", 0xFFFFFFFF)(text)
+
+
+def segments(args: argparse.Namespace, joined: Ack) -> Segments:
+    """The segments named on the command line; the Ack of the Join says which round is current."""
     from ..wire import Segments
 
-    return Segments(args.round, args.start, args.count)
+    round_ = joined.round if args.round is None else args.round
+    return Segments(round_, args.start, args.count)
 
 
-def span(args: argparse.Namespace) -> str:
+def span(args: argparse.Namespace, named: Segments) -> str:
     """The same in words."""
-    last = args.start + args.count - 1
-    which = f"segments {args.start}-{last}" if args.count > 1 else f"segment {args.start}"
-    return f"job {args.job}, round {args.round}, {which}"
+    last = named.index + named.count - 1
+    which = f"segments {named.index}-{last}" if named.count > 1 else f"segment {named.index}"
+    return f"job {args.job}, round {named.round}, {which}"
 
 
-def span_fields(args: argparse.Namespace) -> dict[str, int]:
+def span_fields(named: Segments) -> dict[str, int]:
     """The same for programs."""
-    return {"round": args.round, "start": args.start, "count": args.count}
+    return {"round": named.round, "start": named.index, "count": named.count}
+
+
+def not_begun(named: Segments, ack: Ack) -> str:
+    """Where the job is, if it has not come to the round; else nothing."""
+    from ..wire import round_distance
+
+    ahead = round_distance(named.round, ack.round) > 0
+    return f"not begun; the job is at round {ack.round}" if ahead else ""
 
 
 def state(ack: Ack) -> str:
     """What the Ack of a Join says of the job, in words."""
-    joined = ack.contributors
-    workers = f"{joined or 'no'} worker{'s' if joined != 1 else ''} joined so far"
-    return f"H = {ack.threshold}, round {ack.round}, {workers}"
+    return f"H = {ack.threshold}, round {ack.round}, {workers(ack.contributors)}"
 
 
 def state_fields(ack: Ack) -> dict[str, int]:
     """The same for programs."""
-    return {"threshold": ack.threshold, "round": ack.round, "joined": ack.contributors}
+    return {"threshold": ack.threshold, "round": ack.round, "workers": ack.contributors}
 
 
 def _stay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stay",
         action="store_true",
-        help="remain a member; ends with `iswitch ctl leave` or with the switch's lease",
+        help="remain a member until `iswitch ctl leave`, or until the lease runs out: no "
+        "heartbeats are sent",
     )
 
 
 def _threshold(parser: argparse.ArgumentParser) -> None:
-    what = "contributions that complete a segment; 0: every current worker's"
+    what = "contributions that complete a segment; 0: every worker's"
     parser.add_argument("threshold", type=number("H", 0xFFFFFFFF), metavar="H", help=what)
 
 
 def _segments(parser: argparse.ArgumentParser) -> None:
     index = number("a segment", 0xFFFFFFFF)
-    parser.add_argument("round", type=number("a round", 0xFFFFFFFF), metavar="ROUND")
+    which = "its number, or `current`"
+    parser.add_argument("round", type=round_number, metavar="ROUND", help=which)
     parser.add_argument("start", type=index, metavar="START", help="first segment")
     parser.add_argument(
         "count",
@@ -287,7 +315,7 @@ class Command:
 
 
 COMMANDS = {
-    "status": Command("show H in force, round, workers joined, halted or not", status),
+    "status": Command("show H in force, round, workers, halted or not", status),
     "join": Command("try whether the job can be joined", join, _stay),
     "leave": Command("end a membership that `join --stay` left at --bind", leave),
     "seth": Command("set H, the contributions that complete a segment", seth, _threshold),

@@ -3,7 +3,7 @@
 One switch process and N worker processes, each with CartPole environments and seeds of its own; the
 gradients are averaged through the switch in every iteration. At the end: has it learned, are the
 weights of all workers equal to the last bit, is the recorded round the sum of its contributions?
-Exit status 0 if all three hold.
+Exit status 0 if all three hold, 1 if not, as when the iterations were too few to learn.
 """
 
 from __future__ import annotations
@@ -30,13 +30,18 @@ STOP_PATIENCE = 10.0  # seconds for the switch to tell its counters
 PICTURES = (".png", ".svg", ".pdf")
 WINDOW = 20  # episodes in a mean return
 LEARNED = 195.0  # the return at which CartPole used to count as solved
+ITERATIONS = 300  # enough to learn
+RATE_AFTER = 0.2  # seconds that must be timed before they tell a rate
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("--workers", type=int, default=4, help="worker processes (default: 4)")
     parser.add_argument(
-        "--iterations", type=int, default=300, help="updates of the policy (default: 300)"
+        "--iterations",
+        type=int,
+        default=ITERATIONS,
+        help="updates of the policy (default: %(default)s)",
     )
     parser.add_argument(
         "--seed", type=int, default=1, help="of environments, actions and weights (default: 1)"
@@ -50,7 +55,7 @@ class DemoFailed(Exception):
 
 
 @dataclass
-class Member:
+class WorkerProcess:
     """What is known of one worker process."""
 
     child: Child
@@ -74,20 +79,22 @@ class Member:
 
 
 @dataclass
-class Run:
+class Training:
     """A training run as the parent sees it."""
 
     workers: int
     iterations: int
     seed: int
-    members: list[Member] = field(default_factory=list)
+    members: list[WorkerProcess] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     spent: Counter[str] = field(default_factory=Counter)  # all workers' seconds, by part
     address: str = ""
-    seconds: float = 0.0  # from the first iteration's end to the last
-    started: float | None = None
+    started: float | None = None  # when all workers had done their first iteration
+    untimed: int = 0  # iterations they had done by then
+    timed: int = 0  # the newest iteration they all have done
+    seconds: float = 0.0  # from the start until then
 
-    def hear(self, member: Member, message: dict[str, Any]) -> None:
+    def hear(self, member: WorkerProcess, message: dict[str, Any]) -> None:
         """Take what a worker says."""
         match message["event"]:
             case "joined":
@@ -110,6 +117,21 @@ class Run:
         """Iterations that all workers have completed."""
         return min((member.iterations for member in self.members), default=0)
 
+    def keep_time(self, now: float) -> None:
+        """Take the time when there is a new iteration that all workers have completed."""
+        if self.iteration > self.timed:
+            self.timed = self.iteration
+            if self.started is None:
+                self.started, self.untimed = now, self.timed
+            self.seconds = now - self.started
+
+    @property
+    def rate(self) -> float | None:
+        """Iterations per second; None while too little was timed to tell."""
+        if self.seconds < RATE_AFTER:
+            return None
+        return (self.timed - self.untimed) / self.seconds
+
     def episodes(self, last: int | None = None) -> list[float]:
         """Returns of all workers' episodes, by the iteration they ended in; the `last` of them."""
         first = 0 if last is None else -last  # none but a worker's last can be among all's last
@@ -118,11 +140,11 @@ class Run:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo."""
+    """Training the demo."""
     _check_arguments(args)
     from .demo_report import Screen, check, plot, summarise
 
-    training = Run(args.workers, args.iterations, args.seed)
+    training = Training(args.workers, args.iterations, args.seed)
     screen = Screen(training)
     try:
         with Fleet() as fleet, screen:
@@ -166,17 +188,17 @@ def _check_arguments(args: argparse.Namespace) -> None:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _train(fleet: Fleet, training: Run, screen: Screen) -> None:
+def _train(fleet: Fleet, training: Training, screen: Screen) -> None:
     switch = fleet.start("switch", ["-m", "iswitch", "switch", "--listen", "127.0.0.1:0", "--json"])
     training.address = _address(fleet, switch)
     arguments = ["-m", "worker_lib.rl.train", "--switch", training.address, "--job", str(JOB)]
     arguments += ["--workers", str(training.workers), "--seed", str(training.seed)]
     arguments += ["--iterations", str(training.iterations)]
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    by_child: dict[Child, Member] = {}
+    by_child: dict[Child, WorkerProcess] = {}
     for number in range(training.workers):
         child = fleet.start(f"worker {number}", arguments, one_thread)
-        by_child[child] = Member(child)
+        by_child[child] = WorkerProcess(child)
         training.members.append(by_child[child])
     heard = time.monotonic()
     while any(member.done is None for member in training.members):
@@ -185,7 +207,7 @@ def _train(fleet: Fleet, training: Run, screen: Screen) -> None:
             _take(by_child, training, child, line)
         if time.monotonic() - heard > SILENCE_PATIENCE:
             raise DemoFailed(f"no worker has said anything for {SILENCE_PATIENCE:.0f} s")
-        _keep_time(training)
+        training.keep_time(time.monotonic())
         screen.refresh()
     switch.process.terminate()
     limit = time.monotonic() + STOP_PATIENCE
@@ -208,12 +230,14 @@ def _address(fleet: Fleet, switch: Child) -> str:
         for _, line in fleet.listen(0.1):
             if line is None:
                 raise DemoFailed(f"the switch {switch.ending()}")
-            if line.startswith("listening "):
-                return line.split()[1]
+            address: str = json.loads(line)["listening"]
+            return address
     raise DemoFailed(f"the switch did not listen within {START_PATIENCE:.0f} s")
 
 
-def _take(by_child: dict[Child, Member], training: Run, child: Child, line: str | None) -> None:
+def _take(
+    by_child: dict[Child, WorkerProcess], training: Training, child: Child, line: str | None
+) -> None:
     member = by_child.get(child)
     if line is not None and member is not None:
         training.hear(member, json.loads(line))
@@ -223,13 +247,6 @@ def _take(by_child: dict[Child, Member], training: Run, child: Child, line: str 
         raise DemoFailed(f"worker {_called(member)} {child.ending()}")
 
 
-def _called(member: Member) -> str:
+def _called(member: WorkerProcess) -> str:
     rank = "that has not joined yet" if member.rank is None else f"of rank {member.rank}"
     return f"{rank} (process {member.child.process.pid})"
-
-
-def _keep_time(training: Run) -> None:
-    if training.iteration and training.started is None:
-        training.started = time.monotonic()
-    if training.started is not None and training.iteration < training.iterations:
-        training.seconds = time.monotonic() - training.started

@@ -1,4 +1,4 @@
-"""Look what this machine can do, and what each lacking thing costs.
+"""See what this machine can do, and what each missing or limited thing costs.
 
 Tries everything the switch and its workers use of the kernel, over the loopback device. Changes
 nothing. Exit status: 0 the loopback world can run, 1 it cannot.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from .checks import CHECKS, Result
 from .host import Host
 
-WIDTH = 100  # columns
+WIDTH = 100  # columns at most on a terminal; elsewhere, if COLUMNS does not say
 STYLES = {"ok": "green", "limited": "yellow", "missing": "bold red"}
 
 
@@ -46,7 +48,7 @@ def loopback_runs(results: Sequence[Result]) -> bool:
 
 
 def show(results: Sequence[Result]) -> None:
-    """Print what was found, then what lacks; states are words, colour only repeats them."""
+    """Print what was found, then its costs; states are words, colour only repeats them."""
     try:
         from rich import box
         from rich.console import Console
@@ -57,28 +59,35 @@ def show(results: Sequence[Result]) -> None:
             print(f"{r.name:20} {r.state:8} {r.found}", *filter(None, (r.cost, r.mend)), sep="; ")
         return
     console = Console(markup=False, highlight=False, emoji=False)
-    console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
+    if console.is_terminal:
+        console.width = min(WIDTH, console.width)
+    elif not os.environ.get("COLUMNS", "").lstrip("0").isdecimal():
+        console.width = WIDTH
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("check", "state", "found"):
         found.add_column(title)
-    lacking = Table.grid(padding=(0, 2, 0, 0))
+    costs = Table.grid(padding=(0, 2, 0, 0))
     for r in results:
         state = Text(r.state, STYLES[r.state])
         found.add_row(r.name, state, r.found)
         if r.state != "ok":
-            lacking.add_row(Text(r.name, STYLES[r.state]), "cost", r.cost or "unknown")
+            costs.add_row(Text(r.name, STYLES[r.state]), "cost", r.cost or "unknown")
             if r.mend:
-                lacking.add_row("", "mend", r.mend)
-    console.print(found)
-    if lacking.row_count:
-        console.print(lacking)
-        console.print()
+                costs.add_row("", "mend", r.mend)
+    with console.capture() as printed:
+        console.print(found)
+        if costs.row_count:
+            console.print(costs)
+            console.print()
+    for line in printed.get().splitlines():
+        print(line.rstrip())  # cells are padded with spaces
 
 
 def verdict(results: Sequence[Result]) -> str:
     """The last line: what it all means."""
-    lacking = [r.name for r in results if r.vital and r.state == "missing"]
-    if lacking:
-        return f"The loopback world cannot run here; mend first: {', '.join(lacking)}."
-    less = sum(r.state != "ok" for r in results)
-    return f"The loopback world runs here; {less or 'nothing'} of {len(results)} checks lacking."
+    missing = [r.name for r in results if r.vital and r.state == "missing"]
+    if missing:
+        return f"The loopback world cannot run here; mend first: {', '.join(missing)}."
+    counts: Counter[str] = Counter(r.state for r in results)
+    found = ", ".join(f"{counts[state]} {state}" for state in STYLES if state in counts)
+    return f"The loopback world runs here; {len(results)} checks: {found}."

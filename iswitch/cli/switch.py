@@ -1,20 +1,23 @@
 """Run a switch: on a UDP socket (the loopback world), or on network interfaces (the raw world).
 
-Prints `listening HOST:PORT` when ready, serves until SIGINT or SIGTERM, then prints its counters.
-On a UDP socket it needs no privileges, and serves workers on other machines as well. With --ports
-it is what its hosts are plugged into: it forwards what is not for it, as any switch does.
+Prints `listening HOST:PORT` when ready, serves until SIGINT or SIGTERM, then prints its counters;
+with --json each as an object on a line of its own. On a UDP socket it needs no privileges, and
+serves workers on other machines as well. With --ports it is what its hosts are plugged into: it
+forwards what is not for it, as any switch does.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import signal
+import socket
 import sys
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any
 
-from . import UsageError, host_port
+from . import UsageError, host_port, quantity
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -22,6 +25,13 @@ if TYPE_CHECKING:
 
 PORT = 26963  # the protocol's
 MAC_PREFIX = bytes([0x02, 0x69])  # locally administered; the address follows
+LEAST_LEASE = 5.0  # seconds; workers send a heartbeat every three
+MENDS = {
+    errno.EADDRINUSE: "is another switch running there? --listen 127.0.0.1:0 takes any free port",
+    errno.EADDRNOTAVAIL: "no address of this machine (`ip address` lists them); "
+    "--listen 0.0.0.0:26963 serves on all it has",
+    errno.EACCES: "ports below 1024 are for root; take a higher one, such as 26963",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -61,14 +71,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--memory",
-        type=float,
+        type=quantity(),
         default=1024,
         metavar="MIB",
         help="most that members may reserve for sums (default: %(default)s)",
     )
     parser.add_argument(
         "--lease",
-        type=seconds,
+        type=quantity(LEAST_LEASE),
         default=30.0,
         metavar="SECONDS",
         help="a member that is silent for so long is out (default: %(default)s)",
@@ -80,7 +90,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--spin",
-        type=float,
+        type=quantity(0),
         default=0.0,
         metavar="SECONDS",
         help="poll this long before sleeping: lower latency for a busy core (default: 0)",
@@ -90,20 +100,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="send packets one by one, without segmentation offload",
     )
-    parser.add_argument("--json", action="store_true", help="print the counters as JSON")
-
-
-def seconds(text: str) -> float:
-    """An argparse type: a lease that workers' heartbeats, every three seconds, can keep."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 5 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: pass 5 seconds or more; workers send a heartbeat every three"
-        )
-    return value
+    parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
 
 
 def mac(text: str) -> bytes:
@@ -130,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     engine, where = raw(args, switch) if args.ports else loopback(args, switch)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: engine.stop())
-    print(f"listening {where}", flush=True)
+    print(json.dumps({"listening": where}) if args.json else f"listening {where}", flush=True)
     engine.run()
     engine.port.close()
     if args.json:
@@ -150,10 +147,7 @@ def loopback(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any]
         port = UdpPort(args.listen, offload=not args.no_offload, counters=switch.counters)
     except OSError as error:
         where = "{}:{}".format(*args.listen)
-        raise UsageError(
-            f"cannot listen at {where}: {error.strerror}; is another switch running there? "
-            "--listen 127.0.0.1:0 takes any free port"
-        ) from None
+        raise UsageError(f"cannot listen at {where}: {error.strerror}; {mend(error)}") from None
     return Engine(switch, port, spin=args.spin), str(port.address)
 
 
@@ -181,6 +175,13 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
     own = args.mac or MAC_PREFIX + address
     chassis = Chassis(switch, address, own, ports.jacks, args.port)
     return Engine(chassis, ports, spin=args.spin), f"{args.address}:{args.port}"
+
+
+def mend(error: OSError) -> str:
+    """What to do when an address cannot be listened at."""
+    if isinstance(error, socket.gaierror):
+        return "mend the name, or give an IPv4 address of this machine"
+    return MENDS.get(error.errno or 0, "--listen 127.0.0.1:0 takes any free port")
 
 
 def print_counters(counters: dict[str, int]) -> None:

@@ -64,7 +64,7 @@ class Receiver:
     for the same sets of the cache.
     """
 
-    CONTROL_SIZE = 96
+    CONTROL_SIZE = 112
     META = SOCKADDR_SIZE + CONTROL_SIZE
 
     def __init__(self, slots: int, slot_size: int) -> None:
@@ -106,6 +106,7 @@ class Block:
     """Bytes that stay where they are, for the kernel to read."""
 
     def __init__(self, content: bytes) -> None:
+        self.content = content
         self._array = np.frombuffer(content, np.uint8)
         self.address = address_of(self._array)
         self.size = len(content)

@@ -3,7 +3,8 @@
 Linux moves up to 64 kB of equal packets in one call: UDP_SEGMENT on sending, UDP_GRO on receiving
 (udp(7)). Where packets come one by one, recvmmsg takes a batch of them and the batch is cut into
 bursts by comparing neighbours. The ToS byte is read through IP_RECVTOS and set with each send; what
-the kernel had to drop is read through SO_RXQ_OVFL.
+the kernel had to drop is read through SO_RXQ_OVFL. A socket bound to all addresses answers from the
+one it was spoken to at (IP_PKTINFO), since that is the only one its peer listens to.
 """
 
 from __future__ import annotations
@@ -26,15 +27,24 @@ UDP_SEGMENT = 103  # linux/udp.h
 UDP_GRO = 104
 IP_RECVTOS = 13  # linux/in.h
 SO_RXQ_OVFL = 40
+SO_MEMINFO = 55
+MEMINFO_DROPS = 8  # index in SO_MEMINFO's array (linux/sock_diag.h)
+IP_PKTINFO = 8
+IP_MTU = 14
 SO_RCVBUFFORCE = 33
 SO_SNDBUFFORCE = 32
 
 BUFFER = 16 << 20  # bytes asked for; net.core.rmem_max may allow less
 MAX_SUPER = 65507  # bytes of a super-datagram
+REMEMBERED = 4096  # kinds of packets, and lists of receivers; strangers may have ever new addresses
 MAX_SEGMENTS = 64  # packets of one (UDP_MAX_SEGMENTS; 128 in newer kernels)
 SLOT = 2 * 65536 + 192  # a datagram, and the rest of the last row, which can be nearly as long
 BATCH = 128  # datagrams in a call while they come one by one
 BATCH_SUPER = 8  # while they come as super-datagrams: half a megabyte, which a cache holds
+
+
+# The kernel or the device cannot segment, or the packets are larger than the MTU on the way.
+NOT_WHOLE = (errno.EIO, errno.EINVAL, errno.EMSGSIZE)
 
 
 class _Kind(NamedTuple):
@@ -44,6 +54,15 @@ class _Kind(NamedTuple):
     tos: int
     segment: int  # size of the packets of a super-datagram; 0: a single packet
     overflow: int  # datagrams the kernel has dropped at this socket, all in all
+
+
+class _Group(NamedTuple):
+    """Receivers that are sent to from the same address: where their sockaddr_in are."""
+
+    source: bytes  # our address; b"": as the kernel chooses
+    names: npt.NDArray[np.uint64]  # all of them
+    whole: npt.NDArray[np.uint64]  # who is sent super-datagrams
+    single: npt.NDArray[np.uint64]  # who is not: the way there does not carry them
 
 
 class UdpPort:
@@ -74,10 +93,12 @@ class UdpPort:
             self.socket.bind(listen)
             if connect:
                 self.socket.connect(connect)
-        except OSError:
+        except BaseException:
             self.socket.close()
             raise
         self.socket.setsockopt(socket.IPPROTO_IP, IP_RECVTOS, 1)
+        if not connect and listen[0] in ("", "0.0.0.0"):
+            self.socket.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
         self.socket.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, 1)
         self.buffer = size_buffers(self.socket, buffer)
         self.offload = offload and supports_offload(self.socket)
@@ -88,9 +109,11 @@ class UdpPort:
         self._sender = Sender()
         self._batch = BATCH
         self._kinds: dict[bytes, _Kind] = {}
-        self._names: dict[tuple[Address, ...], npt.NDArray[np.uint64]] = {}
+        self._groups: dict[tuple[Address, ...], list[_Group]] = {}
         self._packed: list[Block] = []
-        self._controls: dict[tuple[int, int], Block] = {}
+        self._sources: dict[Address, bytes] = {}  # at which of our addresses a peer spoke to us
+        self._singly: set[Address] = set()  # who cannot be reached with super-datagrams
+        self._controls: dict[tuple[int, int, bytes], Block] = {}
         self._overflow = 0
         self._used = 0
 
@@ -99,8 +122,16 @@ class UdpPort:
         return self.socket.fileno()
 
     def close(self) -> None:
-        """Close the socket."""
+        """Count what the kernel has dropped since the last packet that came, and close."""
+        if self.socket.fileno() >= 0:
+            meminfo = self.socket.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36)
+            self._note_overflow(struct.unpack_from("<I", meminfo, 4 * MEMINFO_DROPS)[0])
         self.socket.close()
+
+    @property
+    def mtu(self) -> int:
+        """The MTU of the way to the peer this port is connected to, in bytes of IP."""
+        return self.socket.getsockopt(socket.IPPROTO_IP, IP_MTU)
 
     # Receiving
 
@@ -136,8 +167,7 @@ class UdpPort:
         length = int(self._receiver.lengths[start])
         data = self._receiver.data
         if kind.overflow > self._overflow:
-            self.counters["rx_overflow"] += kind.overflow - self._overflow
-            self._overflow = kind.overflow
+            self._note_overflow(kind.overflow)
         if not kind.segment or kind.segment >= length:
             bursts.append(Burst(kind.peer, kind.tos, data[start:stop, :length], length))
             return
@@ -148,9 +178,14 @@ class UdpPort:
             rows = data[slot, : n * kind.segment].reshape(n, kind.segment)
             bursts.append(Burst(kind.peer, kind.tos, rows, tail))
 
+    def _note_overflow(self, drops: int) -> None:
+        self.counters["rx_overflow"] += max(0, drops - self._overflow)
+        self._overflow = max(self._overflow, drops)
+
     def _read_kind(self, signature: bytes) -> _Kind:
         port, host = struct.unpack_from(">2xH4s", signature)
         tos = segment = overflow = 0
+        source = b""
         at = SOCKADDR_SIZE
         while at + 16 <= len(signature):
             size, level, type_ = struct.unpack_from("<Qii", signature, at)
@@ -158,15 +193,23 @@ class UdpPort:
                 break
             if (level, type_) == (socket.IPPROTO_IP, socket.IP_TOS):
                 tos = signature[at + 16]
+            elif (level, type_) == (socket.IPPROTO_IP, IP_PKTINFO):
+                source = signature[at + 20 : at + 24]
             elif (level, type_) == (SOL_UDP, UDP_GRO):
                 (segment,) = struct.unpack_from("<i", signature, at + 16)
             elif (level, type_) == (socket.SOL_SOCKET, SO_RXQ_OVFL):
                 (overflow,) = struct.unpack_from("<I", signature, at + 16)
             at += (size + 7) & ~7
-        kind = _Kind(Address(socket.inet_ntoa(host), port), tos, segment, overflow)
-        if len(self._kinds) >= 4096:  # strangers with ever new addresses
+        peer = Address(socket.inet_ntoa(host), port)
+        kind = _Kind(peer, tos, segment, overflow)
+        if len(self._kinds) >= REMEMBERED:
             self._kinds.clear()
         self._kinds[signature] = kind
+        if source and self._sources.get(peer) != source:
+            if len(self._sources) >= REMEMBERED:
+                self._sources.clear()
+            self._sources[peer] = source
+            self._forget_groups()
         return kind
 
     # Sending
@@ -174,31 +217,33 @@ class UdpPort:
     def push(self, sends: Iterable[Outgoing]) -> None:
         """Send packets; what the kernel does not take is counted (`tx_failed`)."""
         for out in sends:
-            names = self._names.get(out.peers)
-            if names is None:
-                names = self._sockaddrs(out.peers)
             n, size = out.rows.shape
             at_once = min(MAX_SUPER // size, MAX_SEGMENTS) if size else 1
-            if n == 1:
-                self._send_to_all(names, out.rows[0, : out.tail], self._control(out.tos, 0))
-            elif self.offload and at_once > 1:
-                self._send_super(names, out, at_once)
-            else:
-                self._send_singly(names, out.rows, out.tail, out.tos)
+            for group in self._groups.get(out.peers) or self._group(out.peers):
+                single = self._control(out.tos, 0, group.source)
+                if n == 1:
+                    self._send_to_all(group.names, out.rows[0, : out.tail], single)
+                elif self.offload and at_once > 1:
+                    self._send_super(group, out, at_once)
+                    self._send_singly(group.single, out.rows, out.tail, single)
+                else:
+                    self._send_singly(group.names, out.rows, out.tail, single)
 
-    def _send_super(self, names: npt.NDArray[np.uint64], out: Outgoing, at_once: int) -> None:
+    def _send_super(self, group: _Group, out: Outgoing, at_once: int) -> None:
         n, size = out.rows.shape
-        control = self._control(out.tos, size)
         flat = out.rows.reshape(-1)
         total = (n - 1) * size + out.tail
+        names = group.whole
         for start in range(0, total, at_once * size):
             stop = min(start + at_once * size, total)
-            if stop - start <= size:  # a single packet is no super-datagram
-                control = self._control(out.tos, 0)
-            self._send_to_all(names, flat[start:stop], control, -(-(stop - start) // size))
-            if not self.offload:  # it was refused just now
-                self._send_singly(names, out.rows[start // size :], out.tail, out.tos)
-                return
+            packets = -(-(stop - start) // size)
+            # A single packet is no super-datagram.
+            control = self._control(out.tos, size if packets > 1 else 0, group.source)
+            refused = self._send_to_all(names, flat[start:stop], control, packets)
+            if len(refused):
+                single = self._control(out.tos, 0, group.source)
+                self._send_singly(refused, out.rows[start // size :], out.tail, single)
+                names = names[~np.isin(names, refused)]
 
     def _send_to_all(
         self,
@@ -206,22 +251,28 @@ class UdpPort:
         payload: npt.NDArray[np.uint8],
         control: Block,
         packets: int = 1,
-    ) -> None:
+    ) -> npt.NDArray[np.uint64]:
+        """Send one datagram to each; returns who cannot be sent a super-datagram."""
+        refused: list[int] = []
         while len(names):
             sent = self._attempt(
                 lambda names=names: self._sender.send_to_all(  # type: ignore[misc]
                     self.fileno(), payload, names[: self._sender.most], control
                 )
             )
-            if not self.offload and packets > 1:
-                return
-            if not sent:
-                self.counters["tx_failed"] += packets
-                sent = 1  # the others may still be reached
+            if sent <= 0:  # not to the first; the others may still be reached
+                if packets > 1 and -sent in NOT_WHOLE:
+                    self._send_to_singly(int(names[0]))
+                    refused.append(int(names[0]))
+                else:
+                    self.counters["tx_failed"] += packets
+                sent = 1
             names = names[sent:]
+        return np.array(refused, np.uint64)
 
-    def _send_singly(self, names: npt.NDArray[np.uint64], rows: Rows, tail: int, tos: int) -> None:
-        control = self._control(tos, 0)
+    def _send_singly(
+        self, names: npt.NDArray[np.uint64], rows: Rows, tail: int, control: Block
+    ) -> None:
         for name in names.tolist():
             left = rows
             while len(left):
@@ -230,52 +281,75 @@ class UdpPort:
                         self.fileno(), left, tail, name, control
                     )
                 )
-                if not sent:
+                if sent <= 0:
                     self.counters["tx_failed"] += len(left)
                     break
                 left = left[sent:]
 
     def _attempt(self, send: Callable[[], int]) -> int:
-        """Send, and note what the kernel says; returns how many datagrams it took."""
+        """Send; returns how many datagrams the kernel took, or if none, minus the errno."""
+        code = errno.EINTR
         for _ in range(3):
             try:
                 return send()
             except ConnectionRefusedError:  # of an earlier datagram; this one was not tried
                 self.refused = True
+                code = errno.ECONNREFUSED
             except InterruptedError:
                 pass
             except OSError as error:
-                if error.errno == errno.EIO:  # the device cannot segment
-                    self.offload = False
-                return 0
-        return 0
+                return -(error.errno or errno.EIO)
+        return -code
 
-    def _sockaddrs(self, peers: tuple[Address, ...]) -> npt.NDArray[np.uint64]:
-        """The addresses in memory of the peers' sockaddr_in."""
-        if len(self._names) >= 4096:  # strangers with ever new addresses
-            self._names.clear()
-            self._packed.clear()
-        packed = Block(
-            b"".join(
-                struct.pack("<H", socket.AF_INET)
-                + struct.pack(">H4s8x", peer.port, socket.inet_aton(peer.host))
-                for peer in peers
-            )
-        )
-        self._packed.append(packed)  # keeps the memory
-        names = packed.address + np.arange(len(peers), dtype=np.uint64) * SOCKADDR_SIZE
-        self._names[peers] = names
-        return names
+    # Receivers
 
-    def _control(self, tos: int, segment: int) -> Block:
-        """The control messages that set the ToS byte and the size of segments (0: none)."""
-        control = self._controls.get((tos, segment))
+    def _group(self, peers: tuple[Address, ...]) -> list[_Group]:
+        """The receivers by the address they are sent to from."""
+        if len(self._groups) >= REMEMBERED:
+            self._forget_groups()
+        by_source: dict[bytes, list[Address]] = {}
+        for peer in peers:
+            by_source.setdefault(self._sources.get(peer, b""), []).append(peer)
+        groups = self._groups[peers] = []
+        for source, members in by_source.items():
+            packed = Block(b"".join(map(_sockaddr, members)))
+            self._packed.append(packed)  # keeps the memory
+            names = packed.address + np.arange(len(members), dtype=np.uint64) * SOCKADDR_SIZE
+            single = np.array([peer in self._singly for peer in members], bool)
+            groups.append(_Group(source, names, names[~single], names[single]))
+        return groups
+
+    def _forget_groups(self) -> None:
+        self._groups.clear()
+        self._packed.clear()
+
+    def _send_to_singly(self, name: int) -> None:
+        """From now on no super-datagrams to the receiver whose sockaddr_in is there."""
+        for packed in self._packed:
+            at = name - packed.address
+            if 0 <= at < packed.size:
+                port, host = struct.unpack_from(">2xH4s", packed.content, at)
+                if len(self._singly) >= REMEMBERED:
+                    self._singly.clear()
+                self._singly.add(Address(socket.inet_ntoa(host), port))
+        self._groups.clear()  # the memory stays, it is being sent from
+
+    def _control(self, tos: int, segment: int, source: bytes) -> Block:
+        """Control messages: the ToS byte, the size of segments (0: none), our address."""
+        control = self._controls.get((tos, segment, source))
         if control is None:
             packed = struct.pack("<Qiii4x", 20, socket.IPPROTO_IP, socket.IP_TOS, tos)
             if segment:
                 packed += struct.pack("<QiiH6x", 18, SOL_UDP, UDP_SEGMENT, segment)
-            control = self._controls[tos, segment] = Block(packed)
+            if source:
+                packed += struct.pack("<Qiii4s4x4x", 28, socket.IPPROTO_IP, IP_PKTINFO, 0, source)
+            control = self._controls[tos, segment, source] = Block(packed)
         return control
+
+
+def _sockaddr(peer: Address) -> bytes:
+    family = struct.pack("<H", socket.AF_INET)
+    return family + struct.pack(">H4s8x", peer.port, socket.inet_aton(peer.host))
 
 
 def size_buffers(sock: socket.socket, wanted: int) -> int:

@@ -1,0 +1,66 @@
+"""Switches in processes of their own, and job numbers, for all tests that talk to one."""
+
+from __future__ import annotations
+
+import itertools
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 20.0  # seconds for a switch to start, and to end
+
+Where = tuple[str, int]
+Switch = tuple["subprocess.Popen[str]", Where]
+StartSwitch = Callable[..., Switch]
+
+
+@contextmanager
+def running_switch(listen: str = "127.0.0.1:0", *options: str) -> Iterator[Switch]:
+    """A switch: its process and where it listens; if it still runs, it must end on SIGINT."""
+    command = [sys.executable, "-m", "iswitch", "switch", "--listen", listen, *options]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert select.select([process.stdout], [], [], PATIENCE)[0], "it says nothing"
+            line = process.stdout.readline()
+            word, _, where = line.strip().partition(" ")
+            assert word == "listening", f"first line is {line!r}"
+            host, _, port = where.rpartition(":")
+            yield process, (host, int(port))
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                assert process.wait(PATIENCE) == 0, "exit status after SIGINT"
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def start_switch() -> Iterator[StartSwitch]:
+    """Starts a switch, at any free port or where and how it is told; the module's end ends it."""
+    with ExitStack() as running:
+        yield lambda *words: running.enter_context(running_switch(*words))
+
+
+@pytest.fixture(scope="module")
+def switch(start_switch: StartSwitch) -> Where:
+    """Where the module's own switch listens."""
+    return start_switch()[1]
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[int]:
+    """Job numbers, each used once at this switch."""
+    return itertools.count(1)
+
+
+@pytest.fixture
+def job(jobs: Iterator[int]) -> int:
+    """A number of the test's own."""
+    return next(jobs)
