@@ -26,7 +26,7 @@ LONGEST = 65536 + 128  # a super-frame with its headers
 MOST_SPACING = LONGEST + JUMBO
 HEAD_ROOM = 64  # from one head to the next
 BATCH = 128  # frames in a call while they come one by one
-BATCH_SUPER = 8  # while they come as super-frames: half a megabyte, which a cache holds
+BATCH_SUPER = 16  # while they come as super-frames: half a megabyte, which a cache holds
 LAYOUTS = 16  # that are kept
 
 
