@@ -21,8 +21,8 @@ from ..counters import Counters
 from ..frame import ETH, HEAD, MAC_SIZE, NEEDS_CSUM, VLAN_TAG, VNET, Frames, Transmission
 from ..issuing import Jack
 from ..packets import Rows
-from .frames import BATCH_SUPER, JUMBO, MOST_SPACING, SOCKADDR_LL, FrameReceiver, FrameSender
-from .mmsg import Block, address_of
+from .frames import BATCH_SUPER, FEW, JUMBO, MOST_SPACING, SOCKADDR_LL, FrameReceiver, FrameSender
+from .mmsg import Block
 
 ETH_P_ALL = 3  # linux/if_ether.h
 SOL_PACKET = 263
@@ -36,6 +36,7 @@ BUFFER = 32 << 20  # bytes of each socket's buffer; super-frames take more than 
 CONTROL = 40  # one control message of 20 bytes
 AUXDATA = struct.Struct("<16xI12xHH")  # after the header: tp_status .. tp_vlan_tci, tp_vlan_tpid
 VLAN_VALID = 1 << 4  # in tp_status
+WITHOUT_VLAN = bytes(status for status in range(256) if not status & VLAN_VALID)
 LOOK_AT_DROPS = 1.0  # seconds between two looks at what the kernel dropped
 
 
@@ -76,6 +77,7 @@ class RawPort:
         try:
             self.mtu = self._mtu()
             self.spacing = self._single = min(-(-self.mtu // 64) * 64, JUMBO)
+            self._longest = 0  # body of the super-frames that `spacing` was chosen for
             self.socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
             self.socket.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
             promiscuous = struct.pack("iHH8x", self.index, PACKET_MR_PROMISC, 0)
@@ -99,12 +101,16 @@ class RawPort:
         longest = max(lengths)
         body = longest - HEAD
         if body > JUMBO:
+            if body == self._longest:
+                return
+            self._longest = body
             if body > self.spacing or lengths.count(longest) > 1 or self.spacing <= JUMBO:
                 size = VNET.unpack_from(frames.heads[lengths.index(longest)])[3]
                 self.spacing = min(-(-body // size) * size if size else body, MOST_SPACING)
         elif self.spacing > JUMBO:
             if len(lengths) == BATCH_SUPER:
                 self.spacing = self._single
+                self._longest = 0
         elif body > self.spacing:  # more than the MTU: an offload is on
             self.spacing = self._single = body
 
@@ -214,7 +220,7 @@ class RawPorts:
             return None
         frames = Frames(number, receiver.heads[:n], bodies, lengths)
         port.expect(frames)
-        if (receiver.control[:n, 16] & VLAN_VALID).any():
+        if receiver.control[:n, 16].tobytes().translate(None, WITHOUT_VLAN):
             return tag(frames, receiver.control)
         return frames
 
@@ -231,7 +237,7 @@ class RawPorts:
                 continue
             counts: list[int] = []
             begun: list[tuple[Transmission, int]] = []
-            for transmission in step:
+            for transmission in pieces(step, self._sender.most):
                 if len(counts) + len(transmission.counts) > self._sender.most:
                     self._flush(counts, begun)
                     counts, begun = [], []
@@ -243,9 +249,8 @@ class RawPorts:
     def _add(self, transmission: Transmission) -> None:
         port, heads, bodies, lengths, _ = transmission
         name = self._names[port].address
-        if len(lengths) == 1:
-            head = (0, 0) if heads is None else (address_of(heads), heads.shape[1])
-            self._sender.add(name, head, address_of(bodies), lengths[0])
+        if len(lengths) <= FEW:
+            self._sender.add(name, heads, bodies, lengths)
         else:
             self._sender.add_rows(name, heads, bodies, lengths)
 
@@ -260,6 +265,19 @@ class RawPorts:
             which = {i for i, _ in refused}
             for transmission, start in begun:
                 self.recorder.sent(transmission, {i - start for i in which})
+
+
+def pieces(step: Iterable[Transmission], most: int) -> Iterator[Transmission]:
+    """The same frames, at most so many in one."""
+    for whole in step:
+        if len(whole.lengths) <= most:
+            yield whole
+            continue
+        for start in range(0, len(whole.lengths), most):
+            part = slice(start, start + most)
+            heads = None if whole.heads is None else whole.heads[part]
+            lengths, counts = whole.lengths[part], whole.counts[part]
+            yield Transmission(whole.port, heads, whole.bodies[part], lengths, counts)
 
 
 def packet_socket(buffer: int) -> socket.socket:
