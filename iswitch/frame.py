@@ -47,6 +47,7 @@ VLAN_TAG = 4  # bytes that do not count against the MTU
 VLAN_TYPES = (b"\x81\x00", b"\x88\xa8")
 ICMP, TCP, UDP_PROTOCOL = 1, 6, 17
 DONT_FRAGMENT = 0x4000
+UDP_ZERO = 0xFFFF  # how UDP writes a checksum of zero
 FRAGMENT = 0x3FFF  # more fragments follow, or an offset
 TTL = 64
 
@@ -159,10 +160,14 @@ def sums(rows: Rows) -> npt.NDArray[np.uint32]:
     return total
 
 
-def fold(total: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
-    """Checksums from sums: their complement, never 0, which UDP takes for "none"."""
-    folded = 0xFFFF - total % np.uint32(0xFFFF)
-    return folded.astype(np.uint16)
+def fold(total: npt.NDArray[np.uint32], zero: int = 0) -> npt.NDArray[np.uint16]:
+    """Checksums from sums of what is not all zeros: their complement.
+
+    Of the two forms of zero it is 0x0000 (RFC 1624); in UDP, where that says "none", 0xFFFF.
+    """
+    folded = (0xFFFF - total % np.uint32(0xFFFF)).astype(np.uint16)
+    folded[folded == 0xFFFF] = zero
+    return folded
 
 
 def sound(rows: Rows) -> npt.NDArray[np.bool_]:
@@ -217,7 +222,7 @@ class Route(NamedTuple):
         heads = np.repeat(self.head(size, size), n, axis=0)
         heads[:, :ETH] = 0
         heads[:, UDP + 6 : PAYLOAD].view("<u2")[:, 0] = fold(
-            sums(heads[:, UDP:PAYLOAD]) + sums(rows)
+            sums(heads[:, UDP:PAYLOAD]) + sums(rows), UDP_ZERO
         )
         return heads
 

@@ -22,6 +22,7 @@ from .frame import (
     GSO_UDP_L4,
     IP,
     NEEDS_CSUM,
+    UDP_ZERO,
     VNET,
     fold,
     sums,
@@ -89,7 +90,7 @@ def wire_frames(row: Rows) -> list[Rows]:
         if start < ETH_HEADER or start + offset + 2 > frame.size:
             return []
         finished = whole.copy()
-        check = fold(sums(finished[:, start:]))
+        check = fold(sums(finished[:, start:]), UDP_ZERO if offset == _UDP_OFFSET else 0)
         finished[:, start + offset : start + offset + 2] = check.astype("<u2").view(np.uint8)
         return [finished]
     found = read_super(row[:MOST_HEADERS].tobytes(), row.size)
@@ -141,7 +142,8 @@ def _frames(
     field = int.from_bytes(head[start + offset : start + offset + 2].tobytes(), "big")
     pseudo = (field - whole + transport) % 0xFFFF
     _put(frames, start + offset, ">u2", np.full(n, pseudo))
-    _put(frames, start + offset, "<u2", fold(sums(frames[:, start:])))
+    zero = UDP_ZERO if offset == _UDP_OFFSET else 0
+    _put(frames, start + offset, "<u2", fold(sums(frames[:, start:]), zero))
     return frames
 
 

@@ -28,6 +28,7 @@ from .frame import (
     UDP,
     UDP_PROTOCOL,
     Frames,
+    checksum,
 )
 from .packets import Address, Rows
 
@@ -159,5 +160,5 @@ def without_options(row: bytes) -> bytes | None:
     header[0] = 0x45
     header[2:4] = length.to_bytes(2, "big")
     header[10:12] = bytes(2)
-    header[10:12] = (0xFFFF - int.from_bytes(header, "big") % 0xFFFF).to_bytes(2, "big")
+    header[10:12] = checksum(bytes(header)).to_bytes(2, "big")
     return row[:IP] + bytes(header) + row[IP + size :]
