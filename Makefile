@@ -1,14 +1,15 @@
-# `make demo` and `make test` set up what they need in .venv, and nothing outside it.
+# `make demo` and `make test` set up what they need in .venv, and nothing outside it, but for the
+# Debian packages of tools that the tests of root call.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check model bench clean
+.PHONY: demo test check model bench tools clean
 
 demo: $(VENV)/demo.ready
 	$(BIN)/iswitch demo
 
-test: $(VENV)/dev.ready check
+test: $(VENV)/dev.ready check tools
 	$(BIN)/python -m pytest
 
 check: $(VENV)/dev.ready
@@ -22,6 +23,13 @@ model: $(VENV)/dev.ready
 
 bench: $(VENV)/dev.ready
 	$(BIN)/python -m tests.bench.loopback
+	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw
+
+# What tests of the raw world look at frames with; only root can run those.
+tools:
+	@[ "$$(id -u)" != 0 ] || { command -v tshark && command -v ping; } >/dev/null || \
+	  { apt-get update -q && DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -qy --no-install-recommends tshark iputils-ping; }
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,6 +5,11 @@ Packets are wire packets: a super-datagram of 44 packets counts 44 (but what the
 
     rx_packets = control + data + sum of the drops at the door (ordinary, short)
     data       = accumulated + from_parent + sum of the drops of data
+
+A switch with ports counts frames too, again as they are on the wire, in and out:
+
+    rx_frames  = rx_packets + forwarded + answered + sum of the drops of frames
+    tx_packets + copies + own_frames = tx_frames + sum of the drops on the way out
 """
 
 from __future__ import annotations
@@ -24,6 +29,12 @@ COUNTERS: dict[str, str] = {
     "relays_given_up": "relayed control packets that were never acked",
     "to_parent": "sums of the members here, sent to the switch above as a contribution",
     "from_parent": "aggregates that came from the switch above",
+    "rx_frames": "frames received, at a switch with ports",
+    "tx_frames": "frames sent",
+    "forwarded": "frames between others",
+    "copies": "of these, one for each port they go to",
+    "answered": "ARP packets and pings for the switch's own address",
+    "own_frames": "ARP packets and answers to pings from the switch",
     "leases_run_out": "members taken out because nothing came from them for a lease time",
 }
 
@@ -42,6 +53,14 @@ DROPS: dict[str, str] = {
     "unmatched_ack": "an Ack that answers nothing outstanding",
     "rx_overflow": "datagrams (a super-datagram is one) for which a receive buffer had no room",
     "tx_failed": "packets the kernel did not take for sending",
+    "bad_frame": "frames too short, from a group address, or with headers that make no sense",
+    "bad_checksum": "tagged frames whose IP or UDP checksum is wrong",
+    "unserved": "frames for the switch itself that are neither tagged, ARP nor ping",
+    "link_local": "frames for a group that no bridge forwards (spanning tree, LLDP, PAUSE)",
+    "same_port": "frames for a station behind the port they came in at",
+    "too_large": "frames larger than the MTU of the port they had to leave at",
+    "unresolved": "packets for a peer whose MAC is not known yet",
+    "capture_full": "frames missing in the capture: the disk was too slow",
 }
 
 DATA_DROPS = (
@@ -54,6 +73,9 @@ DATA_DROPS = (
     "late",
     "repeated",
 )
+
+FRAME_DROPS = ("bad_frame", "bad_checksum", "unserved", "link_local", "same_port")
+EGRESS_DROPS = ("too_large", "unresolved", "tx_failed")
 
 
 class Counters(dict[str, int]):

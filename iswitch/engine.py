@@ -1,34 +1,59 @@
-"""The engine: real clock, moves packets between a port and a switch until told to stop."""
+"""The engine: real clock, moves packets between ports and a switch until told to stop."""
 
 from __future__ import annotations
 
 import os
 import select
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
 
-from .packets import Burst, Outgoing
-from .ports.udp import UdpPort
+In = TypeVar("In")
+Out = TypeVar("Out")
+In_co = TypeVar("In_co", covariant=True)
+In_contra = TypeVar("In_contra", contravariant=True)
+Out_co = TypeVar("Out_co", covariant=True)
+Out_contra = TypeVar("Out_contra", contravariant=True)
 
 
-class Machine(Protocol):
-    """A sans-I/O object with time as an argument: a Switch, or what stands in for one."""
+class Machine(Protocol[In_contra, Out_co]):
+    """A sans-I/O object with time as an argument: a Switch, a Chassis, or what stands in for it.
 
-    def receive(self, burst: Burst, now: float) -> list[Outgoing]:
-        """Take packets; returns what is to be sent because of them."""
+    What comes out has to be sent before the machine is asked for more.
+    """
+
+    def receive(self, came: In_contra, now: float, /) -> Iterable[Out_co]:
+        """Take packets; gives what is to be sent because of them."""
 
     def deadline(self) -> float | None:
         """When `handle_timer` wants to be called."""
 
-    def handle_timer(self, now: float) -> list[Outgoing]:
+    def handle_timer(self, now: float, /) -> Iterable[Out_co]:
         """Do what is due."""
 
 
-class Engine:
+class Port(Protocol[In_co, Out_contra]):
+    """Moves packets: a socket, or all the ports of a switch."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when something has come."""
+
+    def pull(self) -> Iterable[In_co]:
+        """What has come, without waiting; each is done with before the next is asked for."""
+
+    def push(self, sends: Iterable[Out_contra], /) -> None:
+        """Send."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+class Engine(Generic[In, Out]):
     """Runs a machine on a port.
 
     Args:
+        machine: what the packets are for.
+        port: where they come from and go to.
         clock: seconds, monotonic.
         spin: seconds to look for packets again and again before sleeping. It saves the wake-up
             (some 10 us and more) for the price of a busy core.
@@ -36,8 +61,8 @@ class Engine:
 
     def __init__(
         self,
-        machine: Machine,
-        port: UdpPort,
+        machine: Machine[In, Out],
+        port: Port[In, Out],
         clock: Callable[[], float] = time.monotonic,
         spin: float = 0.0,
     ) -> None:
@@ -70,14 +95,15 @@ class Engine:
         machine, port, clock = self.machine, self.port, self.clock
         idle_since = clock()
         while not self._stopping:
-            bursts = port.pull()
             now = clock()
-            for burst in bursts:
-                port.push(machine.receive(burst, now))
+            busy = False
+            for came in port.pull():
+                busy = True
+                port.push(machine.receive(came, now))
             deadline = machine.deadline()
             if deadline is not None and deadline <= now:
                 port.push(machine.handle_timer(now))
-            if bursts:
+            if busy:
                 idle_since = now
             elif now - idle_since >= self.spin:
                 poller.poll(None if deadline is None else max(0.0, deadline - now) * 1000)

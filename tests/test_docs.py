@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -38,8 +40,21 @@ def commands() -> list[str]:
     ]
 
 
+def listings(page: str) -> list[tuple[str, str]]:
+    """The Python listings of a page, each with the output that stands below it."""
+    found = BLOCK.findall((ROOT / "docs" / page).read_text())
+    return [
+        (code, output)
+        for (tag, code), (below, output) in pairwise(found)
+        if (tag, below) == ("python", "text")
+    ]
+
+
+WORKERS = [(page, text) for page, text in blocks("python") if page.name != "topologies.md"]
+
+
 @pytest.mark.parametrize(
-    "listing", [text for _, text in blocks("python")], ids=[p.name for p, _ in blocks("python")]
+    "listing", [text for _, text in WORKERS], ids=[page.name for page, _ in WORKERS]
 )
 def test_python_listing_in_four_processes(listing: str, switch: Where, tmp_path: Path) -> None:
     assert '("127.0.0.1", 26963)' in listing
@@ -60,6 +75,43 @@ def test_python_listing_in_four_processes(listing: str, switch: Where, tmp_path:
         assert sorted(outputs) == [f"rank {rank} sums (6.0, 4.0)\n" for rank in range(4)]
 
 
+@pytest.mark.parametrize(("listing", "output"), listings("topologies.md"))
+def test_topology_listing(listing: str, output: str) -> None:
+    if "netns" in listing and os.geteuid() != 0:
+        pytest.skip("building namespaces needs root")
+    done = subprocess.run(
+        [sys.executable, "-c", listing], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == (output, "")
+
+
+def test_every_python_listing_is_run() -> None:
+    assert len(list(blocks("python"))) == len(WORKERS) + len(listings("topologies.md"))
+
+
+def test_topology_files() -> None:
+    from topologies import Queue, Topology
+    from topologies.toml import loads
+
+    (text,) = [text for _, text in blocks("toml")]
+    lab = loads(text)
+    assert lab.nodes == Topology.parse("rack:2x2").nodes
+    assert [link.rate for link in lab.links] == [10**10] * 2 + [10**9] * 4
+    assert lab.links[1].delay == 0.001
+    assert lab.links[-1].queue == Queue(64)
+
+
+def test_topology_forms_and_settings_are_documented() -> None:
+    from topologies import Link
+    from topologies.specs import KINDS
+
+    text = (ROOT / "docs" / "topologies.md").read_text()
+    for kind in KINDS.values():
+        assert f"| `{kind.example}` |" in text
+    for name in Link("h1", "s1").__dict__.keys() - {"a", "b"}:
+        assert f"| `{name}` |" in text
+
+
 @pytest.fixture
 def worker(switch: Where) -> Iterator[None]:
     """Somebody is in the job of the commands."""
@@ -76,7 +128,7 @@ def test_commands(switch: Where) -> None:
             dry = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True)
             assert dry.returncode == 0, dry.stderr
         elif words[:2] == ["iswitch", "switch"]:  # as the fixture starts it
-            assert words[2] == "--listen"
+            assert words[2] in ("--listen", "--ports")  # the latter: tests/test_raw.py
         elif words[0] == "iswitch":
             done = subprocess.run(
                 [sys.executable, "-m", *words], capture_output=True, text=True, timeout=60

@@ -1,4 +1,7 @@
-"""Imports run one way: core <- ports, engine <- worker_lib <- cli. Importing stays cheap."""
+"""Imports run one way: core <- ports, engine <- worker_lib <- topologies <- cli.
+
+Importing stays cheap.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,13 @@ CORE = [
     "uplink",
     "control",
     "switch",
+    "frame",
+    "sorting",
+    "segmentation",
+    "forwarding",
+    "issuing",
+    "chassis",
+    "pcapng",
 ]
 OUTSIDE_WORLD = {
     "socket",
@@ -58,7 +68,7 @@ def name_of(path: Path) -> str:
 
 PATHS = {
     name_of(path): path
-    for package in ("iswitch", "worker_lib")
+    for package in ("iswitch", "worker_lib", "topologies")
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 
@@ -159,7 +169,11 @@ def test_ports_and_engine_do_not_look_up() -> None:
     assert "iswitch.ports.udp" in lower
     assert "iswitch.engine" in lower
     for name in lower:
-        up = {i for i in MODULES[name].all if within(i, "worker_lib", "iswitch.cli", "tests")}
+        up = {
+            i
+            for i in MODULES[name].all
+            if within(i, "worker_lib", "topologies", "iswitch.cli", "tests")
+        }
         assert not up, name
 
 
@@ -170,6 +184,27 @@ def test_worker_lib_uses_little_of_the_switch() -> None:
     for name in workers:
         used = {i for i in project(MODULES[name].all) if not within(i, "worker_lib")}
         assert used <= allowed, name
+
+
+BUILDERS = ("netns", "namespaces", "ethtool")
+
+
+def test_topologies_are_below_the_cli_only() -> None:
+    for name, imports in MODULES.items():
+        if not within(name, "topologies", "iswitch.cli"):
+            assert not {i for i in imports.all if within(i, "topologies")}, name
+        if within(name, "topologies"):
+            assert not {i for i in imports.all if within(i, "iswitch.cli", "tests")}, name
+
+
+def test_a_description_is_passive() -> None:
+    builders = [f"topologies.{name}" for name in BUILDERS]
+    passive = [n for n in MODULES if within(n, "topologies") and not within(n, *builders)]
+    assert "topologies.description" in passive
+    for name in passive:
+        roots = {imported.partition(".")[0] for imported in MODULES[name].all}
+        assert not roots & OUTSIDE_WORLD, name
+        assert not {i for i in MODULES[name].all if within(i, *builders)}, name
 
 
 def test_nothing_imports_the_cli_but_itself() -> None:
@@ -198,9 +233,12 @@ def run(code: str, *options: str) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("module", ["iswitch", "worker_lib", "iswitch.cli"])
+@pytest.mark.parametrize(
+    "module", ["iswitch", "worker_lib", "topologies", "topologies.netns", "iswitch.cli"]
+)
 def test_importing_loads_nothing_heavy(module: str) -> None:
     heavy = ["numpy", "ml_dtypes", "rich", "matplotlib", "gymnasium", "torch", "asyncio"]
+    heavy += ["pyroute2"]
     show = f"import sys; print(*[name for name in {heavy!r} if name in sys.modules])"
     assert run(f"import {module}; {show}").split() == []
     assert "numpy" in run(f"import iswitch.switch; {show}").split()  # it would be seen

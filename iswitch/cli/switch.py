@@ -1,8 +1,9 @@
-"""Run a switch on a UDP socket (the loopback world).
+"""Run a switch: on a UDP socket (the loopback world), or on network interfaces (the raw world).
 
 Prints `listening HOST:PORT` when ready, serves until SIGINT or SIGTERM, then prints its counters;
-with --json each as an object on a line of its own. Needs no privileges, and serves workers on other
-machines as well.
+with --json each as an object on a line of its own. On a UDP socket it needs no privileges, and
+serves workers on other machines as well. With --ports it is what its hosts are plugged into: it
+forwards what is not for it, as any switch does.
 """
 
 from __future__ import annotations
@@ -14,9 +15,17 @@ import signal
 import socket
 import sys
 import time
+from ipaddress import IPv4Address
+from typing import TYPE_CHECKING, Any
 
 from . import UsageError, host_port, quantity
 
+if TYPE_CHECKING:
+    from ..engine import Engine
+    from ..switch import Switch
+
+PORT = 26963  # the protocol's
+MAC_PREFIX = bytes([0x02, 0x69])  # locally administered; the address follows
 LEAST_LEASE = 5.0  # seconds; workers send a heartbeat every three
 MENDS = {
     errno.EADDRINUSE: "is another switch running there? --listen 127.0.0.1:0 takes any free port",
@@ -36,10 +45,41 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="address to serve on; port 0: any (default: %(default)s)",
     )
     parser.add_argument(
+        "--ports",
+        type=lambda text: text.split(","),
+        metavar="IF,IF...",
+        help="be a switch with these network interfaces as its ports (needs root)",
+    )
+    parser.add_argument(
+        "--address",
+        type=IPv4Address,
+        metavar="IP",
+        help="with --ports: the switch's own address, in the hosts' network",
+    )
+    parser.add_argument(
+        "--mac",
+        type=mac,
+        metavar="MAC",
+        help="with --ports: the switch's own MAC (default: 02:69 and the address)",
+    )
+    parser.add_argument(
+        "--port", type=int, default=PORT, help="with --ports: UDP port (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--capture",
+        metavar="FILE.pcapng",
+        help="with --ports: write all frames that come and go to a file",
+    )
+    parser.add_argument(
         "--parent",
         type=host_port,
         metavar="HOST:PORT",
         help="the switch above: jobs go on to it, as contributions of one member",
+    )
+    parser.add_argument(
+        "--uplink",
+        metavar="IF",
+        help="with --ports and --parent: the port that leads to it (default: the last)",
     )
     parser.add_argument(
         "--memory",
@@ -70,36 +110,44 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-offload",
         action="store_true",
-        help="send and receive packets one by one, without UDP_SEGMENT and UDP_GRO",
+        help="send packets one by one, without segmentation offload",
     )
     parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
+
+
+def mac(text: str) -> bytes:
+    """An argparse type: a MAC of a single station."""
+    try:
+        value = bytes.fromhex(text.replace(":", ""))
+    except ValueError:
+        value = b""
+    if len(value) != 6 or value[0] & 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: write it as 02:69:0a:1a:ff:fe")
+    return value
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve."""
     from ..control import Limits
-    from ..engine import Engine
     from ..packets import Address
-    from ..ports.udp import UdpPort
     from ..switch import Switch
     from ..wire import ROUND_MASK
 
+    for option in ("address", "mac", "capture", "uplink"):
+        if getattr(args, option) and not args.ports:
+            raise UsageError(f"--{option} is for a switch with ports: name them with --ports IF,IF")
     limits = Limits(memory=int(args.memory * 2**20), lease=args.lease)
-    parent = Address(*resolved(args.parent)) if args.parent else None
+    parent = None
+    if args.parent:
+        parent = Address(*resolved(args.parent), uplink(args))
     incarnation = int(time.time()) & ROUND_MASK
     switch = Switch(limits, args.reproducible, parent, incarnation)
-    try:
-        port = UdpPort(args.listen, offload=not args.no_offload, counters=switch.counters)
-    except OSError as error:
-        where = "{}:{}".format(*args.listen)
-        raise UsageError(f"cannot listen at {where}: {error.strerror}; {mend(error)}") from None
-    engine = Engine(switch, port, spin=args.spin)
+    engine, where = raw(args, switch) if args.ports else loopback(args, switch)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: engine.stop())
-    ready = {"listening": str(port.address)}
-    print(json.dumps(ready) if args.json else f"listening {port.address}", flush=True)
+    print(json.dumps({"listening": where}) if args.json else f"listening {where}", flush=True)
     engine.run()
-    port.close()
+    engine.port.close()
     if args.json:
         print(json.dumps(switch.counters))
     else:
@@ -117,6 +165,54 @@ def resolved(parent: tuple[str, int]) -> tuple[str, int]:
         return socket.gethostbyname(host), port
     except OSError as error:
         raise UsageError(f"--parent {host}: {error.strerror}; name a host or address") from None
+
+
+def uplink(args: argparse.Namespace) -> int:
+    """The place among the ports of the one that leads to the parent."""
+    if not args.ports:
+        return 0
+    if args.uplink is not None and args.uplink not in args.ports:
+        raise UsageError(f"--uplink {args.uplink} is none of --ports {','.join(args.ports)}")
+    return len(args.ports) - 1 if args.uplink is None else args.ports.index(args.uplink)
+
+
+def loopback(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str]:
+    """The switch on a UDP socket, and its address."""
+    from ..engine import Engine
+    from ..ports.udp import UdpPort
+
+    try:
+        port = UdpPort(args.listen, offload=not args.no_offload, counters=switch.counters)
+    except OSError as error:
+        where = "{}:{}".format(*args.listen)
+        raise UsageError(f"cannot listen at {where}: {error.strerror}; {mend(error)}") from None
+    return Engine(switch, port, spin=args.spin), str(port.address)
+
+
+def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str]:
+    """The switch on network interfaces, and its address."""
+    from ..chassis import Chassis
+    from ..engine import Engine
+    from ..ports.capture import Capture
+    from ..ports.raw import RawPortError, RawPorts
+
+    if args.address is None:
+        raise UsageError("--ports needs the switch's own address: --address 10.26.255.254")
+    address = args.address.packed
+    counters = switch.counters
+    try:
+        ports = RawPorts(args.ports, offload=not args.no_offload, counters=counters)
+    except RawPortError as error:
+        raise UsageError(str(error.strerror)) from None
+    if args.capture:
+        try:
+            ports.recorder = Capture(args.capture, args.ports, counters)
+        except OSError as error:
+            ports.close()
+            raise UsageError(f"cannot write {args.capture}: {error.strerror}") from None
+    own = args.mac or MAC_PREFIX + address
+    chassis = Chassis(switch, address, own, ports.jacks, args.port)
+    return Engine(chassis, ports, spin=args.spin), f"{args.address}:{args.port}"
 
 
 def mend(error: OSError) -> str:

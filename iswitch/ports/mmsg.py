@@ -1,12 +1,14 @@
 """recvmmsg(2) and sendmmsg(2): many datagrams in one system call, described by NumPy arrays.
 
-The kernel's `struct mmsghdr` and `struct iovec` are filled and read as structured arrays, so that a
-batch of single packets costs a few array operations and no Python per packet.
+For Ethernet frames there is frames.py. The kernel's `struct mmsghdr` and `struct iovec` are filled
+and read as structured arrays, so that a batch of single packets costs a few array operations and no
+Python per packet.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import socket
 from typing import Any
@@ -31,13 +33,24 @@ UIO_MAXIOV = 1024  # messages the kernel takes in one call
 _libc = ctypes.CDLL(None, use_errno=True)
 _recvmmsg = _libc.recvmmsg
 _recvmmsg.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_void_p]
-_sendmmsg = _libc.sendmmsg
-_sendmmsg.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int]
+sendmmsg = _libc.sendmmsg
+sendmmsg.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int]
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
     """The address of an array's first byte."""
     return int(array.__array_interface__["data"][0])
+
+
+def receive(fd: int, headers: int, most: int) -> int:
+    """Receive into the slots that the headers at this address describe; as `Receiver.receive`."""
+    n: int = _recvmmsg(fd, headers, most, socket.MSG_DONTWAIT, None)
+    if n < 0:
+        error = ctypes.get_errno()
+        if error in (errno.EAGAIN, errno.EINTR):
+            return 0
+        raise OSError(error, os.strerror(error))
+    return n
 
 
 class Receiver:
@@ -80,13 +93,7 @@ class Receiver:
         Raises:
             OSError: with the errno of recvmmsg, but for EAGAIN, which is 0 datagrams.
         """
-        n: int = _recvmmsg(fd, self._address, most, socket.MSG_DONTWAIT, None)
-        if n < 0:
-            error = ctypes.get_errno()
-            if error in (11, 4):  # EAGAIN, EINTR
-                return 0
-            raise OSError(error, os.strerror(error))
-        return n
+        return receive(fd, self._address, most)
 
     def recycle(self, n: int) -> None:
         """Make the first `n` slots ready for the next call."""
@@ -182,7 +189,7 @@ class Sender:
             self._headers["control"][:n] = control.address
             self._headers["controllen"][:n] = control.size
             self._control, self._controlled = control, n
-        sent: int = _sendmmsg(fd, self._address, n, 0)
+        sent: int = sendmmsg(fd, self._address, n, 0)
         if sent < 0:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))

@@ -1,0 +1,336 @@
+"""A switch with ports, as a pure object: frames and the time go in, frames to send come out.
+
+    frames --sort--> for this switch, tagged --> Switch --> Issuer --> headers and payload --> out
+                 \\-> for this switch: ARP, ping --> answered
+                  \\-> between others --> Bridge --> out as they came
+
+A super-frame is never taken apart here: its packets are the rows of one array. It is cut only for a
+port that does not take it whole.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from .counters import Counters
+from .forwarding import Bridge, is_link_local
+from .frame import (
+    ARP_REPLY,
+    ARP_REQUEST,
+    DATA_VALID,
+    ETH,
+    ETHERTYPE_ARP,
+    GSO_NONE,
+    HEAD,
+    IP,
+    MAC_SIZE,
+    NEEDS_CSUM,
+    UDP,
+    VLAN_TAG,
+    VLAN_TYPES,
+    Frames,
+    Transmission,
+    arp,
+    echo_reply,
+    parse_arp,
+    parse_ip,
+    sound,
+    sums,
+)
+from .issuing import Issuer, Jack
+from .packets import Burst, Rows
+from .segmentation import read_super, wire_frames
+from .sorting import (
+    Flow,
+    groups,
+    identity,
+    is_whole,
+    read_flow,
+    read_lengths,
+    without_options,
+)
+from .switch import Switch
+
+TCP_USUAL = struct.pack("<HH", 34, 16)  # csum_start and csum_offset of TCP in IPv4, no options
+TCP_OFFSET = UDP + 12  # where such TCP says how long its header is
+TRANSPORT = 128  # bytes after a head in which the headers of TCP end
+MOST = 4096  # flows that are remembered; strangers may have ever new addresses
+
+Sends = list[Transmission]
+
+
+class Chassis:
+    """Plugs a `Switch` into Ethernet.
+
+    Args:
+        switch: the machine inside.
+        address: IPv4 address of the switch, four bytes.
+        mac: its MAC, six bytes.
+        jacks: what each port can do; frames name them by their place here.
+        port: UDP port that tagged traffic is for.
+    """
+
+    def __init__(
+        self,
+        switch: Switch,
+        address: bytes,
+        mac: bytes,
+        jacks: Sequence[Jack],
+        port: int = 26963,
+    ) -> None:
+        self.switch = switch
+        self.counters: Counters = switch.counters
+        self.address = address
+        self.mac = mac
+        self.jacks = list(jacks)
+        self.port = port
+        self.bridge = Bridge(len(self.jacks))
+        self.issuer = Issuer(self.jacks, address, mac, port, switch.counters)
+        self._mac_row = np.frombuffer(mac, np.uint8)
+        self._flows: dict[tuple[int, bytes], Flow | None] = {}
+        self._measures: dict[tuple[bytes, int, bytes, int], tuple[int, int]] = {}
+
+    def receive(self, frames: Frames, now: float) -> Iterator[Sends]:
+        """Take frames of one port; gives what is to be sent because of them, step by step.
+
+        Each step has to be sent before the next is asked for: its bytes lie in buffers of the
+        switch, and in those of `frames`.
+        """
+        for group in groups(frames, self._mac_row):
+            if group.lengths[0] >= HEAD:
+                head = group.heads[0].tobytes()
+                if head[ETH : ETH + MAC_SIZE] == self.mac and (flow := self._flow(group, head)):
+                    yield from self._tagged(flow, group, head, now)
+                    continue
+            yield self._untagged(group, now)
+
+    def deadline(self) -> float | None:
+        """The time at which `handle_timer` wants to be called; None: not at all."""
+        return self.switch.deadline()
+
+    def handle_timer(self, now: float) -> Iterator[Sends]:
+        """Do what is due; gives what is to be sent."""
+        yield self.issuer.issue(self.switch.handle_timer(now), now)
+
+    # Tagged traffic
+
+    def _flow(self, group: Frames, head: bytes) -> Flow | None:
+        key = (group.ingress, identity(head))
+        try:
+            return self._flows[key]
+        except KeyError:
+            if len(self._flows) >= MOST:
+                self._flows.clear()
+            flow = read_flow(head, group.ingress, self.address, self.port)
+            self._flows[key] = flow
+            return flow
+
+    def _tagged(self, flow: Flow, group: Frames, head: bytes, now: float) -> Iterator[Sends]:
+        """Datagrams of one flow, all of one length, for the switch inside."""
+        found = read_lengths(head)
+        heads, bodies = group.heads, group.bodies
+        if not is_whole(found, group.lengths[0]):
+            self._drop("bad_frame", len(heads))
+            return
+        size = found.datagram - 8
+        step = size if found.gso_type == GSO_NONE else min(found.gso_size, size)
+        count = -(-size // step) if step else 1  # packets of a frame
+        if len(heads) == 1:
+            good = np.array([int.from_bytes(head[IP:UDP], "big") % 0xFFFF == 0])
+        else:
+            good = sound(heads[:, IP:UDP])
+        if found.gso_type == GSO_NONE and not found.flags & (NEEDS_CSUM | DATA_VALID):
+            good &= datagrams_sound(heads, bodies[:, :size])
+        if not good.all():
+            self._drop("bad_checksum", int(len(heads) - good.sum()) * count)
+            bodies = bodies[good]
+        self.issuer.learn(flow.peer.host, flow.peer.ingress, flow.mac)
+        self.bridge.learn(flow.mac, group.ingress, now)
+        self.counters["rx_frames"] += len(bodies) * count
+        for rows, tail in packets(bodies, size, step, count):
+            sends = self.switch.receive(Burst(flow.peer, flow.tos, rows, tail), now)
+            if sends:
+                yield self.issuer.issue(sends, now)
+
+    # All other traffic
+
+    def _untagged(self, group: Frames, now: float) -> Sends:
+        """Frames from one station to another, or a single one."""
+        ingress, heads, _, lengths = group
+        if lengths[0] < IP:
+            return self._drop("bad_frame", len(heads))
+        macs = heads[0, ETH : ETH + 2 * MAC_SIZE].tobytes()
+        destination, source = macs[:MAC_SIZE], macs[MAC_SIZE:]
+        if source[0] & 1 or source == self.mac:
+            return self._drop("bad_frame", len(heads))
+        self.bridge.learn(source, ingress, now)
+        if destination == self.mac:
+            rows = map(group.row, range(len(heads)))
+            return [send for row in rows for send in self._local(ingress, row, now)]
+        if is_link_local(destination):
+            return self._drop("link_local", len(heads))
+        if destination[0] & 1 and heads[0, ETH + 12 : IP].tobytes() == ETHERTYPE_ARP:
+            sends: Sends = []
+            for i in range(len(heads)):
+                answer = self._arp(ingress, group.row(i)[ETH:])
+                one = group.part(i, i + 1)
+                sends += self._forward(one, destination, now) if answer is None else answer
+            return sends
+        return self._forward(group, destination, now)
+
+    def _local(self, ingress: int, row: bytes, now: float) -> Sends:
+        """A frame for the switch that the fast path does not know."""
+        plain = without_options(row)
+        if plain is not None and read_flow(plain, ingress, self.address, self.port):
+            group = Frames.single(ingress, plain[ETH:], plain[:ETH])
+            return [send.copy() for sends in self.receive(group, now) for send in sends]
+        frame = row[ETH:]
+        answer = self._arp(ingress, frame)
+        if answer is not None:
+            return answer
+        packet = parse_ip(frame)
+        if packet is not None and packet.destination == self.address and packet.sound:
+            reply = echo_reply(frame, packet, self.mac)
+            if reply is not None:
+                return self._answer([Transmission.single(ingress, reply)])
+        return self._drop("unserved", 1)
+
+    def _arp(self, ingress: int, frame: bytes) -> Sends | None:
+        """Answer, or learn from, an ARP packet for the switch's address; None: it is not."""
+        packet = parse_arp(frame)
+        if packet is None or packet.target_ip != self.address:
+            return None
+        self.issuer.learn(".".join(map(str, packet.sender_ip)), ingress, packet.sender)
+        if packet.operation != ARP_REQUEST:
+            return self._answer([])
+        reply = arp(ARP_REPLY, self.mac, self.address, packet.sender, packet.sender_ip)
+        return self._answer([Transmission.single(ingress, reply)])
+
+    def _answer(self, sends: Sends) -> Sends:
+        self.counters["rx_frames"] += 1
+        self.counters["answered"] += 1
+        self.counters["own_frames"] += len(sends)
+        return sends
+
+    def _forward(self, group: Frames, destination: bytes, now: float) -> Sends:
+        heads, lengths = group.heads, group.lengths
+        counts = [1] * len(lengths)
+        largest = [length - IP for length in lengths]  # IP packet
+        if any(heads[:, 1].tobytes()):
+            sizes = [self._measure(group, i) for i in range(len(lengths))]
+            if (0, 0) in sizes:
+                return self._forward_sane(
+                    group, [size != (0, 0) for size in sizes], destination, now
+                )
+            counts, largest = map(list, zip(*sizes, strict=True))
+        ports = self.bridge.egress(destination, group.ingress, now)
+        total = sum(counts)
+        if not ports:
+            return self._drop("same_port", total)
+        self.counters["rx_frames"] += total
+        self.counters["forwarded"] += total
+        self.counters["copies"] += total * len(ports)
+        sends: Sends = []
+        for port in ports:
+            mtu = self.jacks[port].mtu
+            if max(largest) <= mtu:
+                sends += self._pass(port, group, counts)
+                continue
+            for i, size in enumerate(largest):
+                tag = VLAN_TAG * (heads[i, ETH + 12 : IP].tobytes() in VLAN_TYPES)
+                if size - tag <= mtu:
+                    sends += self._pass(port, group.part(i, i + 1), counts[i : i + 1])
+                else:
+                    self.counters["too_large"] += counts[i]
+        return sends
+
+    def _forward_sane(
+        self, group: Frames, sane: list[bool], destination: bytes, now: float
+    ) -> Sends:
+        """Forward but the frames whose virtio_net_hdr makes no sense."""
+        self._drop("bad_frame", sane.count(False))
+        sends: Sends = []
+        for i, good in enumerate(sane):
+            if good:
+                sends += self._forward(group.part(i, i + 1), destination, now)
+        return sends
+
+    def _pass(self, port: int, group: Frames, counts: list[int]) -> Sends:
+        """Frames as they came; finished where the port cannot do that."""
+        heads, bodies, lengths = group.heads, group.bodies, group.lengths
+        if self.jacks[port].offload and lengths[0] >= HEAD:
+            rest = [length - HEAD for length in lengths]
+            return [Transmission(port, heads, bodies, rest, counts)]
+        sends = []
+        for i in range(len(lengths)):
+            row = np.frombuffer(group.row(i), np.uint8)
+            if self.jacks[port].offload:
+                sends.append(Transmission(port, None, row.reshape(1, -1), [row.size], [1]))
+                continue
+            frames = wire_frames(row)
+            if not frames:
+                self.counters["tx_failed"] += counts[i]
+            sends += [Transmission.whole_frames(port, rows) for rows in frames]
+        return sends
+
+    def _measure(self, group: Frames, i: int) -> tuple[int, int]:
+        """For how many frames one stands, and bytes of the largest IP packet in it.
+
+        Zeros: its virtio_net_hdr makes no sense.
+        """
+        length = group.lengths[i]
+        head = group.heads[i].tobytes()
+        if not head[1]:
+            return 1, length - IP
+        top = head + group.bodies[i, :TRANSPORT].tobytes()
+        # All that the answer depends on, where the headers are as they nearly always are.
+        key = (top[:ETH], top[IP], top[TCP_OFFSET : TCP_OFFSET + 1], length)
+        known = self._measures.get(key)
+        if known is not None:
+            return known
+        found = read_super(top[:length], length)
+        if found is None:
+            return 0, 0
+        measure = found.frames, found.packet(length - ETH - found.header)
+        if top[6:ETH] == TCP_USUAL:
+            if len(self._measures) >= MOST:
+                self._measures.clear()
+            self._measures[key] = measure
+        return measure
+
+    def _drop(self, reason: str, frames: int) -> Sends:
+        self.counters["rx_frames"] += frames
+        self.counters[reason] += frames
+        return []
+
+
+def packets(bodies: Rows, size: int, step: int, count: int) -> Iterator[tuple[Rows, int]]:
+    """Payloads of `size` bytes, a row each, as packets of `step` bytes: rows, and the last's size.
+
+    Where payloads are whole packets that lie one after the other, they are one array.
+    """
+    n, room = bodies.shape
+    if count == 1:
+        yield bodies[:, :size], size
+    elif room == size == step * count and bodies.flags.c_contiguous:
+        yield bodies.reshape(n * count, step), step
+    else:
+        tail = size - (count - 1) * step
+        if room < count * step:
+            bodies = np.pad(bodies, ((0, 0), (0, count * step - room)))
+        for payload in bodies[:, : count * step]:
+            yield payload.reshape(count, step), tail
+
+
+def datagrams_sound(heads: Rows, payloads: Rows) -> npt.NDArray[np.bool_]:
+    """Which datagrams have the right checksum, or none; all are of one length."""
+    length = 8 + payloads.shape[1]
+    none = ~heads[:, UDP + 6 : HEAD].any(axis=1)
+    pseudo = np.frombuffer(b"\0\x11" + length.to_bytes(2, "big"), np.uint8).reshape(1, -1)
+    total = sums(payloads) + sums(heads[:, IP + 12 :]) + sums(pseudo)
+    good: npt.NDArray[np.bool_] = none | (total % np.uint32(0xFFFF) == 0)
+    return good

@@ -1,0 +1,64 @@
+"""Ordinary traffic: a learning bridge (IEEE 802.1D without spanning tree: no loops).
+
+Where a frame comes from says where its sender is. Where nobody has been heard, or a group is
+addressed, a frame goes to all ports but the one it came in at.
+"""
+
+from __future__ import annotations
+
+AGEING = 300.0  # seconds; the standard's default
+MOST = 65536  # stations that are remembered
+LINK_LOCAL = b"\x01\x80\xc2\x00\x00"  # and 00..0F: groups that no bridge forwards
+
+
+class Bridge:
+    """A table of who is where.
+
+    Args:
+        ports: how many there are; they are numbered from 0.
+        ageing: seconds after which a station that says nothing is forgotten.
+    """
+
+    def __init__(self, ports: int, ageing: float = AGEING) -> None:
+        self.ageing = ageing
+        self._stations: dict[bytes, tuple[int, float]] = {}
+        everywhere = range(ports)
+        self._flood = [tuple(p for p in everywhere if p != port) for port in everywhere]
+        self._only = [(port,) for port in everywhere]
+
+    def __len__(self) -> int:
+        return len(self._stations)
+
+    def learn(self, source: bytes, ingress: int, now: float) -> None:
+        """A frame of this station came in here. A full table learns nobody new."""
+        if source in self._stations or len(self._stations) < MOST or self._forget(now):
+            self._stations[source] = (ingress, now)
+
+    def where(self, station: bytes, now: float) -> int | None:
+        """The port behind which a station is, if that is known."""
+        port, seen = self._stations.get(station, (None, 0.0))
+        return None if port is None or now - seen > self.ageing else port
+
+    def egress(self, destination: bytes, ingress: int, now: float) -> tuple[int, ...]:
+        """The ports that a frame goes to; none if it is at its destination already."""
+        if destination[0] & 1:
+            return () if is_link_local(destination) else self._flood[ingress]
+        port = self.where(destination, now)
+        if port is None:
+            return self._flood[ingress]
+        return () if port == ingress else self._only[port]
+
+    def _forget(self, now: float) -> bool:
+        """Remove who has not been heard for long; whether there was somebody."""
+        before = len(self._stations)
+        self._stations = {
+            mac: (port, seen)
+            for mac, (port, seen) in self._stations.items()
+            if now - seen <= self.ageing
+        }
+        return len(self._stations) < before
+
+
+def is_link_local(mac: bytes) -> bool:
+    """Whether it is one of the groups that stay on a link: spanning tree, PAUSE, LACP, LLDP."""
+    return mac.startswith(LINK_LOCAL) and mac[5] < 0x10

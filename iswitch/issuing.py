@@ -1,0 +1,141 @@
+"""Gives what the switch says its headers: from packets for addresses to frames at ports.
+
+A run of packets becomes super-frames of up to 64 kB whose payload is the run itself; where a port
+takes none, each packet becomes a frame of its own, with its checksum.
+
+Where a peer is, at which port and with which MAC, its own frames say. For one that was never heard
+(a parent) ARP asks at its port; what is to be sent to it meanwhile is dropped and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .counters import Counters
+from .frame import ARP_REQUEST, HEADERS, Route, Transmission, arp
+from .packets import Address, Outgoing, Rows
+
+MAX_SUPER = 65507  # bytes of payload: IPv4 counts no more
+MAX_SEGMENTS = 64  # packets of one (UDP_MAX_SEGMENTS; 128 in newer kernels)
+ASK_AGAIN = 1.0  # seconds between two ARP requests for one address
+MOST = 4096  # neighbours, and heads that are kept; strangers may have ever new addresses
+
+
+class Jack(NamedTuple):
+    """What a port can do: the largest IP packet, and whether it takes super-frames."""
+
+    mtu: int = 1500
+    offload: bool = True
+
+
+class Issuer:
+    """Turns what a `Switch` sends into frames.
+
+    Args:
+        jacks: one for each port.
+        address: the switch's IPv4 address.
+        mac: its MAC.
+        port: its UDP port.
+        counters: where frames that cannot be sent are counted.
+    """
+
+    def __init__(
+        self, jacks: Sequence[Jack], address: bytes, mac: bytes, port: int, counters: Counters
+    ) -> None:
+        self.jacks = jacks
+        self.address = address
+        self.mac = mac
+        self.port = port
+        self.counters = counters
+        self._neighbours: dict[tuple[str, int], bytes] = {}  # by address and port
+        self._heads: dict[tuple[Address, bytes, int, int, int], Rows] = {}
+        self._asked: dict[tuple[str, int], float] = {}
+
+    def learn(self, host: str, ingress: int, mac: bytes) -> None:
+        """This is the MAC of an address behind a port."""
+        if len(self._neighbours) >= MOST and (host, ingress) not in self._neighbours:
+            del self._neighbours[next(iter(self._neighbours))]
+        self._neighbours[host, ingress] = mac
+
+    def issue(self, sends: Sequence[Outgoing], now: float) -> list[Transmission]:
+        """Frames that carry these packets, super-frames where they can be."""
+        transmissions: list[Transmission] = []
+        for out in sends:
+            n, size = out.rows.shape
+            for peer in out.peers:
+                mac = self._neighbours.get((peer.host, peer.ingress))
+                if mac is None:
+                    self.counters["unresolved"] += n
+                    transmissions += self._ask(peer, now)
+                elif size + HEADERS - 14 > self.jacks[peer.ingress].mtu:
+                    self.counters["too_large"] += n
+                elif self.jacks[peer.ingress].offload:
+                    transmissions.append(self._supers(out, peer, mac))
+                else:
+                    transmissions += self._singles(out, peer, mac)
+        return transmissions
+
+    def _supers(self, out: Outgoing, peer: Address, mac: bytes) -> Transmission:
+        rows, tail = out.rows, out.tail
+        n, size = rows.shape
+        at_once = min(MAX_SUPER // size, MAX_SEGMENTS) if size else 1
+        if n <= at_once:
+            payload = (n - 1) * size + tail
+            head = self._head(peer, mac, out.tos, payload, size)
+            return Transmission(peer.ingress, head, rows.reshape(1, -1), [payload], [n])
+        whole, rest = divmod(n, at_once)
+        lengths = [at_once * size] * whole
+        counts = [at_once] * whole
+        if rest:
+            lengths.append(0)
+            counts.append(rest)
+        lengths[-1] = (counts[-1] - 1) * size + tail
+        heads = np.repeat(self._head(peer, mac, out.tos, lengths[0], size), len(lengths), axis=0)
+        heads[-1] = self._head(peer, mac, out.tos, lengths[-1], size)
+        # The last body may reach beyond the rows; its length says where it ends.
+        flat = rows.reshape(-1)
+        bodies = np.lib.stride_tricks.as_strided(
+            flat, (len(lengths), at_once * size), (at_once * size, 1), writeable=False
+        )
+        return Transmission(peer.ingress, heads, bodies, lengths, counts)
+
+    def _singles(self, out: Outgoing, peer: Address, mac: bytes) -> list[Transmission]:
+        route = self._route(peer, mac, out.tos)
+        n, size = out.rows.shape
+        whole = n if out.tail == size else n - 1
+        sends = []
+        for rows in (out.rows[:whole], out.rows[whole:, : out.tail]):
+            if len(rows):
+                lengths = [rows.shape[1]] * len(rows)
+                heads = route.heads(rows)
+                sends.append(Transmission(peer.ingress, heads, rows, lengths, [1] * len(rows)))
+        return sends
+
+    def _head(self, peer: Address, mac: bytes, tos: int, payload: int, size: int) -> Rows:
+        key = (peer, mac, tos, payload, size)
+        head = self._heads.get(key)
+        if head is None:
+            if len(self._heads) >= MOST:
+                self._heads.clear()
+            head = self._heads[key] = self._route(peer, mac, tos).head(payload, size)
+        return head
+
+    def _route(self, peer: Address, mac: bytes, tos: int) -> Route:
+        destination = bytes(map(int, peer.host.split(".")))
+        return Route(self.mac, mac, self.address, destination, self.port, peer.port, tos)
+
+    def _ask(self, peer: Address, now: float) -> list[Transmission]:
+        """An ARP request for a peer, unless one was sent just now."""
+        key = (peer.host, peer.ingress)
+        if now - self._asked.get(key, -ASK_AGAIN) < ASK_AGAIN:
+            return []
+        if len(self._asked) >= MOST:
+            self._asked.clear()
+        self._asked[key] = now
+        self.counters["own_frames"] += 1
+        destination = bytes(map(int, peer.host.split(".")))
+        frame = arp(ARP_REQUEST, self.mac, self.address, bytes(6), destination)
+        return [Transmission.single(peer.ingress, frame)]

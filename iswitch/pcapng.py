@@ -1,0 +1,59 @@
+"""Blocks of a pcapng file (draft-ietf-opsawg-pcapng): section, interfaces, directed frames."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+import numpy as np
+
+from .packets import Rows
+
+_SECTION, _INTERFACE, _PACKET = 0x0A0D0D0A, 1, 6
+_BYTE_ORDER = 0x1A2B3C4D
+_ETHERNET = 1  # link type
+_NANOSECONDS = 9  # 10**-9
+_OPTIONS = struct.Struct("<HHIHH")  # of a frame: its direction, then the end of options
+_FRAME = struct.Struct("<IIIIIII")
+
+
+class Direction(IntEnum):
+    """Of a frame, seen from the switch, as epb_flags has it."""
+
+    IN = 1
+    OUT = 2
+
+
+def section() -> bytes:
+    """The block that a file begins with."""
+    body = struct.pack("<IHHq", _BYTE_ORDER, 1, 0, -1)
+    return _block(_SECTION, body + _option(4, b"iswitch") + _option(0, b""))
+
+
+def interface(name: str) -> bytes:
+    """The block of an Ethernet interface, its times in nanoseconds; they number from 0."""
+    options = _option(2, name.encode()) + _option(9, bytes([_NANOSECONDS])) + _option(0, b"")
+    return _block(_INTERFACE, struct.pack("<HHI", _ETHERNET, 0, 0) + options)
+
+
+def packets(number: int, time_ns: int, direction: Direction, frames: Rows) -> bytes:
+    """The blocks of frames of one size, shape (n, size), that an interface saw at one time."""
+    n, size = frames.shape
+    padded = (size + 3) & ~3
+    total = _FRAME.size + padded + _OPTIONS.size + 4
+    head = _FRAME.pack(_PACKET, total, number, time_ns >> 32, time_ns & 0xFFFFFFFF, size, size)
+    end = _OPTIONS.pack(2, 4, direction, 0, 0) + total.to_bytes(4, "little")
+    blocks = np.zeros((n, total), np.uint8)
+    blocks[:, : len(head)] = np.frombuffer(head, np.uint8)
+    blocks[:, len(head) : len(head) + size] = frames
+    blocks[:, -len(end) :] = np.frombuffer(end, np.uint8)
+    return blocks.tobytes()
+
+
+def _option(code: int, value: bytes) -> bytes:
+    return struct.pack("<HH", code, len(value)) + value + bytes(-len(value) % 4)
+
+
+def _block(kind: int, body: bytes) -> bytes:
+    total = 12 + len(body)
+    return struct.pack("<II", kind, total) + body + struct.pack("<I", total)

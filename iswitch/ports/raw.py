@@ -1,0 +1,336 @@
+"""Network interfaces as the ports of a switch: AF_PACKET sockets (packet(7)).
+
+Each port has a socket that receives everything its interface hears, with its virtio_net_hdr
+(PACKET_VNET_HDR), so that super-frames come and go whole. One more socket sends, at any port: a
+broadcast to many ports is one call. A VLAN tag, which the kernel takes out of the frame, is put
+back (PACKET_AUXDATA).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import select
+import socket
+import struct
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from ..counters import Counters
+from ..frame import ETH, HEAD, MAC_SIZE, NEEDS_CSUM, VLAN_TAG, VNET, Frames, Transmission
+from ..issuing import Jack
+from ..packets import Rows
+from .frames import BATCH_SUPER, FEW, JUMBO, MOST_SPACING, SOCKADDR_LL, FrameReceiver, FrameSender
+from .mmsg import Block
+
+ETH_P_ALL = 3  # linux/if_ether.h
+SOL_PACKET = 263
+PACKET_ADD_MEMBERSHIP, PACKET_STATISTICS, PACKET_AUXDATA = 1, 6, 8  # linux/if_packet.h
+PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 15, 23
+PACKET_MR_PROMISC = 1
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
+SIOCGIFMTU = 0x8921  # linux/sockios.h
+
+BUFFER = 32 << 20  # bytes of each socket's buffer; super-frames take more than their size
+CONTROL = 40  # one control message of 20 bytes
+AUXDATA = struct.Struct("<16xI12xHH")  # after the header: tp_status .. tp_vlan_tci, tp_vlan_tpid
+VLAN_VALID = 1 << 4  # in tp_status
+WITHOUT_VLAN = bytes(status for status in range(256) if not status & VLAN_VALID)
+LOOK_AT_DROPS = 1.0  # seconds between two looks at what the kernel dropped
+
+
+class RawPortError(OSError):
+    """A port cannot be opened; the message names the mend."""
+
+
+class Recorder(Protocol):
+    """Takes note of all frames that come and go."""
+
+    def received(self, frames: Frames) -> None:
+        """These frames have come."""
+
+    def sent(self, transmission: Transmission, refused: Collection[int]) -> None:
+        """These frames have gone, but for the refused ones."""
+
+    def close(self) -> None:
+        """There will be no more."""
+
+
+class RawPort:
+    """One interface, to receive from.
+
+    Raises:
+        RawPortError: no such interface, no privilege, or a kernel feature lacks.
+    """
+
+    def __init__(self, ifname: str, buffer: int = BUFFER) -> None:
+        self.ifname = ifname
+        try:
+            self.index = socket.if_nametoindex(ifname)
+        except OSError:
+            known = ", ".join(name for _, name in socket.if_nameindex())
+            raise RawPortError(
+                errno.ENODEV, f"no interface {ifname!r} here; there is {known}"
+            ) from None
+        self.socket = packet_socket(buffer)
+        try:
+            self.mtu = self._mtu()
+            self.spacing = self._single = min(-(-self.mtu // 64) * 64, JUMBO)
+            self._longest = 0  # body of the super-frames that `spacing` was chosen for
+            self.socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
+            self.socket.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
+            promiscuous = struct.pack("iHH8x", self.index, PACKET_MR_PROMISC, 0)
+            self.socket.setsockopt(SOL_PACKET, PACKET_ADD_MEMBERSHIP, promiscuous)
+            self.socket.bind((ifname, ETH_P_ALL))
+        except OSError as error:
+            self.socket.close()
+            raise RawPortError(
+                error.errno,
+                f"{ifname} cannot be a switch port: {error.strerror}; raw ports "
+                "need Linux 4.20 or newer and an Ethernet interface",
+            ) from error
+
+    def expect(self, frames: Frames) -> None:
+        """Choose how far apart the bodies of the next frames are to lie, by the last ones'.
+
+        Payloads of equally long super-frames then are one piece of memory, and nothing is copied;
+        the last packet of a super-frame has room for a whole one.
+        """
+        lengths = frames.lengths
+        longest = max(lengths)
+        body = longest - HEAD
+        if body > JUMBO:
+            if body == self._longest:
+                return
+            self._longest = body
+            if body > self.spacing or lengths.count(longest) > 1 or self.spacing <= JUMBO:
+                size = VNET.unpack_from(frames.heads[lengths.index(longest)])[3]
+                self.spacing = min(-(-body // size) * size if size else body, MOST_SPACING)
+        elif self.spacing > JUMBO:
+            if len(lengths) == BATCH_SUPER:
+                self.spacing = self._single
+                self._longest = 0
+        elif body > self.spacing:  # more than the MTU: an offload is on
+            self.spacing = self._single = body
+
+    def dropped(self) -> int:
+        """Frames that the kernel has dropped since the last call: the buffer was full."""
+        packed = self.socket.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)
+        return int.from_bytes(packed[4:], "little")
+
+    def _mtu(self) -> int:
+        request = struct.pack("16si12x", self.ifname.encode(), 0)
+        answer = fcntl.ioctl(self.socket, SIOCGIFMTU, request)
+        mtu: int = struct.unpack_from("i", answer, 16)[0]
+        return mtu
+
+
+class RawPorts:
+    """The ports of a switch.
+
+    Args:
+        ifnames: the interfaces, in the order of the ports' numbers.
+        offload: send super-frames whole, wherever they are cut then.
+        counters: where frames sent, and what the kernel did not take or keep, are counted.
+        recorder: is told of all frames.
+
+    Raises:
+        RawPortError: see RawPort.
+    """
+
+    def __init__(
+        self,
+        ifnames: Sequence[str],
+        offload: bool = True,
+        buffer: int = BUFFER,
+        counters: Counters | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.counters = Counters() if counters is None else counters
+        self.recorder = recorder
+        self.offload = offload
+        self.ports: list[RawPort] = []
+        self._out = packet_socket(buffer)
+        self._epoll = select.epoll()
+        try:
+            for ifname in ifnames:
+                self.ports.append(RawPort(ifname, buffer))
+        except OSError:
+            self.close()
+            raise
+        for port in self.ports:
+            self._epoll.register(port.socket, select.EPOLLIN)
+        self._numbers = {port.socket.fileno(): i for i, port in enumerate(self.ports)}
+        self._names = [
+            Block(SOCKADDR_LL.pack(socket.AF_PACKET, 0, port.index, 0, 0, 0, bytes(8)))
+            for port in self.ports
+        ]
+        self._receiver = FrameReceiver(CONTROL)
+        self._sender = FrameSender()
+        self._looked = time.monotonic()
+
+    @property
+    def jacks(self) -> list[Jack]:
+        """What each port can do."""
+        return [Jack(port.mtu, self.offload) for port in self.ports]
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when a frame has come at some port."""
+        return self._epoll.fileno()
+
+    def close(self) -> None:
+        """Close all sockets."""
+        if self.ports:
+            self._count_dropped()
+        for port in self.ports:
+            port.socket.close()
+        self._out.close()
+        self._epoll.close()
+        if self.recorder is not None:
+            self.recorder.close()
+
+    # Receiving
+
+    def pull(self) -> Iterator[Frames]:
+        """Frames that have come, without waiting; those of one port stay valid until the next."""
+        for fd, _ in self._epoll.poll(0, len(self.ports)):
+            number = self._numbers[fd]
+            frames = self._receive(self.ports[number], number)
+            if frames is not None:
+                if self.recorder is not None:
+                    self.recorder.received(frames)
+                yield frames
+        now = time.monotonic()
+        if now - self._looked >= LOOK_AT_DROPS:
+            self._looked = now
+            self._count_dropped()
+
+    def _receive(self, port: RawPort, number: int) -> Frames | None:
+        receiver = self._receiver
+        try:
+            bodies, lengths = receiver.receive(port.socket.fileno(), port.spacing)
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # a frame that no virtio_net_hdr can describe
+                self.counters["rx_frames"] += 1
+                self.counters["bad_frame"] += 1
+            return None  # else the interface is down, or gone
+        n = len(lengths)
+        if not n:
+            return None
+        frames = Frames(number, receiver.heads[:n], bodies, lengths)
+        port.expect(frames)
+        if receiver.control[:n, 16].tobytes().translate(None, WITHOUT_VLAN):
+            return tag(frames, receiver.control)
+        return frames
+
+    def _count_dropped(self) -> None:
+        for port in self.ports:
+            self.counters["rx_overflow"] += port.dropped()
+
+    # Sending
+
+    def push(self, steps: Iterable[Sequence[Transmission]]) -> None:
+        """Send frames, step by step; what the kernel does not take is counted."""
+        for step in steps:
+            if not step:
+                continue
+            counts: list[int] = []
+            begun: list[tuple[Transmission, int]] = []
+            for transmission in pieces(step, self._sender.most):
+                if len(counts) + len(transmission.counts) > self._sender.most:
+                    self._flush(counts, begun)
+                    counts, begun = [], []
+                begun.append((transmission, len(counts)))
+                counts += transmission.counts
+                self._add(transmission)
+            self._flush(counts, begun)
+
+    def _add(self, transmission: Transmission) -> None:
+        port, heads, bodies, lengths, _ = transmission
+        name = self._names[port].address
+        if len(lengths) <= FEW:
+            self._sender.add(name, heads, bodies, lengths)
+        else:
+            self._sender.add_rows(name, heads, bodies, lengths)
+
+    def _flush(self, counts: list[int], begun: list[tuple[Transmission, int]]) -> None:
+        self.counters["tx_frames"] += sum(counts)
+        refused = self._sender.send(self._out.fileno())
+        for i, error in refused:
+            reason = "too_large" if error == errno.EMSGSIZE else "tx_failed"
+            self.counters["tx_frames"] -= counts[i]
+            self.counters[reason] += counts[i]
+        if self.recorder is not None:
+            which = {i for i, _ in refused}
+            for transmission, start in begun:
+                self.recorder.sent(transmission, {i - start for i in which})
+
+
+def pieces(step: Iterable[Transmission], most: int) -> Iterator[Transmission]:
+    """The same frames, at most so many in one."""
+    for whole in step:
+        if len(whole.lengths) <= most:
+            yield whole
+            continue
+        for start in range(0, len(whole.lengths), most):
+            part = slice(start, start + most)
+            heads = None if whole.heads is None else whole.heads[part]
+            lengths, counts = whole.lengths[part], whole.counts[part]
+            yield Transmission(whole.port, heads, whole.bodies[part], lengths, counts)
+
+
+def packet_socket(buffer: int) -> socket.socket:
+    """An AF_PACKET socket that is bound to nothing and receives nothing yet.
+
+    Raises:
+        RawPortError: no privilege, or a kernel feature lacks.
+    """
+    try:
+        sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    except PermissionError as error:
+        raise RawPortError(
+            error.errno,
+            "raw ports need CAP_NET_RAW and CAP_NET_ADMIN; run as root (sudo), or leave --ports "
+            "out to serve on a UDP socket",
+        ) from error
+    except OSError as error:
+        raise RawPortError(
+            error.errno,
+            f"this kernel has no packet sockets ({error.strerror}); use one with CONFIG_PACKET",
+        ) from error
+    try:
+        sock.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+        for force, plain in (
+            (SO_RCVBUFFORCE, socket.SO_RCVBUF),
+            (SO_SNDBUFFORCE, socket.SO_SNDBUF),
+        ):
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, force, buffer)
+            except PermissionError:  # CAP_NET_RAW alone: what net.core.rmem_max allows
+                sock.setsockopt(socket.SOL_SOCKET, plain, buffer)
+    except OSError as error:
+        sock.close()
+        raise RawPortError(
+            error.errno,
+            f"this kernel's packet sockets lack PACKET_VNET_HDR ({error.strerror}); use Linux "
+            "4.20 or newer",
+        ) from error
+    return sock
+
+
+def tag(frames: Frames, control: Rows) -> Frames:
+    """Put VLAN tags back into the frames that had one, as the control messages say."""
+    rows = []
+    for i in range(len(frames.lengths)):
+        row = frames.row(i)
+        status, tci, tpid = AUXDATA.unpack_from(control[i].tobytes())
+        if status & VLAN_VALID:
+            flags, gso_type, header, size, start, offset = VNET.unpack_from(row)
+            header += VLAN_TAG if gso_type else 0
+            start += VLAN_TAG if flags & NEEDS_CSUM else 0
+            vnet = VNET.pack(flags, gso_type, header, size, start, offset)
+            macs = ETH + 2 * MAC_SIZE
+            row = vnet + row[ETH:macs] + struct.pack(">HH", tpid, tci) + row[macs:]
+        rows.append(row)
+    return Frames.of(frames.ingress, rows)

@@ -1,0 +1,164 @@
+"""What a frame with a virtio_net_hdr stands for on the wire: cuts super-frames, finishes checksums.
+
+The kernel does this for a port that takes such frames. Here it is done for those that do not, and
+for captures.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .frame import (
+    ETH,
+    ETH_HEADER,
+    GSO_NONE,
+    GSO_TCPV4,
+    GSO_TCPV6,
+    GSO_TYPE,
+    GSO_UDP_L4,
+    IP,
+    NEEDS_CSUM,
+    UDP_ZERO,
+    VNET,
+    fold,
+    sums,
+)
+from .packets import Rows
+
+_TCP_OFFSET, _UDP_OFFSET = 16, 6  # of the checksum in the transport header: tells which it is
+_TCP_FIN, _TCP_PSH, _TCP_CWR = 0x01, 0x08, 0x80
+MOST_HEADERS = 256  # bytes in which all headers end
+_LEAST_TRANSPORT = 20  # bytes after csum_start that have to be there to be read
+
+
+class Super(NamedTuple):
+    """A super-frame: bytes of all its headers, bytes of payload per frame, number of frames."""
+
+    header: int
+    size: int
+    frames: int
+
+    def packet(self, payload: int) -> int:
+        """Bytes of the largest IP packet in it, which has all of `payload` bytes."""
+        return self.header - ETH_HEADER + min(self.size, payload)
+
+
+def read_super(row: bytes, length: int) -> Super | None:
+    """Read the headers in a row of `length` bytes, its gso_type not GSO_NONE; None: not sound.
+
+    Only the beginning of the row need be given, as far as its headers go.
+    """
+    _, gso_type, _, size, start, offset = VNET.unpack_from(row)
+    kind = gso_type & GSO_TYPE
+    at = ETH + start
+    if start < ETH_HEADER + 20 or not size or at + 8 > len(row):
+        return None
+    if kind in (GSO_TCPV4, GSO_TCPV6) and offset == _TCP_OFFSET:
+        if at + _LEAST_TRANSPORT > len(row):
+            return None
+        header = start + (row[at + 12] >> 4) * 4
+        if header < start + _LEAST_TRANSPORT:
+            return None
+    elif kind == GSO_UDP_L4 and offset == _UDP_OFFSET:
+        header = start + 8
+    else:
+        return None
+    payload = length - ETH - header
+    version = 6 if kind == GSO_TCPV6 else row[IP] >> 4
+    if payload < 1 or row[IP] >> 4 != version or version not in (4, 6):
+        return None
+    return Super(header, size, -(-payload // size))
+
+
+def wire_frames(row: Rows) -> list[Rows]:
+    """The frames, without virtio_net_hdr, that a row stands for.
+
+    Returns:
+        one or two arrays (n, size), as frames of one size are together; none if the
+        virtio_net_hdr makes no sense.
+    """
+    flags, gso_type, _, _, start, offset = VNET.unpack(row[:ETH].tobytes())
+    frame = row[ETH:]
+    if gso_type & GSO_TYPE == GSO_NONE:
+        whole = frame.reshape(1, -1)
+        if not flags & NEEDS_CSUM:
+            return [whole]
+        if start < ETH_HEADER or start + offset + 2 > frame.size:
+            return []
+        finished = whole.copy()
+        check = fold(sums(finished[:, start:]), UDP_ZERO if offset == _UDP_OFFSET else 0)
+        finished[:, start + offset : start + offset + 2] = check.astype("<u2").view(np.uint8)
+        return [finished]
+    found = read_super(row[:MOST_HEADERS].tobytes(), row.size)
+    if found is None:
+        return []
+    payload = frame[found.header :]
+    head = frame[: found.header]
+    full = len(payload) // found.size
+    pieces = []
+    if full:
+        bodies = payload[: full * found.size].reshape(full, found.size)
+        pieces.append(_frames(head, bodies, 0, full == found.frames, start, offset, found.size))
+    if full < found.frames:
+        rest = payload[full * found.size :].reshape(1, -1)
+        pieces.append(_frames(head, rest, full, True, start, offset, found.size))
+    return pieces
+
+
+def _frames(
+    head: Rows, bodies: Rows, first: int, is_end: bool, start: int, offset: int, step: int
+) -> Rows:
+    """Frames number `first` and on of a super-frame, all of one size."""
+    n, size = bodies.shape
+    frames = np.empty((n, head.size + size), np.uint8)
+    frames[:, : head.size] = head
+    frames[:, head.size :] = bodies
+    number = np.arange(first, first + n)
+    transport = head.size - start + size
+    # The pseudo-header's sum in the field covers the length of the whole; the sum is linear.
+    whole = _length(head, start)
+    if head[ETH_HEADER] >> 4 == 4:
+        _put(frames, ETH_HEADER + 2, ">u2", np.full(n, start - ETH_HEADER + transport))
+        identification = int.from_bytes(head[ETH_HEADER + 4 : ETH_HEADER + 6].tobytes(), "big")
+        _put(frames, ETH_HEADER + 4, ">u2", identification + number)
+        _put(frames, ETH_HEADER + 10, ">u2", np.zeros(n, np.int64))
+        _put(frames, ETH_HEADER + 10, "<u2", fold(sums(frames[:, ETH_HEADER:start])))
+    else:
+        _put(frames, ETH_HEADER + 4, ">u2", np.full(n, start - ETH_HEADER - 40 + transport))
+    if offset == _TCP_OFFSET:
+        (sequence,) = struct.unpack(">I", head[start + 4 : start + 8].tobytes())
+        _put(frames, start + 4, ">u4", sequence + number * step)
+        if not is_end:
+            frames[:, start + 13] &= 0xFF & ~(_TCP_FIN | _TCP_PSH)
+        elif n > 1:
+            frames[:-1, start + 13] &= 0xFF & ~(_TCP_FIN | _TCP_PSH)
+        frames[number > 0, start + 13] &= 0xFF & ~_TCP_CWR
+    else:
+        _put(frames, start + 4, ">u2", np.full(n, transport))
+    field = int.from_bytes(head[start + offset : start + offset + 2].tobytes(), "big")
+    pseudo = (field - whole + transport) % 0xFFFF
+    _put(frames, start + offset, ">u2", np.full(n, pseudo))
+    zero = UDP_ZERO if offset == _UDP_OFFSET else 0
+    _put(frames, start + offset, "<u2", fold(sums(frames[:, start:]), zero))
+    return frames
+
+
+def _length(head: Rows, start: int) -> int:
+    """Bytes from the transport header to the end, as the headers of the whole say."""
+    if head[ETH_HEADER] >> 4 == 4:
+        total = int.from_bytes(head[ETH_HEADER + 2 : ETH_HEADER + 4].tobytes(), "big")
+        return total - (start - ETH_HEADER)
+    total = int.from_bytes(head[ETH_HEADER + 4 : ETH_HEADER + 6].tobytes(), "big")
+    return total - (start - ETH_HEADER - 40)
+
+
+def _put(frames: Rows, at: int, kind: str, values: npt.NDArray[np.integer]) -> None:
+    """Write a field of every frame; what does not fit is cut off."""
+    dtype = np.dtype(kind)
+    limit = (1 << 8 * dtype.itemsize) - 1
+    packed = (values.astype(np.int64) & limit).astype(dtype)
+    frames[:, at : at + dtype.itemsize] = packed.view(np.uint8).reshape(len(frames), -1)

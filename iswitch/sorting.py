@@ -1,0 +1,164 @@
+"""Sorts frames that came together into groups that are handled in one go, by comparing neighbours.
+
+What is compared is the head of each frame: the virtio_net_hdr and the headers of a UDP datagram. Of
+frames that are not for the switch itself only the MACs count.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .arbiter import Traffic, classify
+from .frame import (
+    ETH,
+    ETHERTYPE_IP,
+    FRAGMENT,
+    GSO_NONE,
+    GSO_UDP_L4,
+    HEAD,
+    IP,
+    IP_HEADER,
+    MAC_SIZE,
+    UDP,
+    UDP_PROTOCOL,
+    Frames,
+    checksum,
+)
+from .packets import Address, Rows
+
+_MACS = slice(ETH, ETH + 2 * MAC_SIZE)
+# Not the identification, not the checksums: they are different in every packet.
+_FIXED = (slice(0, IP + 4), slice(IP + 6, IP + 10), slice(IP + 12, UDP + 6))
+
+
+def _mask(*parts: slice) -> npt.NDArray[np.uint32]:
+    mask = np.zeros(HEAD, np.uint8)
+    for part in parts:
+        mask[part] = 0xFF
+    return mask.view(np.uint32)
+
+
+_DATAGRAM = _mask(*_FIXED)
+_STATION = _mask(_MACS)
+
+
+class Lengths(NamedTuple):
+    """What the headers of a datagram say of its length, and how it came."""
+
+    flags: int
+    gso_type: int
+    gso_size: int
+    packet: int  # bytes of the IP packet
+    datagram: int  # bytes of the UDP datagram
+
+
+_LENGTHS = struct.Struct(f"<BB2xH{IP - 6 + 2}xH{UDP - IP}xH")
+
+
+def groups(frames: Frames, mac: npt.NDArray[np.uint8]) -> Iterator[Frames]:
+    """Datagrams for `mac` of one flow and length, or frames from one station to another.
+
+    Frames too short for a head are on their own: what would be compared means nothing.
+    """
+    n = len(frames.lengths)
+    if n == 1 or is_uniform(frames, mac):
+        yield frames
+        return
+    words = np.ascontiguousarray(frames.heads).view(np.uint32)
+    own = (frames.heads[:, ETH : ETH + MAC_SIZE] == mac).all(axis=1)
+    words = words & np.where(own[:, None], _DATAGRAM, _STATION)
+    lengths = np.asarray(frames.lengths)
+    differs = (words[1:] != words[:-1]).any(axis=1)
+    differs |= (lengths[1:] != lengths[:-1]) & own[1:]
+    short = lengths < HEAD
+    differs |= short[1:] | short[:-1]
+    for start, stop in pairwise([0, *(np.flatnonzero(differs) + 1).tolist(), n]):
+        yield frames.part(start, stop)
+
+
+def is_uniform(frames: Frames, mac: npt.NDArray[np.uint8]) -> bool:
+    """Whether all are one group; a few comparisons of bytes say so of most batches."""
+    heads, lengths = frames.heads, frames.lengths
+    n = len(lengths)
+    first = heads[0].tobytes()
+    if min(lengths) < HEAD or not _same(heads, first, _MACS):
+        return False
+    if first[ETH : ETH + MAC_SIZE] != mac.tobytes():
+        return True
+    return lengths.count(lengths[0]) == n and all(_same(heads, first, part) for part in _FIXED)
+
+
+def _same(heads: Rows, first: bytes, part: slice) -> bool:
+    """Whether a part of all heads is as in the first."""
+    return bool(heads[:, part].tobytes() == first[part] * len(heads))
+
+
+def identity(head: bytes) -> bytes:
+    """The part of a head that is the same in all datagrams of a flow."""
+    return head[ETH : IP + 2] + head[IP + 6 : IP + 10] + head[IP + 12 : UDP + 4]
+
+
+def read_lengths(head: bytes) -> Lengths:
+    """Read the head of a frame."""
+    flags, gso_type, gso_size, packet, datagram = _LENGTHS.unpack_from(head)
+    return Lengths(flags, gso_type, gso_size, _swap(packet), _swap(datagram))
+
+
+def _swap(word: int) -> int:
+    return word >> 8 | (word & 0xFF) << 8
+
+
+class Flow(NamedTuple):
+    """Tagged datagrams that have all of their headers in common but lengths and checksums."""
+
+    peer: Address
+    tos: int
+    mac: bytes
+
+
+def read_flow(head: bytes, ingress: int, address: bytes, port: int) -> Flow | None:
+    """The flow of a head without IP options; None: no iSwitch traffic for this address and port."""
+    if (
+        head[ETH + 12 : IP + 1] != ETHERTYPE_IP + b"\x45"
+        or head[IP + 9] != UDP_PROTOCOL
+        or head[IP + 16 : UDP] != address
+        or head[UDP + 2 : UDP + 4] != port.to_bytes(2, "big")
+        or int.from_bytes(head[IP + 6 : IP + 8], "big") & FRAGMENT
+        or classify(head[IP + 1]) is Traffic.ORDINARY
+        or head[ETH + MAC_SIZE] & 1
+    ):
+        return None
+    host = ".".join(map(str, head[IP + 12 : IP + 16]))
+    peer = Address(host, int.from_bytes(head[UDP : UDP + 2], "big"), ingress)
+    return Flow(peer, head[IP + 1], head[ETH + MAC_SIZE : ETH + 2 * MAC_SIZE])
+
+
+def is_whole(found: Lengths, length: int) -> bool:
+    """Whether a datagram has the bytes that its headers speak of, in a row of `length` bytes."""
+    return 8 + IP_HEADER <= IP_HEADER + found.datagram <= found.packet <= length - IP and (
+        found.gso_type == GSO_NONE or (found.gso_type == GSO_UDP_L4 and found.gso_size > 0)
+    )
+
+
+def without_options(row: bytes) -> bytes | None:
+    """A frame whose IPv4 header has no options any more; None: it had none, or is no such frame."""
+    size = (row[IP] & 0x0F) * 4 if len(row) > IP else 0
+    if row[ETH + 12 : IP] != ETHERTYPE_IP or row[IP] >> 4 != 4 or size <= IP_HEADER:
+        return None
+    if len(row) < IP + size or int.from_bytes(row[IP : IP + size], "big") % 0xFFFF:
+        return None
+    length = int.from_bytes(row[IP + 2 : IP + 4], "big") - size + IP_HEADER
+    if length < IP_HEADER:
+        return None
+    header = bytearray(row[IP : IP + IP_HEADER])
+    header[0] = 0x45
+    header[2:4] = length.to_bytes(2, "big")
+    header[10:12] = bytes(2)
+    header[10:12] = checksum(bytes(header)).to_bytes(2, "big")
+    return row[:IP] + bytes(header) + row[IP + size :]

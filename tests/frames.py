@@ -1,0 +1,94 @@
+"""Frames for tests, put together and taken apart byte by byte, on no help from iswitch.frame."""
+
+from __future__ import annotations
+
+import struct
+
+VNET = bytes(10)
+SWITCH_MAC, SWITCH_IP = bytes.fromhex("02690a1afffe"), bytes([10, 26, 255, 254])
+MACS = [bytes([2, 0x69, 10, 26, 0, 1 + i]) for i in range(4)]
+IPS = [bytes([10, 26, 0, 1 + i]) for i in range(4)]
+
+
+def total(data: bytes) -> int:
+    """The one's complement sum of 16-bit words, the slow way."""
+    data += bytes(len(data) % 2)
+    found = 0
+    for (word,) in struct.iter_unpack(">H", data):
+        found += word
+        found = (found & 0xFFFF) + (found >> 16)
+    return found
+
+
+def ip(
+    source: bytes, destination: bytes, protocol: int, payload: bytes, tos: int = 0,
+    options: bytes = b"", fragment: int = 0x4000, identification: int = 7,
+) -> bytes:  # fmt: skip
+    size = 20 + len(options)
+    head = struct.pack(
+        ">BBHHHBBH4s4s", 0x40 | size // 4, tos, size + len(payload), identification, fragment,
+        64, protocol, 0, source, destination,
+    )  # fmt: skip
+    head += options
+    return head[:10] + (0xFFFF - total(head)).to_bytes(2, "big") + head[12:] + payload
+
+
+def udp(
+    source: bytes, destination: bytes, ports: tuple[int, int], payload: bytes, *, check: bool = True
+) -> bytes:
+    head = struct.pack(">HHHH", *ports, 8 + len(payload), 0)
+    pseudo = source + destination + struct.pack(">HH", 17, 8 + len(payload))
+    found = 0xFFFF - total(pseudo + head + payload) or 0xFFFF
+    return head[:6] + (found if check else 0).to_bytes(2, "big") + payload
+
+
+def ethernet(destination: bytes, source: bytes, payload: bytes, kind: int = 0x0800) -> bytes:
+    return destination + source + kind.to_bytes(2, "big") + payload
+
+
+def tagged(
+    host: int, payload: bytes, tos: int, *, port: int = 5000, to: int = 26963,
+    check: bool = True, options: bytes = b"", fragment: int = 0x4000,
+) -> bytes:  # fmt: skip
+    """A datagram of host number `host` for the switch."""
+    datagram = udp(IPS[host], SWITCH_IP, (port, to), payload, check=check)
+    packet = ip(IPS[host], SWITCH_IP, 17, datagram, tos, options, fragment)
+    return ethernet(SWITCH_MAC, MACS[host], packet)
+
+
+def super_vnet(kind: int, header: int, size: int, start: int, offset: int) -> bytes:
+    return struct.pack("<BBHHHH", 1, kind, header, size, start, offset)
+
+
+def partial(frame: bytes, protocol: int, start: int, offset: int) -> bytes:
+    """A frame whose transport checksum holds the pseudo-header's sum only."""
+    length = len(frame) - start
+    if frame[14] >> 4 == 4:
+        pseudo = frame[26:34] + struct.pack(">HH", protocol, length)
+    else:
+        pseudo = frame[22:54] + struct.pack(">II", length, protocol)
+    at = start + offset
+    return frame[:at] + total(pseudo).to_bytes(2, "big") + frame[at + 2 :]
+
+
+def checksums_right(frame: bytes) -> bool:
+    """Of IPv4 and of UDP, TCP or ICMP in it; of UDP and TCP in IPv6."""
+    if frame[12:14] == b"\x08\x00":
+        size = (frame[14] & 15) * 4
+        length = int.from_bytes(frame[16:18], "big")
+        if total(frame[14 : 14 + size]) != 0xFFFF:
+            return False
+        protocol, data = frame[23], frame[14 + size : 14 + length]
+        pseudo = frame[26:34] + struct.pack(">HH", protocol, len(data))
+    elif frame[12:14] == b"\x86\xdd":
+        protocol, data = frame[20], frame[54:]
+        assert int.from_bytes(frame[18:20], "big") == len(data)
+        pseudo = frame[22:54] + struct.pack(">II", len(data), protocol)
+    else:
+        return True
+    if protocol == 17:
+        assert int.from_bytes(data[4:6], "big") == len(data)
+        return data[6:8] == b"\0\0" or total(pseudo + data) == 0xFFFF
+    if protocol == 6:
+        return total(pseudo + data) == 0xFFFF
+    return total(data) == 0xFFFF

@@ -1,0 +1,381 @@
+"""The description of networks: what it holds, how it is written, and what it refuses."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iswitch.membership import MAX_MEMBERS
+from topologies import Host, Link, Queue, Switch, Topology, TopologyError, validation
+from topologies.specs import KINDS
+from topologies.toml import loads
+
+S1 = (Switch("s1"),)
+H = tuple(Host(f"h{i}") for i in range(1, 5))
+
+
+def topology(*links: str, switches: tuple[Switch, ...] = S1, hosts: int = 2) -> Topology:
+    return Topology(H[:hosts], switches, tuple(Link(*link.split("-")) for link in links))
+
+
+# Short forms
+
+
+def test_star() -> None:
+    star = Topology.parse("star:4,rate=1Gbit,delay=2ms,loss=0.1%")
+    assert star.hosts == H
+    assert star.switches == S1
+    assert star.links == tuple(Link(f"h{i}", "s1", 10**9, 0.002, 0.001) for i in range(1, 5))
+    assert star.root == Switch("s1")
+
+
+def test_rack() -> None:
+    rack = Topology.parse("rack:2x3")
+    assert rack.tree == (Switch("core1"), Switch("tor1", "core1"), Switch("tor2", "core1"))
+    assert [rack.switch_of(host.name) for host in rack.hosts] == ["tor1"] * 3 + ["tor2"] * 3
+    assert rack.hosts_at("core1") == ()
+    assert rack.hosts_at("tor2") == (Host("h4"), Host("h5"), Host("h6"))
+    assert rack.children("core1") == rack.tree[1:]
+
+
+def test_tree() -> None:
+    """Fan-outs from the root down; the last number is of hosts."""
+    tree = Topology.parse("tree:2x2x3")
+    parents = {switch.name: switch.parent for switch in tree.switches}
+    up = {"s2": "s1", "s3": "s1", "s4": "s2", "s5": "s2", "s6": "s3", "s7": "s3"}
+    assert parents == {"s1": None, **up}
+    assert [tree.switch_of(f"h{i}") for i in (1, 3, 4, 12)] == ["s4", "s4", "s5", "s7"]
+    assert Topology.parse("tree:4") == Topology.parse("star:4")
+
+
+def test_leafspine() -> None:
+    """All cables are described, one spine's are plugged in."""
+    fabric = Topology.parse("leafspine:2x4x4")
+    assert len(fabric.hosts) == 16
+    assert len(fabric.links) == 16 + 8
+    assert fabric.root.name == "spine1"
+    assert {s.name for s in fabric.tree} == {"spine1", "leaf1", "leaf2", "leaf3", "leaf4"}
+    standing_by = [link for link in fabric.links if not fabric.active(link)]
+    assert {(link.a, link.b) for link in standing_by} == {
+        (f"leaf{i}", "spine2") for i in range(1, 5)
+    }
+    assert fabric.ports("spine2") == ()
+    assert "spine2" not in fabric.nodes
+    other = fabric.rooted_at("spine2")
+    assert other == Topology.parse("leafspine:2x4x4,root=spine2")
+    assert {s.parent for s in other.tree} == {None, "spine2"}
+    assert other.links == fabric.links
+    assert other.address("leaf1") == fabric.address("leaf1")
+    assert other.rooted_at("spine1") == fabric
+
+
+def test_every_form_has_an_example_that_it_makes() -> None:
+    for kind in KINDS.values():
+        made = Topology.parse(kind.example)
+        assert made.name == kind.example
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("ring:4", "is not a topology"),
+        ("star", "is not a topology"),
+        ("star:4x", "is not a topology"),
+        ("star:-4", "is not a topology"),
+        ("", "is not a topology"),
+        ("star:2x3", "has 2 numbers, star takes 1"),
+        ("leafspine:2x3", "has 2 numbers, leafspine takes 3"),
+        ("star:0", "has 0 hosts"),
+        ("tree:99999x99999x99999", "hosts, not 1 to"),
+        ("star:4,rate=1Gbit,rate=2Gbit", "says something twice"),
+    ],
+)
+def test_a_wrong_form_is_told_the_right_ones(text: str, part: str) -> None:
+    with pytest.raises(TopologyError) as caught:
+        Topology.parse(text)
+    assert part in str(caught.value)
+    for kind in KINDS.values():
+        assert kind.example in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("star:4,rate=0bit", "link h1-s1: rate 0 is not positive; leave it out for no limit"),
+        ("star:4,rate=-5Mbit", "is not positive"),
+        ("star:4,rate=9", "rate '9' is not a number and a unit"),
+        ("star:4,rate=9MB", "write rate=100Mbit"),
+        ("star:4,rate=0.5bit", "is not a whole number"),
+        ("star:4,delay=2", "delay '2' is not a number and a unit (ns, us, ms, s); write delay=5ms"),
+        ("star:4,delay=-1s", "is not a time"),
+        ("star:4,loss=100%", "loss 1.0 is not in [0, 1)"),
+        ("star:4,loss=-0.1", "is not in [0, 1)"),
+        ("star:4,queue=0", "queue of 0packets is not in 1 B..1 GiB"),
+        ("star:4,queue=2GiB", "is not in 1 B..1 GiB"),
+        ("star:4,mtu=67", "mtu 67 is not in 68..65535"),
+        ("star:4,jitter=1ms", "a link has no 'jitter'; it can have rate, delay, loss, queue, mtu"),
+        ("star:4,subnet=10.0.0.0/30", "10.0.0.0/30 has 2 addresses for 5 nodes; take a larger one"),
+        ("star:4,subnet=10.0.0.1/24", "has host bits set"),
+        ("star:65", "'s1' has 65 hosts and child switches, 64 at most; put switches between"),
+        ("rack:65x1", "'core1' has 65 hosts and child switches"),
+        ("rack:2x3,root=h1", "no switch 'h1' to be the root; choose of core1, tor1, tor2"),
+    ],
+)
+def test_values_that_cannot_be(text: str, message: str) -> None:
+    with pytest.raises(TopologyError) as caught:
+        Topology.parse(text)
+    assert message in str(caught.value)
+
+
+def test_the_limits_themselves_can_be() -> None:
+    assert validation.MAX_MEMBERS == MAX_MEMBERS
+    full = Topology.parse("star:64,subnet=10.0.0.0/25,loss=99.9%,mtu=65535,queue=1B")
+    assert len(full.hosts) == 64
+    Topology.parse("star:5,subnet=10.0.0.0/29")
+
+
+# The whole
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Topology((), S1, ()), "there is no host or no switch"),
+        (lambda: topology("h1-s1", hosts=1, switches=()), "there is no host or no switch"),
+        (lambda: topology("h1-s1", switches=S1 * 2, hosts=1), "2 nodes are called 's1'; give each"),
+        (
+            lambda: topology("h1-s1", switches=(Switch("h1"), *S1), hosts=1),
+            "2 nodes are called 'h1'",
+        ),
+        (lambda: topology("h1-s1"), "host 'h2' has no link; give it one, to its switch"),
+        (lambda: topology("h1-s1", "h2-s1", "h1-s1"), "link h1-s1 is there twice"),
+        (lambda: topology("h1-s1", "h2-s1", "s1-h1"), "link s1-h1 is there twice"),
+        (lambda: topology("h1-s1", "h2-s3"), "link h2-s3: there is no node 's3'"),
+        (lambda: topology("h1-s1", "h2-h1"), "link h2-h1 joins two hosts"),
+        (lambda: topology("h1-s1", "h2-h2"), "link h2-h2 joins a node to itself"),
+        (
+            lambda: topology("h1-s1", "h1-s2", hosts=1, switches=(*S1, Switch("s2"))),
+            "host 'h1' has 2 links",
+        ),
+        (
+            lambda: topology("h1-s1", "h2-s2", switches=(*S1, Switch("s2"))),
+            "the network is in 2 parts: 's1' and 's2' have no parent",
+        ),
+        (
+            lambda: topology("h1-s1", "h2-s2", "s1-s2", switches=(*S1, Switch("s2"))),
+            "the network is in 2 parts: 's1' and 's2' have no parent",
+        ),
+        (
+            lambda: topology("h1-s1", "h2-s2", switches=(*S1, Switch("s2", "s1"))),
+            "switch 's2': no link to its parent 's1'; add one, or name a neighbour",
+        ),
+        (
+            lambda: topology("h1-s1", "h2-s1", switches=(Switch("s1", "h1"),)),
+            "switch 's1': its parent 'h1' is no switch",
+        ),
+        (
+            lambda: topology(
+                "h1-s1", "h2-s2", "s1-s2", switches=(Switch("s1", "s2"), Switch("s2", "s1"))
+            ),
+            "the parents form a circle: s1 -> s2 -> s1",
+        ),
+        (
+            lambda: topology("h1-s1", switches=(Switch("s1", "s1"),), hosts=1),
+            "no link to its parent",
+        ),
+        (
+            lambda: Topology((Host("h123456789"),), S1, (Link("h123456789", "s1"),)),
+            "'h123456789' is too long for interfaces to be named after it; take at most 9",
+        ),
+        (lambda: Topology((Host("1"),), S1, (Link("1", "s1"),)), "'1' cannot be a name"),
+        (lambda: Topology((Host("a/b"),), S1, (Link("a/b", "s1"),)), "'a/b' cannot be a name"),
+    ],
+)
+def test_what_could_not_be_built(make: object, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(TopologyError) as caught:
+        make()
+    assert message in str(caught.value)
+
+
+def test_a_ring_of_switches_has_a_link_that_stands_by() -> None:
+    ring = topology(
+        "h1-s1", "h2-s2", "s1-s2", "s2-s3", "s3-s1", "h3-s3",
+        switches=(*S1, Switch("s2", "s1"), Switch("s3", "s1")), hosts=3,
+    )  # fmt: skip
+    assert [f"{x.a}-{x.b}" for x in ring.links if not ring.active(x)] == ["s2-s3"]
+    assert [port.peer for port in ring.ports("s2")] == ["h2", "s1"]
+    turned = ring.rooted_at("s2")
+    assert [f"{x.a}-{x.b}" for x in turned.links if not turned.active(x)] == ["s3-s1"]
+
+
+def test_ports_are_named_as_mininet_does() -> None:
+    rack = Topology.parse("rack:2x2")
+    assert [(port.ifname, port.peer) for port in rack.ports("tor2")] == [
+        ("tor2-eth1", "core1"),
+        ("tor2-eth2", "h3"),
+        ("tor2-eth3", "h4"),
+    ]
+    assert [(port.ifname, port.peer) for port in rack.ports("h3")] == [("h3-eth0", "tor2")]
+
+
+def test_addresses() -> None:
+    rack = Topology.parse("rack:2x2")
+    assert rack.subnet == IPv4Network("10.26.0.0/16")
+    assert rack.address("h1") == IPv4Address("10.26.0.1")
+    assert rack.address("core1") == IPv4Address("10.26.255.254")
+    assert rack.mac("h1") == "02:69:0a:1a:00:01"
+    assert rack.mac("core1") == "02:69:0a:1a:ff:fe"
+    assert rack.port_mac("core1", 2) == "06:02:0a:1a:ff:fe"
+    full = Topology.parse("rack:2x2,subnet=192.168.7.0/28")
+    assert len({full.address(node) for node in full.nodes}) == len(full.nodes) == 7
+    for ask in (rack.address, rack.ports, rack.mac):
+        with pytest.raises(TopologyError, match="no node 'h9'; choose of h1, h2"):
+            ask("h9")
+
+
+# Quantities
+
+
+@pytest.mark.parametrize(
+    ("settings", "link"),
+    [
+        ({"rate": "100 Mbit/s"}, Link("a", "b", rate=100_000_000)),
+        ({"rate": "2.5Gbit"}, Link("a", "b", rate=2_500_000_000)),
+        ({"rate": "1gbit"}, Link("a", "b", rate=10**9)),
+        ({"rate": 64000}, Link("a", "b", rate=64000)),
+        ({"delay": "5ms"}, Link("a", "b", delay=0.005)),
+        ({"delay": "250us"}, Link("a", "b", delay=0.00025)),
+        ({"delay": 0.1}, Link("a", "b", delay=0.1)),
+        ({"loss": "1%"}, Link("a", "b", loss=0.01)),
+        ({"loss": "0.25"}, Link("a", "b", loss=0.25)),
+        ({"queue": "100 packets"}, Link("a", "b", queue=Queue(100))),
+        ({"queue": 100}, Link("a", "b", queue=Queue(100))),
+        ({"queue": "64KiB"}, Link("a", "b", queue=Queue(65536, "bytes"))),
+        ({"queue": "1.5kB"}, Link("a", "b", queue=Queue(1500, "bytes"))),
+        ({"mtu": "9000"}, Link("a", "b", mtu=9000)),
+    ],
+)
+def test_quantities(settings: dict[str, str | float], link: Link) -> None:
+    assert Link.of("a", "b", **settings) == link
+
+
+@pytest.mark.parametrize("value", [True, None, [1], float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["rate", "delay", "loss", "queue", "mtu"])
+def test_what_is_no_quantity(name: str, value: object) -> None:
+    with pytest.raises(TopologyError):
+        Link.of("a", "b", **{name: value})  # type: ignore[arg-type]
+
+
+def test_a_queue_counts_in_both() -> None:
+    assert Queue(10).bytes(mtu=1500) == 15140
+    assert Queue(15140, "bytes").packets(mtu=1500) == 10
+    assert Queue(1, "bytes").packets(mtu=1500) == 1
+
+
+LINKS = st.builds(
+    Link,
+    st.just("h1"),
+    st.just("s1"),
+    st.none() | st.integers(1, 10**15),
+    st.floats(0, 1e6),
+    st.floats(0, 1, exclude_max=True),
+    st.builds(Queue, st.integers(1, 10**4), st.sampled_from(["packets", "bytes"])),
+    st.integers(68, 65535),
+)
+
+
+@given(LINKS)
+def test_settings_read_back_equal(link: Link) -> None:
+    assert Link.of("h1", "s1", **link.settings()) == link
+
+
+# TOML
+
+SPECS = st.sampled_from(
+    ["star:1", "star:5", "rack:2x3", "tree:2x2x3", "leafspine:2x3x2", "leafspine:3x2x2,root=spine2"]
+)
+
+
+@given(SPECS, st.lists(LINKS, min_size=1), st.sampled_from(["10.26.0.0/16", "192.168.1.0/24"]))
+def test_toml_reads_back_equal(spec: str, links: list[Link], subnet: str) -> None:
+    plain = Topology.parse(f"{spec},subnet={subnet}")
+    varied = [
+        Link(x.a, x.b, y.rate, y.delay, y.loss, y.queue, y.mtu)
+        for x, y in zip(plain.links, links * len(plain.links), strict=False)
+    ]
+    written = Topology(plain.hosts, plain.switches, tuple(varied), plain.subnet)
+    assert loads(written.to_toml()) == written
+
+
+@given(SPECS)
+def test_a_topology_has_one_root_and_no_loop(spec: str) -> None:
+    made = Topology.parse(spec)
+    active = [link for link in made.links if made.active(link)]
+    assert len(active) == len(made.nodes) - 1
+    seen = {made.root.name}
+    for switch in made.tree[1:]:
+        assert switch.parent in seen
+        seen.add(switch.name)
+    drawing = made.describe()
+    for node in made.nodes:
+        assert f" {made.address(node)}" in drawing
+        assert len({port.ifname for port in made.ports(node)}) == len(made.ports(node))
+
+
+def test_toml_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "lab.toml"
+    path.write_text(
+        'hosts = ["h1", "h2"]\nswitches = [{name = "s1"}]\nlink = {rate = "1Gbit", delay = 0.001}\n'
+        'links = [{a = "h1", b = "s1"}, {a = "h2", b = "s1", delay = "5ms"}]\n'
+    )
+    lab = Topology.parse(str(path))
+    assert lab.links == (Link("h1", "s1", 10**9, 0.001), Link("h2", "s1", 10**9, 0.005))
+    assert lab.name == str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hosts = [", "Invalid value"),
+        ("host = []", "the file has a 'host'; it can have subnet, hosts, switches, link, links"),
+        ("hosts = 3", "hosts is 3; give a list"),
+        ("hosts = [3]", 'host 3 is not a name; write hosts = ["h1", "h2"]'),
+        ('switches = ["s1"]', "a switch is 's1'; write a table with name, parent"),
+        ("switches = [{}]", "a switch has no 'name'"),
+        ('switches = [{name = "s1", up = "s2"}]', "a switch has a 'up'; it can have name, parent"),
+        ('switches = [{name = "s1", parent = 3}]', "parent is 3; give a str"),
+        ('links = [{a = "h1"}]', "a link has no 'b'; it needs a and b"),
+        ('links = [{a = "h1", b = "s1", speed = 3}]', "a link has no 'speed'; it can have rate"),
+        ('links = [{a = "h1", b = "s1", rate = true}]', "rate True is neither text nor a number"),
+        ("subnet = 'ten'", "subnet 'ten'"),
+        ("", "there is no host or no switch"),
+    ],
+)
+def test_files_that_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(TopologyError) as caught:
+        Topology.from_toml(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+
+
+# Drawing
+
+
+def test_drawing() -> None:
+    drawing = Topology.parse("leafspine:2x2x1,rate=1Gbit,loss=1%").describe()
+    assert drawing.splitlines() == [
+        "leafspine:2x2x1,rate=1Gbit,loss=1%: 2 hosts, 3 switches, 4 links; subnet 10.26.0.0/16",
+        "spine1 10.26.255.254",
+        "├─ leaf1 10.26.255.253 rate=1Gbit loss=1%",
+        "│  └─ h1 10.26.0.1 rate=1Gbit loss=1%",
+        "└─ leaf2 10.26.255.252 rate=1Gbit loss=1%",
+        "   └─ h2 10.26.0.2 rate=1Gbit loss=1%",
+        "standing by: spine2, leaf1-spine2, leaf2-spine2",
+    ]

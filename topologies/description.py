@@ -1,0 +1,318 @@
+"""What a network is made of: hosts, switches, links. Passive: builders make it real.
+
+**The tree.** Switches are learning bridges without a spanning-tree protocol, so what they are
+plugged into must be free of loops; and aggregation climbs a tree. One tree serves for both: every
+switch but the root names its parent. A link between two switches carries traffic if one is the
+other's parent, and stands by otherwise: it is described and drawn, and not plugged in. A switch
+without parent, child or host stands by likewise. `Topology.rooted_at` chooses another tree of
+the same links.
+
+**Addresses** follow from the order of the nodes: hosts count up from the first address of the
+subnet, switches count down from its last, so that neither moves when the other grows. MACs are
+locally administered and hold the address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from .errors import TopologyError
+from .units import DELAY, LOSS, MTU, RATE, Queue, whole
+
+SUBNET = IPv4Network("10.26.0.0/16")
+MAC_PREFIX = 0x02_69  # locally administered unicast, and an "i"
+QUEUE = Queue(1000)  # the kernel's default length of a device's queue
+PORT_PREFIX = 0x06  # the next of these, and the port's number
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine that runs workers, with one link to its switch."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Switch:
+    """An iSwitch. `parent`: the switch it sends partial aggregates to; None: the root."""
+
+    name: str
+    parent: str | None = None
+
+
+@dataclass(frozen=True)
+class Link:
+    """A cable between the nodes `a` and `b`. What is said of it holds in each direction.
+
+    `rate` in bit/s of whole Ethernet frames, None: as fast as the machine is; `delay` in seconds,
+    one way; `loss` the probability that a frame is lost; `queue` the room before the bottleneck;
+    `mtu` the largest IP packet in bytes.
+    """
+
+    a: str
+    b: str
+    rate: int | None = None
+    delay: float = 0.0
+    loss: float = 0.0
+    queue: Queue = QUEUE
+    mtu: int = 1500
+
+    def __post_init__(self) -> None:
+        from .validation import check_link
+
+        check_link(self)
+
+    @classmethod
+    def of(cls, a: str, b: str, **settings: str | float) -> Self:
+        """A link whose settings may be text: `Link.of("h1", "s1", rate="1Gbit", delay="5ms")`.
+
+        Raises:
+            TopologyError: an unknown setting, or a value that cannot be.
+        """
+        return cls(a, b, **parse_settings(settings))  # type: ignore[arg-type]
+
+    def settings(self) -> dict[str, str | int]:
+        """What differs from the defaults, as `Link.of` takes it."""
+        found: dict[str, str | int] = {}
+        if self.rate is not None:
+            found["rate"] = RATE.format(self.rate)
+        if self.delay:
+            found["delay"] = DELAY.format(self.delay)
+        if self.loss:
+            found["loss"] = LOSS.format(self.loss)
+        if self.queue != QUEUE:
+            found["queue"] = str(self.queue)
+        if self.mtu != Link.mtu:
+            found["mtu"] = self.mtu
+        return found
+
+    def far_end(self, node: str) -> str:
+        """The other one of its two nodes."""
+        return self.b if node == self.a else self.a
+
+
+def parse_settings(settings: Mapping[str, str | float]) -> dict[str, object]:
+    """Values for the fields of a `Link`.
+
+    Raises:
+        TopologyError: an unknown setting, or a value that cannot be.
+    """
+    parsers: dict[str, Callable[[str | float], object]] = {
+        "rate": lambda value: whole(RATE, value),
+        "delay": lambda value: float(DELAY.parse(value)),
+        "loss": lambda value: float(LOSS.parse(value)),
+        "queue": Queue.parse,
+        "mtu": lambda value: whole(MTU, value),
+    }
+    for name, value in settings.items():
+        if name not in parsers:
+            raise TopologyError(f"a link has no {name!r}; it can have {', '.join(parsers)}")
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise TopologyError(f"{name} {value!r} is neither text nor a number; mend it")
+    return {name: parsers[name](value) for name, value in settings.items()}
+
+
+class Port(NamedTuple):
+    """An end of a link at a node: the interface, the link, and the node at the other end."""
+
+    ifname: str
+    link: Link
+    peer: str
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A network that can be built: it is checked when it is made.
+
+    Raises:
+        TopologyError: it could not be built; the message says why and how to mend that.
+    """
+
+    hosts: tuple[Host, ...]
+    switches: tuple[Switch, ...]
+    links: tuple[Link, ...]
+    subnet: IPv4Network = SUBNET
+    name: str = field(default="", compare=False)  # where it came from
+
+    def __post_init__(self) -> None:
+        from .validation import check
+
+        check(self)
+
+    @classmethod
+    def parse(cls, text: str) -> Topology:
+        """From a short form such as `rack:2x3,rate=1Gbit`, or the path of a .toml file.
+
+        Raises:
+            TopologyError: neither; the message lists the short forms.
+            OSError: the file cannot be read.
+        """
+        if text.endswith(".toml"):
+            return cls.from_toml(text)
+        from .specs import parse
+
+        return parse(text)
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Topology:
+        """From a file as docs/topologies.md describes it.
+
+        Raises:
+            TopologyError: not TOML, not a topology, or one that could not be built.
+            OSError: the file cannot be read.
+        """
+        from .toml import loads
+
+        return loads(Path(path).read_text(encoding="utf-8"), str(path))
+
+    def to_toml(self) -> str:
+        """The text of a file from which `from_toml` makes an equal topology."""
+        from .toml import dumps
+
+        return dumps(self)
+
+    def describe(self) -> str:
+        """A drawing of the tree, a node a line, for people."""
+        from .drawing import draw
+
+        return draw(self)
+
+    def rooted_at(self, root: str) -> Topology:
+        """The same hosts, switches and links, with the tree of shortest paths to `root`.
+
+        Raises:
+            TopologyError: there is no such switch, or not every host can reach it.
+        """
+        switches = spanning_tree(self.switches, self.links, root)
+        return replace(self, switches=switches)
+
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of everything that gets built: the tree's switches, root first, then the hosts."""
+        return (*(switch.name for switch in self.tree), *(host.name for host in self.hosts))
+
+    @cached_property
+    def tree(self) -> tuple[Switch, ...]:
+        """The switches that do not stand by; a parent comes before its children."""
+        root = next(s for s in self.switches if s.parent is None and s.name in self._ports)
+        found = [root]
+        for switch in found:
+            found += [child for child in self.switches if child.parent == switch.name]
+        return tuple(found)
+
+    @property
+    def root(self) -> Switch:
+        """The switch at the top."""
+        return self.tree[0]
+
+    def children(self, switch: str) -> tuple[Switch, ...]:
+        """The switches whose parent this is."""
+        return tuple(child for child in self.switches if child.parent == switch)
+
+    def hosts_at(self, switch: str) -> tuple[Host, ...]:
+        """The hosts that are plugged into this switch."""
+        return tuple(host for host in self.hosts if self.switch_of(host.name) == switch)
+
+    def switch_of(self, host: str) -> str:
+        """The switch that a host is plugged into."""
+        (port,) = self.ports(host)
+        return port.peer
+
+    def active(self, link: Link) -> bool:
+        """Whether it carries traffic; otherwise it stands by."""
+        if link.a in self._parents and link.b in self._parents:
+            return self._parents[link.a] == link.b or self._parents[link.b] == link.a
+        return True
+
+    def ports(self, node: str) -> tuple[Port, ...]:
+        """The ends of active links at a node, in the links' order; none where it stands by.
+
+        Interfaces are named as Mininet does: h1-eth0; s1-eth1, s1-eth2 and so on.
+        """
+        self.address(node)  # there is such a node
+        return self._ports.get(node, ())
+
+    def address(self, node: str) -> IPv4Address:
+        """The address of a host, or of a switch's control plane.
+
+        Raises:
+            TopologyError: there is no such node.
+        """
+        if node not in self._addresses:
+            raise TopologyError(f"no node {node!r}; choose of {', '.join(self._addresses)}")
+        return self._addresses[node]
+
+    def mac(self, node: str) -> str:
+        """The MAC of a host's interface, or the one that a switch answers with."""
+        return mac(MAC_PREFIX, self.address(node))
+
+    def port_mac(self, switch: str, number: int) -> str:
+        """The MAC of the interface SWITCH-ethNUMBER, which is not the switch's own."""
+        return mac(PORT_PREFIX << 8 | number, self.address(switch))
+
+    @cached_property
+    def _parents(self) -> dict[str, str | None]:
+        return {switch.name: switch.parent for switch in self.switches}
+
+    @cached_property
+    def _ports(self) -> dict[str, tuple[Port, ...]]:
+        ends: dict[str, list[tuple[Link, str]]] = {}
+        for link in self.links:
+            if self.active(link):
+                ends.setdefault(link.a, []).append((link, link.b))
+                ends.setdefault(link.b, []).append((link, link.a))
+        return {
+            node: tuple(
+                Port(f"{node}-eth{number}", link, peer)
+                for number, (link, peer) in enumerate(found, node in self._parents)
+            )
+            for node, found in ends.items()
+        }
+
+    @cached_property
+    def _addresses(self) -> dict[str, IPv4Address]:
+        first, last = self.subnet[1], self.subnet[-2]
+        return {host.name: first + i for i, host in enumerate(self.hosts)} | {
+            switch.name: last - i for i, switch in enumerate(self.switches)
+        }
+
+
+def mac(prefix: int, address: IPv4Address) -> str:
+    """Two bytes and an address as a MAC."""
+    return (prefix.to_bytes(2, "big") + address.packed).hex(":")
+
+
+def spanning_tree(
+    switches: Sequence[Switch], links: Sequence[Link], root: str
+) -> tuple[Switch, ...]:
+    """The switches with parents on shortest paths to `root`; without hosts below they stand by.
+
+    Of several shortest paths the one by the earliest link is taken.
+
+    Raises:
+        TopologyError: `root` is no switch.
+    """
+    around: dict[str, list[str]] = {}
+    for link in links:
+        around.setdefault(link.a, []).append(link.b)
+        around.setdefault(link.b, []).append(link.a)
+    names = {switch.name: None for switch in switches}
+    if root not in names:
+        raise TopologyError(f"no switch {root!r} to be the root; choose of {', '.join(names)}")
+    parents: dict[str, str | None] = {root: None}
+    order = [root]
+    for near in order:
+        for far in around.get(near, ()):
+            if far in names and far not in parents:
+                parents[far] = near
+                order.append(far)
+    used: set[str | None] = {name for name in order if not names.keys() >= set(around[name])}
+    for name in reversed(order):
+        if name in used:
+            used.add(parents[name])
+    return tuple(Switch(name, parents.get(name) if name in used else None) for name in names)

@@ -1,0 +1,50 @@
+"""A topology as text, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .description import Topology
+
+
+def draw(topology: Topology) -> str:
+    """A line for each node of the tree with its address and its uplink; then what stands by."""
+    tree, links = len(topology.tree), len(topology.links)
+    spare = [link for link in topology.links if not topology.active(link)]
+    title = f"{topology.name}: " if topology.name else ""
+    lines = [
+        f"{title}{count(len(topology.hosts), 'host')}, {count(tree, 'switch', 'es')}, "
+        f"{count(links - len(spare), 'link')}; subnet {topology.subnet}",
+        *branch(topology, topology.root.name, "", ""),
+    ]
+    idle = [switch.name for switch in topology.switches if switch not in topology.tree]
+    waiting = [*idle, *(f"{link.a}-{link.b}" for link in spare)]
+    if waiting:
+        lines.append(f"standing by: {', '.join(waiting)}")
+    return "\n".join(lines)
+
+
+def branch(topology: Topology, node: str, first: str, rest: str) -> Iterator[str]:
+    """The lines of a node and all below it; `first` and `rest` stand before them."""
+    yield " ".join([f"{first}{node} {topology.address(node)}", *uplink(topology, node)])
+    switches = [switch.name for switch in topology.children(node)]
+    below = switches + [host.name for host in topology.hosts_at(node)]
+    for name in below:
+        last = name == below[-1]
+        yield from branch(
+            topology, name, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  ")
+        )
+
+
+def uplink(topology: Topology, node: str) -> Iterator[str]:
+    """The settings of the link that leads up from a node."""
+    parents = {switch.name: switch.parent for switch in topology.tree}
+    for port in topology.ports(node):
+        if node not in parents or port.peer == parents[node]:
+            for key, value in port.link.settings().items():
+                yield f"{key}={value}"
+
+
+def count(number: int, noun: str, plural: str = "s") -> str:
+    """A number of things."""
+    return f"{number} {noun}{'' if number == 1 else plural}"

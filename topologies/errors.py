@@ -1,0 +1,15 @@
+"""What can go wrong with a topology, each with what to do about it."""
+
+from __future__ import annotations
+
+
+class TopologyError(ValueError):
+    """A description that no builder could build; the message names the fault and the mend."""
+
+
+class NetworkError(RuntimeError):
+    """This machine cannot build the network; the message names what lacks and the mend."""
+
+
+class PrivilegeError(NetworkError, PermissionError):
+    """This process may not build networks."""

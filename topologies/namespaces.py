@@ -1,0 +1,127 @@
+"""Named network namespaces that belong to a process, and are found again when it has died.
+
+A claim is a file in /run/iswitch/networks that its owner keeps locked. The kernel drops the lock
+with the process, however that ends, so an unlocked claim says that what carries its name is left
+over: a process number could be somebody else's by now, a lock cannot. The namespaces of the claim
+X are /run/netns/X-NODE, where `ip netns exec X-NODE` finds them too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Self
+
+CLAIMS = Path("/run/iswitch/networks")
+NAMESPACES = Path("/run/netns")  # as iproute2 has it
+CLONE_NEWNET = 0x40000000  # linux/sched.h
+MNT_DETACH = 2  # linux/fs.h
+PREFIX = re.compile(r"[a-z]{1,8}")
+NAME = re.compile(r"[a-z]{1,8}-\d+-\d+")  # PREFIX-PID-SERIAL: no claim's name and - begin another's
+
+LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: not between a fork and its exec
+
+
+class Claim:
+    """A name that is this process's own until it is released or the process ends."""
+
+    def __init__(self, name: str, lock: IO[str]) -> None:
+        self.name = name
+        self._lock = lock
+
+    @classmethod
+    def new(cls, prefix: str) -> Self:
+        """Claim PREFIX-PID-SERIAL, with the first serial number that is free.
+
+        Raises:
+            ValueError: a prefix that could be mistaken for more than a prefix.
+        """
+        if not PREFIX.fullmatch(prefix):
+            raise ValueError(
+                f"prefix {prefix!r} is not 1 to 8 small letters; take some such as isw"
+            )
+        CLAIMS.mkdir(parents=True, exist_ok=True)
+        serial = 0
+        while (lock := take(CLAIMS / (name := f"{prefix}-{os.getpid()}-{serial}"), "x")) is None:
+            serial += 1
+        return cls(name, lock)
+
+    @classmethod
+    def left_over(cls) -> Iterator[Self]:
+        """Take over, one after the other, the claims whose owners are gone."""
+        for path in sorted(CLAIMS.glob("*")):
+            if NAME.fullmatch(path.name) and (lock := take(path, "r")) is not None:
+                yield cls(path.name, lock)
+
+    def create(self, node: str) -> int:
+        """Make the namespace NAME-NODE; an open descriptor of it."""
+        from pyroute2 import netns
+
+        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        try:
+            call(LIBC.unshare, CLONE_NEWNET)
+            try:
+                netns.attach(f"{self.name}-{node}", threading.get_native_id())
+            finally:
+                call(LIBC.setns, home, CLONE_NEWNET)
+        finally:
+            os.close(home)
+        return os.open(NAMESPACES / f"{self.name}-{node}", os.O_RDONLY)
+
+    def release(self) -> list[str]:
+        """Remove the namespaces and give the name back; the names of what is gone."""
+        found = sorted(NAMESPACES.glob(f"{self.name}-*"))
+        for path in found:
+            LIBC.umount2(os.fsencode(path), MNT_DETACH)  # fails if its maker died before mounting
+            path.unlink()
+        (CLAIMS / self.name).unlink()
+        self._lock.close()
+        return [path.name for path in found]
+
+
+def take(path: Path, mode: str) -> IO[str] | None:
+    """Open and lock a claim's file; None: it exists (mode x), is somebody's, or is gone."""
+    try:
+        file = path.open(mode)
+    except (FileExistsError, FileNotFoundError):
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    if os.fstat(file.fileno()).st_nlink == 0:  # cleaned away between opening and locking
+        file.close()
+        return None
+    return file
+
+
+@contextmanager
+def inside(namespace: int) -> Iterator[None]:
+    """Put the calling thread, and what it starts or opens, into a namespace for a while."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        call(LIBC.setns, namespace, CLONE_NEWNET)
+        try:
+            yield
+        finally:
+            call(LIBC.setns, home, CLONE_NEWNET)
+    finally:
+        os.close(home)
+
+
+def call(function: ctypes._NamedFuncPointer, *arguments: int) -> None:
+    """A system call.
+
+    Raises:
+        OSError: it failed; PermissionError and the like, by its errno.
+    """
+    if function(*arguments) < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{function.__name__}: {os.strerror(error)}")

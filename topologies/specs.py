@@ -1,0 +1,133 @@
+"""Short forms of usual networks: `star:4`, `rack:2x3`, `tree:2x2x3`, `leafspine:2x4x4`.
+
+Hosts are called h1, h2 and so on, from left to right below the tree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from ipaddress import IPv4Network
+from math import prod
+from typing import NamedTuple
+
+from .description import SUBNET, Host, Link, Switch, Topology, parse_settings, spanning_tree
+from .errors import TopologyError
+
+SPEC = re.compile(r"([a-z]+):(\d{1,5}(?:x\d{1,5}){0,7})((?:,[a-z]+=[^,]+)*)", re.ASCII)
+MAX_HOSTS = 1 << 16  # more than any of them can have; far less than would fill the memory
+
+Pairs = list[tuple[str, str]]
+
+
+def star(hosts: int) -> tuple[str, Pairs]:
+    """N hosts at one switch, s1."""
+    return "s1", [(f"h{i}", "s1") for i in range(1, hosts + 1)]
+
+
+def rack(racks: int, hosts: int) -> tuple[str, Pairs]:
+    """A top-of-rack switches of B hosts each, tor1 to torA, under the root core1."""
+    uplinks = [(f"tor{r}", "core1") for r in range(1, racks + 1)]
+    return "core1", uplinks + below([tor for tor, _ in uplinks], hosts, "h")
+
+
+def tree(*fanouts: int) -> tuple[str, Pairs]:
+    """AxB...xN: the root s1 has A switches, each of them B, and so on; the lowest have N hosts."""
+    *inner, hosts = fanouts
+    level, pairs, count = ["s1"], [], 1
+    for fanout in inner:
+        found = below(level, fanout, "s", count)
+        level, count = [name for name, _ in found], count + len(found)
+        pairs += found
+    return "s1", pairs + below(level, hosts, "h")
+
+
+def leafspine(spines: int, leaves: int, hosts: int) -> tuple[str, Pairs]:
+    """A spines, each linked to each of B leaves, C hosts a leaf.
+
+    The tree's root is spine1; the links to the others stand by. Bridges without a spanning-tree
+    protocol must not be plugged into more than one spine, and one aggregation tree needs no more.
+    `root=spine2` has the tree go through another.
+    """
+    pairs = [(f"leaf{b}", f"spine{a}") for a in range(1, spines + 1) for b in range(1, leaves + 1)]
+    return "spine1", pairs + below([f"leaf{b}" for b in range(1, leaves + 1)], hosts, "h")
+
+
+def below(parents: list[str], fanout: int, prefix: str, count: int = 0) -> Pairs:
+    """So many new nodes under each parent, numbered on from `count`."""
+    return [
+        (f"{prefix}{count + i * fanout + j}", parent)
+        for i, parent in enumerate(parents)
+        for j in range(1, fanout + 1)
+    ]
+
+
+class Kind(NamedTuple):
+    """A short form: what makes it, how many numbers it takes (0: any), an example, its meaning."""
+
+    make: Callable[..., tuple[str, Pairs]]
+    numbers: int
+    example: str
+    meaning: str
+
+
+KINDS = {
+    "star": Kind(star, 1, "star:4", "4 hosts at one switch"),
+    "rack": Kind(rack, 2, "rack:2x3", "2 top-of-rack switches of 3 hosts each, under a root"),
+    "tree": Kind(tree, 0, "tree:2x2x3", "a root, 2 switches, 2 below each, 3 hosts at each"),
+    "leafspine": Kind(leafspine, 3, "leafspine:2x4x4", "2 spines, 4 leaves, 4 hosts at each leaf"),
+}
+
+
+def parse(text: str) -> Topology:
+    """Make the network of a short form; settings after commas are of every link.
+
+    `root=` names another root of the tree, `subnet=` another subnet; the rest is for `Link.of`.
+
+    Raises:
+        TopologyError: no such form; the message lists them.
+    """
+    found = SPEC.fullmatch(text.replace(" ", ""))
+    if not found or found[1] not in KINDS:
+        raise wrong(text, "is not a topology")
+    kind = KINDS[found[1]]
+    numbers = [int(number) for number in found[2].split("x")]
+    if kind.numbers not in (0, len(numbers)):
+        raise wrong(text, f"has {len(numbers)} numbers, {found[1]} takes {kind.numbers}")
+    if not 0 < prod(numbers) <= MAX_HOSTS:
+        raise wrong(text, f"has {prod(numbers)} hosts, not 1 to {MAX_HOSTS}")
+    settings = [setting.partition("=") for setting in found[3].split(",")[1:]]
+    chosen = {name: value for name, _, value in settings}
+    if len(chosen) < len(settings):
+        raise wrong(text, "says something twice")
+    root, pairs = kind.make(*numbers)
+    root = chosen.pop("root", root)
+    subnet = parse_subnet(chosen.pop("subnet", str(SUBNET)))
+    values = parse_settings(chosen)
+    links = tuple(Link(a, b, **values) for a, b in pairs)  # type: ignore[arg-type]
+    names = dict.fromkeys(name for pair in pairs for name in reversed(pair))
+    hosts = tuple(Host(name) for name in names if name.startswith("h"))
+    switches = tuple(Switch(name) for name in names if not name.startswith("h"))
+    tree = spanning_tree(switches, links, root)
+    return Topology(hosts, tree, links, subnet, text.strip())
+
+
+def parse_subnet(text: str) -> IPv4Network:
+    """An IPv4 network.
+
+    Raises:
+        TopologyError: it is none.
+    """
+    try:
+        return IPv4Network(text)
+    except ValueError as error:
+        raise TopologyError(f"subnet {text!r}: {error}; write one such as {SUBNET}") from error
+
+
+def wrong(text: str, fault: str) -> TopologyError:
+    """What is wrong with a short form, and what would be right."""
+    forms = "; ".join(f"{kind.example} ({kind.meaning})" for kind in KINDS.values())
+    return TopologyError(
+        f"{text!r} {fault}; write one of {forms}, with settings such as "
+        f"star:4,rate=1Gbit,delay=2ms,loss=0.1%, or the path of a .toml file"
+    )

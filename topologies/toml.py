@@ -1,0 +1,90 @@
+"""Topologies as TOML files; docs/topologies.md is the description of the format."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from .description import SUBNET, Host, Link, Switch, Topology
+from .errors import TopologyError
+from .specs import parse_subnet
+
+TOP = {"subnet": str, "hosts": list, "switches": list, "link": dict, "links": list}
+
+
+def loads(text: str, name: str = "") -> Topology:
+    """Read a topology; `name` is what messages call it.
+
+    Raises:
+        TopologyError: not TOML, not a topology, or one that could not be built.
+    """
+    try:
+        return build(tomllib.loads(text), name)
+    except (tomllib.TOMLDecodeError, TopologyError) as error:
+        raise TopologyError(f"{name}: {error}" if name else str(error)) from error
+
+
+def build(data: dict[str, Any], name: str) -> Topology:
+    """Make a topology of what the file holds.
+
+    Raises:
+        TopologyError: an unknown key, a missing one, or a value of another type.
+    """
+    expect("the file", data, TOP)
+    common = data.get("link", {})
+    for host in data.get("hosts", []):
+        if not isinstance(host, str):
+            raise TopologyError(f'host {host!r} is not a name; write hosts = ["h1", "h2"]')
+    for switch in data.get("switches", []):
+        expect("a switch", switch, {"name": str, "parent": str}, "name")
+    for link in data.get("links", []):
+        expect("a link", link, {"a": str, "b": str, **dict.fromkeys(link, object)}, "a", "b")
+    return Topology(
+        tuple(Host(host) for host in data.get("hosts", [])),
+        tuple(Switch(**switch) for switch in data.get("switches", [])),
+        tuple(Link.of(**(common | link)) for link in data.get("links", [])),
+        parse_subnet(data.get("subnet", str(SUBNET))),
+        name,
+    )
+
+
+def expect(what: str, table: object, types: Mapping[str, type], *needed: str) -> None:
+    """Check that a table has the keys it needs, no others, and values of the right types."""
+    if not isinstance(table, dict):
+        raise TopologyError(f"{what} is {table!r}; write a table with {', '.join(types)}")
+    for key in needed:
+        if key not in table:
+            raise TopologyError(f"{what} has no {key!r}; it needs {' and '.join(needed)}")
+    for key, value in table.items():
+        if key not in types:
+            raise TopologyError(f"{what} has a {key!r}; it can have {', '.join(types)}")
+        if not isinstance(value, types[key]):
+            raise TopologyError(f"{what}: {key} is {value!r}; give a {types[key].__name__}")
+
+
+def dumps(topology: Topology) -> str:
+    """The text of a file that reads back as an equal topology.
+
+    Settings that all links share are written once.
+    """
+    every = [link.settings() for link in topology.links]
+    common = {k: v for k, v in every[0].items() if all(k in s and s[k] == v for s in every)}
+    lines = [f'subnet = "{topology.subnet}"', "hosts = ["]
+    lines += [f'  "{host.name}",' for host in topology.hosts] + ["]"]
+    if common:
+        lines += ["", "[link]", *map(pair, common.items())]
+    for switch in topology.switches:
+        lines += ["", "[[switches]]", pair(("name", switch.name))]
+        if switch.parent is not None:
+            lines.append(pair(("parent", switch.parent)))
+    for link, settings in zip(topology.links, every, strict=True):
+        own = {key: value for key, value in settings.items() if key not in common}
+        lines += ["", "[[links]]", *map(pair, {"a": link.a, "b": link.b, **own}.items())]
+    return "\n".join(lines) + "\n"
+
+
+def pair(item: tuple[str, str | int]) -> str:
+    """A line of TOML; no name and no quantity needs escapes."""
+    key, value = item
+    return f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}"

@@ -1,0 +1,183 @@
+"""Whether a topology can be built; each fault is named together with its mend."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from .errors import TopologyError
+
+if TYPE_CHECKING:
+    from .description import Link, Topology
+
+MAX_MEMBERS = 64  # of a switch: one bit each in the protocol's bitmaps
+MAX_NAME = 9  # with -eth64 behind it an interface's name has 15 characters, the kernel's most
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*", re.ASCII)
+MAX_QUEUE = 1 << 30  # bytes; the kernel's parameters have 32 bits, and memory ends earlier
+MIN_MTU, MAX_MTU = 68, 65535  # RFC 791; veth's largest
+
+
+def check_link(link: Link) -> None:
+    """Look at what a link says of itself.
+
+    Raises:
+        TopologyError: a value that cannot be.
+    """
+    where = f"link {link.a}-{link.b}"
+    if link.a == link.b:
+        raise TopologyError(f"{where} joins a node to itself; name two nodes")
+    if link.rate is not None and not link.rate > 0:
+        raise TopologyError(f"{where}: rate {link.rate} is not positive; leave it out for no limit")
+    if not 0 <= link.delay < float("inf"):
+        raise TopologyError(f"{where}: delay {link.delay} is not a time; give one of 0 s or more")
+    if not 0 <= link.loss < 1:
+        raise TopologyError(
+            f"{where}: loss {link.loss} is not in [0, 1); write 1% or 0.01 for one in a hundred"
+        )
+    if not MIN_MTU <= link.mtu <= MAX_MTU:
+        raise TopologyError(
+            f"{where}: mtu {link.mtu} is not in {MIN_MTU}..{MAX_MTU}; 1500 is usual, 9000 is jumbo"
+        )
+    if not 0 < link.queue.bytes(link.mtu) <= MAX_QUEUE:
+        raise TopologyError(
+            f"{where}: queue of {link.queue} is not in 1 B..1 GiB; 1000packets is usual"
+        )
+
+
+def check(topology: Topology) -> None:
+    """Look at the whole.
+
+    Raises:
+        TopologyError: the first fault that is found.
+    """
+    for look in CHECKS:
+        look(topology)
+
+
+def check_names(topology: Topology) -> None:
+    """Names are distinct, and short enough for interfaces to be named after them."""
+    if not topology.hosts or not topology.switches:
+        raise TopologyError("there is no host or no switch; describe at least one of each")
+    names = [host.name for host in topology.hosts]
+    names += [switch.name for switch in topology.switches]
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise TopologyError(f"{times} nodes are called {name!r}; give each its own name")
+        if len(name) > MAX_NAME:
+            raise TopologyError(
+                f"the name {name!r} is too long for interfaces to be named after it; "
+                f"take at most {MAX_NAME} characters"
+            )
+        if not NAME.fullmatch(name):
+            raise TopologyError(
+                f"{name!r} cannot be a name; take letters, digits, - and _, a letter first"
+            )
+
+
+def check_links(topology: Topology) -> None:
+    """Links join nodes that there are, once, one of them a switch."""
+    hosts = {host.name for host in topology.hosts}
+    switches = {switch.name for switch in topology.switches}
+    pairs = set()
+    for link in topology.links:
+        where = f"link {link.a}-{link.b}"
+        for name in (link.a, link.b):
+            if name not in hosts and name not in switches:
+                raise TopologyError(f"{where}: there is no node {name!r}; add it, or mend the name")
+        if {link.a, link.b} <= hosts:
+            raise TopologyError(f"{where} joins two hosts; plug each into a switch")
+        pair = frozenset((link.a, link.b))
+        if pair in pairs:
+            raise TopologyError(f"{where} is there twice; leave one out")
+        pairs.add(pair)
+
+
+def check_hosts(topology: Topology) -> None:
+    """Every host has one link."""
+    links = Counter(name for link in topology.links for name in (link.a, link.b))
+    for host in topology.hosts:
+        if links[host.name] != 1:
+            often = f"{links[host.name]} links" if links[host.name] else "no link"
+            raise TopologyError(f"host {host.name!r} has {often}; give it one, to its switch")
+
+
+def check_parents(topology: Topology) -> None:
+    """Parents are switches next door, and nobody is their own ancestor."""
+    parents = {switch.name: switch.parent for switch in topology.switches}
+    pairs = {frozenset((link.a, link.b)) for link in topology.links}
+    for name, parent in parents.items():
+        if parent is not None and parent not in parents:
+            raise TopologyError(
+                f"switch {name!r}: its parent {parent!r} is no switch; name one, or leave it out"
+            )
+        if parent is not None and frozenset((name, parent)) not in pairs:
+            raise TopologyError(
+                f"switch {name!r}: no link to its parent {parent!r}; add one, or name a neighbour"
+            )
+    sound: set[str] = set()
+    for name in parents:
+        path: list[str] = []
+        above: str | None = name
+        while above is not None and above not in sound:
+            if above in path:
+                circle = " -> ".join([*path[path.index(above) :], above])
+                raise TopologyError(
+                    f"the parents form a circle: {circle}; take the parent from one of these"
+                )
+            path.append(above)
+            above = parents[above]
+        sound.update(path)
+
+
+def check_tree(topology: Topology) -> None:
+    """All that is plugged in hangs together, under one root."""
+    active = filter(topology.active, topology.links)
+    plugged = {name for link in active for name in (link.a, link.b)}
+    roots = [s.name for s in topology.switches if s.parent is None and s.name in plugged]
+    if len(roots) > 1:
+        raise TopologyError(
+            f"the network is in {len(roots)} parts: {listed(roots)} have no parent; there is one "
+            "root, so name a parent for the others, and a link to it"
+        )
+
+
+def check_members(topology: Topology) -> None:
+    """No switch has more members than the protocol can count."""
+    members: Counter[str | None] = Counter(topology.switch_of(host.name) for host in topology.hosts)
+    members.update(switch.parent for switch in topology.switches)
+    del members[None]
+    for name, count in members.items():
+        if count > MAX_MEMBERS:
+            raise TopologyError(
+                f"switch {name!r} has {count} hosts and child switches, {MAX_MEMBERS} at most; "
+                "put switches between, such as rack:2x48"
+            )
+
+
+def check_addresses(topology: Topology) -> None:
+    """The subnet has an address for every host and every switch."""
+    room = topology.subnet.num_addresses - 2
+    count = len(topology.hosts) + len(topology.switches)
+    if count > room:
+        raise TopologyError(
+            f"{topology.subnet} has {max(room, 0)} addresses for {count} nodes; take a larger one"
+        )
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in a sentence."""
+    *most, last = (repr(name) for name in names)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+CHECKS: tuple[Callable[[Topology], None], ...] = (
+    check_names,
+    check_links,
+    check_hosts,
+    check_parents,
+    check_tree,
+    check_members,
+    check_addresses,
+)
