@@ -113,9 +113,10 @@ class Answer(NamedTuple):
 class Refusal(Exception):
     """A request that gets another status than OK."""
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: Status, workers: int = 0) -> None:
         super().__init__(status.name)
         self.status = status
+        self.workers = workers  # that the job has, and that is why
 
 
 def _put(memory: OrderedDict[K, V], key: K, value: V, most: int = GONE_REMEMBERED) -> None:
@@ -230,9 +231,11 @@ class ControlPlane:
         ack = Request(job, member, packet.action, packet.value, now).ack()
         return [self._answer(member, packet, Answer(ack, [], status))]
 
-    def bare_answer(self, peer: Address, packet: Header | Control, status: Status) -> Outgoing:
-        """An Ack that says nothing but the status."""
-        ack = Ack(packet.action)
+    def bare_answer(
+        self, peer: Address, packet: Header | Control, status: Status, workers: int = 0
+    ) -> Outgoing:
+        """An Ack that says the status, and no more of the job than how many workers it has."""
+        ack = Ack(packet.action, contributors=workers)
         return Outgoing.control(
             peer, Control(Action.ACK, packet.job, packet.request, ack, status).build()
         )
@@ -286,8 +289,29 @@ class ControlPlane:
         except WireError:
             return [*sends, self.bare_answer(peer, packet, Status.BAD_REQUEST)]
         except Refusal as refusal:
-            return [*sends, self.bare_answer(peer, packet, refusal.status)]
+            return [*sends, self.bare_answer(peer, packet, refusal.status, refusal.workers)]
         return [*sends, self._joined(peer, packet, join, job, member, now), *more]
+
+    def _make_room(self, job: Job, now: float) -> list[Outgoing]:
+        """A job that keeps places takes in nobody else; who died makes room for another.
+
+        Raises:
+            Refusal: all are alive.
+        """
+        if job.places() > 0:
+            return []
+        for member in job.members.contributors():
+            if member.last_seen + self.limits.lease <= now:
+                return self._end_lease(job, member, now)
+        raise Refusal(Status.FULL, job.members.workers)
+
+    def _begin_anew(self, job: Job, newcomer: Member, now: float) -> list[Outgoing]:
+        """A place in a whole job was taken again: all go on from a round of their own."""
+        if self.hierarchy:
+            return self.hierarchy.tell(job, Action.RESET, None, now)
+        sends = self.reset(job, None, now)
+        self.relays.cancel(newcomer.address, job.number)  # its Ack says it
+        return [out for out in sends if newcomer.address not in out.peers]
 
     def _recount(self, job: Job, switch: Member, join: SwitchJoin, now: float) -> list[Outgoing]:
         """A switch below says for how many workers it stands now."""
@@ -335,6 +359,11 @@ class ControlPlane:
                 raise Refusal(Status.MISMATCH)
         elif shape is not None and asks_rank_order and shape.mode is Mode.ASYNCHRONOUS:
             raise Refusal(Status.BAD_REQUEST)
+        sends: list[Outgoing] = []
+        fills_up = False
+        if contributes and job.keeps_places:
+            sends += self._make_room(job, now)
+            fills_up = job.keeps_places and job.places() == 1
         early = self._is_early(job, join)
         taken = 0
         if early and contributes and job.accelerator is not None:
@@ -354,7 +383,7 @@ class ControlPlane:
         self._next_expiry = min(self._next_expiry, now + self.limits.lease)
         if not contributes:
             job.members.add(member)
-            return job, member, []
+            return job, member, sends
         if join.flags & FLAG_STANDS_AT:
             job.name(join.round, first=bool(join.flags & FLAG_FIRST))
         if job.synchronous:
@@ -365,8 +394,10 @@ class ControlPlane:
         assert job.accelerator is not None
         job.accelerator.join(rank)
         if job.members.gathered and not was_gathered:
-            return job, member, self.reevaluate(job)
-        return job, member, []
+            sends += self.reevaluate(job)
+        if fills_up:
+            sends += self._begin_anew(job, member, now)
+        return job, member, sends
 
     @staticmethod
     def _is_early(job: Job, join: Join) -> bool:
@@ -559,6 +590,10 @@ class ControlPlane:
             sends += self.hierarchy.handle_timer(now)
         return sends + self.relays.handle_timer(now)
 
+    def _end_lease(self, job: Job, member: Member, now: float) -> list[Outgoing]:
+        self.counters["leases_run_out"] += 1
+        return self._remove(job, member, now)
+
     def _renew(self, peer: Address, number: int, now: float) -> None:
         job = self.jobs.get(number)
         member = job.members.by_address.get(peer) if job else None
@@ -566,25 +601,16 @@ class ControlPlane:
             member.last_seen = now
 
     def _end_leases(self, now: float) -> list[Outgoing]:
-        """Take out the members that have been silent for a lease time.
-
-        While a job gathers, its contributors stay as long as one of them speaks: the same process
-        could come back early, and contribute a second time under another rank.
-        """
+        """Take out the members that have been silent for a lease time."""
         if now > self._next_expiry + AWAKE:  # the switch itself slept: let it hear them first
             self._next_expiry = now + AWAKE
             return []
         sends: list[Outgoing] = []
         self._next_expiry = float("inf")
         for job in list(self.jobs.values()):
-            members = list(job.members.by_address.values())
-            spoke = [m.last_seen for m in members if m.contributes]
-            stay = not job.members.gathered and max(spoke, default=now) + self.limits.lease > now
-            for member in members:
-                expiry = member.last_seen + self.limits.lease
-                if expiry > now:
-                    self._next_expiry = min(self._next_expiry, expiry)
-                elif not (stay and member.contributes):
-                    self.counters["leases_run_out"] += 1
-                    sends += [out.copy() for out in self._remove(job, member, now)]
+            for member in job.silent(now, self.limits.lease):
+                sends += [out.copy() for out in self._end_lease(job, member, now)]
+            expiries = (m.last_seen + self.limits.lease for m in job.members.by_address.values())
+            coming = (expiry for expiry in expiries if expiry > now)
+            self._next_expiry = min(self._next_expiry, min(coming, default=float("inf")))
         return sends

@@ -216,7 +216,7 @@ class Hierarchy:
             sends += uplink.help(Segments(run.round, run.start, run.segments), now)
         return sends
 
-    def tell(self, job: Job, action: Action, named: Segments, now: float) -> list[Outgoing]:
+    def tell(self, job: Job, action: Action, named: Segments | None, now: float) -> list[Outgoing]:
         """Pass a request on without waiting for the answer."""
         uplink = self.uplinks.get(job.number)
         return [] if uplink is None else uplink.request(action, named, now)[1]

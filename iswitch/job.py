@@ -169,6 +169,32 @@ class Job:
         participants = self.members.participants(round_)
         return held & participants == participants and held.bit_count() >= self.members.least
 
+    @property
+    def keeps_places(self) -> bool:
+        """Whether it is a whole job that has begun: it waits for each of its contributors.
+
+        Then nothing completes without one that is silent, and what it has missed it can still have:
+        it stays until another takes its place.
+        """
+        return self.members.whole and self.members.gathered and not self.threshold
+
+    def silent(self, now: float, lease: float) -> list[Member]:
+        """Who has said nothing for a lease time and is out, therefore.
+
+        Contributors whose place is kept stay as long as one of them speaks; so do those of a job
+        that gathers: the same process could come back early, and contribute a second time under
+        another rank.
+        """
+        members = list(self.members.by_address.values())
+        silent = [m for m in members if m.last_seen + lease <= now]
+        spoken = any(m.contributes for m in members if m not in silent)
+        keep = spoken and (self.keeps_places or not self.members.gathered)
+        return [m for m in silent if not (keep and m.contributes)]
+
+    def places(self) -> int:
+        """In a job that keeps places: how many of them are free."""
+        return self.members.least - len(self.members.contributor_addresses())
+
     def stretches(self, rows: Rows) -> list[Stretch]:
         """Cut whole data packets, shape (n, size), into consecutive segments of one round."""
         assert self.accelerator is not None

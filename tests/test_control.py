@@ -764,15 +764,54 @@ def test_a_whole_job_makes_no_sum_of_fewer() -> None:
     bench.contribute(1, SHAPE, 0, ONES)
     assert bench.control(2, A.LEAVE)[2] == []
     assert bench.join(0, SHAPE)[1] == Ack(A.JOIN, 0, 0, 3, 0, 2)  # two are members now
-    # One that takes its place begins with the next round, which nobody reaches without a Reset.
-    assert bench.join(3, SHAPE, expected=3)[2] == []
-    assert bench.contribute(3, SHAPE, 0, ONES) == {}
-    assert bench.counters["aggregates"] == 0
-    status, ack, _ = bench.control(0, A.RESET)
+    # When another takes its place, the job is reset, so that all go on together.
+    status, ack, sends = bench.join(3, SHAPE, expected=3)
     assert (status, ack.round) == (S.OK, 2)
+    assert effects(sends) == ["0: RESET 2", "1: RESET 2"]
     for who in (0, 1):
         assert bench.contribute(who, SHAPE, 2, ONES) == {}
     assert len(bench.contribute(3, SHAPE, 2, ONES)) == 3
+
+
+def test_a_whole_job_takes_nobody_more() -> None:
+    """Two runs at once under one number would wait for each other for good."""
+    bench = whole()
+    assert bench.join(3, SHAPE, expected=3) == (S.FULL, Ack(A.JOIN, contributors=3), [])
+    other = Shape.of(7, DType.INT32, elements=2)
+    assert bench.join(3, other, expected=3)[0] is S.MISMATCH
+    bench.control(0, A.SETH, Threshold(2))  # by hand, it is no longer one
+    assert bench.join(3, SHAPE, expected=3)[0] is S.OK
+
+
+def test_a_silent_member_of_a_whole_job_stays_until_it_is_replaced() -> None:
+    bench = whole()
+    for who in (0, 1):
+        bench.contribute(who, SHAPE, 0, ONES)
+    bench.now = LEASE
+    for who in (0, 1):
+        bench.heartbeat(who, SHAPE)
+    assert bench.switch.handle_timer(LEASE) == []
+    bench.now += 50
+    for who in (0, 1):
+        bench.heartbeat(who, SHAPE)
+    bench.switch.handle_timer(bench.now)
+    assert len(bench.contribute(2, SHAPE, 0, ONES)) == 3  # it was only stopped
+    bench.now += LEASE
+    for who in (0, 1):
+        bench.heartbeat(who, SHAPE)
+    status, ack, sends = bench.join(3, SHAPE, expected=3)
+    assert (status, ack.rank, ack.round) == (S.OK, 2, 2)
+    assert effects(sends) == ["0: RESET 2", "1: RESET 2"]
+
+
+def test_all_of_a_whole_job_are_silent() -> None:
+    """Then it ends, and the next begin anew."""
+    bench = whole()
+    bench.contribute(0, SHAPE, 0, ONES)
+    bench.switch.handle_timer(LEASE)
+    assert bench.counters["leases_run_out"] == 3
+    bench.now = LEASE + 1
+    bench.gather(SHAPE, 3, FLAG_WHOLE)
 
 
 def test_who_had_contributed_and_left_counts_in_a_whole_job() -> None:

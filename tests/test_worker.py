@@ -449,18 +449,37 @@ def test_no_sum_of_fewer(switch: Where, make: Make, pool: ThreadPoolExecutor) ->
     waiting = [pool.submit(w.allreduce, ones(2), timeout=0.5) for w in (first, second)]
     third.leave()
     for future in waiting:
-        with pytest.raises(AllreduceTimeout, match=r"only 2 of 3 workers are in job .* reset\(\)"):
+        with pytest.raises(AllreduceTimeout, match=r"only 2 of 3 workers are in job .*Start one"):
             future.result(PATIENCE)
     again = Worker(switch, first.job, NUMEL, 3, timeout=PATIENCE)
-    round_ = first.reset()
-    with pytest.raises(JobReset):
-        second.allreduce(ones())
-    with pytest.raises(JobReset):
-        again.allreduce(ones())
-    assert {w.round for w in (first, second, again)} == {round_}
+    for worker in (first, second):
+        with pytest.raises(JobReset):
+            worker.allreduce(ones())
+    assert {w.round for w in (first, second, again)} == {again.round}
     outs = together(pool, [first, second, again], [ones()] * 3)
     assert all((out == 3).all() for out in outs)
+    with pytest.raises(Refused, match="it has its 3 workers already; the places") as refused:
+        Worker(switch, first.job, NUMEL, 3, timeout=0.1)
+    assert refused.value.taken
     again.leave()
+
+
+def test_a_run_that_was_killed_and_started_again_at_once(
+    pool: ThreadPoolExecutor, start_switch: StartSwitch
+) -> None:
+    """The second run waits until the leases of the first have run out."""
+    _, where = start_switch("127.0.0.1:0", "--lease", "5")
+
+    def run(_: int) -> Worker:
+        worker = Worker(where, 1, NUMEL, 2, timeout=PATIENCE)
+        assert (worker.allreduce(ones()) == 2).all()
+        return worker
+
+    for worker in pool.map(run, range(2)):  # as if killed
+        worker._left.set()
+        worker._port.close()
+    for worker in pool.map(run, range(2)):
+        worker.leave()
 
 
 def test_a_worker_that_computes_for_long_stays_a_member(

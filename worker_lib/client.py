@@ -46,6 +46,7 @@ from .window import CEILING
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
 MAX_WORKERS = 64
 WHO_PATIENCE = 0.5  # seconds for an answer to the question who is in the job
+TAKEN_PAUSE = 0.5  # seconds before asking again for a place in a job that has all its workers
 JOIN_PAUSE = 0.02  # seconds between two looks whether everybody has joined
 TIMES_KEPT = 100_000  # durations, for the percentiles
 REFUSED_PATIENCE = 5.0  # seconds to wait where no process listens; the switch may be starting
@@ -442,14 +443,21 @@ class Worker:
                 f" (this worker's: {shape.numel} elements of {self._dtype}, {shape.op.name.lower()}"
                 f", E = {shape.elements}{', reproducible' * self.reproducible})"
             )
-        return Refused(answer.action, answer.status, self.job, detail)
+        return Refused(answer.action, answer.status, self.job, detail, answer.ack.contributors)
 
     def _join(self) -> None:
         limit = time.monotonic() + self.timeout
         most = 0  # were seen at once: who gives up leaves
         while True:
             self._session.join(time.monotonic())
-            self._await(_answers_join, limit)
+            try:
+                self._await(_answers_join, limit)
+            except Refused as refused:
+                # The places of workers that were killed become free.
+                if not refused.taken or time.monotonic() + TAKEN_PAUSE >= limit:
+                    raise
+                time.sleep(TAKEN_PAUSE)
+                continue
             most = max(most, self._session.joined)
             if most >= (self.num_workers or 0):
                 return
@@ -500,7 +508,7 @@ class Worker:
         if joined < wanted and not (self.elastic and ranks):
             whom = (
                 f"only {joined} of {wanted} workers are in job {self.job}: has one not started, "
-                "left or died? Start it, and if the job had begun, reset()"
+                "left or died? Start one in its place"
             )
         elif ranks:
             whom = f"waiting for the contribution of rank{_plural(ranks)}: did it stop?"

@@ -45,10 +45,19 @@ class Refused(WorkerError):
         Status.GONE: "the switch no longer keeps that round; catch up (take weights from a peer)",
     }
 
-    def __init__(self, action: Action, status: Status, job: int, detail: str = "") -> None:
+    TAKEN: ClassVar[str] = (
+        "it has its {workers} workers already; the places of workers that were killed are free "
+        "when their leases have run out (30 s of silence): try again then, or use another number"
+    )
+
+    def __init__(
+        self, action: Action, status: Status, job: int, detail: str = "", workers: int = 0
+    ) -> None:
         self.action = action
         self.status = status
-        super().__init__(f"{action.name} refused in job {job}: {self.REASONS[status]}{detail}")
+        self.taken = action is Action.JOIN and status is Status.FULL and workers > 0
+        reason = self.TAKEN.format(workers=workers) if self.taken else self.REASONS[status]
+        super().__init__(f"{action.name} refused in job {job}: {reason}{detail}")
 
 
 class TooFewWorkers(WorkerError):
