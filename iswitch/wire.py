@@ -119,6 +119,8 @@ class DType(IntEnum):
         Raises:
             WireError: the protocol has no such element type.
         """
+        if isinstance(dtype, str) and dtype == "bfloat16":  # known to NumPy by ml_dtypes only
+            return cls.BFLOAT16
         wanted = np.dtype(dtype)
         for candidate in (cls.FLOAT32, cls.FLOAT16, cls.INT32):
             if candidate.numpy == wanted:

@@ -245,7 +245,10 @@ def test_a_round_that_is_gone(ctl: Ctl, workers: Callable[[int], list[Worker]]) 
         ("fbcast 9 0", "job J, round 9, segment 0: not begun; the job is at round 0"),
         ("fbcast 0 0 3", "job J, round 0, segments 0-2: nothing to force"),
         ("halt", "job J is halted at round 0; `iswitch ctl reset` resumes it"),
-        ("reset", "job J was reset and goes on from round 2"),
+        (
+            "reset",
+            "job J was reset and goes on from round 2; what was under way is void (JobReset)",
+        ),
     ],
 )
 def test_lines(
@@ -259,7 +262,7 @@ def test_lines(
     workers(1)
     options = ["--switch", "{}:{}".format(*switch), "--job", str(job)]
     assert main(["ctl", *words.split(), *options]) == 0
-    assert capsys.readouterr().out == line.replace("J", str(job)) + "\n"
+    assert capsys.readouterr().out == line.replace("job J", f"job {job}") + "\n"
 
 
 def test_documented_actions(

@@ -123,7 +123,7 @@ def test_every_probe_is_faked() -> None:
         ("AF_PACKET", {"packet_socket": False}, "missing", "raw switch ports"),
         ("network namespaces", {"namespaces": "no"}, "missing", "sudo"),
         ("network namespaces", {"namespaces": "user"}, "limited", "unshare"),
-        ("gymnasium", {"version": None}, "missing", "pip install 'iswitch[demo]'"),
+        ("gymnasium", {"version": None}, "missing", "pip install '.[demo]'"),
         ("matplotlib", {"version": None}, "missing", "iswitch demo"),
         ("ml_dtypes", {"version": None}, "missing", "bfloat16"),
         ("rich", {"version": None}, "missing", "plain"),
@@ -180,7 +180,7 @@ def test_report(
     out = capsys.readouterr().out
     for check in CHECKS:
         assert check.name in out
-    for text in ("missing", "limited", "ok", "'iswitch[demo]'", "net.core.rmem_max=16777216"):
+    for text in ("missing", "limited", "ok", "'.[demo]'", "net.core.rmem_max=16777216"):
         assert text in out
     if rich:
         assert max(map(len, out.splitlines())) <= 100
@@ -256,3 +256,11 @@ def test_the_trial_namespace_is_not_ours() -> None:
     before = os.readlink("/proc/self/ns/net")
     assert Host().namespaces() in ("yes", "user", "no")
     assert os.readlink("/proc/self/ns/net") == before
+
+
+def test_a_reader_that_goes_away() -> None:
+    """As in `iswitch doctor | head -1`: no traceback."""
+    command = f"{sys.executable} -m iswitch doctor | head -1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.stdout
+    assert done.stderr == ""

@@ -24,6 +24,7 @@ import worker_lib
 from iswitch.wire import TOS_CONTROL, TOS_DATA, Ack, Action, Control, Status
 from worker_lib import (
     AllreduceTimeout,
+    BindError,
     JobHalted,
     JobReset,
     MembershipLost,
@@ -245,7 +246,7 @@ def test_wrong_out(make: Make, out: np.ndarray, error: type[Exception], text: st
         ({"num_workers": 0}, ValueError, "num_workers = 0"),
         ({"num_workers": 65}, ValueError, "1 to 64 workers"),
         ({"elements_per_segment": 20_000}, ValueError, "does not fit a UDP datagram"),
-        ({"elements_per_segment": 0}, ValueError, "elements_per_segment = 0: pass 1 or more"),
+        ({"elements_per_segment": 0}, ValueError, "elements_per_segment = 0: pass 1 to 65535"),
         ({"job": "a"}, ValueError, "job = 'a': a job number is"),
         ({"numel": 1.5}, ValueError, r"numel = 1\.5: .*grad\.size"),
         ({"numel": 10**12}, ValueError, "0 to 4294967295"),
@@ -258,7 +259,7 @@ def test_wrong_out(make: Make, out: np.ndarray, error: type[Exception], text: st
         ({"switch": ("localhost", "7")}, ValueError, r"switch = .* pass"),
         ({"switch": ("127.0.0.1", 0)}, ValueError, r"switch = .* pass"),
         ({"bind": ("127.0.0.1", 70000)}, ValueError, r"bind = .* pass"),
-        ({"bind": ("192.0.2.1", 0)}, SwitchUnreachable, "is no address of this machine"),
+        ({"bind": ("192.0.2.1", 0)}, BindError, "cannot bind .*no address of this machine"),
     ],
 )
 def test_wrong_arguments(
@@ -271,9 +272,7 @@ def test_wrong_arguments(
 def test_a_bound_port_that_is_taken(switch: Where) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
-        with pytest.raises(
-            SwitchUnreachable, match=r"another socket has .*; choose another `bind`"
-        ):
+        with pytest.raises(BindError, match="another socket has it; choose another"):
             Worker(switch, job=1, numel=1, bind=taken.getsockname())
 
 
@@ -632,6 +631,25 @@ def test_a_way_with_a_small_mtu() -> None:
         ["unshare", "--net", *run], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_fork_cannot_use_it(make: Make) -> None:
+    """Nor leave for its parent, nor close its socket."""
+    (worker,) = make(1)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:  # nothing of pytest may run here
+        try:
+            worker.allreduce(ones())
+        except WorkerError as error:
+            os.write(writer, str(error).encode())
+        worker.leave()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert b"belongs to the process that made it" in os.read(reader, 1000)
+    os.close(reader)
+    os.close(writer)
+    assert (worker.allreduce(ones(3)) == 3).all()
 
 
 def test_context_manager(switch: Where, job: int) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .client import Worker
     from .errors import (
         AllreduceTimeout,
+        BindError,
         JobHalted,
         JobReset,
         MembershipLost,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AllreduceTimeout",
+    "BindError",
     "JobHalted",
     "JobReset",
     "MembershipLost",

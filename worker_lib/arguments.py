@@ -11,7 +11,7 @@ from iswitch.packets import Address
 from iswitch.ports.udp import UdpPort
 from iswitch.wire import DType, Op, Shape, WireError
 
-from .errors import SwitchUnreachable
+from .errors import BindError, SwitchUnreachable
 
 
 def address(name: str, value: object, least_port: int = 0) -> tuple[str, int]:
@@ -50,7 +50,7 @@ def shape(numel: object, dtype: npt.DTypeLike, op: object, elements: object) -> 
     hint = "pass the vector's number of elements (grad.size), 0 to 4294967295"
     numel = whole("numel", numel, 0, 0xFFFFFFFF, hint)
     if elements is not None:
-        elements = whole("elements_per_segment", elements, 1, 0xFFFF, "pass 1 or more elements")
+        elements = whole("elements_per_segment", elements, 1, 0xFFFF, "pass 1 to 65535 elements")
     if op not in ("sum", "max", "min"):
         raise ValueError(f"op = {op!r}: use 'sum', 'max' or 'min' (a mean is the sum, divided)")
     try:
@@ -58,7 +58,10 @@ def shape(numel: object, dtype: npt.DTypeLike, op: object, elements: object) -> 
     except (TypeError, WireError):
         raise ValueError(f"dtype = {dtype!r}: use float32, float16, bfloat16 or int32") from None
     found = Shape.of(numel, element_type, Op[op.upper()], elements=elements)
-    found.check()
+    try:
+        found.check()
+    except WireError as error:
+        raise ValueError(str(error)) from None
     return found
 
 
@@ -66,17 +69,21 @@ def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -
     """A socket at `bind` for talking to the switch.
 
     Raises:
-        SwitchUnreachable: no way leads from there to the switch, or `bind` cannot be had.
+        SwitchUnreachable: no way leads from there to the switch.
+        BindError: `bind` cannot be had.
     """
     try:
         return UdpPort(bind, connect=switch, offload=offload)
     except OSError as error:
         here, there = Address(*bind), Address(*switch)
-        mend = {
-            errno.EADDRINUSE: f"another socket has {here}; choose another `bind`, port 0 for any",
-            errno.EADDRNOTAVAIL: f"{here} is no address of this machine; mend `bind`",
-            errno.EACCES: f"{here} needs a privilege; choose a port from 1024 on in `bind`",
-        }.get(error.errno or 0, "mend the address of the switch, or `bind`")
+        ours = {
+            errno.EADDRINUSE: "another socket has it; choose another, port 0 for any",
+            errno.EADDRNOTAVAIL: "no address of this machine",
+            errno.EACCES: "that needs a privilege; choose a port from 1024 on",
+        }.get(error.errno or 0)
+        if ours:
+            raise BindError(f"cannot bind {here}: {ours}") from None
         raise SwitchUnreachable(
-            f"cannot reach {there} from {here}: {error.strerror}; {mend}"
+            f"cannot reach {there} from {here}: {error.strerror}; mend the address (IPv4) of the "
+            "switch, or `bind`"
         ) from None

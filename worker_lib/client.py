@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import threading
 import time
@@ -78,6 +79,7 @@ class Worker:
 
     Raises:
         SwitchUnreachable: nobody answers there.
+        BindError: `bind` cannot be had.
         Refused: the switch does not take this worker into the job.
         TooFewWorkers: fewer than `num_workers` joined in time.
         ValueError: an argument out of its range.
@@ -109,11 +111,12 @@ class Worker:
         shape = arguments.shape(numel, dtype, op, elements_per_segment)
         self.job = job
         self.num_workers = num_workers
-        self.elastic = elastic
-        self.reproducible = reproducible
+        self.elastic = bool(elastic)
+        self.reproducible = bool(reproducible)
         self.timeout = arguments.seconds("timeout", timeout)
         self.allreduces = 0
         self.allreduce_seconds: deque[float] = deque(maxlen=TIMES_KEPT)  # of the last
+        self._process = os.getpid()
         if bind[1]:  # a former process at this place may have begun in this second
             time.sleep(1.0 - time.time() % 1.0)
         self._port = arguments.port(switch, bind, offload)
@@ -130,8 +133,8 @@ class Worker:
             incarnation=int(time.time()) & 0xFFFFFFFF,
             expected=num_workers or 0,
             whole=num_workers is not None and not elastic,
-            reproducible=reproducible,
-            restart_safe=restart_safe,
+            reproducible=self.reproducible,
+            restart_safe=bool(restart_safe),
             ceiling=min(CEILING, self._port.buffer),
         )
         self._poller = select.poll()
@@ -293,6 +296,9 @@ class Worker:
 
     def leave(self) -> None:
         """Leave the job; what waited only for this worker completes. Then the Worker is closed."""
+        if os.getpid() != self._process:  # forked: the membership is the other process's
+            self._port.socket.detach()
+            return
         with self._lock:
             if self._left.is_set():
                 return
@@ -470,6 +476,11 @@ class Worker:
             time.sleep(JOIN_PAUSE)
 
     def _ensure_open(self) -> None:
+        if os.getpid() != self._process:
+            raise WorkerError(
+                "this Worker belongs to the process that made it, of which this one was forked; "
+                "make a Worker of its own here, with another socket and rank"
+            )
         if self._left.is_set():
             raise WorkerError("this Worker has left its job; make a new one")
 
@@ -509,6 +520,8 @@ class Worker:
             whom = (
                 f"only {joined} of {wanted} workers are in job {self.job}: has one not started, "
                 "left or died? Start one in its place"
+                + " (another worker asked for sums of all)"
+                * self.elastic
             )
         elif ranks:
             whom = f"waiting for the contribution of rank{_plural(ranks)}: did it stop?"

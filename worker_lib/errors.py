@@ -26,6 +26,10 @@ class SwitchUnreachable(WorkerError):
         )
 
 
+class BindError(WorkerError):
+    """The local address that was asked for cannot be had."""
+
+
 class Refused(WorkerError):
     """The switch refused a request; `status` says why."""
 

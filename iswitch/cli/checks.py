@@ -19,8 +19,8 @@ PROCESSES = 5  # of the demo: a switch and four workers
 BACKLOG = 1000  # packets, the kernel's default
 CAP_NET_ADMIN, CAP_NET_RAW = 12, 13  # linux/capability.h
 AS_ROOT = "run as root (sudo)"
-ALL = "pip install iswitch"
-DEMO = "pip install 'iswitch[demo]'"
+ALL = "pip install . (in a checkout of iswitch)"
+DEMO = "pip install '.[demo]' (in a checkout of iswitch)"
 
 State = Literal["ok", "limited", "missing"]
 

@@ -120,7 +120,7 @@ def status(controller: Controller, args: argparse.Namespace) -> Report:
             controller.request(Action.HELP, beyond)
         except Refused as refused:
             halted = refused.status is Status.HALTED
-    line = f"job {args.job}: {state(ack)}"
+    line = f"job {args.job}: {state(ack)}{too_few(ack)}"
     if halted:
         line += "; halted: `iswitch ctl reset` resumes it"
     return Report(line, {**state_fields(ack), "halted": halted})
@@ -174,9 +174,10 @@ def reset(controller: Controller, args: argparse.Namespace) -> Report:
     """Clear the job; ends a Halt."""
     from ..wire import Action
 
-    with controller.membership():
+    with controller.settings():
         ack = controller.request(Action.RESET)
-    line = f"job {args.job} was reset and goes on from round {ack.round}"
+    line = f"job {args.job} was reset and goes on from round {ack.round}; "
+    line += "what was under way is void (JobReset)"
     return Report(line, {"round": ack.round})
 
 
@@ -214,7 +215,7 @@ def help_(controller: Controller, args: argparse.Namespace) -> Report:
     ranks = [rank for rank in range(64) if ack.missing >> rank & 1]
     whom = f"missing from rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
     if not ranks:
-        whom = not_begun(named, ack) or "nobody's contribution is missing"
+        whom = not_begun(named, ack) or f"nobody's contribution is missing{too_few(joined)}"
     fields = {"missing": ack.missing, "missing_ranks": ranks, "current": ack.round}
     return Report(f"{span(args, named)}: {whom}", {**span_fields(named), **fields})
 
@@ -269,6 +270,13 @@ def not_begun(named: Segments, ack: Ack) -> str:
 def state(ack: Ack) -> str:
     """What the Ack of a Join says of the job, in words."""
     return f"H = {ack.threshold}, round {ack.round}, {workers(ack.contributors)}"
+
+
+def too_few(ack: Ack) -> str:
+    """In words, that H is more than the workers that are there."""
+    if ack.threshold <= ack.contributors or not ack.contributors:
+        return ""
+    return f"; nothing completes until {ack.threshold} workers are there"
 
 
 def state_fields(ack: Ack) -> dict[str, int]:

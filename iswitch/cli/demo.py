@@ -177,7 +177,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
     needed = ["gymnasium", "matplotlib"] if args.plot else ["gymnasium"]
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        raise UsageError(f"needs {' and '.join(missing)}: pip install 'iswitch[demo]'")
+        raise UsageError(f"needs {' and '.join(missing)}: in a checkout: pip install '.[demo]'")
     for path in filter(None, (args.json, args.plot)):
         existed = os.path.exists(path)
         try:
