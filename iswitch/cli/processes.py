@@ -60,17 +60,27 @@ class Child:
 
 
 class Fleet:
-    """Children that live and die together. Use it as a context: its end ends all of them."""
+    """Children that live and die together. Use it as a context: its end ends all of them.
+
+    Ctrl-C makes the next `listen` raise KeyboardInterrupt. (Raised wherever Python happens to be, it
+    could be lost: in a destructor it would be printed and forgotten.)
+    """
 
     def __init__(self) -> None:
         self.children: list[Child] = []
+        self._interrupted = False
         self._selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Self:
+        self._former = signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        signal.signal(signal.SIGINT, self._former)
+
+    def _interrupt(self, *_: object) -> None:
+        self._interrupted = True
 
     def start(
         self, name: str, arguments: Sequence[str], env: dict[str, str] | None = None
@@ -82,8 +92,15 @@ class Fleet:
         return child
 
     def listen(self, seconds: float) -> Iterator[tuple[Child, str | None]]:
-        """Lines as children print them, for at most `seconds`; None: no more from this one."""
-        for key, _ in self._selector.select(seconds):
+        """Lines as children print them, for at most `seconds`; None: no more from this one.
+
+        Raises:
+            KeyboardInterrupt: SIGINT came since the last call.
+        """
+        ready = self._selector.select(seconds)
+        if self._interrupted:
+            raise KeyboardInterrupt
+        for key, _ in ready:
             child: Child = key.data
             lines = child.lines()
             if lines is None:
