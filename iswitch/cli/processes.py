@@ -62,8 +62,8 @@ class Child:
 class Fleet:
     """Children that live and die together. Use it as a context: its end ends all of them.
 
-    Ctrl-C makes the next `listen` raise KeyboardInterrupt. (Raised wherever Python happens to be, it
-    could be lost: in a destructor it would be printed and forgotten.)
+    Ctrl-C makes the next `listen` raise KeyboardInterrupt. (Raised wherever Python happens to be it
+    could be lost: in a destructor it is printed and forgotten.)
     """
 
     def __init__(self) -> None:
