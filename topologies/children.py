@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from .errors import NetworkError
 from .namespaces import LIBC, Claim, inside
@@ -20,8 +21,8 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 File = int | IO[Any] | None
 
 
-class Nodes:
-    """Named namespaces, and the processes that were started in them.
+class Nodes(ABC):
+    """Named namespaces, and the processes that were started in them; use it as a context.
 
     A builder fills `_claim` and `_namespaces` when it starts, and empties them when it closes.
     """
@@ -30,6 +31,21 @@ class Nodes:
         self._claim: Claim | None = None
         self._namespaces: dict[str, int] = {}
         self._children: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Build the network."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the children, then remove all that was built. Closing twice is no harm."""
 
     def namespace(self, node: str) -> str:
         """The name for `ip netns exec`.

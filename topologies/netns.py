@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from .children import Nodes
 from .description import Link, Port, Topology
@@ -45,13 +45,6 @@ class Network(Nodes):
         self.topology = topology
         self.offload = offload
         self._prefix = prefix
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def start(self) -> None:
         """Build it, after removing what dead processes left.
