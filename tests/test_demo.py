@@ -20,7 +20,8 @@ import pytest
 from rich.console import Console
 
 from iswitch.cli.demo import LEARNED, Training, WorkerProcess
-from iswitch.cli.demo_report import PARTS, curve, rolling, sum_is_exact, summarise
+from iswitch.cli.demo_report import PARTS, curve, rolling, summarise
+from iswitch.cli.demo_sums import sum_is_exact
 
 DEMO = [sys.executable, "-m", "iswitch", "demo"]
 SHORT = ["--workers", "2", "--iterations", "6", "--seed", "3"]

@@ -129,6 +129,8 @@ def test_commands(switch: Where) -> None:
             assert dry.returncode == 0, dry.stderr
         elif words[:2] == ["iswitch", "switch"]:  # as the fixture starts it
             assert words[2] in ("--listen", "--ports")  # the latter: tests/test_raw.py
+        elif words[:2] == ["iswitch", "run"]:  # tests/test_run.py
+            assert words[2:5] == ["--topology", "star:4", "--"]
         elif words[0] == "iswitch":
             done = subprocess.run(
                 [sys.executable, "-m", *words], capture_output=True, text=True, timeout=60

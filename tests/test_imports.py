@@ -186,7 +186,7 @@ def test_worker_lib_uses_little_of_the_switch() -> None:
         assert used <= allowed, name
 
 
-BUILDERS = ("netns", "namespaces", "ethtool")
+BUILDERS = ("netns", "namespaces", "ethtool", "children")
 
 
 def test_topologies_are_below_the_cli_only() -> None:

@@ -14,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from topologies import NetworkError, PrivilegeError, Topology, TopologyError, netns
+from topologies import (
+    NetworkError,
+    PrivilegeError,
+    Topology,
+    TopologyError,
+    children,
+    netns,
+)
 from topologies.namespaces import CLAIMS, NAMESPACES, Claim
 from topologies.netns import Network, clean, token_bucket
 
@@ -261,7 +268,7 @@ def test_closing_ends_the_children_and_theirs() -> None:
 
 @as_root
 def test_a_child_that_will_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(netns, "PATIENCE", 0.1)
+    monkeypatch.setattr(children, "PATIENCE", 0.1)
     with network("star:1") as net:
         deaf = "trap '' TERM; echo; while :; do sleep 1; done"
         child = net.popen("h1", ["sh", "-c", deaf], stdout=subprocess.PIPE)

@@ -8,31 +8,24 @@ process's impaired ports, which find them in `Network.ports(switch)`.
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any
 
+from .children import Nodes
 from .description import Link, Port, Topology
 from .errors import NetworkError, PrivilegeError
 from .ethtool import offloads_off
-from .namespaces import LIBC, Claim, inside
+from .namespaces import Claim
 from .units import FRAME_HEADER
 
-PATIENCE = 3.0  # seconds to end in, before a process is killed
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LO = 1  # index of the loopback interface in a new namespace
 SUPER_DATAGRAM = 72_000  # bytes of 64 kB in 50 packets, as a qdisc counts them
 MIN_RATE, MAX_RATE = 64_000, 8 * (2**32 - 1)  # bit/s; what 32 bits hold of bytes/s and of ticks
 
-File = int | IO[Any] | None
 
-
-class Network:
+class Network(Nodes):
     """A topology as namespaces, from `start` to `close`; use it as a context.
 
     Namespaces are called PREFIX-PID-SERIAL-NODE. If this process dies without closing, its
@@ -48,19 +41,10 @@ class Network:
             offload: let super-frames and unfinished checksums pass whole, as they do between
                 namespaces; False: frames are as they would be on a wire.
         """
+        super().__init__()
         self.topology = topology
         self.offload = offload
         self._prefix = prefix
-        self._claim: Claim | None = None
-        self._namespaces: dict[str, int] = {}
-        self._children: list[subprocess.Popen[bytes]] = []
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def start(self) -> None:
         """Build it, after removing what dead processes left.
@@ -80,74 +64,7 @@ class Network:
 
     def close(self) -> None:
         """End the children, then remove all that was built. Closing twice is no harm."""
-        end(self._children)
-        self._children.clear()
-        for namespace in self._namespaces.values():
-            os.close(namespace)
-        self._namespaces.clear()
-        if self._claim is not None:
-            self._claim.release()
-            self._claim = None
-
-    def namespace(self, node: str) -> str:
-        """The name for `ip netns exec`.
-
-        Raises:
-            NetworkError: the network is not built.
-        """
-        if self._claim is None:
-            raise NetworkError("the network is not built; use it as a context, or call start()")
-        return f"{self._claim.name}-{node}"
-
-    def inside(self, node: str) -> AbstractContextManager[None]:
-        """A context in which the calling thread stands in the node's namespace.
-
-        What it starts and what it opens meanwhile belongs there, and stays there.
-
-        Raises:
-            NetworkError: no such node in this network, or it is not built, or stands by.
-        """
-        if node not in self._namespaces:
-            built = ", ".join(self._namespaces) or "nothing: call start()"
-            raise NetworkError(f"no node {node!r} is built; built is {built}")
-        return inside(self._namespaces[node])
-
-    def popen(
-        self,
-        node: str,
-        argv: Sequence[str | Path],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | Path | None = None,
-        stdin: File = subprocess.DEVNULL,
-        stdout: File = None,
-        stderr: File = None,
-    ) -> subprocess.Popen[bytes]:
-        """Start a command on a node; `env` is added to this process's own.
-
-        It leads its own process group, which `close` ends, and is killed when the thread that
-        started it dies: start it from one that lasts as long.
-        """
-        parent = os.getpid()
-
-        def die_with_parent() -> None:
-            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it died before it could matter
-                os._exit(1)
-
-        with self.inside(node):
-            child = subprocess.Popen(
-                argv,
-                env={**os.environ, **(env or {})},
-                cwd=cwd,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-        self._children.append(child)
-        return child
+        self._close()
 
     def ports(self, switch: str) -> tuple[Port, ...]:
         """The interfaces of a switch, each with its link (rate, delay, loss, queue) and peer."""
@@ -246,20 +163,6 @@ def without_ipv6() -> None:
         path = Path(f"/proc/sys/net/ipv6/conf/{which}/disable_ipv6")
         if path.exists():  # else the kernel has no IPv6
             path.write_text("1")
-
-
-def end(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End process groups: politely, then for certain."""
-    running = [child for child in children if child.poll() is None]
-    for child in running:
-        os.killpg(child.pid, signal.SIGTERM)
-    limit = time.monotonic() + PATIENCE
-    for child in running:
-        try:
-            child.wait(max(0.0, limit - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
 
 
 def pyroute2() -> Any:

@@ -29,7 +29,7 @@ from iswitch.wire import (
     Vector,
 )
 
-from . import arguments
+from . import arguments, environment
 from .errors import (
     AllreduceTimeout,
     JobHalted,
@@ -150,6 +150,23 @@ class Worker:
         except BaseException:
             self.leave()  # else it stays a member for whom the others wait
             raise
+
+    @classmethod
+    def from_env(cls, numel: int, **kwargs: Any) -> Self:
+        """Make the worker that `iswitch run` started this process to be.
+
+        The switch, the job and the number of workers are those in the environment variables
+        ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE.
+
+        Args:
+            numel: elements of every vector.
+            kwargs: all else that `Worker` takes.
+
+        Raises:
+            ValueError: one of the variables lacks or is wrong; the message names it.
+        """
+        place = environment.read(os.environ)
+        return cls(place.switch, place.job, numel, place.num_workers, **kwargs)
 
     def __enter__(self) -> Self:
         return self

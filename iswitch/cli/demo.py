@@ -19,24 +19,36 @@ from typing import TYPE_CHECKING, Any
 
 from . import UsageError
 from .processes import Child, Fleet
+from .switches import Switches, SwitchFailed
+from .worlds import WORLDS, make_world, read_topology
 
 if TYPE_CHECKING:
+    from topologies import Topology
+
     from .demo_report import Screen
 
 JOB = 1
-START_PATIENCE = 20.0  # seconds for the switch to listen
 SILENCE_PATIENCE = 60.0  # seconds without a word from any worker
-STOP_PATIENCE = 10.0  # seconds for the switch to tell its counters
 PICTURES = (".png", ".svg", ".pdf")
 WINDOW = 20  # episodes in a mean return
 LEARNED = 195.0  # the return at which CartPole used to count as solved
 ITERATIONS = 300  # enough to learn
+MOST_ORDERS = 10_000  # in which a sum can have been added up
+MOST = 64  # workers of a job
 RATE_AFTER = 0.2  # seconds that must be timed before they tell a rate
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("--workers", type=int, default=4, help="worker processes (default: 4)")
+    parser.add_argument("--workers", type=int, help="worker processes (default: 4)")
+    parser.add_argument(
+        "--topology",
+        metavar="FORM",
+        help="instead of --workers: a network with a worker on each host, such as star:4, rack:2x3",
+    )
+    parser.add_argument(
+        "--world", choices=WORLDS, default="loopback", help="as of iswitch run (%(default)s)"
+    )
     parser.add_argument(
         "--iterations",
         type=int,
@@ -59,6 +71,7 @@ class WorkerProcess:
     """What is known of one worker process."""
 
     child: Child
+    host: str = ""
     rank: int | None = None
     returns: list[tuple[int, float]] = field(default_factory=list)  # iteration, return
     seconds: dict[str, list[float]] = field(
@@ -86,9 +99,9 @@ class Training:
     iterations: int
     seed: int
     members: list[WorkerProcess] = field(default_factory=list)
-    counters: dict[str, int] = field(default_factory=dict)
+    counters: dict[str, dict[str, int]] = field(default_factory=dict)  # by switch
     spent: Counter[str] = field(default_factory=Counter)  # all workers' seconds, by part
-    address: str = ""
+    topology: Topology | None = None
     started: float | None = None  # when all workers had done their first iteration
     untimed: int = 0  # iterations they had done by then
     timed: int = 0  # the newest iteration they all have done
@@ -144,12 +157,13 @@ def run(args: argparse.Namespace) -> int:
     _check_arguments(args)
     from .demo_report import Screen, check, plot, summarise
 
-    training = Training(args.workers, args.iterations, args.seed)
+    topology = _topology(args)
+    training = Training(len(topology.hosts), args.iterations, args.seed, topology=topology)
     screen = Screen(training)
     try:
-        with Fleet() as fleet, screen:
-            _train(fleet, training, screen)
-    except DemoFailed as error:
+        with make_world(args.world, topology) as world, Fleet() as fleet, screen:
+            _train(fleet, Switches(fleet, world), training, screen)
+    except (DemoFailed, SwitchFailed) as error:
         screen.fail(str(error))
         return 1
     except KeyboardInterrupt:
@@ -165,9 +179,28 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(report["checks"].values()) else 1
 
 
+def _topology(args: argparse.Namespace) -> Topology:
+    if args.topology is None:
+        workers = 4 if args.workers is None else args.workers
+        if not 1 <= workers <= MOST:
+            raise UsageError(f"--workers {workers}: a switch takes 1 to {MOST} workers a job")
+        return read_topology(f"star:{workers}")
+    topology = read_topology(args.topology)
+    if args.workers is not None:
+        raise UsageError("--topology says how many workers there are; leave --workers out")
+    from .demo_sums import orders
+
+    if orders(topology, topology.root.name) > MOST_ORDERS:
+        raise UsageError(
+            f"--topology {args.topology}: with so many switches side by side a sum cannot be "
+            "checked, for each order of theirs gives another; take fewer, such as rack:4x4"
+        )
+    if len(topology.hosts) > MOST:
+        raise UsageError(f"--topology {args.topology}: a job has {MOST} workers at most")
+    return topology
+
+
 def _check_arguments(args: argparse.Namespace) -> None:
-    if not 1 <= args.workers <= 64:
-        raise UsageError(f"--workers {args.workers}: a switch takes 1 to 64 workers a job")
     if args.iterations < 1:
         raise UsageError(f"--iterations {args.iterations}: at least 1")
     if args.seed < 0:
@@ -188,51 +221,35 @@ def _check_arguments(args: argparse.Namespace) -> None:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _train(fleet: Fleet, training: Training, screen: Screen) -> None:
-    switch = fleet.start("switch", ["-m", "iswitch", "switch", "--listen", "127.0.0.1:0", "--json"])
-    training.address = _address(fleet, switch)
-    arguments = ["-m", "worker_lib.rl.train", "--switch", training.address, "--job", str(JOB)]
+def _train(fleet: Fleet, switches: Switches, training: Training, screen: Screen) -> None:
+    from .demo_sums import first_ranks
+
+    switches.start()
+    topology = switches.world.topology
+    arguments = ["-m", "worker_lib.rl.train", "--job", str(JOB)]
     arguments += ["--workers", str(training.workers), "--seed", str(training.seed)]
     arguments += ["--iterations", str(training.iterations)]
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     by_child: dict[Child, WorkerProcess] = {}
-    for number in range(training.workers):
-        child = fleet.start(f"worker {number}", arguments, one_thread)
-        by_child[child] = WorkerProcess(child)
+    first = first_ranks(topology)
+    for host in (host.name for host in topology.hosts):
+        own = ["--switch", switches.at(host), "--first-rank", str(first[topology.switch_of(host)])]
+        place = switches.world.place(host)
+        child = fleet.start(f"worker on {host}", [*arguments, *own], one_thread, place)
+        by_child[child] = WorkerProcess(child, host)
         training.members.append(by_child[child])
     heard = time.monotonic()
     while any(member.done is None for member in training.members):
         for child, line in fleet.listen(0.1):
             heard = time.monotonic()
+            if line is None and switches.has(child):
+                raise switches.died(child)
             _take(by_child, training, child, line)
         if time.monotonic() - heard > SILENCE_PATIENCE:
             raise DemoFailed(f"no worker has said anything for {SILENCE_PATIENCE:.0f} s")
         training.keep_time(time.monotonic())
         screen.refresh()
-    switch.process.terminate()
-    limit = time.monotonic() + STOP_PATIENCE
-    while not training.counters:
-        if time.monotonic() > limit:
-            raise DemoFailed(
-                f"the switch (process {switch.process.pid}) did not tell its counters within "
-                f"{STOP_PATIENCE:.0f} s"
-            )
-        for child, line in fleet.listen(0.1):
-            if child is switch and line is None:
-                raise DemoFailed(f"the switch {switch.ending()} before it told its counters")
-            if child is switch and line:
-                training.counters = json.loads(line)
-
-
-def _address(fleet: Fleet, switch: Child) -> str:
-    limit = time.monotonic() + START_PATIENCE
-    while time.monotonic() < limit:
-        for _, line in fleet.listen(0.1):
-            if line is None:
-                raise DemoFailed(f"the switch {switch.ending()}")
-            address: str = json.loads(line)["listening"]
-            return address
-    raise DemoFailed(f"the switch did not listen within {START_PATIENCE:.0f} s")
+    training.counters = switches.stop()
 
 
 def _take(
@@ -241,8 +258,6 @@ def _take(
     member = by_child.get(child)
     if line is not None and member is not None:
         training.hear(member, json.loads(line))
-    elif line is None and member is None:
-        raise DemoFailed(f"the switch (process {child.process.pid}) {child.ending()}")
     elif line is None and member is not None and member.done is None:
         raise DemoFailed(f"worker {_called(member)} {child.ending()}")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import sys
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -16,6 +16,7 @@ from rich.table import Table
 from ..wire import Shape
 from . import workers
 from .demo import ITERATIONS, LEARNED, WINDOW
+from .demo_sums import sum_is_exact
 
 if TYPE_CHECKING:
     from .demo import Training
@@ -46,7 +47,12 @@ class Screen:
         text = (
             f"{self.training.workers} workers train CartPole-v1; the switch adds up their gradients"
         )
-        if self.training.workers == 1:
+        topology = self.training.topology
+        if topology is not None and len(topology.tree) > 1:
+            count = len(topology.tree)
+            who = workers(self.training.workers)
+            text = f"{who} train CartPole-v1; {count} switches add up their gradients"
+        elif self.training.workers == 1:
             text = "1 worker trains CartPole-v1; the switch passes on its gradients"
         self.console.print(text, soft_wrap=True)
         if self.console.is_terminal:
@@ -126,8 +132,11 @@ def check(training: Training) -> dict[str, Any]:
     weights = {message["weights"] for message in done}
     aggregation = np.concatenate([member.seconds["aggregate"] for member in training.members])
     shape = Shape.of(done[0]["elements"])
-    vectors = training.counters["accumulated"] / shape.segments
-    drops = {name: training.counters[name] for name in ("duplicate", "late", "rx_overflow")}
+    counters: Counter[str] = Counter()
+    for of_one in training.counters.values():
+        counters.update(of_one)
+    vectors = counters["accumulated"] / shape.segments
+    drops = {name: counters[name] for name in ("duplicate", "late", "rx_overflow")}
     return {
         "workers": training.workers,
         "iterations": training.iterations,
@@ -140,8 +149,8 @@ def check(training: Training) -> dict[str, Any]:
         "elements": shape.numel,
         "weights_sha256": sorted(weights),
         "bytes_aggregated": round(vectors * shape.numel * shape.dtype.itemsize),
-        "packets_aggregated": training.counters["accumulated"],
-        "aggregates": training.counters["aggregates"],
+        "packets_aggregated": counters["accumulated"],
+        "aggregates": counters["aggregates"],
         "drops": {name: count for name, count in drops.items() if count},
         "allreduce_p50": float(np.percentile(aggregation, 50)),
         "allreduce_p99": float(np.percentile(aggregation, 99)),
@@ -156,22 +165,6 @@ def check(training: Training) -> dict[str, Any]:
             "sum exact": sum_is_exact(training),
         },
     }
-
-
-def sum_is_exact(training: Training) -> bool:
-    """Whether all workers got, bit for bit, the recorded contributions added in rank order."""
-    recorded = [member.recorded for member in training.members]
-    if not all(recorded):
-        return False
-
-    def vector(message: dict[str, Any] | None, name: str) -> np.ndarray[Any, Any]:
-        assert message is not None
-        return np.frombuffer(base64.b64decode(message[name]), np.float32)
-
-    total = vector(recorded[0], "contribution").copy()
-    for message in recorded[1:]:
-        total += vector(message, "contribution")
-    return all(vector(m, "aggregate").tobytes() == total.tobytes() for m in recorded)
 
 
 def summarise(training: Training, report: dict[str, Any], console: Console) -> None:
@@ -196,6 +189,9 @@ def summarise(training: Training, report: dict[str, Any], console: Console) -> N
         "weights equal": f"weights of all {training.workers} workers equal to the last bit",
         "sum exact": "recorded round equals the local sum in rank order, to the last bit",
     }
+    if training.topology is not None and len(training.topology.tree) > 1:
+        order = "as the switches of the tree add"
+        meaning["sum exact"] = f"recorded round equals the local sum, {order}, to the last bit"
     if training.workers == 1:
         meaning["weights equal"] = "weights: nothing to compare with one worker"
     for name, holds in report["checks"].items():

@@ -75,6 +75,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--iterations", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--first-rank", type=int, default=0, help="of the members of this switch")
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
 
@@ -94,8 +95,9 @@ def main() -> int:
             args.workers,
             reproducible=True,
         ) as worker:
-            report({"event": "joined", "rank": worker.rank, "pid": os.getpid()})
-            seed = args.seed * 1000 + worker.rank
+            rank = args.first_rank + worker.rank
+            report({"event": "joined", "rank": rank, "pid": os.getpid()})
+            seed = args.seed * 1000 + rank
             learner = ActorCritic(seed=seed, weights_seed=args.seed, settings=settings)
             train(worker, learner, args.workers, report)
             report(

@@ -1,0 +1,91 @@
+"""What the sum of a round is, to the last bit, from its contributions.
+
+Floating-point addition is not associative: the sum depends on the order. Every switch adds in the
+order of its members' ranks. Those of workers are known, those of child switches are not: they are
+the order in which they came. So with switches above switches there are several sums that are right.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations, product
+from math import factorial, prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from topologies import Topology
+
+    from .demo import Training
+
+Vector = npt.NDArray[np.float32]
+
+
+def sum_is_exact(training: Training) -> bool:
+    """Whether all workers got, bit for bit, the recorded contributions added up in order."""
+    recorded = [member.recorded for member in training.members]
+    if not all(recorded):
+        return False
+    contributions = [_vector(message, "contribution") for message in recorded]
+    got = {_vector(message, "aggregate").tobytes() for message in recorded}
+    topology = training.topology
+    if topology is None or len(topology.tree) == 1:
+        right = {_added(contributions)}
+    else:
+        ranks = {m.host: m.rank or 0 for m in training.members}
+        vectors = dict(zip(ranks, contributions, strict=True))
+        right = set(sums(topology, topology.root.name, ranks, vectors))
+    return len(got) == 1 and got <= right
+
+
+def first_ranks(topology: Topology) -> dict[str, int]:
+    """By switch: what its members' ranks there are counted on from, to be their own in the job."""
+    first, found = 0, {}
+    for switch in topology.tree:
+        found[switch.name] = first
+        first += len(topology.hosts_at(switch.name)) + len(topology.children(switch.name))
+    return found
+
+
+def orders(topology: Topology, switch: str) -> int:
+    """How many orders of additions there are below a switch."""
+    children = [child.name for child in topology.children(switch)]
+    return factorial(len(children)) * prod(orders(topology, child) for child in children)
+
+
+def sums(
+    topology: Topology, switch: str, ranks: Mapping[str, int], vectors: Mapping[str, Vector]
+) -> Iterator[bytes]:
+    """What the sum of a switch can be, by ranks and contributions of the hosts.
+
+    Workers have their places in the order of its members, switches take those that are left.
+    """
+    first = first_ranks(topology)[switch]
+    members = {ranks[h.name] - first: vectors[h.name] for h in topology.hosts_at(switch)}
+    below = [
+        [
+            np.frombuffer(sum_, np.float32)
+            for sum_ in set(sums(topology, child.name, ranks, vectors))
+        ]
+        for child in topology.children(switch)
+    ]
+    free = [place for place in range(len(members) + len(below)) if place not in members]
+    for chosen in product(*below):
+        for order in permutations(chosen):
+            placed = members | dict(zip(free, order, strict=True))
+            yield _added([placed[place] for place in sorted(placed)])
+
+
+def _added(vectors: Sequence[Vector]) -> bytes:
+    total = vectors[0].copy()
+    for vector in vectors[1:]:
+        total += vector
+    return total.tobytes()
+
+
+def _vector(message: dict[str, Any] | None, name: str) -> Vector:
+    assert message is not None
+    return np.frombuffer(base64.b64decode(message[name]), np.float32)

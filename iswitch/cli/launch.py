@@ -1,0 +1,248 @@
+"""A command on every host of a world: its environment, its output, how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+from . import UsageError
+from .processes import Child, Fleet, ended
+
+if TYPE_CHECKING:
+    from .switches import Switches
+    from .worlds import World
+
+LOOK_PAUSE = 0.1  # seconds between two looks at who has ended
+GRACE = 3.0  # seconds for workers to end in, when they are asked to
+DRAIN = 0.5  # seconds to print in what has come; others may never be done with writing
+MASTER_PORT = 29500  # torchrun's
+COLOURS = (36, 33, 32, 35, 34, 31)  # of terminals (ECMA-48): cyan first, red last
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(Exception):
+    """A signal asked to end."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+class Signals:
+    """While the context lasts: a signal raises `Stopped`, and once it has, no other one does."""
+
+    def __enter__(self) -> Signals:
+        self._before = {signum: signal.getsignal(signum) for signum in STOPPING}
+        for signum, handler in self._before.items():
+            if handler is not signal.SIG_IGN:  # as under nohup
+                signal.signal(signum, self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def hold(self) -> None:
+        """From now on let no signal disturb the end."""
+        for signum in STOPPING:
+            signal.signal(signum, signal.SIG_IGN)
+
+    def _stop(self, signum: int, _: object) -> None:
+        self.hold()
+        raise Stopped(signum)
+
+
+@dataclass
+class Worker:
+    """One process of the command."""
+
+    host: str
+    rank: int
+    local_rank: int
+    name: str  # what its lines begin with
+    child: Child
+    status: int | None = None  # as a shell has it: 128 + n for a signal
+
+    @property
+    def called(self) -> str:
+        """For messages."""
+        return f"{self.name} (rank {self.rank}, process {self.child.process.pid})"
+
+
+class Printer:
+    """Prints lines with the name of where they come from, in colour on a terminal."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        width = max(map(len, names))
+        plain = {name: f"{name:{width}} | " for name in names}
+        coloured = {
+            name: f"\x1b[{COLOURS[i % len(COLOURS)]}m{text}\x1b[0m"
+            for i, (name, text) in enumerate(plain.items())
+        }
+        self._prefixes = {
+            file: coloured if file.isatty() and not os.environ.get("NO_COLOR") else plain
+            for file in (sys.stdout, sys.stderr)
+        }
+
+    def print(self, name: str, line: str, is_error: bool) -> None:
+        """Print a line, to stderr if that is where it comes from."""
+        file = sys.stderr if is_error else sys.stdout
+        file.write(f"{self._prefixes[file][name]}{line}\n")
+        file.flush()
+
+
+class Crew:
+    """The processes of a command, so many on each host of a world."""
+
+    def __init__(self, fleet: Fleet, world: World, switches: Switches, per_host: int) -> None:
+        self.fleet = fleet
+        self.world = world
+        self.switches = switches
+        self.per_host = per_host
+        self.workers: list[Worker] = []
+        self.failed: Worker | None = None  # the first one
+        self._by_child: dict[Child, Worker] = {}
+        names = [self._name(host.name, i) for host in world.topology.hosts for i in range(per_host)]
+        self._printer = Printer(names)
+
+    @property
+    def size(self) -> int:
+        """How many there are to be."""
+        return len(self.world.topology.hosts) * self.per_host
+
+    def start(self, command: Sequence[str], job: int) -> None:
+        """Start the command everywhere.
+
+        Raises:
+            UsageError: there is no such command.
+        """
+        hosts = [host.name for host in self.world.topology.hosts]
+        shared = self._shared_environment(job)
+        for rank in range(self.size):
+            host, local = hosts[rank // self.per_host], rank % self.per_host
+            own = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local),
+                "ISWITCH_SWITCH": self.switches.at(host),
+                **defaults(self.world.environment(host)),
+            }
+            name = self._name(host, local)
+            try:
+                child = self.fleet.launch(
+                    name, command, shared | own, self.world.place(host), heard=True
+                )
+            except OSError as error:
+                raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None
+            worker = Worker(host, rank, local, name, child)
+            self.workers.append(worker)
+            self._by_child[child] = worker
+
+    def run(self) -> None:
+        """Print what they print, until all have ended or one has failed, or a switch.
+
+        Raises:
+            SwitchFailed: a switch has died.
+        """
+        while not self.failed and any(worker.status is None for worker in self.workers):
+            self._hear(LOOK_PAUSE)
+            self._look()
+        self._drain()
+
+    def end(self, signum: int = signal.SIGTERM) -> None:
+        """End those that still run; what they have to say until then is printed."""
+        for worker in self.workers:
+            worker.child.signal(signum)
+        for _ in range(round(GRACE / LOOK_PAUSE)):
+            self._look()
+            if all(worker.status is not None for worker in self.workers):
+                break
+            self._hear(LOOK_PAUSE, switches=False)
+        self.fleet.end([worker.child for worker in self.workers], patience=0.0)
+        self._look()
+        self._drain()
+
+    def _hear(self, seconds: float, switches: bool = True) -> None:
+        for child, line, is_error in self.fleet.hear(seconds):
+            worker = self._by_child.get(child)
+            if worker is not None and line is not None:
+                self._printer.print(worker.name, line, is_error)
+            elif switches and line is None and self.switches.has(child):
+                raise self.switches.died(child)
+
+    def _drain(self) -> None:
+        """Print what is there to be read, such as the last words of one that has failed."""
+        limit = time.monotonic() + DRAIN
+        while self.fleet.pending() and time.monotonic() < limit:
+            self._hear(0.0, switches=False)
+
+    def _look(self) -> None:
+        for worker in self.workers:
+            if worker.status is None and (status := worker.child.status()) is not None:
+                worker.status = 128 - status if status < 0 else status
+                if status and self.failed is None:
+                    self.failed = worker
+
+    def _name(self, host: str, local_rank: int) -> str:
+        return host if self.per_host == 1 else f"{host}.{local_rank}"
+
+    def _shared_environment(self, job: int) -> dict[str, str]:
+        """As torchrun has it, so that its scripts find what they look for."""
+        master = self.world.topology.hosts[0].name
+        with self.world.place(master):
+            port = free_port(self.world.address(master))
+        return {
+            "ISWITCH_JOB": str(job),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_WORLD_SIZE": str(self.per_host),
+            "MASTER_ADDR": self.world.address(master),
+            "MASTER_PORT": str(port),
+            **defaults({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}),
+        }
+
+    def report(self) -> list[dict[str, Any]]:
+        """How each has ended."""
+        keys = ("host", "rank", "local_rank", "status")
+        return [{key: getattr(worker, key) for key in keys} for worker in self.workers]
+
+
+def how(worker: Worker) -> str:
+    """How a worker has ended, in words."""
+    status = worker.child.status()
+    assert status is not None
+    return ended(status)
+
+
+def defaults(variables: Mapping[str, str]) -> dict[str, str]:
+    """What the user has not set otherwise."""
+    return {name: value for name, value in variables.items() if name not in os.environ}
+
+
+def free_port(address: str) -> int:
+    """A TCP port for the programs' own use: the usual one, or another one if that is taken."""
+    for port in (MASTER_PORT, 0):
+        with socket.socket() as sock:
+            try:
+                sock.bind((address, port))
+            except OSError:
+                continue
+            found: int = sock.getsockname()[1]
+            return found
+    return MASTER_PORT  # no address there; those who use it will say so
+
+
+@contextmanager
+def broken_pipe_is_an_end() -> Iterator[None]:
+    """Nobody reads any more: end as by SIGPIPE."""
+    try:
+        yield
+    except BrokenPipeError:
+        null: IO[str] = open(os.devnull, "w")  # noqa: SIM115  (what is left is flushed into it)
+        os.dup2(null.fileno(), sys.stdout.fileno())
+        raise Stopped(signal.SIGPIPE) from None

@@ -1,0 +1,175 @@
+"""Run a command on every host of a network whose switches are iSwitches.
+
+iswitch run --topology rack:2x3 --world netns -- python train.py
+
+Builds the network, starts a switch process for every switch, and runs the command on every host,
+with ISWITCH_SWITCH (HOST:PORT of the host's switch), ISWITCH_JOB, RANK, WORLD_SIZE, LOCAL_RANK,
+LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment: `Worker.from_env` reads these.
+Lines of output begin with the host's name. When the commands have ended, or one of them has failed,
+everything is ended and removed. The exit status is that of the first that failed, 128 + n if it was
+killed by signal n.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from . import UsageError
+from .worlds import WORLDS
+
+if TYPE_CHECKING:
+    from topologies import Topology
+
+MOST = 64  # members of a switch
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    kinds = "; ".join(f"{name}: {meaning}" for name, meaning in WORLDS.items())
+    parser.add_argument(
+        "--topology",
+        required=True,
+        metavar="FORM",
+        help="such as star:4, rack:2x3, tree:2x2x3, leafspine:2x4x4, or a .toml file",
+    )
+    parser.add_argument(
+        "--world", choices=WORLDS, default="loopback", help=f"{kinds} (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--workers-per-host", type=int, default=1, metavar="N", help="processes on each host (1)"
+    )
+    parser.add_argument("--job", type=int, default=1, help="ISWITCH_JOB (default: %(default)s)")
+    parser.add_argument(
+        "--no-offload",
+        action="store_true",
+        help="all packets one by one: no segmentation offload in switches, nor in links",
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="write how each worker ended, and the switches' counters"
+    )
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="what to run"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it."""
+    from .launch import Signals, Stopped
+    from .worlds import read_topology
+
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise UsageError("nothing to run: put a command at the end, such as -- python train.py")
+    if not 0 <= args.job <= 0xFFFF:
+        raise UsageError(f"--job {args.job}: a job number is 0..65535")
+    topology = read_topology(args.topology)
+    check_members(topology, args.workers_per_host)
+    check_writable(args.json)
+    report: dict[str, Any] = {
+        "topology": args.topology,
+        "world": args.world,
+        "job": args.job,
+        "status": 1,
+        "workers": [],
+        "switches": {},
+    }
+    with Signals() as signals:
+        try:
+            status = _run(args, topology, command, report, signals)
+        except Stopped as stopped:  # while the network was being built
+            say(f"stopped by {signal.Signals(stopped.signum).name}; all processes have ended")
+            status = 128 + stopped.signum
+    report["status"] = status
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(report, file, indent=1)
+    return status
+
+
+def _run(
+    args: argparse.Namespace,
+    topology: Topology,
+    command: list[str],
+    report: dict[str, Any],
+    signals: Any,
+) -> int:
+    from .launch import Crew, Stopped, broken_pipe_is_an_end, how
+    from .processes import Fleet
+    from .switches import Switches, SwitchFailed
+    from .worlds import make_world
+
+    with make_world(args.world, topology, offload=not args.no_offload) as world, Fleet() as fleet:
+        switches = Switches(fleet, world)
+        crew = Crew(fleet, world, switches, args.workers_per_host)
+        say(f"{crew.size} x {command[0]} in {args.topology} ({args.world})")
+        status = 0
+        try:
+            switches.start()
+            crew.start(command, args.job)
+            with broken_pipe_is_an_end():
+                crew.run()
+            signals.hold()
+            if crew.failed is not None:
+                status = crew.failed.status or 1
+                others = any(worker.status is None for worker in crew.workers)
+                tail = "; ending the others" if others else ""
+                say(f"{crew.failed.called} {how(crew.failed)}{tail}")
+            crew.end()
+            report["switches"] = switches.stop()
+        except SwitchFailed as error:
+            signals.hold()
+            status = status or 1
+            say(str(error))
+            crew.end()
+        except Stopped as stopped:
+            status = 128 + stopped.signum
+            crew.end(stopped.signum)
+            say(f"stopped by {signal.Signals(stopped.signum).name}; all processes have ended")
+        report["workers"] = crew.report()
+        report["switches"] = switches.counters
+    return status
+
+
+def check_members(topology: Topology, per_host: int) -> None:
+    """Whether every switch can take the workers of its hosts.
+
+    Raises:
+        UsageError: one cannot.
+    """
+    if per_host < 1:
+        raise UsageError(f"--workers-per-host {per_host}: at least 1")
+    for switch in topology.tree:
+        hosts = len(topology.hosts_at(switch.name))
+        members = hosts * per_host + len(topology.children(switch.name))
+        if members > MOST:
+            raise UsageError(
+                f"switch {switch.name} would have {members} workers and child switches, {MOST} at "
+                "most; take fewer --workers-per-host, or put switches between, such as rack:2x48"
+            )
+
+
+def check_writable(path: str | None) -> None:
+    """Whether a file can be written, before anything is run for it.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if path is None:
+        return
+    existed = os.path.exists(path)
+    try:
+        open(path, "a").close()
+        if not existed:
+            os.unlink(path)  # a run that fails leaves no empty file
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def say(message: str) -> None:
+    """Tell the user, beside what the command prints."""
+    print(f"iswitch run: {message}", file=sys.stderr, flush=True)

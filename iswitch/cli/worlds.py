@@ -1,0 +1,156 @@
+"""The worlds a topology can be run in: where its nodes are, and how its switches are started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Protocol, Self
+
+from . import UsageError
+
+if TYPE_CHECKING:
+    from topologies import Topology
+    from topologies.children import Nodes
+
+LOCALHOST = "127.0.0.1"
+WORLDS = {
+    "loopback": "processes on this machine, no privileges",
+    "netns": "a network namespace for each host and switch; needs root",
+}
+
+
+class World(Protocol):
+    """A topology made real. It is built when it is entered, and removed when it is left."""
+
+    topology: Topology
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def place(self, node: str) -> AbstractContextManager[None]:
+        """A context in which what is started belongs to the node."""
+
+    def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
+        """The options of a switch's process, `listening` saying where those above it are."""
+
+    def address(self, host: str) -> str:
+        """The IP address of a host."""
+
+    def environment(self, host: str) -> dict[str, str]:
+        """What programs on a host have to know of the network."""
+
+
+class Loopback:
+    """All nodes are this machine; switches are told apart by their UDP ports."""
+
+    def __init__(self, topology: Topology, offload: bool) -> None:
+        self.topology = topology
+        self.offload = offload
+        for link in topology.links:
+            if settings := link.settings():
+                said = ", ".join(f"{name}={value}" for name, value in settings.items())
+                raise UsageError(
+                    f"link {link.a}-{link.b} has {said}, and the loopback world has no links; "
+                    "leave that out, or use --world netns (as root)"
+                )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def place(self, node: str) -> AbstractContextManager[None]:  # noqa: ARG002  (all are here)
+        """Here."""
+        return nullcontext()
+
+    def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
+        """At any free port."""
+        options = ["--listen", f"{LOCALHOST}:0"]
+        (parent,) = (switch.parent for switch in self.topology.tree if switch.name == name)
+        if parent is not None:
+            options += ["--parent", listening[parent]]
+        return options if self.offload else [*options, "--no-offload"]
+
+    def address(self, host: str) -> str:  # noqa: ARG002
+        """This machine's."""
+        return LOCALHOST
+
+    def environment(self, host: str) -> dict[str, str]:  # noqa: ARG002
+        """Nothing."""
+        return {}
+
+
+class Namespaces:
+    """Nodes are network namespaces, whoever builds them."""
+
+    def __init__(self, network: Nodes, topology: Topology, offload: bool) -> None:
+        self.network = network
+        self.topology = topology
+        self.offload = offload
+
+    def __enter__(self) -> Self:
+        from topologies import NetworkError
+
+        for switch in self.topology.tree:
+            self.switch_options(switch.name, {})  # before anything is built
+        try:
+            self.network.start()
+        except NetworkError as error:
+            raise UsageError(str(error)) from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.network.close()
+
+    def place(self, node: str) -> AbstractContextManager[None]:
+        """The node's namespace."""
+        return self.network.inside(node)
+
+    def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:  # noqa: ARG002
+        """Its ports and addresses, as the topology has them."""
+        from topologies import NetworkError
+        from topologies.commands import switch_options
+
+        try:
+            return switch_options(self.topology, name, offload=self.offload)
+        except NetworkError as error:
+            raise UsageError(str(error)) from None
+
+    def address(self, host: str) -> str:
+        """Its address in the topology's subnet."""
+        return str(self.topology.address(host))
+
+    def environment(self, host: str) -> dict[str, str]:
+        """The interface, for libraries that would take another one, or look its name up."""
+        (port,) = self.topology.ports(host)
+        return {"GLOO_SOCKET_IFNAME": port.ifname}
+
+
+def read_topology(text: str) -> Topology:
+    """The topology that an option names.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from topologies import Topology, TopologyError
+
+    try:
+        return Topology.parse(text)
+    except TopologyError as error:
+        raise UsageError(f"--topology: {error}") from None
+    except OSError as error:
+        raise UsageError(f"--topology {text}: {error.strerror}") from None
+
+
+def make_world(kind: str, topology: Topology, *, offload: bool = True) -> World:
+    """A world of one of the kinds in WORLDS, not yet built.
+
+    Raises:
+        UsageError: it cannot be had here; the message names the mend.
+    """
+    if kind == "loopback":
+        return Loopback(topology, offload)
+    from topologies.netns import Network
+
+    return Namespaces(Network(topology, offload=offload), topology, offload)

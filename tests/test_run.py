@@ -1,0 +1,148 @@
+"""`iswitch run`: a command on every host, in a world of sockets and in one of namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 60.0
+PREFIX = "isw-"
+WORLDS = [
+    "loopback",
+    pytest.param(
+        "netns",
+        marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces"),
+    ),
+]
+SUM = """
+    import numpy as np
+    from worker_lib import Worker
+    with Worker.from_env(numel=5000) as worker:
+        total = worker.allreduce(np.arange(5000, dtype=np.float32))
+        assert (total == worker.num_workers * np.arange(5000, dtype=np.float32)).all()
+        print("summed over", worker.num_workers)
+"""
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "iswitch", "run", *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    process = start(*words)
+    out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out, err
+
+
+def namespaces(pid: int) -> list[str]:
+    path = Path("/run/netns")
+    return [p.name for p in path.iterdir() if f"-{pid}-" in p.name] if path.exists() else []
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("topology", ["star:3", "rack:2x2"])
+def test_workers_of_every_host_sum_up(world: str, topology: str, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    code = textwrap.dedent(SUM)
+    words = ["--topology", topology, "--world", world, "--json", str(report), "--job", "9"]
+    status, out, err = run(*words, "--", sys.executable, "-c", code)
+    assert status == 0, err
+    hosts = 3 if topology == "star:3" else 4
+    assert sorted(out.splitlines()) == [f"h{i + 1} | summed over {hosts}" for i in range(hosts)]
+    told = json.loads(report.read_text())
+    assert (told["status"], len(told["workers"])) == (0, hosts)
+    assert all(counters["data"] for counters in told["switches"].values())
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_environment(world: str) -> None:
+    names = ["RANK", "WORLD_SIZE", "ISWITCH_JOB", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
+    command = "echo " + " ".join(f"${name}" for name in names)
+    words = ["--topology", "star:2", "--world", world, "--workers-per-host", "2", "--job", "3"]
+    status, out, err = run(*words, "--", "sh", "-c", command)
+    assert status == 0, err
+    told = sorted(line.partition("| ")[2] for line in out.splitlines())
+    assert told == ["0 4 3 0 2", "1 4 3 1 2", "2 4 3 0 2", "3 4 3 1 2"]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    ("command", "wanted"), [("exit $((RANK == 1 ? 7 : 0))", 7), ("kill -9 $$", 137)]
+)
+def test_exit_status_is_that_of_the_first_that_failed(
+    world: str, command: str, wanted: int
+) -> None:
+    words = ["--topology", "star:2", "--world", world]
+    status, _, err = run(*words, "--", "sh", "-c", command)
+    assert status == wanted, err
+    assert "rank" in err
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all(world: str, signum: int) -> None:
+    """And nothing is left: no process, no namespace."""
+    process = start(
+        "--topology", "star:2", "--world", world, "--", "sh", "-c", "echo $$; exec sleep 1000"
+    )
+    assert process.stdout is not None
+    pids = [int(process.stdout.readline().partition("| ")[2]) for _ in range(2)]
+    process.send_signal(signum)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signum
+    assert signal.Signals(signum).name in err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert namespaces(process.pid) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--topology", "ring:4", "--", "true"], "star:4"),
+        (["--topology", "star:4"], "nothing to run"),
+        (["--topology", "star:65", "--", "true"], "64 at most"),
+        (["--topology", "star:2", "--job", "70000", "--", "true"], "a job number is 0..65535"),
+    ],
+)
+def test_misuse(words: list[str], message: str) -> None:
+    status, _, err = run(*words)
+    assert status == 2
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_from_env_outside_a_run() -> None:
+    from worker_lib import Worker
+
+    with pytest.raises(ValueError, match="iswitch run"):
+        Worker.from_env(numel=3)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces")
+def test_the_demo_learns_below_a_tree_of_raw_switches() -> None:
+    command = [sys.executable, "-m", "iswitch", "demo", "--world", "netns"]
+    done = subprocess.run(
+        [*command, "--topology", "rack:2x2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "learned" in done.stdout

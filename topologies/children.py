@@ -1,0 +1,139 @@
+"""Processes on the nodes of a network that has been built of namespaces, whoever built it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import IO, Any, Self
+
+from .errors import NetworkError
+from .namespaces import LIBC, Claim, inside
+
+PATIENCE = 3.0  # seconds to end in, before a process is killed
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+File = int | IO[Any] | None
+
+
+class Nodes(ABC):
+    """Named namespaces, and the processes that were started in them; use it as a context.
+
+    A builder fills `_claim` and `_namespaces` when it starts, and empties them when it closes.
+    """
+
+    def __init__(self) -> None:
+        self._claim: Claim | None = None
+        self._namespaces: dict[str, int] = {}
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Build the network."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the children, then remove all that was built. Closing twice is no harm."""
+
+    def namespace(self, node: str) -> str:
+        """The name for `ip netns exec`.
+
+        Raises:
+            NetworkError: the network is not built.
+        """
+        if self._claim is None:
+            raise NetworkError("the network is not built; use it as a context, or call start()")
+        return f"{self._claim.name}-{node}"
+
+    def inside(self, node: str) -> AbstractContextManager[None]:
+        """A context in which the calling thread stands in the node's namespace.
+
+        What it starts and what it opens meanwhile belongs there, and stays there.
+
+        Raises:
+            NetworkError: no such node in this network, or it is not built, or stands by.
+        """
+        if node not in self._namespaces:
+            built = ", ".join(self._namespaces) or "nothing: call start()"
+            raise NetworkError(f"no node {node!r} is built; built is {built}")
+        return inside(self._namespaces[node])
+
+    def popen(
+        self,
+        node: str,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        stdin: File = subprocess.DEVNULL,
+        stdout: File = None,
+        stderr: File = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a command on a node; `env` is added to this process's own.
+
+        It leads its own process group, which `close` ends, and is killed when the thread that
+        started it dies: start it from one that lasts as long.
+        """
+        with self.inside(node):
+            child = subprocess.Popen(
+                argv,
+                env={**os.environ, **(env or {})},
+                cwd=cwd,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+                preexec_fn=DiesWithParent(),
+            )
+        self._children.append(child)
+        return child
+
+    def _close(self) -> None:
+        """End the children, then give the namespaces and their names back."""
+        end(self._children)
+        self._children.clear()
+        for namespace in self._namespaces.values():
+            os.close(namespace)
+        self._namespaces.clear()
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
+
+
+class DiesWithParent:
+    """For `preexec_fn`: the child is killed when the thread that starts it dies, even crashes."""
+
+    def __init__(self) -> None:
+        self._parent = os.getpid()
+
+    def __call__(self) -> None:
+        """Runs in the child, before exec."""
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != self._parent:  # it died before it could matter
+            os._exit(1)
+
+
+def end(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End process groups: politely, then for certain."""
+    running = [child for child in children if child.poll() is None]
+    for child in running:
+        os.killpg(child.pid, signal.SIGTERM)
+    limit = time.monotonic() + PATIENCE
+    for child in running:
+        try:
+            child.wait(max(0.0, limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
