@@ -481,6 +481,9 @@ class Worker:
                     raise
                 time.sleep(TAKEN_PAUSE)
                 continue
+            except SwitchUnreachable:
+                if not most:  # else it has answered before, and only the time is up
+                    raise
             most = max(most, self._session.joined)
             if most >= (self.num_workers or 0):
                 return
