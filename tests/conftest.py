@@ -21,6 +21,11 @@ Switch = tuple["subprocess.Popen[str]", Where]
 StartSwitch = Callable[..., Switch]
 
 
+def heed_interrupts() -> None:
+    """A shell's background job, as these tests may be part of, ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def running_switch(listen: str = "127.0.0.1:0", *options: str) -> Iterator[Switch]:
     """A switch: its process and where it listens; if it still runs, it must end on SIGINT."""

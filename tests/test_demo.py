@@ -23,6 +23,8 @@ from iswitch.cli.demo import LEARNED, Training, WorkerProcess
 from iswitch.cli.demo_report import PARTS, curve, rolling, summarise
 from iswitch.cli.demo_sums import sum_is_exact
 
+from .conftest import heed_interrupts
+
 DEMO = [sys.executable, "-m", "iswitch", "demo"]
 SHORT = ["--workers", "2", "--iterations", "6", "--seed", "3"]
 
@@ -69,6 +71,7 @@ def running_demo() -> Iterator[tuple[subprocess.Popen[str], list[int], int]]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
     assert process.stdout is not None
     family: set[int] = set()

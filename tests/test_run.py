@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from .conftest import heed_interrupts
+
 ROOT = Path(__file__).parent.parent
 PATIENCE = 60.0
 PREFIX = "isw-"
@@ -40,6 +42,7 @@ def start(*words: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=heed_interrupts,
     )
 
 
