@@ -42,7 +42,7 @@ from .frame import (
     sums,
 )
 from .issuing import Issuer, Jack
-from .packets import Burst, Rows
+from .packets import Burst, Rows, unpacked
 from .segmentation import read_super, wire_frames
 from .sorting import (
     Flow,
@@ -151,7 +151,7 @@ class Chassis:
         self.issuer.learn(flow.peer.host, flow.peer.ingress, flow.mac)
         self.bridge.learn(flow.mac, group.ingress, now)
         self.counters["rx_frames"] += len(bodies) * count
-        for rows, tail in packets(bodies, size, step, count):
+        for rows, tail in unpacked(bodies, size, step):
             sends = self.switch.receive(Burst(flow.peer, flow.tos, rows, tail), now)
             if sends:
                 yield self.issuer.issue(sends, now)
@@ -306,24 +306,6 @@ class Chassis:
         self.counters["rx_frames"] += frames
         self.counters[reason] += frames
         return []
-
-
-def packets(bodies: Rows, size: int, step: int, count: int) -> Iterator[tuple[Rows, int]]:
-    """Payloads of `size` bytes, a row each, as packets of `step` bytes: rows, and the last's size.
-
-    Where payloads are whole packets that lie one after the other, they are one array.
-    """
-    n, room = bodies.shape
-    if count == 1:
-        yield bodies[:, :size], size
-    elif room == size == step * count and bodies.flags.c_contiguous:
-        yield bodies.reshape(n * count, step), step
-    else:
-        tail = size - (count - 1) * step
-        if room < count * step:
-            bodies = np.pad(bodies, ((0, 0), (0, count * step - room)))
-        for payload in bodies[:, : count * step]:
-            yield payload.reshape(count, step), tail
 
 
 def datagrams_sound(heads: Rows, payloads: Rows) -> npt.NDArray[np.bool_]:

@@ -174,7 +174,7 @@ class Hierarchy:
         partial = job.accelerator.partial
         return [Outgoing((self.parent,), TOS_DATA, *partial(run)) for run in merge(completed)]
 
-    def aggregates(self, pieces: list[Rows]) -> list[Outgoing]:
+    def aggregates(self, rows: Rows, tail: int) -> list[Outgoing]:
         """Keep what has come from the parent, and broadcast what is new.
 
         Its data names no job; one address contributes to one, so only one of ours is a member.
@@ -183,16 +183,15 @@ class Hierarchy:
         jobs = [self.plane.jobs.get(u.job) for u in self.uplinks.values() if u.member]
         job = next((job for job in jobs if job is not None and job.shape is not None), None)
         if job is None:
-            counters["stranger"] += sum(map(len, pieces))
+            counters["stranger"] += len(rows)
             return []
         assert job.accelerator is not None
         peers = job.members.contributor_addresses()
         sends: list[Outgoing] = []
-        for rows in pieces:
-            for stretch in job.stretches(rows):
-                taken = merge(job.take(stretch))
-                outs = [Outgoing(peers, TOS_DATA, *job.accelerator.outgoing(run)) for run in taken]
-                sends += [out.copy() for out in outs] if sends else outs
+        for stretch in job.stretches(rows, tail):
+            taken = merge(job.take(stretch))
+            outs = [Outgoing(peers, TOS_DATA, *job.accelerator.outgoing(run)) for run in taken]
+            sends += [out.copy() for out in outs] if sends else outs
         return sends
 
     # Requests

@@ -16,10 +16,8 @@ import numpy as np
 
 from .counters import Counters
 from .frame import ARP_REQUEST, HEADERS, Route, Transmission, arp
-from .packets import Address, Outgoing, Rows
+from .packets import Address, Outgoing, Rows, supers
 
-MAX_SUPER = 65507  # bytes of payload: IPv4 counts no more
-MAX_SEGMENTS = 64  # packets of one (UDP_MAX_SEGMENTS; 128 in newer kernels)
 ASK_AGAIN = 1.0  # seconds between two ARP requests for one address
 MOST = 4096  # neighbours, and heads that are kept; strangers may have ever new addresses
 
@@ -79,28 +77,13 @@ class Issuer:
         return transmissions
 
     def _supers(self, out: Outgoing, peer: Address, mac: bytes) -> Transmission:
-        rows, tail = out.rows, out.tail
-        n, size = rows.shape
-        at_once = min(MAX_SUPER // size, MAX_SEGMENTS) if size else 1
-        if n <= at_once:
-            payload = (n - 1) * size + tail
-            head = self._head(peer, mac, out.tos, payload, size)
-            return Transmission(peer.ingress, head, rows.reshape(1, -1), [payload], [n])
-        whole, rest = divmod(n, at_once)
-        lengths = [at_once * size] * whole
-        counts = [at_once] * whole
-        if rest:
-            lengths.append(0)
-            counts.append(rest)
-        lengths[-1] = (counts[-1] - 1) * size + tail
-        heads = np.repeat(self._head(peer, mac, out.tos, lengths[0], size), len(lengths), axis=0)
-        heads[-1] = self._head(peer, mac, out.tos, lengths[-1], size)
-        # The last body may reach beyond the rows; its length says where it ends.
-        flat = rows.reshape(-1)
-        bodies = np.lib.stride_tricks.as_strided(
-            flat, (len(lengths), at_once * size), (at_once * size, 1), writeable=False
-        )
-        return Transmission(peer.ingress, heads, bodies, lengths, counts)
+        size = out.rows.shape[1]
+        payloads, lengths, counts = supers(out.rows, out.tail)
+        heads = self._head(peer, mac, out.tos, lengths[0], size)
+        if len(lengths) > 1:
+            heads = np.repeat(heads, len(lengths), axis=0)
+            heads[-1] = self._head(peer, mac, out.tos, lengths[-1], size)
+        return Transmission(peer.ingress, heads, payloads, lengths, counts)
 
     def _singles(self, out: Outgoing, peer: Address, mac: bytes) -> list[Transmission]:
         route = self._route(peer, mac, out.tos)

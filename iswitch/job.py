@@ -8,6 +8,7 @@ proves nothing of the kind, so it may not raise `high` before the others are tha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .accelerator import Outcome, Run, SynchronousAccelerator
@@ -195,47 +196,45 @@ class Job:
         """In a job that keeps places: how many of them are free."""
         return self.members.least - len(self.members.contributor_addresses())
 
-    def stretches(self, rows: Rows) -> list[Stretch]:
-        """Cut whole data packets, shape (n, size), into consecutive segments of one round."""
+    def stretches(self, rows: Rows, tail: int) -> Iterator[Stretch]:
+        """Cut data packets into consecutive segments of one round, without what is malformed."""
+        assert self.shape is not None
         assert self.accelerator is not None
-        return self.accelerator.cutter.cut(rows)
+        for stretch in self.accelerator.cutter.cut(rows, tail):
+            if stretch.fits(self.shape):
+                yield stretch
+            else:
+                yield from self._well_formed(self.shape, stretch)
 
     def contribute(self, member: Member, stretch: Stretch, outcome: Outcome) -> None:
         """Take consecutive segments of one member; count what is not taken."""
-        shape, accelerator = self.shape, self.accelerator
-        assert shape is not None
-        assert accelerator is not None
-        round_, index, rows = self._well_formed(shape, stretch)
-        if not len(rows):
-            return
+        assert self.accelerator is not None
+        round_, index, rows, _ = stretch
         reason = self._refuse(member, round_)
         if reason:
             self.counters[reason] += len(rows)
         else:
-            accelerator.accumulate(member.rank, round_, index, rows, outcome)
+            self.accelerator.accumulate(member.rank, round_, index, rows, outcome)
 
-    def _well_formed(self, shape: Shape, stretch: Stretch) -> Stretch:
+    def _well_formed(self, shape: Shape, stretch: Stretch) -> Iterator[Stretch]:
         """What has the length and the indices that the job's vectors have."""
-        round_, index, rows = stretch
-        n, size = rows.shape
-        first = end = index  # the segments that have this length
-        if size == shape.packet_size:
-            first, end = 0, shape.full_segments
-        elif size == shape.last_size:
-            first, end = shape.full_segments, shape.segments
-        if index < first or index + n > end:
+        for piece in stretch.pieces():
+            round_, index, rows, size = piece
+            n = len(rows)
+            first = end = index  # the segments that have this length
+            if size == shape.packet_size:
+                first, end = 0, shape.full_segments
+            elif size == shape.last_size:
+                first, end = shape.full_segments, shape.segments
             rows = rows[max(0, first - index) : max(0, end - index)]
-            index = max(index, first)
             self.counters["malformed"] += n - len(rows)
-        return round_, index, rows
+            if len(rows):
+                yield Stretch(round_, max(index, first), rows, size)
 
     def take(self, stretch: Stretch) -> list[Run]:
         """Take aggregates from the parent; what is new, to be sent to the members."""
-        assert self.shape is not None
         assert isinstance(self.accelerator, SynchronousAccelerator)
-        round_, index, rows = self._well_formed(self.shape, stretch)
-        if not len(rows):
-            return []
+        round_, index, rows, _ = stretch
         if self.halted or round_ not in self.window:
             self.counters["halted" if self.halted else "out_of_window"] += len(rows)
             return []

@@ -6,6 +6,7 @@ packet: `Cutter` finds the stretches of consecutive segments in it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,6 +16,54 @@ import numpy.typing as npt
 from .wire import SEG_SIZE, TOS_CONTROL, Shape, split_seg
 
 Rows = npt.NDArray[np.uint8]
+
+MAX_SUPER = 65507  # bytes of payload of a super-datagram: IPv4 counts no more
+MAX_SEGMENTS = 64  # packets of one (UDP_MAX_SEGMENTS; 128 in newer kernels)
+
+
+def super_packets(size: int) -> int:
+    """How many packets of `size` bytes a super-datagram takes."""
+    return max(1, min(MAX_SUPER // size, MAX_SEGMENTS)) if size else 1
+
+
+def supers(rows: Rows, tail: int) -> tuple[Rows, list[int], list[int]]:
+    """Packets as super-datagrams: their payloads, a row each, and the bytes and packets of each.
+
+    The last payload may reach beyond the packets; its length says where it ends.
+    """
+    n, size = rows.shape
+    at_once = super_packets(size)
+    if n <= at_once:
+        return rows.reshape(1, -1), [(n - 1) * size + tail], [n]
+    whole, rest = divmod(n, at_once)
+    counts = [at_once] * whole + [rest] * bool(rest)
+    lengths = [count * size for count in counts]
+    lengths[-1] += tail - size
+    step = at_once * size
+    payloads = np.lib.stride_tricks.as_strided(
+        rows.reshape(-1), (len(counts), step), (step, 1), writeable=False
+    )
+    return payloads, lengths, counts
+
+
+def unpacked(payloads: Rows, size: int, step: int) -> Iterator[tuple[Rows, int]]:
+    """Packets of `step` bytes in super-datagrams of `size` bytes: rows, and the last one's size.
+
+    Where the super-datagrams, a row each, are whole packets and lie one after the other, they are
+    one array. If `step` is not below `size`, each is a single packet.
+    """
+    n, room = payloads.shape
+    if step >= size:
+        yield payloads[:, :size], size
+        return
+    count = -(-size // step)
+    if room == size == step * count and payloads.flags.c_contiguous:
+        yield payloads.reshape(n * count, step), step
+        return
+    if room < count * step:
+        payloads = np.pad(payloads, ((0, 0), (0, count * step - room)))
+    for payload in payloads[:, : count * step]:
+        yield payload.reshape(count, step), size - (count - 1) * step
 
 
 class Address(NamedTuple):
@@ -52,6 +101,13 @@ class Burst(NamedTuple):
         n, size = self.rows.shape
         return int((n - 1) * size + self.tail)
 
+    def not_below(self, least: int) -> tuple[Rows, int]:
+        """Rows and tail of the packets of at least so many bytes, 1 or more."""
+        if self.tail >= least:
+            return self.rows, self.tail
+        size = self.rows.shape[1]
+        return self.rows[: len(self.rows) - 1 if size >= least else 0], size
+
     def pieces(self) -> list[Rows]:
         """The packets as one or two arrays in each of which all rows are whole."""
         if self.tail == self.rows.shape[1]:
@@ -80,7 +136,32 @@ class Outgoing(NamedTuple):
         return cls((peer,), TOS_CONTROL, rows, len(payload))
 
 
-Stretch = tuple[int, int, Rows]  # round, index of the first segment, packets
+class Stretch(NamedTuple):
+    """Consecutive segments of one round in whole data packets, as the rows of a `Burst`."""
+
+    round: int
+    start: int  # its first segment
+    rows: Rows
+    tail: int
+
+    def pieces(self) -> list[Stretch]:
+        """The same in one or two stretches in each of which all rows are whole."""
+        n, size = self.rows.shape
+        if self.tail == size:
+            return [self]
+        rest = self.rows[-1:, : self.tail]
+        last = Stretch(self.round, self.start + n - 1, rest, self.tail)
+        return [self._replace(rows=self.rows[:-1], tail=size), last] if n > 1 else [last]
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether these packets have the lengths and indices that the vectors of a job have."""
+        n, size = self.rows.shape
+        stop = self.start + n
+        return (
+            stop <= shape.segments
+            and self.tail == shape.tail(stop)
+            and (size == shape.packet_size or (size == self.tail and n == 1))
+        )
 
 
 class Cutter:
@@ -105,17 +186,21 @@ class Cutter:
         headers = self._headers.get(round_) or self._remember(round_)
         return np.frombuffer(headers, ">u8", stop - start, SEG_SIZE * start)
 
-    def cut(self, rows: Rows) -> list[Stretch]:
-        """Cut whole data packets, shape (n, size)."""
+    def cut(self, rows: Rows, tail: int) -> list[Stretch]:
+        """Cut data packets, as those of a `Burst`; each has its header at least."""
         raw = rows[:, :SEG_SIZE].tobytes()
         round_, start = split_seg(int.from_bytes(raw[:SEG_SIZE], "big"))
         headers = self._headers.get(round_) or self._consider(round_, len(rows))
         if headers and raw == headers[SEG_SIZE * start : SEG_SIZE * start + len(raw)]:
-            return [(round_, start, rows)]
+            return [Stretch(round_, start, rows, tail)]
         segs = np.frombuffer(raw, ">u8").astype(np.uint64)
         begins = (np.diff(segs) != 1) | (segs[1:] & 0xFFFFFFFF == 0)  # index 0: another round
         bounds = [0, *(np.flatnonzero(begins) + 1).tolist(), len(rows)]
-        return [(*split_seg(int(segs[a])), rows[a:b]) for a, b in pairwise(bounds)]
+        size, n = rows.shape[1], len(rows)
+        return [
+            Stretch(*split_seg(int(segs[a])), rows[a:b], tail if b == n else size)
+            for a, b in pairwise(bounds)
+        ]
 
     def _consider(self, round_: int, packets: int) -> bytes | None:
         came = self._came.pop(round_, 0) + packets

@@ -65,23 +65,25 @@ class Switch:
         if kind is Traffic.ORDINARY:
             self.counters["ordinary"] += count
             return []
-        pieces = burst.pieces()
-        while pieces and pieces[-1].shape[1] < SEG_SIZE:
-            self.counters["short"] += len(pieces.pop())
+        rows, tail = burst.not_below(SEG_SIZE)
+        if len(rows) < count:
+            self.counters["short"] += count - len(rows)
+            if not len(rows):
+                return []
         if kind is Traffic.DATA:
-            return self._counted(self._quietly(self._data, burst.peer, pieces, now))
+            return self._counted(self._quietly(self._data, burst.peer, rows, tail, now))
         sends: list[Outgoing] = []
-        for rows in pieces:
-            for row in rows:
-                sends += self._quietly(self.control.handle, burst.peer, row.tobytes(), now)
+        for i, row in enumerate(rows, 1):
+            payload = row.tobytes() if i < len(rows) else row[:tail].tobytes()
+            sends += self._quietly(self.control.handle, burst.peer, payload, now)
         return self._counted(sends)
 
-    def _data(self, peer: Address, pieces: list[Rows], now: float) -> list[Outgoing]:
-        count = sum(map(len, pieces))
+    def _data(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
+        count = len(rows)
         self.counters["data"] += count
         hierarchy = self.control.hierarchy
         if hierarchy is not None and hierarchy.is_parent(peer):
-            return hierarchy.aggregates(pieces)
+            return hierarchy.aggregates(rows, tail)
         found = self.control.by_source.get(peer)
         if found is None:
             self.counters["stranger"] += count
@@ -91,14 +93,13 @@ class Switch:
         sends: list[Outgoing] = []
         outcome = Outcome([], [])
         before: int | None = None
-        for rows in pieces:
-            for stretch in job.stretches(rows):
-                if before not in (None, stretch[0]):
-                    # The next round may take over the sets that are to be sent: copy them.
-                    sends += [out.copy() for out in self._effects(job, member, outcome)]
-                    outcome = Outcome([], [])
-                before = stretch[0]
-                job.contribute(member, stretch, outcome)
+        for stretch in job.stretches(rows, tail):
+            if before not in (None, stretch.round):
+                # The next round may take over the sets that are to be sent: copy them.
+                sends += [out.copy() for out in self._effects(job, member, outcome)]
+                outcome = Outcome([], [])
+            before = stretch.round
+            job.contribute(member, stretch, outcome)
         return sends + self._effects(job, member, outcome)
 
     def _effects(self, job: Job, member: Member, outcome: Outcome) -> list[Outgoing]:

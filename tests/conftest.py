@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -69,3 +70,10 @@ def jobs() -> Iterator[int]:
 def job(jobs: Iterator[int]) -> int:
     """A number of the test's own."""
     return next(jobs)
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """NumPy says nothing of overflow and NaN, as inside a Switch."""
+    with np.errstate(all="ignore"):
+        yield

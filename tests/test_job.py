@@ -16,13 +16,15 @@ from iswitch.wire import SEG_SIZE, DType, MemberType, Mode, Shape
 
 from .parts import peer, rows_of, seg, segments_of
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 TOP = 2**32
 SHAPE = Shape.of(10, DType.INT32, elements=4)  # 4, 4 and 2 elements
 ASYNC = Shape.of(10, DType.INT32, mode=Mode.ASYNCHRONOUS, elements=4)
 
 
 def take(job: Job, member: Member, rows: Rows, outcome: Outcome) -> None:
-    for stretch in job.stretches(rows):
+    for stretch in job.stretches(rows, rows.shape[1]):
         job.contribute(member, stretch, outcome)
 
 

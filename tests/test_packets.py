@@ -38,8 +38,8 @@ def naive(segs: list[tuple[int, int]]) -> list[tuple[int, int, list[int]]]:
 
 
 def cut(cutter: Cutter, segs: list[tuple[int, int]]) -> list[tuple[int, int, list[int]]]:
-    found = cutter.cut(data_packets(segs))
-    return [(r, i, rows[:, 8:].copy().view("<u4")[:, 0].tolist()) for r, i, rows in found]
+    found = cutter.cut(data_packets(segs), 12)
+    return [(r, i, rows[:, 8:].copy().view("<u4")[:, 0].tolist()) for r, i, rows, _ in found]
 
 
 rounds = st.sampled_from([0, 1, 2, 5, 2**31, TOP - 1, TOP])
@@ -83,23 +83,23 @@ def test_cut_where_rounds_and_indices_end(segs: list[tuple[int, int]]) -> None:
 
 def test_packets_in_order_are_one_stretch_without_a_copy() -> None:
     rows = data_packets([(3, i) for i in range(2, SEGMENTS)])
-    ((round_, start, stretch),) = Cutter(SHAPE).cut(rows)
+    ((round_, start, stretch, _),) = Cutter(SHAPE).cut(rows, 12)
     assert (round_, start) == (3, 2)
     assert stretch is rows
 
 
 def test_stretches_are_views() -> None:
     rows = data_packets([(3, 0), (3, 1), (3, 5)])
-    stretches = Cutter(SHAPE).cut(rows)
-    assert [(r, i, len(s)) for r, i, s in stretches] == [(3, 0, 2), (3, 5, 1)]
-    assert all(np.shares_memory(stretch, rows) for _, _, stretch in stretches)
+    stretches = Cutter(SHAPE).cut(rows, 12)
+    assert [(r, i, len(s)) for r, i, s, _ in stretches] == [(3, 0, 2), (3, 5, 1)]
+    assert all(np.shares_memory(stretch, rows) for _, _, stretch, _ in stretches)
 
 
 def test_rows_wider_apart_than_long() -> None:
     """A receive buffer's slots are larger than the packets in them."""
     buffer = np.full((4, 100), 0xEE, np.uint8)
     buffer[:, :12] = data_packets([(9, i) for i in range(4)])
-    ((round_, start, stretch),) = Cutter(SHAPE).cut(buffer[:, :12])
+    ((round_, start, stretch, _),) = Cutter(SHAPE).cut(buffer[:, :12], 12)
     assert (round_, start, stretch.shape) == (9, 0, (4, 12))
 
 
@@ -115,7 +115,7 @@ def test_headers_of_many_rounds() -> None:
 def test_headers_kept_are_bounded() -> None:
     cutter = Cutter(SHAPE)
     for round_ in range(100):
-        cutter.cut(data_packets([(round_, 0)]))
+        cutter.cut(data_packets([(round_, 0)]), 12)
     assert len(cutter._headers) == Cutter.ROUNDS
     assert list(cutter._headers) == list(range(92, 100))
 

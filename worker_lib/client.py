@@ -230,7 +230,8 @@ class Worker:
         began = time.monotonic()
         limit = began + timeout
         session = self._session
-        self._receive()  # what came since the last call: Help for that round, a Reset, a Halt
+        if self._poller.poll(0):  # since the last call: Help for that round, a Reset, a Halt
+            self._receive()
         self._raise_notice()
         session.begin(np.ascontiguousarray(vector).reshape(-1), result.reshape(-1), began)
         transfer = session.transfer
@@ -247,9 +248,10 @@ class Worker:
             session.abandon()
             raise
         session.finish()
-        self._flush()
+        now = time.monotonic()
+        self._port.push(session.transmissions(now))
         self.allreduces += 1
-        self.allreduce_seconds.append(time.monotonic() - began)
+        self.allreduce_seconds.append(now - began)
 
     def _check(self, array: Vector, name: str) -> None:
         if not isinstance(array, np.ndarray):
@@ -358,29 +360,22 @@ class Worker:
 
     def _step(self, limit: float) -> bool:
         """Send what may be sent, wait for something to come, take it; False: out of time."""
-        session, port = self._session, self._port
+        session = self._session
         now = time.monotonic()
-        sends = session.transmissions(now)
-        port.push(sends)
-        if not self._receive() and not sends:
-            deadline = session.deadline()
-            until = limit if deadline is None else min(limit, deadline)
-            self._poller.poll(max(0.0, until - now) * 1000)
+        self._port.push(session.transmissions(now))
+        deadline = session.deadline()
+        until = limit if deadline is None else min(limit, deadline)
+        if self._poller.poll(0.0 if session.may_send else max(0.0, until - now) * 1000):
             self._receive()
         now = time.monotonic()
-        deadline = session.deadline()
-        if deadline is not None and deadline <= now:
+        if until <= now:
             session.handle_timer(now)
         return now < limit
 
-    def _receive(self) -> bool:
-        bursts = self._port.pull()
-        if not bursts:
-            return False
+    def _receive(self) -> None:
         now = time.monotonic()
-        for burst in bursts:
+        for burst in self._port.pull():
             self._session.receive(burst, now)
-        return True
 
     def _attend(self) -> None:
         """What is due while no call is under way: heartbeats, Help for others, Acks."""
@@ -574,8 +569,10 @@ def _overlap(vector: Vector, out: Vector) -> bool:
     """Whether they share memory without being the same."""
     if not vector.flags.c_contiguous:  # it is copied first
         return False
+    if vector is out or not np.may_share_memory(vector, out):
+        return False
     begin = vector.__array_interface__["data"][0] - out.__array_interface__["data"][0]
-    return bool(0 < abs(begin) < vector.nbytes)
+    return bool(begin)
 
 
 def _range(start: int, stop: int) -> str:

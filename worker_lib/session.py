@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-from iswitch.packets import Address, Burst, Cutter, Outgoing, Rows
+from iswitch.packets import Address, Burst, Cutter, Outgoing, Rows, super_packets
 from iswitch.wire import (
     FLAG_FIRST,
     FLAG_HEARTBEAT,
@@ -44,7 +44,6 @@ from iswitch.wire import (
 from .transfer import Contribution, Transfer
 from .window import CEILING, RoundTrip, SendWindow
 
-SUPER_DATAGRAM = 65000  # bytes sent at once
 BURSTS_AT_ONCE = 4  # super-datagrams given out between two looks at what has come
 RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
 REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
@@ -150,6 +149,7 @@ class Session:
         self.joined = 0  # workers that have joined, or are members since all had; by the last Ack
         self.halted = False
         self.transfer: Transfer | None = None
+        self.may_send = False  # more than the last `transmissions` gave out
         self.heard = float("-inf")  # when the last packet came
         self.waiting_for: int | None = None  # bitmap of ranks, by the last answers to Help
         self._asked_anew = True  # no answer has come to the last Help
@@ -157,11 +157,13 @@ class Session:
             ("sent", "sent_again", "received", "useless", "helps", "helped", "rejoins"), 0
         )
         self.round_trip = RoundTrip()
-        burst = max(1, min(SUPER_DATAGRAM // shape.packet_size, 64))
+        burst = super_packets(shape.packet_size)
         self.window = SendWindow(burst, max(burst, ceiling // shape.packet_size))
         self._burst = burst
-        self._contributions = deque(Contribution(shape) for _ in range(1 + restart_safe))
         self._cutter = Cutter(shape)
+        self._contributions = deque(
+            Contribution(shape, self._cutter) for _ in range(1 + restart_safe)
+        )
         self._out: deque[Outgoing] = deque()
         self._events: deque[Event] = deque()
         self._pending: dict[int, _Pending] = {}
@@ -243,29 +245,37 @@ class Session:
         out = list(self._out)
         self._out.clear()
         transfer = self.transfer
+        self.may_send = False
         if transfer is None or self.halted or not self.member:
             return out
-        for _ in range(BURSTS_AT_ONCE):
-            if transfer.in_flight and transfer.in_flight + self._burst > self.window.size:
-                break  # whole bursts only: fragments would cost as much as bursts
+        # Whole bursts only: fragments would cost as much as bursts.
+        room = int(self.window.size - transfer.in_flight) // self._burst
+        bursts = min(room or not transfer.in_flight, BURSTS_AT_ONCE)
+        while bursts > 0:
             sent_before = transfer.filled
-            run = transfer.next_run(self._burst)
+            run = transfer.next_run(self._burst, bursts)
             if run is None:
                 break
-            if self._timed is None and run[1] > sent_before:  # Karn: not of what is sent again
-                self._timed = (run[1] - 1, now)
-            out.append(self._data(transfer.contribution, *run))
-            self.stats["sent"] += run[1] - run[0]
+            start, stop = run
+            if self._timed is None and stop > sent_before:  # Karn: not of what is sent again
+                self._timed = (stop - 1, now)
+            out.append(self._data(transfer.contribution, start, stop))
+            self.stats["sent"] += stop - start
+            bursts -= -(-(stop - start) // self._burst)
+        else:
+            self.may_send = room > BURSTS_AT_ONCE
         return out
 
     def receive(self, burst: Burst, now: float) -> None:
         """Take packets from the switch."""
         self.heard = now
         kind = burst.tos & TOS_MASK
-        for rows in burst.pieces():
-            if kind == TOS_DATA and rows.shape[1] >= SEG_SIZE:
-                self._take(rows, now)
-            elif kind == TOS_CONTROL:
+        if kind == TOS_DATA:
+            rows, tail = burst.not_below(SEG_SIZE)
+            if len(rows):
+                self._take(rows, tail, now)
+        elif kind == TOS_CONTROL:
+            for rows in burst.pieces():
                 for row in rows:
                     self._control(row.tobytes(), now)
 
@@ -275,12 +285,13 @@ class Session:
 
     def deadline(self) -> float | None:
         """When `handle_timer` wants to be called."""
-        due = [pending.due for pending in self._pending.values()]
-        if self._timer is not None:
-            due.append(self._timer)
-        if self.member and not self.leaving:
-            due.append(self._next_heartbeat)
-        return min(due, default=None)
+        due = self._timer
+        if self.member and not self.leaving and (due is None or self._next_heartbeat < due):
+            due = self._next_heartbeat
+        for pending in self._pending.values():
+            if due is None or pending.due < due:
+                due = pending.due
+        return due
 
     def handle_timer(self, now: float) -> None:
         """Repeat unanswered requests; ask for Help with what does not come; be a member still."""
@@ -479,12 +490,12 @@ class Session:
     def _data(self, contribution: Contribution, start: int, stop: int) -> Outgoing:
         return Outgoing((self.switch,), TOS_DATA, *contribution.rows(start, stop))
 
-    def _take(self, rows: Rows, now: float) -> None:
+    def _take(self, rows: Rows, tail: int, now: float) -> None:
         transfer = self.transfer
         if transfer is None:
             self.stats["useless"] += len(rows)
             return
-        fresh, useless = transfer.take(rows, self._cutter)
+        fresh, useless = transfer.take(rows, tail, self._cutter)
         self.stats["received"] += fresh
         self.stats["useless"] += useless
         if not fresh:

@@ -20,32 +20,36 @@ class Contribution:
     (an allreduce in place writes sums over it) when the allreduce is tried again.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, cutter: Cutter) -> None:
         self.shape = shape
+        self._cutter = cutter
         self.round: int | None = None
         self.filled = 0  # segments, from the first on
         self.packets = np.zeros(shape.segments, shape.packet)
         self._rows: Rows = self.packets.view(np.uint8).reshape(shape.segments, -1)
+        self._segs = self.packets["seg"]
+        self._data = self.packets["data"]
 
     def begin(self, round_: int) -> None:
-        """Be the contribution to another round; elements come with `fill`."""
+        """Be the contribution to another round; packets come with `fill`."""
         self.round = round_
         self.filled = 0
-        self.packets["seg"] = self.shape.headers(round_)
 
     def fill(self, vector: Vector, stop: int) -> None:
-        """Copy the elements of the segments before `stop` from the flat vector."""
+        """Lay out the segments before `stop` of the flat vector as packets."""
         shape, start = self.shape, self.filled
         if stop <= start:
             return
+        assert self.round is not None
         self.filled = stop
+        self._segs[start:stop] = self._cutter.headers(self.round, start, stop)
         whole = min(stop, shape.full_segments)
         if start < whole:
             elements = vector[start * shape.elements : whole * shape.elements]
-            self.packets["data"][start:whole] = elements.reshape(whole - start, -1)
+            self._data[start:whole] = elements.reshape(whole - start, -1)
         if stop > shape.full_segments:
             tail = shape.last
-            self.packets["data"][-1, :tail] = vector[shape.numel - tail :]
+            self._data[-1, :tail] = vector[shape.numel - tail :]
 
     def rows(self, start: int, stop: int) -> tuple[Rows, int]:
         """Segments start..stop-1 as packets, and the size of the last."""
@@ -86,8 +90,8 @@ class Transfer:
         """How many segments, from the first, have been given out to be sent."""
         return self.contribution.filled
 
-    def next_run(self, burst: int) -> tuple[int, int] | None:
-        """Take the next segments to send: at most a burst; None: nothing is left to send.
+    def next_run(self, burst: int, bursts: int = 1) -> tuple[int, int] | None:
+        """Take the next segments to send, at most so many bursts; None: nothing is left to send.
 
         Bursts begin at multiples of their size, so that those of all workers meet in the switch
         as the same runs.
@@ -102,7 +106,7 @@ class Transfer:
                 if known >= 0:
                     self._todo.appendleft((known, stop, False))
                     stop = known
-            boundary = (start // burst + 1) * burst
+            boundary = (start // burst + bursts) * burst
             if stop > boundary:
                 self._todo.appendleft((boundary, stop, asked))
                 stop = boundary
@@ -126,32 +130,33 @@ class Transfer:
         self._todo.append((0, self.shape.segments, False))
         self.in_flight = 0
 
-    def take(self, rows: Rows, cutter: Cutter) -> tuple[int, int]:
-        """Take aggregates, whole packets of shape (n, size).
+    def take(self, rows: Rows, tail: int, cutter: Cutter) -> tuple[int, int]:
+        """Take aggregates, in packets as those of a `Burst`.
 
         Returns:
             how many were new, and how many of no use (had already, of another round, malformed).
         """
         shape = self.shape
         fresh = 0
-        for round_, start, stretch in cutter.cut(rows):
-            stop = start + len(stretch)
-            whole = rows.shape[1] == shape.packet_size and stop <= shape.full_segments
-            last = rows.shape[1] == shape.last_size and start >= shape.full_segments
-            if round_ != self.round or stop > shape.segments or not (whole or last):
+        for stretch in cutter.cut(rows, tail):
+            if stretch.round != self.round or not stretch.fits(shape):
                 continue
+            start, stop = stretch.start, stretch.start + len(stretch.rows)
             self.contribution.fill(self._vector, stop)  # `out` may be the vector
             for a, b in self._lacking(start, stop):
-                elements = stretch[a - start : b - start, SEG_SIZE:].view(self._dtype)
-                if whole:
-                    self._whole[a:b] = elements
-                else:
-                    self._last[...] = elements[0]
+                self._store(a, b, stretch.rows[a - start : b - start])
                 self._had[a:b] = b"\1" * (b - a)
                 fresh += b - a
         self.remaining -= fresh
         self.in_flight = max(0, self.in_flight - fresh)
         return fresh, len(rows) - fresh
+
+    def _store(self, start: int, stop: int, rows: Rows) -> None:
+        whole = min(stop, self.shape.full_segments)
+        if start < whole:
+            self._whole[start:whole] = rows[: whole - start, SEG_SIZE:].view(self._dtype)
+        if stop > whole:
+            self._last[...] = rows[-1, SEG_SIZE : self.shape.last_size].view(self._dtype)
 
     def has(self, index: int) -> bool:
         """Whether the aggregate of a segment has come."""

@@ -1,8 +1,4 @@
-"""Batches of Ethernet frames, each parted into a head and a body, in one system call.
-
-As mmsg.py does for datagrams. Heads and bodies lie in arrays of their own: the bodies of equally
-long frames are then one piece of memory, and so are the payloads in them.
-"""
+"""Ethernet frames to send, each gathered from a head and a body, many in one system call."""
 
 from __future__ import annotations
 
@@ -11,99 +7,14 @@ import errno
 import socket
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..frame import HEAD
-from ..packets import Rows
-from .mmsg import IOVEC, MMSGHDR, UIO_MAXIOV, address_of, receive, sendmmsg
+from .mmsg import IOVEC, MMSGHDR, UIO_MAXIOV, address_of, sendmmsg
 
 SOCKADDR_LL = struct.Struct("<HHiHBB8s")  # linux/if_packet.h
-JUMBO = 9728  # longer bodies are of super-frames
-LONGEST = 65536 + 128  # a super-frame with its headers
-MOST_SPACING = LONGEST + JUMBO
-HEAD_ROOM = 64  # from one head to the next
-BATCH = 128  # frames in a call while they come one by one
-BATCH_SUPER = 16  # while they come as super-frames: half a megabyte, which a cache holds
-LAYOUTS = 16  # that are kept
 FEW = 8  # frames for which Python is faster than NumPy
-
-
-class _Layout(NamedTuple):
-    """Slots with bodies that lie so far apart."""
-
-    most: int
-    bodies: Rows
-    headers: npt.NDArray[np.void]
-    iovecs: npt.NDArray[np.void]
-    address: int
-    lengths: npt.NDArray[np.uint32]
-
-
-class FrameReceiver:
-    """Slots for a batch of frames.
-
-    How far apart the bodies lie, `spacing`, is up to the caller, from call to call; what a frame
-    has beyond it goes to a place of its own, and costs a copy.
-
-    Args:
-        control_size: room for control messages of each frame, in `control`.
-    """
-
-    def __init__(self, control_size: int) -> None:
-        self._heads = np.zeros((BATCH, HEAD_ROOM), np.uint8)
-        self._bodies = np.zeros(max(BATCH * JUMBO, BATCH_SUPER * MOST_SPACING), np.uint8)
-        self._rests = np.empty((BATCH, LONGEST), np.uint8)
-        self.heads = self._heads[:, :HEAD]
-        self.control = np.zeros((BATCH, control_size), np.uint8)
-        self._layouts: dict[int, _Layout] = {}
-
-    def receive(self, fd: int, spacing: int) -> tuple[Rows, list[int]]:
-        """Receive what is there, without waiting.
-
-        Args:
-            fd: the socket.
-            spacing: room for a body; more than JUMBO: super-frames are expected.
-
-        Returns:
-            the bodies, a row each, and the lengths of the frames with their heads. `heads` and
-            `control` have as many rows.
-
-        Raises:
-            OSError: with the errno of recvmmsg, but for EAGAIN, which is no frames.
-        """
-        layout = self._layouts.get(spacing) or self._lay_out(spacing)
-        n = receive(fd, layout.address, layout.most)
-        lengths: list[int] = layout.lengths[:n].tolist()
-        bodies = layout.bodies[:n]
-        if n and max(lengths) > HEAD + spacing:
-            longest = max(lengths) - HEAD
-            bodies = np.concatenate((bodies, self._rests[:n, : longest - spacing]), axis=1)
-        return bodies, lengths
-
-    def _lay_out(self, spacing: int) -> _Layout:
-        if len(self._layouts) >= LAYOUTS:
-            self._layouts.clear()
-        most = BATCH if spacing <= JUMBO else BATCH_SUPER
-        steps = np.arange(most, dtype="<u8")
-        iovecs = np.zeros((most, 3), IOVEC)
-        places = (self._heads, HEAD_ROOM, HEAD), (self._bodies, spacing, spacing)
-        rest = (self._rests, LONGEST, LONGEST - spacing)
-        for i, (array, stride, length) in enumerate((*places, rest)):
-            iovecs["base"][:, i] = address_of(array) + steps * stride
-            iovecs["len"][:, i] = max(length, 0)
-        headers = np.zeros(most, MMSGHDR)
-        headers["iov"] = address_of(iovecs) + steps * iovecs.strides[0]
-        headers["iovlen"] = 3
-        headers["control"] = address_of(self.control) + steps * self.control.shape[1]
-        headers["controllen"] = self.control.shape[1]
-        bodies = self._bodies[: most * spacing].reshape(most, spacing)
-        address = address_of(headers)
-        layout = _Layout(most, bodies, headers, iovecs, address, headers["len"])
-        self._layouts[spacing] = layout
-        return layout
 
 
 class FrameSender:

@@ -1,6 +1,6 @@
 """recvmmsg(2) and sendmmsg(2): many datagrams in one system call, described by NumPy arrays.
 
-For Ethernet frames there is frames.py. The kernel's `struct mmsghdr` and `struct iovec` are filled
+The kernel's `struct mmsghdr` and `struct iovec` are filled
 and read as structured arrays, so that a batch of single packets costs a few array operations and no
 Python per packet.
 """
@@ -11,10 +11,13 @@ import ctypes
 import errno
 import os
 import socket
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from ..packets import Rows
 
 MMSGHDR = np.dtype(
     {
@@ -30,6 +33,14 @@ IOVEC = np.dtype([("base", "<u8"), ("len", "<u8")])
 SOCKADDR_SIZE = 16
 UIO_MAXIOV = 1024  # messages the kernel takes in one call
 
+JUMBO = 9728  # longer bodies are of super-datagrams
+LONGEST = 65536 + 128  # a super-frame with its headers
+MOST_SPACING = LONGEST + JUMBO
+HEAD_ROOM = 64  # from one head to the next
+BATCH = 128  # datagrams in a call while they come one by one
+BATCH_SUPER = 16  # while they come as super-datagrams: a megabyte, which a cache holds
+LAYOUTS = 16  # that are kept
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _recvmmsg = _libc.recvmmsg
 _recvmmsg.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_void_p]
@@ -42,64 +53,148 @@ def address_of(array: npt.NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def receive(fd: int, headers: int, most: int) -> int:
-    """Receive into the slots that the headers at this address describe; as `Receiver.receive`."""
-    n: int = _recvmmsg(fd, headers, most, socket.MSG_DONTWAIT, None)
-    if n < 0:
-        error = ctypes.get_errno()
-        if error in (errno.EAGAIN, errno.EINTR):
-            return 0
-        raise OSError(error, os.strerror(error))
-    return n
+class _Layout(NamedTuple):
+    """Slots with bodies that lie so far apart."""
+
+    most: int
+    bodies: Rows
+    lengths: npt.NDArray[np.uint32]
+    address: int
+    headers: memoryview
+    pristine: bytes
+    iovecs: npt.NDArray[np.void]  # they have to stay
 
 
 class Receiver:
-    """Slots for a batch of datagrams.
+    """Slots for a batch of datagrams, or of frames.
 
-    `data` is (slots, slot_size) bytes. `meta` is (slots, META) bytes: the sender's sockaddr_in
-    and the control messages, zero beyond what the kernel wrote, so that packets of one kind from
-    one sender have equal rows.
+    How far apart the bodies lie, `spacing`, is up to the caller, from call to call (`Spacing`): the
+    bodies of equally long super-datagrams then are one piece of memory, and so are the packets in
+    them. What a datagram has beyond it goes to a place of its own, and costs a copy.
 
-    Slots lie `slot_size` apart, which is no multiple of 4096: else their beginnings would fight
-    for the same sets of the cache.
+    `heads` is (BATCH, head), what each begins with. `meta` is (BATCH, name + control): the sender's
+    address and the control messages, zero beyond what the kernel wrote, so that packets of one kind
+    from one sender have equal rows.
+
+    Args:
+        head: bytes to keep apart from the body; a multiple of 4.
+        name: room for a sender's address.
+        control: room for control messages.
     """
 
-    CONTROL_SIZE = 112
-    META = SOCKADDR_SIZE + CONTROL_SIZE
+    def __init__(self, head: int = 0, name: int = 0, control: int = 0) -> None:
+        self._heads = np.zeros((BATCH, HEAD_ROOM), np.uint8)
+        self._bodies = np.empty(max(BATCH * JUMBO, BATCH_SUPER * MOST_SPACING), np.uint8)
+        self._rests = np.empty((BATCH, LONGEST), np.uint8)
+        self.head = head
+        self.heads = self._heads[:, :head]
+        self.meta: Rows = np.zeros((BATCH, name + control), np.uint8)
+        self._name = name
+        self._layouts: dict[int, _Layout] = {}
+        self._used: tuple[_Layout, int] | None = None
 
-    def __init__(self, slots: int, slot_size: int) -> None:
-        assert slot_size >= 65536
-        self.data: npt.NDArray[np.uint8] = np.empty((slots, slot_size), np.uint8)
-        self.meta: npt.NDArray[np.uint8] = np.zeros((slots, self.META), np.uint8)
-        self._iovecs = np.zeros(slots, IOVEC)
-        self._iovecs["base"] = address_of(self.data) + np.arange(slots, dtype="<u8") * slot_size
-        self._iovecs["len"] = 65536  # no datagram is larger
-        self._headers = np.zeros(slots, MMSGHDR)
-        meta = address_of(self.meta) + np.arange(slots, dtype="<u8") * self.META
-        self._headers["name"] = meta
-        self._headers["control"] = meta + SOCKADDR_SIZE
-        self._headers["iov"] = address_of(self._iovecs) + np.arange(slots, dtype="<u8") * 16
-        self._headers["iovlen"] = 1
-        self._headers["namelen"] = SOCKADDR_SIZE
-        self._headers["controllen"] = self.CONTROL_SIZE
-        self._pristine = self._headers.tobytes()
-        self._buffer = self._headers.view(np.uint8).data
-        self._address = address_of(self._headers)
-        self.lengths = self._headers["len"]
+    def receive(self, fd: int, spacing: int) -> tuple[Rows, list[int]]:
+        """Receive what is there, without waiting.
 
-    def receive(self, fd: int, most: int) -> int:
-        """Receive what is there, at most `most` datagrams, without waiting; returns how many.
+        Args:
+            fd: the socket.
+            spacing: room for a body; more than JUMBO: super-datagrams are expected.
+
+        Returns:
+            the bodies, a row each, and how long each is with its head. They stay until the next
+            call; `heads` and `meta` have as many rows.
 
         Raises:
-            OSError: with the errno of recvmmsg, but for EAGAIN, which is 0 datagrams.
+            OSError: with the errno of recvmmsg, but for EAGAIN, which is no datagrams.
         """
-        return receive(fd, self._address, most)
+        if self._used is not None:
+            used, n = self._used
+            size = MMSGHDR.itemsize * n
+            used.headers[:size] = used.pristine[:size]
+            self.meta[:n] = 0
+            self._used = None
+        layout = self._layouts.get(spacing) or self._lay_out(spacing)
+        n = _recvmmsg(fd, layout.address, layout.most, socket.MSG_DONTWAIT, None)
+        if n < 0:
+            error = ctypes.get_errno()
+            if error not in (errno.EAGAIN, errno.EINTR):
+                raise OSError(error, os.strerror(error))
+            n = 0
+        bodies = layout.bodies[:n]
+        lengths: list[int] = layout.lengths[:n].tolist()
+        if n:
+            self._used = layout, n
+            beyond = max(lengths) - self.head - spacing
+            if beyond > 0:
+                bodies = np.concatenate((bodies, self._rests[:n, :beyond]), axis=1)
+        return bodies, lengths
 
-    def recycle(self, n: int) -> None:
-        """Make the first `n` slots ready for the next call."""
-        size = MMSGHDR.itemsize * n
-        self._buffer[:size] = self._pristine[:size]
-        self.meta[:n] = 0
+    def _lay_out(self, spacing: int) -> _Layout:
+        if len(self._layouts) >= LAYOUTS:
+            self._layouts.clear()
+        most = BATCH if spacing <= JUMBO else BATCH_SUPER
+        steps = np.arange(most, dtype="<u8")
+        iovecs = np.zeros((most, 3), IOVEC)
+        places = (self._heads, HEAD_ROOM, self.head), (self._bodies, spacing, spacing)
+        rest = (self._rests, LONGEST, max(LONGEST - spacing, 0))
+        for i, (array, stride, length) in enumerate((*places, rest)):
+            iovecs["base"][:, i] = address_of(array) + steps * stride
+            iovecs["len"][:, i] = length
+        headers = np.zeros(most, MMSGHDR)
+        headers["iov"] = address_of(iovecs) + steps * iovecs.strides[0]
+        headers["iovlen"] = 3
+        meta = address_of(self.meta) + steps * self.meta.shape[1]
+        headers["name"] = meta
+        headers["namelen"] = self._name
+        headers["control"] = meta + np.uint64(self._name)
+        headers["controllen"] = self.meta.shape[1] - self._name
+        bodies = self._bodies[: most * spacing].reshape(most, spacing)
+        view = headers.view(np.uint8).data
+        pristine = headers.tobytes()
+        layout = _Layout(most, bodies, headers["len"], address_of(headers), view, pristine, iovecs)
+        self._layouts[spacing] = layout
+        return layout
+
+
+class Spacing:
+    """How far apart the bodies of the next datagrams are to lie, by the last ones'.
+
+    Payloads of equally long super-datagrams then are one piece of memory, and nothing is copied;
+    the last packet of a super-datagram has room for a whole one.
+
+    Args:
+        single: room for the body of a datagram that is no super-datagram; it grows if that is not
+            enough.
+        head: bytes that are kept apart from the body.
+    """
+
+    def __init__(self, single: int, head: int = 0) -> None:
+        self.value = self._single = min(single, JUMBO)
+        self._head = head
+        self._longest = 0  # of the super-datagrams that it was chosen for
+
+    def expect(self, lengths: Sequence[int], size: Callable[[int], int]) -> None:
+        """Choose it for what comes after these.
+
+        Args:
+            lengths: of the last datagrams, with their heads.
+            size: bytes of a packet of the super-datagram of this place; 0: it is none.
+        """
+        most = max(lengths)
+        longest = most - self._head
+        if longest > JUMBO:
+            if longest == self._longest:
+                return
+            self._longest = longest
+            if longest > self.value or lengths.count(most) > 1 or self.value <= JUMBO:
+                step = size(lengths.index(most)) or longest
+                self.value = min(-(-longest // step) * step, MOST_SPACING)
+        elif self.value > JUMBO:
+            if len(lengths) == BATCH_SUPER:
+                self.value = self._single
+                self._longest = 0
+        elif longest > self.value:
+            self.value = self._single = longest
 
 
 class Block:

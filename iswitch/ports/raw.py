@@ -21,8 +21,8 @@ from ..counters import Counters
 from ..frame import ETH, HEAD, MAC_SIZE, NEEDS_CSUM, VLAN_TAG, VNET, Frames, Transmission
 from ..issuing import Jack
 from ..packets import Rows
-from .frames import BATCH_SUPER, FEW, JUMBO, MOST_SPACING, SOCKADDR_LL, FrameReceiver, FrameSender
-from .mmsg import Block
+from .frames import FEW, SOCKADDR_LL, FrameSender
+from .mmsg import Block, Receiver, Spacing
 
 ETH_P_ALL = 3  # linux/if_ether.h
 SOL_PACKET = 263
@@ -76,8 +76,7 @@ class RawPort:
         self.socket = packet_socket(buffer)
         try:
             self.mtu = self._mtu()
-            self.spacing = self._single = min(-(-self.mtu // 64) * 64, JUMBO)
-            self._longest = 0  # body of the super-frames that `spacing` was chosen for
+            self.spacing = Spacing(-(-self.mtu // 64) * 64, HEAD)
             self.socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
             self.socket.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
             promiscuous = struct.pack("iHH8x", self.index, PACKET_MR_PROMISC, 0)
@@ -92,27 +91,9 @@ class RawPort:
             ) from error
 
     def expect(self, frames: Frames) -> None:
-        """Choose how far apart the bodies of the next frames are to lie, by the last ones'.
-
-        Payloads of equally long super-frames then are one piece of memory, and nothing is copied;
-        the last packet of a super-frame has room for a whole one.
-        """
-        lengths = frames.lengths
-        longest = max(lengths)
-        body = longest - HEAD
-        if body > JUMBO:
-            if body == self._longest:
-                return
-            self._longest = body
-            if body > self.spacing or lengths.count(longest) > 1 or self.spacing <= JUMBO:
-                size = VNET.unpack_from(frames.heads[lengths.index(longest)])[3]
-                self.spacing = min(-(-body // size) * size if size else body, MOST_SPACING)
-        elif self.spacing > JUMBO:
-            if len(lengths) == BATCH_SUPER:
-                self.spacing = self._single
-                self._longest = 0
-        elif body > self.spacing:  # more than the MTU: an offload is on
-            self.spacing = self._single = body
+        """Be ready for more frames such as these."""
+        heads = frames.heads
+        self.spacing.expect(frames.lengths, lambda i: int(VNET.unpack_from(heads[i])[3]))
 
     def dropped(self) -> int:
         """Frames that the kernel has dropped since the last call: the buffer was full."""
@@ -166,7 +147,7 @@ class RawPorts:
             Block(SOCKADDR_LL.pack(socket.AF_PACKET, 0, port.index, 0, 0, 0, bytes(8)))
             for port in self.ports
         ]
-        self._receiver = FrameReceiver(CONTROL)
+        self._receiver = Receiver(head=HEAD, control=CONTROL)
         self._sender = FrameSender()
         self._looked = time.monotonic()
 
@@ -209,7 +190,7 @@ class RawPorts:
     def _receive(self, port: RawPort, number: int) -> Frames | None:
         receiver = self._receiver
         try:
-            bodies, lengths = receiver.receive(port.socket.fileno(), port.spacing)
+            bodies, lengths = receiver.receive(port.socket.fileno(), port.spacing.value)
         except OSError as error:
             if error.errno == errno.EINVAL:  # a frame that no virtio_net_hdr can describe
                 self.counters["rx_frames"] += 1
@@ -220,8 +201,8 @@ class RawPorts:
             return None
         frames = Frames(number, receiver.heads[:n], bodies, lengths)
         port.expect(frames)
-        if receiver.control[:n, 16].tobytes().translate(None, WITHOUT_VLAN):
-            return tag(frames, receiver.control)
+        if receiver.meta[:n, 16].tobytes().translate(None, WITHOUT_VLAN):
+            return tag(frames, receiver.meta)
         return frames
 
     def _count_dropped(self) -> None:

@@ -12,15 +12,16 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..packets import Address, Burst, Outgoing, Rows
-from .mmsg import SOCKADDR_SIZE, Block, Receiver, Sender
+from ..packets import Address, Burst, Outgoing, Rows, super_packets, supers, unpacked
+from .mmsg import SOCKADDR_SIZE, Block, Receiver, Sender, Spacing
 
 SOL_UDP = 17
 UDP_SEGMENT = 103  # linux/udp.h
@@ -35,12 +36,9 @@ SO_RCVBUFFORCE = 33
 SO_SNDBUFFORCE = 32
 
 BUFFER = 16 << 20  # bytes asked for; net.core.rmem_max may allow less
-MAX_SUPER = 65507  # bytes of a super-datagram
 REMEMBERED = 4096  # kinds of packets, and lists of receivers; strangers may have ever new addresses
-MAX_SEGMENTS = 64  # packets of one (UDP_MAX_SEGMENTS; 128 in newer kernels)
-SLOT = 2 * 65536 + 192  # a datagram, and the rest of the last row, which can be nearly as long
-BATCH = 128  # datagrams in a call while they come one by one
-BATCH_SUPER = 8  # while they come as super-datagrams: half a megabyte, which a cache holds
+CONTROL = 112  # bytes of control messages: ToS, size of packets, drops, our address
+USUAL = 1536  # bytes of a datagram, until there are larger ones
 
 
 # The kernel or the device cannot segment, or the packets are larger than the MTU on the way.
@@ -105,9 +103,9 @@ class UdpPort:
         self.refused = False  # an ICMP "port unreachable" has come back
         host, port = self.socket.getsockname()
         self.address = Address(host, port)
-        self._receiver = Receiver(BATCH, SLOT)
+        self._receiver = Receiver(name=SOCKADDR_SIZE, control=CONTROL)
+        self._spacing = Spacing(USUAL)
         self._sender = Sender()
-        self._batch = BATCH
         self._kinds: dict[bytes, _Kind] = {}
         self._groups: dict[tuple[Address, ...], list[_Group]] = {}
         self._packed: list[Block] = []
@@ -115,7 +113,6 @@ class UdpPort:
         self._singly: set[Address] = set()  # who cannot be reached with super-datagrams
         self._controls: dict[tuple[int, int, bytes], Block] = {}
         self._overflow = 0
-        self._used = 0
 
     def fileno(self) -> int:
         """The socket's descriptor, to wait on."""
@@ -138,49 +135,39 @@ class UdpPort:
     def pull(self) -> list[Burst]:
         """Packets that have come, without waiting. They are valid until the next call."""
         receiver = self._receiver
-        if self._used:
-            receiver.recycle(self._used)
         try:
-            n = self._used = receiver.receive(self.fileno(), self._batch)
+            bodies, lengths = receiver.receive(self.fileno(), self._spacing.value)
         except ConnectionRefusedError:
-            self._used = 0
             self.refused = True
             return []
+        n = len(lengths)
         if not n:
             return []
-        if n == 1:
-            bounds = [0, 1]
-        else:
-            meta, lengths = receiver.meta[:n], receiver.lengths[:n]
-            differs = (meta[1:] != meta[:-1]).any(axis=1) | (lengths[1:] != lengths[:-1])
+        meta = receiver.meta[:n]
+        first = meta[0].tobytes()
+        bounds = [0, n]
+        if n > 1 and (lengths.count(lengths[0]) < n or meta.tobytes() != first * n):
+            differs = (meta[1:] != meta[:-1]).any(axis=1)
+            differs |= np.diff(lengths) != 0
             bounds = [0, *(np.flatnonzero(differs) + 1).tolist(), n]
         bursts: list[Burst] = []
-        self._batch = BATCH
-        for i, start in enumerate(bounds[:-1]):
-            self._bursts(start, bounds[i + 1], bursts)
+        for start, stop in pairwise(bounds):
+            kind = self._kind(meta[start].tobytes() if start else first)
+            length = lengths[start]
+            for rows, tail in unpacked(bodies[start:stop], length, kind.segment or length):
+                bursts.append(Burst(kind.peer, kind.tos, rows, tail))
+        self._spacing.expect(lengths, lambda i: self._kind(meta[i].tobytes()).segment)
         return bursts
-
-    def _bursts(self, start: int, stop: int, bursts: list[Burst]) -> None:
-        """Slots start..stop-1 hold datagrams of one kind and length."""
-        signature = self._receiver.meta[start].tobytes()
-        kind = self._kinds.get(signature) or self._read_kind(signature)
-        length = int(self._receiver.lengths[start])
-        data = self._receiver.data
-        if kind.overflow > self._overflow:
-            self._note_overflow(kind.overflow)
-        if not kind.segment or kind.segment >= length:
-            bursts.append(Burst(kind.peer, kind.tos, data[start:stop, :length], length))
-            return
-        self._batch = BATCH_SUPER
-        n = -(-length // kind.segment)
-        tail = length - (n - 1) * kind.segment
-        for slot in range(start, stop):
-            rows = data[slot, : n * kind.segment].reshape(n, kind.segment)
-            bursts.append(Burst(kind.peer, kind.tos, rows, tail))
 
     def _note_overflow(self, drops: int) -> None:
         self.counters["rx_overflow"] += max(0, drops - self._overflow)
         self._overflow = max(self._overflow, drops)
+
+    def _kind(self, signature: bytes) -> _Kind:
+        kind = self._kinds.get(signature) or self._read_kind(signature)
+        if kind.overflow > self._overflow:
+            self._note_overflow(kind.overflow)
+        return kind
 
     def _read_kind(self, signature: bytes) -> _Kind:
         port, host = struct.unpack_from(">2xH4s", signature)
@@ -218,32 +205,38 @@ class UdpPort:
         """Send packets; what the kernel does not take is counted (`tx_failed`)."""
         for out in sends:
             n, size = out.rows.shape
-            at_once = min(MAX_SUPER // size, MAX_SEGMENTS) if size else 1
+            whole = self.offload and super_packets(size) > 1
             for group in self._groups.get(out.peers) or self._group(out.peers):
                 single = self._control(out.tos, 0, group.source)
                 if n == 1:
                     self._send_to_all(group.names, out.rows[0, : out.tail], single)
-                elif self.offload and at_once > 1:
-                    self._send_super(group, out, at_once)
-                    self._send_singly(group.single, out.rows, out.tail, single)
+                elif whole:
+                    self._send_supers(group, out)
+                    self._send_singly(group.single, out, single)
                 else:
-                    self._send_singly(group.names, out.rows, out.tail, single)
+                    self._send_singly(group.names, out, single)
 
-    def _send_super(self, group: _Group, out: Outgoing, at_once: int) -> None:
-        n, size = out.rows.shape
-        flat = out.rows.reshape(-1)
-        total = (n - 1) * size + out.tail
-        names = group.whole
-        for start in range(0, total, at_once * size):
-            stop = min(start + at_once * size, total)
-            packets = -(-(stop - start) // size)
-            # A single packet is no super-datagram.
-            control = self._control(out.tos, size if packets > 1 else 0, group.source)
-            refused = self._send_to_all(names, flat[start:stop], control, packets)
-            if len(refused):
-                single = self._control(out.tos, 0, group.source)
-                self._send_singly(refused, out.rows[start // size :], out.tail, single)
-                names = names[~np.isin(names, refused)]
+    def _send_supers(self, group: _Group, out: Outgoing) -> None:
+        """Send super-datagrams to whom the way carries them."""
+        payloads, lengths, counts = supers(out.rows, out.tail)
+        control = self._control(out.tos, out.rows.shape[1], group.source)
+        sent = dict.fromkeys(group.whole.tolist(), 0)  # those who refuse: packets sent before
+        if len(counts) == 1:
+            refused = self._send_to_all(group.whole, payloads[0, : lengths[0]], control, counts[0])
+            sent = dict.fromkeys(refused, 0)
+        else:
+            for name in group.whole.tolist():
+                done = self._send_rows(payloads, lengths[-1], name, control, counts)
+                sent[name] = sum(counts[:done])
+        single = self._control(out.tos, 0, group.source)
+        for name, start in sent.items():
+            if start < len(out.rows):
+                self._send_to_singly(name)
+                self._send_rows(out.rows[start:], out.tail, name, single)
+
+    def _send_singly(self, names: npt.NDArray[np.uint64], out: Outgoing, control: Block) -> None:
+        for name in names.tolist():
+            self._send_rows(out.rows, out.tail, name, control)
 
     def _send_to_all(
         self,
@@ -251,47 +244,46 @@ class UdpPort:
         payload: npt.NDArray[np.uint8],
         control: Block,
         packets: int = 1,
-    ) -> npt.NDArray[np.uint64]:
+    ) -> list[int]:
         """Send one datagram to each; returns who cannot be sent a super-datagram."""
         refused: list[int] = []
         while len(names):
-            sent = self._attempt(
-                lambda names=names: self._sender.send_to_all(  # type: ignore[misc]
-                    self.fileno(), payload, names[: self._sender.most], control
-                )
-            )
+            some = names[: self._sender.most]
+            sent = self._attempt(self._sender.send_to_all, payload, some, control)
             if sent <= 0:  # not to the first; the others may still be reached
                 if packets > 1 and -sent in NOT_WHOLE:
-                    self._send_to_singly(int(names[0]))
                     refused.append(int(names[0]))
                 else:
                     self.counters["tx_failed"] += packets
                 sent = 1
             names = names[sent:]
-        return np.array(refused, np.uint64)
+        return refused
 
-    def _send_singly(
-        self, names: npt.NDArray[np.uint64], rows: Rows, tail: int, control: Block
-    ) -> None:
-        for name in names.tolist():
-            left = rows
-            while len(left):
-                sent = self._attempt(
-                    lambda left=left, name=name: self._sender.send_rows(  # type: ignore[misc]
-                        self.fileno(), left, tail, name, control
-                    )
-                )
-                if sent <= 0:
-                    self.counters["tx_failed"] += len(left)
-                    break
-                left = left[sent:]
+    def _send_rows(
+        self, rows: Rows, tail: int, name: int, control: Block, counts: Sequence[int] = ()
+    ) -> int:
+        """Send each row as a datagram to one receiver; says how many are done with.
 
-    def _attempt(self, send: Callable[[], int]) -> int:
+        With counts they are super-datagrams of so many packets; it stops at one that the way does
+        not carry.
+        """
+        done = 0
+        while done < len(rows):
+            sent = self._attempt(self._sender.send_rows, rows[done:], tail, name, control)
+            if sent <= 0:
+                if counts and counts[done] > 1 and -sent in NOT_WHOLE:
+                    return done
+                self.counters["tx_failed"] += sum(counts[done:]) or len(rows) - done
+                return len(rows)
+            done += sent
+        return done
+
+    def _attempt(self, send: Callable[..., int], *args: object) -> int:
         """Send; returns how many datagrams the kernel took, or if none, minus the errno."""
         code = errno.EINTR
         for _ in range(3):
             try:
-                return send()
+                return send(self.fileno(), *args)
             except ConnectionRefusedError:  # of an earlier datagram; this one was not tried
                 self.refused = True
                 code = errno.ECONNREFUSED
