@@ -61,7 +61,7 @@ class AsynchronousAccelerator(Accelerator):
 
     def _accumulate_run(self, start: int, stop: int, rows: Rows, outcome: Outcome) -> None:
         version, slot, count, kept = self.state.get(start)
-        self._add(self._data[slot, start:stop], rows, first=not count)
+        self._add(self._words[slot, start:stop], rows, first=not count)
         self.counters["accumulated"] += stop - start
         self.state.set(start, stop, version, slot, count + 1, kept)
         if self.complete(version, count + 1):

@@ -15,6 +15,8 @@ from iswitch.wire import DType, Op, Shape, Vector, round_distance
 
 from .parts import rows_of, seg
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 TOP = 2**32
 COMBINE = {Op.SUM: np.add, Op.MAX: np.maximum, Op.MIN: np.minimum}
 

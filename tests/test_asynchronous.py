@@ -16,6 +16,8 @@ from iswitch.wire import DType, Mode, Op, Shape, round_distance
 
 from .parts import rows_of, seg
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 TOP = 2**32
 KEPT = 8
 
