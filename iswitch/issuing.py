@@ -49,7 +49,7 @@ class Issuer:
         self.port = port
         self.counters = counters
         self._neighbours: dict[tuple[str, int], bytes] = {}  # by address and port
-        self._heads: dict[tuple[Address, bytes, int, int, int], Rows] = {}
+        self._heads: dict[tuple[Address, bytes, int, int, int, int], Rows] = {}
         self._asked: dict[tuple[str, int], float] = {}
 
     def learn(self, host: str, ingress: int, mac: bytes) -> None:
@@ -79,10 +79,15 @@ class Issuer:
     def _supers(self, out: Outgoing, peer: Address, mac: bytes) -> Transmission:
         size = out.rows.shape[1]
         payloads, lengths, counts = supers(out.rows, out.tail)
-        heads = self._head(peer, mac, out.tos, lengths[0], size)
-        if len(lengths) > 1:
-            heads = np.repeat(heads, len(lengths), axis=0)
-            heads[-1] = self._head(peer, mac, out.tos, lengths[-1], size)
+        key = (peer, mac, out.tos, size, len(lengths), lengths[-1])
+        heads = self._heads.get(key)
+        if heads is None:
+            if len(self._heads) >= MOST:
+                self._heads.clear()
+            route = self._route(peer, mac, out.tos)
+            heads = np.repeat(route.head(lengths[0], size), len(lengths), axis=0)
+            heads[-1] = route.head(lengths[-1], size)
+            self._heads[key] = heads
         return Transmission(peer.ingress, heads, payloads, lengths, counts)
 
     def _singles(self, out: Outgoing, peer: Address, mac: bytes) -> list[Transmission]:
@@ -96,15 +101,6 @@ class Issuer:
                 heads = route.heads(rows)
                 sends.append(Transmission(peer.ingress, heads, rows, lengths, [1] * len(rows)))
         return sends
-
-    def _head(self, peer: Address, mac: bytes, tos: int, payload: int, size: int) -> Rows:
-        key = (peer, mac, tos, payload, size)
-        head = self._heads.get(key)
-        if head is None:
-            if len(self._heads) >= MOST:
-                self._heads.clear()
-            head = self._heads[key] = self._route(peer, mac, tos).head(payload, size)
-        return head
 
     def _route(self, peer: Address, mac: bytes, tos: int) -> Route:
         destination = bytes(map(int, peer.host.split(".")))

@@ -40,6 +40,8 @@ def supers(rows: Rows, tail: int) -> tuple[Rows, list[int], list[int]]:
     lengths = [count * size for count in counts]
     lengths[-1] += tail - size
     step = at_once * size
+    if not rest:
+        return rows.reshape(whole, step), lengths, counts
     payloads = np.lib.stride_tricks.as_strided(
         rows.reshape(-1), (len(counts), step), (step, 1), writeable=False
     )

@@ -44,7 +44,7 @@ from iswitch.wire import (
 from .transfer import Contribution, Transfer
 from .window import CEILING, RoundTrip, SendWindow
 
-BURSTS_AT_ONCE = 4  # super-datagrams given out between two looks at what has come
+BURSTS_AT_ONCE = 8  # super-datagrams given out between two looks at what has come
 RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
 REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
 REPEAT_CEILING = 1.0
