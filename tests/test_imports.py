@@ -15,6 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CORE = [
+    "units",
+    "impairment",
     "wire",
     "packets",
     "counters",
@@ -162,6 +164,18 @@ def test_core_knows_no_socket_clock_thread_or_chance(name: str) -> None:
     assert not {name for name in used if name.startswith(("np.random", "numpy.random"))}
     called = {n.id for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Name)}
     assert not called & {"__import__", "open", "print", "input"}
+
+
+def test_a_line_is_core_and_brings_its_own_chance() -> None:
+    """Faults are seeded: no chance but that of a generator made for one line."""
+    used = MODULES["iswitch.line"].all
+    assert project(used) <= {"iswitch", "iswitch.impairment"}
+    assert not {imported.partition(".")[0] for imported in used} & OUTSIDE_WORLD
+    source = PATHS["iswitch.line"].read_text(encoding="utf-8")
+    nodes = ast.walk(ast.parse(source))
+    attributes = [ast.unparse(n) for n in nodes if isinstance(n, ast.Attribute)]
+    chances = {name for name in attributes if name.startswith("np.random.")}
+    assert chances == {"np.random.default_rng"}
 
 
 def test_ports_and_engine_do_not_look_up() -> None:

@@ -13,12 +13,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from iswitch.units import FRAME_HEADER
+
 from .children import Nodes
 from .description import Link, Port, Topology
 from .errors import NetworkError, PrivilegeError
 from .ethtool import offloads_off
 from .namespaces import Claim
-from .units import FRAME_HEADER
 
 LO = 1  # index of the loopback interface in a new namespace
 SUPER_DATAGRAM = 72_000  # bytes of 64 kB in 50 packets, as a qdisc counts them
