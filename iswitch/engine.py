@@ -44,6 +44,9 @@ class Port(Protocol[In_co, Out_contra]):
     def push(self, sends: Iterable[Out_contra], /) -> None:
         """Send."""
 
+    def deadline(self) -> float | None:
+        """When `pull` wants to be called though nothing has come; None: not at all."""
+
     def close(self) -> None:
         """Give back what it holds."""
 
@@ -89,10 +92,8 @@ class Engine(Generic[In, Out]):
             self._wake = -1
 
     def _serve(self) -> None:
-        poller = select.poll()
-        poller.register(self.port, select.POLLIN)
-        poller.register(self._wake, select.POLLIN)
         machine, port, clock = self.machine, self.port, self.clock
+        waited_for = (port.fileno(), self._wake)
         idle_since = clock()
         while not self._stopping:
             now = clock()
@@ -106,4 +107,13 @@ class Engine(Generic[In, Out]):
             if busy:
                 idle_since = now
             elif now - idle_since >= self.spin:
-                poller.poll(None if deadline is None else max(0.0, deadline - now) * 1000)
+                due = earlier(deadline, port.deadline())
+                # To the microsecond; poll(2) would be up to a millisecond late.
+                select.select(waited_for, (), (), None if due is None else max(0.0, due - now))
+
+
+def earlier(one: float | None, other: float | None) -> float | None:
+    """The earlier of two times, if any."""
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

@@ -7,7 +7,7 @@ docs/links.md defines each of these; line.py does them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -36,6 +36,7 @@ UNITS = {
     "corrupt": CORRUPT,
     "rate": RATE,
 }
+DIRECTIONS = ("in", "out")
 PROBABILITIES = ("loss", "duplicate", "reorder", "corrupt")
 
 
@@ -116,6 +117,9 @@ class Impairment:
     def __bool__(self) -> bool:
         """Whether anything is impaired; a queue alone is not."""
         return self != Impairment(queue=self.queue)
+
+
+Impairments = Mapping[tuple[int, str], Impairment]  # by number of the port and direction
 
 
 def _reader(unit: Unit) -> Callable[[str], float]:
