@@ -65,7 +65,7 @@ DROPS: dict[str, str] = {
     "rx_overflow": "datagrams (a super-datagram is one) for which a receive buffer had no room",
     "tx_failed": "packets the kernel did not take for sending",
     "bad_frame": "frames too short, from a group address, or with headers that make no sense",
-    "bad_checksum": "tagged frames whose IP or UDP checksum is wrong",
+    "bad_checksum": "frames for the switch itself whose IP or UDP checksum is wrong",
     "unserved": "frames for the switch itself that are neither tagged, ARP nor ping",
     "link_local": "frames for a group that no bridge forwards (spanning tree, LLDP, PAUSE)",
     "same_port": "frames for a station behind the port they came in at",

@@ -10,15 +10,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iswitch.chassis import Chassis
 from iswitch.counters import EGRESS_DROPS, FRAME_DROPS, Counters
 from iswitch.frame import Frames, Transmission
 from iswitch.impairment import Impairment, Impairments
+from iswitch.issuing import Jack
 from iswitch.packets import Address, Burst, Outgoing
 from iswitch.ports.impaired import ImpairedDatagrams, ImpairedPorts, Way
 from iswitch.ports.parts import frame_parts
 from iswitch.segmentation import wire_frames
+from iswitch.switch import Switch
+from iswitch.wire import TOS_DATA
 
-from .frames import IPS, MACS, VNET, checksums_right, ethernet, ip, partial, super_vnet, udp
+from .frames import (
+    IPS,
+    MACS,
+    SWITCH_IP,
+    SWITCH_MAC,
+    VNET,
+    checksums_right,
+    ethernet,
+    ip,
+    partial,
+    super_vnet,
+    tagged,
+    udp,
+)
 
 SIZE = 100  # bytes of payload of a super-frame's packets
 
@@ -229,6 +246,16 @@ def test_duplicates_follow_their_originals() -> None:
     assert world.counters["duplicated_in"] == 5
 
 
+def test_duplicates_do_not_make_super_frames_too_large() -> None:
+    """IPv4 counts 65535 bytes."""
+    payload = bytes(65507)
+    row = super_vnet(5, 42, 1472, 34, 6) + partial(datagram(payload), 17, 34, 6)
+    world = World({(0, "in"): Impairment(duplicate=1.0)})
+    rows = world.receive(Frames.of(0, [row]))
+    assert len(numbers(rows)) == 90
+    assert max(map(len, rows)) <= 65535 + 24
+
+
 def test_reordered_packets_come_first() -> None:
     world = World({(0, "in"): Impairment(delay=1.0, reorder=0.3)})
     early = numbers(world.receive(Frames.of(0, [super_udp(44)])))
@@ -341,6 +368,23 @@ def test_seeds_and_ports_have_chances_of_their_own() -> None:
                 assert rows is not None
                 found.add(tuple(numbers(rows[0].row(0) for _ in "1")))
     assert len(found) == 8
+
+
+def test_no_bit_of_a_contribution_can_be_flipped_unnoticed() -> None:
+    """Whichever it is: the frame is dropped, and counted with a reason."""
+    frame = tagged(0, bytes(range(24)), TOS_DATA)
+    reasons = set()
+    for bit in range(14 * 8, len(frame) * 8):
+        flipped = bytearray(frame)
+        flipped[bit // 8] ^= 0x80 >> bit % 8
+        switch = Switch()
+        chassis = Chassis(switch, SWITCH_IP, SWITCH_MAC, [Jack()] * 2)
+        for sends in chassis.receive(Frames.single(0, bytes(flipped)), 0.0):
+            assert sends == []
+        assert switch.counters["rx_packets"] == switch.counters["answered"] == 0
+        (reason,) = switch.counters.drops()
+        reasons.add(reason)
+    assert reasons == {"bad_checksum", "bad_frame", "unserved"}
 
 
 # A UDP socket

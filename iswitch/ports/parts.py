@@ -19,6 +19,8 @@ from ..line import Ints
 from ..packets import Burst, Outgoing, Rows
 from ..segmentation import MOST_HEADERS, Super, read_super, select, wire_frames
 
+MAX_PACKET = 65535  # bytes of IP, of a super-frame, too
+
 Piece_co = TypeVar("Piece_co", covariant=True)
 Datagrams = TypeVar("Datagrams", Burst, Outgoing)
 
@@ -98,7 +100,9 @@ class Whole:
         ends = np.zeros(len(which), bool)
         if self.sizes[-1] < self.sizes[0]:
             ends = which == n - 1
-        for start, stop in stretches(bit >= 0, ends):
+        # With duplicates they may be more than a super-frame can hold.
+        most = max(1, min(n, (MAX_PACKET - self.found.header) // self.found.size))
+        for start, stop in stretches(bit >= 0, ends, most):
             some, hit = which[start:stop], bit[start:stop]
             chosen = None if hit[0] >= 0 else select(row, self.found, some)
             if chosen is None:
@@ -216,9 +220,11 @@ def is_all(which: Ints, count: int) -> bool:
 
 
 def stretches(
-    kinds: npt.NDArray[np.bool_], ends: npt.NDArray[np.bool_]
+    kinds: npt.NDArray[np.bool_], ends: npt.NDArray[np.bool_], most: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """The longest ranges start..stop-1 of one kind that go on behind no end."""
+    """The longest ranges start..stop-1 of one kind that go on behind no end, nor beyond `most`."""
     cuts = [0, len(ends), *(np.flatnonzero(ends) + 1).tolist()]
     cuts += (np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist()
-    yield from pairwise(sorted(set(cuts)))
+    for start, stop in pairwise(sorted(set(cuts))):
+        step = most or stop - start
+        yield from ((at, min(at + step, stop)) for at in range(start, stop, step))
