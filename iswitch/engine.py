@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
+from .ports.port import Port, earlier
+
 In = TypeVar("In")
 Out = TypeVar("Out")
-In_co = TypeVar("In_co", covariant=True)
 In_contra = TypeVar("In_contra", contravariant=True)
 Out_co = TypeVar("Out_co", covariant=True)
-Out_contra = TypeVar("Out_contra", contravariant=True)
 
 
 class Machine(Protocol[In_contra, Out_co]):
@@ -30,25 +30,6 @@ class Machine(Protocol[In_contra, Out_co]):
 
     def handle_timer(self, now: float, /) -> Iterable[Out_co]:
         """Do what is due."""
-
-
-class Port(Protocol[In_co, Out_contra]):
-    """Moves packets: a socket, or all the ports of a switch."""
-
-    def fileno(self) -> int:
-        """A descriptor that is readable when something has come."""
-
-    def pull(self) -> Iterable[In_co]:
-        """What has come, without waiting; each is done with before the next is asked for."""
-
-    def push(self, sends: Iterable[Out_contra], /) -> None:
-        """Send."""
-
-    def deadline(self) -> float | None:
-        """When `pull` wants to be called though nothing has come; None: not at all."""
-
-    def close(self) -> None:
-        """Give back what it holds."""
 
 
 class Engine(Generic[In, Out]):
@@ -110,10 +91,3 @@ class Engine(Generic[In, Out]):
                 due = earlier(deadline, port.deadline())
                 # To the microsecond; poll(2) would be up to a millisecond late.
                 select.select(waited_for, (), (), None if due is None else max(0.0, due - now))
-
-
-def earlier(one: float | None, other: float | None) -> float | None:
-    """The earlier of two times, if any."""
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)

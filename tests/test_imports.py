@@ -182,6 +182,8 @@ def test_ports_and_engine_do_not_look_up() -> None:
     lower = [name for name in MODULES if within(name, "iswitch.ports", "iswitch.engine")]
     assert "iswitch.ports.udp" in lower
     assert "iswitch.engine" in lower
+    ports = [name for name in lower if within(name, "iswitch.ports")]
+    assert not [name for name in ports if "iswitch.engine" in MODULES[name].all]
     for name in lower:
         up = {
             i
