@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from .bench.links import BEGIN, CASES, END, HEADER, Case, measured
-from .test_raw_tree import Counters, start_workers, tree
+from .test_raw_tree import PATIENCE, Counters, start_workers, tree
 
 PAGE = (Path(__file__).parent.parent / "docs" / "links.md").read_text()
 TRIES = 3  # of what hangs on how busy the machine is
@@ -96,3 +97,27 @@ def test_sums_of_a_tree_on_bad_links_are_a_flat_stars() -> None:
     assert n["lost_in"] > 0 < n["lost_out"]
     assert n["from_parent"] > 0
     assert all(np.array_equal(a, b) for a, b in zip(star, below, strict=True))
+
+
+@as_root
+def test_tcp_carries_its_bytes_over_bad_links() -> None:
+    """What is spoiled its receiver drops; super-frames of TCP are cut where something befalls."""
+    sent = np.random.default_rng(1).bytes(2_000_000)
+    faults = "delay=1ms,loss=0.5%,duplicate=0.5%,reorder=0.5%,corrupt=0.5%"
+    with tree(f"star:2,{faults}") as (network, counters):
+        with network.inside("h2"):
+            listener = socket.create_server(("0.0.0.0", 0))
+        listener.settimeout(PATIENCE)
+        address = (str(network.topology.address("h2")), listener.getsockname()[1])
+        with network.inside("h1"):
+            client = socket.create_connection(address, PATIENCE)
+        with listener, client, listener.accept()[0] as server, ThreadPoolExecutor(1) as pool:
+            server.settimeout(PATIENCE)
+            done = pool.submit(client.sendall, sent)
+            came = bytearray()
+            while len(came) < len(sent):
+                came += server.recv(1 << 16)
+            done.result()
+        assert came == sent
+    for counter in ("lost", "duplicated", "reordered", "corrupted"):
+        assert counters["s1"][f"{counter}_in"] > 0, counter

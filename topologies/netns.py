@@ -2,8 +2,8 @@
 
 A switch's namespace holds nothing but its ports, without addresses and without IPv6, so that the
 kernel sends nothing of its own into them: a switch process started inside opens them all. Rates
-are kept by tbf at both ends of a link. **Delay and loss are not applied**: they are for the switch
-process's impaired ports, which find them in `Network.ports(switch)`.
+are kept by tbf at both ends of a link. **Delay, loss and the like are not applied**: they are for
+the switch process's impaired ports, which `commands.impair_options` tells of them.
 """
 
 from __future__ import annotations
