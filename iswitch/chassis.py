@@ -24,6 +24,7 @@ from .frame import (
     DATA_VALID,
     ETH,
     ETHERTYPE_ARP,
+    ETHERTYPE_IP,
     GSO_NONE,
     HEAD,
     IP,
@@ -189,7 +190,11 @@ class Chassis:
         if answer is not None:
             return answer
         packet = parse_ip(frame)
-        if packet is not None and packet.destination == self.address and packet.sound:
+        if packet is None:
+            return self._drop("bad_frame" if frame[12:14] == ETHERTYPE_IP else "unserved", 1)
+        if not packet.sound:
+            return self._drop("bad_checksum", 1)
+        if packet.destination == self.address:
             reply = echo_reply(frame, packet, self.mac)
             if reply is not None:
                 return self._answer([Transmission.single(ingress, reply)])

@@ -8,8 +8,13 @@ Packets are wire packets: a super-datagram of 44 packets counts 44 (but what the
 
 A switch with ports counts frames too, again as they are on the wire, in and out:
 
-    rx_frames  = rx_packets + forwarded + answered + sum of the drops of frames
-    tx_packets + copies + own_frames = tx_frames + sum of the drops on the way out
+    rx_frames + duplicated_in =
+        rx_packets + forwarded + answered + sum of the drops of frames
+    tx_packets + copies + own_frames + duplicated_out =
+        tx_frames + sum of the drops on the way out
+
+Impaired ports lose and duplicate between what is received and what the switch sees, and between
+what it sends and what leaves.
 """
 
 from __future__ import annotations
@@ -35,6 +40,12 @@ COUNTERS: dict[str, str] = {
     "copies": "of these, one for each port they go to",
     "answered": "ARP packets and pings for the switch's own address",
     "own_frames": "ARP packets and answers to pings from the switch",
+    "duplicated_in": "packets that came twice, at an impaired port",
+    "duplicated_out": "packets that left twice",
+    "reordered_in": "packets that overtook others on the way in, at an impaired port",
+    "reordered_out": "packets that overtook others on the way out",
+    "corrupted_in": "packets that came with a bit flipped, at an impaired port",
+    "corrupted_out": "packets that left with a bit flipped",
     "leases_run_out": "members taken out because nothing came from them for a lease time",
 }
 
@@ -54,12 +65,16 @@ DROPS: dict[str, str] = {
     "rx_overflow": "datagrams (a super-datagram is one) for which a receive buffer had no room",
     "tx_failed": "packets the kernel did not take for sending",
     "bad_frame": "frames too short, from a group address, or with headers that make no sense",
-    "bad_checksum": "tagged frames whose IP or UDP checksum is wrong",
+    "bad_checksum": "frames for the switch itself whose IP or UDP checksum is wrong",
     "unserved": "frames for the switch itself that are neither tagged, ARP nor ping",
     "link_local": "frames for a group that no bridge forwards (spanning tree, LLDP, PAUSE)",
     "same_port": "frames for a station behind the port they came in at",
     "too_large": "frames larger than the MTU of the port they had to leave at",
     "unresolved": "packets for a peer whose MAC is not known yet",
+    "lost_in": "packets lost on the way in, at an impaired port",
+    "lost_out": "packets lost on the way out, at an impaired port",
+    "queue_in": "packets for which an impaired port's queue had no room, on the way in",
+    "queue_out": "packets for which an impaired port's queue had no room, on the way out",
     "capture_full": "frames missing in the capture: the disk was too slow",
 }
 
@@ -74,8 +89,16 @@ DATA_DROPS = (
     "repeated",
 )
 
-FRAME_DROPS = ("bad_frame", "bad_checksum", "unserved", "link_local", "same_port")
-EGRESS_DROPS = ("too_large", "unresolved", "tx_failed")
+FRAME_DROPS = (
+    "bad_frame",
+    "bad_checksum",
+    "unserved",
+    "link_local",
+    "same_port",
+    "lost_in",
+    "queue_in",
+)
+EGRESS_DROPS = ("too_large", "unresolved", "tx_failed", "lost_out", "queue_out")
 
 
 class Counters(dict[str, int]):

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
+from .ports.port import Port, earlier
+
 In = TypeVar("In")
 Out = TypeVar("Out")
-In_co = TypeVar("In_co", covariant=True)
 In_contra = TypeVar("In_contra", contravariant=True)
 Out_co = TypeVar("Out_co", covariant=True)
-Out_contra = TypeVar("Out_contra", contravariant=True)
 
 
 class Machine(Protocol[In_contra, Out_co]):
@@ -30,22 +30,6 @@ class Machine(Protocol[In_contra, Out_co]):
 
     def handle_timer(self, now: float, /) -> Iterable[Out_co]:
         """Do what is due."""
-
-
-class Port(Protocol[In_co, Out_contra]):
-    """Moves packets: a socket, or all the ports of a switch."""
-
-    def fileno(self) -> int:
-        """A descriptor that is readable when something has come."""
-
-    def pull(self) -> Iterable[In_co]:
-        """What has come, without waiting; each is done with before the next is asked for."""
-
-    def push(self, sends: Iterable[Out_contra], /) -> None:
-        """Send."""
-
-    def close(self) -> None:
-        """Give back what it holds."""
 
 
 class Engine(Generic[In, Out]):
@@ -89,10 +73,8 @@ class Engine(Generic[In, Out]):
             self._wake = -1
 
     def _serve(self) -> None:
-        poller = select.poll()
-        poller.register(self.port, select.POLLIN)
-        poller.register(self._wake, select.POLLIN)
         machine, port, clock = self.machine, self.port, self.clock
+        waited_for = (port.fileno(), self._wake)
         idle_since = clock()
         while not self._stopping:
             now = clock()
@@ -106,4 +88,6 @@ class Engine(Generic[In, Out]):
             if busy:
                 idle_since = now
             elif now - idle_since >= self.spin:
-                poller.poll(None if deadline is None else max(0.0, deadline - now) * 1000)
+                due = earlier(deadline, port.deadline())
+                # To the microsecond; poll(2) would be up to a millisecond late.
+                select.select(waited_for, (), (), None if due is None else max(0.0, due - now))

@@ -24,6 +24,7 @@ from .frame import (
     NEEDS_CSUM,
     UDP_ZERO,
     VNET,
+    checksum,
     fold,
     sums,
 )
@@ -107,6 +108,38 @@ def wire_frames(row: Rows) -> list[Rows]:
         rest = payload[full * found.size :].reshape(1, -1)
         pieces.append(_frames(head, rest, full, True, start, offset, found.size))
     return pieces
+
+
+def select(row: Rows, found: Super, which: npt.NDArray[np.int64]) -> Rows | None:
+    """The super-frame, or plain frame, of these packets of a super-frame, in this order.
+
+    Its checksum is left unfinished. None: it can only be cut, for its packets count (TCP), or the
+    last one, which is shorter, would not be last.
+    """
+    _, gso_type, _, _, start, offset = VNET.unpack(row[:ETH].tobytes())
+    last = found.frames - 1
+    payload = row[ETH + found.header :]
+    is_short = payload.size < found.frames * found.size
+    if gso_type != GSO_UDP_L4 or row[IP] >> 4 != 4 or (is_short and last in which[:-1]):
+        return None
+    size = len(which) * found.size
+    if which[-1] == last:
+        size -= found.frames * found.size - payload.size
+    packets = np.empty((found.frames, found.size), np.uint8)
+    packets.reshape(-1)[: payload.size] = payload
+    length = 8 + size
+    whole = _length(row[ETH:], start)
+    field = int.from_bytes(row[ETH + start + offset :][:2].tobytes(), "big")
+    gso = (GSO_UDP_L4, found.header, found.size) if len(which) > 1 else (GSO_NONE, 0, 0)
+    head = bytearray(
+        VNET.pack(NEEDS_CSUM, *gso, start, offset) + row[ETH : ETH + found.header].tobytes()
+    )
+    struct.pack_into(">H", head, IP + 2, start - ETH_HEADER + length)
+    struct.pack_into(">H", head, IP + 10, 0)
+    struct.pack_into(">H", head, IP + 10, checksum(bytes(head[IP : ETH + start])))
+    struct.pack_into(">H", head, ETH + start + 4, length)
+    struct.pack_into(">H", head, ETH + start + offset, (field - whole + length) % 0xFFFF)
+    return np.concatenate((np.frombuffer(head, np.uint8), packets[which].reshape(-1)[:size]))
 
 
 def _frames(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from iswitch.cli.switch import configure, impairments
 from worker_lib import Worker
 
 from .conftest import Where
@@ -50,6 +52,7 @@ def listings(page: str) -> list[tuple[str, str]]:
     ]
 
 
+BAD_LINKS = ["--topology", "star:4,loss=1%,delay=2ms,seed=1", "--world", "netns"]
 WORKERS = [(page, text) for page, text in blocks("python") if page.name != "topologies.md"]
 
 
@@ -129,8 +132,12 @@ def test_commands(switch: Where) -> None:
             assert dry.returncode == 0, dry.stderr
         elif words[:2] == ["iswitch", "switch"]:  # as the fixture starts it
             assert words[2] in ("--listen", "--ports")  # the latter: tests/test_raw.py
+            parser = argparse.ArgumentParser()
+            configure(parser)
+            assert bool(impairments(parser.parse_args(words[2:]))) == ("--impair" in words)
         elif words[:2] == ["iswitch", "run"]:  # tests/test_run.py
-            assert words[2:5] == ["--topology", "star:4", "--"]
+            options = words[2 : words.index("--")]
+            assert options in (["--topology", "star:4"], BAD_LINKS)
         elif words[0] == "iswitch":
             done = subprocess.run(
                 [sys.executable, "-m", *words], capture_output=True, text=True, timeout=60

@@ -15,6 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CORE = [
+    "units",
+    "impairment",
     "wire",
     "packets",
     "counters",
@@ -164,10 +166,24 @@ def test_core_knows_no_socket_clock_thread_or_chance(name: str) -> None:
     assert not called & {"__import__", "open", "print", "input"}
 
 
+def test_a_line_is_core_and_brings_its_own_chance() -> None:
+    """Faults are seeded: no chance but that of a generator made for one line."""
+    used = MODULES["iswitch.line"].all
+    assert project(used) <= {"iswitch", "iswitch.impairment"}
+    assert not {imported.partition(".")[0] for imported in used} & OUTSIDE_WORLD
+    source = PATHS["iswitch.line"].read_text(encoding="utf-8")
+    nodes = ast.walk(ast.parse(source))
+    attributes = [ast.unparse(n) for n in nodes if isinstance(n, ast.Attribute)]
+    chances = {name for name in attributes if name.startswith("np.random.")}
+    assert chances == {"np.random.default_rng"}
+
+
 def test_ports_and_engine_do_not_look_up() -> None:
     lower = [name for name in MODULES if within(name, "iswitch.ports", "iswitch.engine")]
     assert "iswitch.ports.udp" in lower
     assert "iswitch.engine" in lower
+    ports = [name for name in lower if within(name, "iswitch.ports")]
+    assert not [name for name in ports if "iswitch.engine" in MODULES[name].all]
     for name in lower:
         up = {
             i

@@ -72,9 +72,10 @@ class Running:
         assert self.process.returncode == 0
         n: dict[str, int] = json.loads(out)
         frames = n["rx_packets"] + n["forwarded"] + n["answered"]
-        assert n["rx_frames"] == frames + sum(n[reason] for reason in c.FRAME_DROPS)
+        frames += sum(n[reason] for reason in c.FRAME_DROPS)
+        assert n["rx_frames"] + n["duplicated_in"] == frames
         frames = n["tx_frames"] + sum(n[reason] for reason in c.EGRESS_DROPS)
-        assert n["tx_packets"] + n["copies"] + n["own_frames"] == frames
+        assert n["tx_packets"] + n["copies"] + n["own_frames"] + n["duplicated_out"] == frames
         return n
 
 

@@ -15,10 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from iswitch import counters as c
 from topologies import Topology
+from topologies.commands import switch_options
 from topologies.netns import Network
 from worker_lib import Worker
 
+Counters = dict[str, int]
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="raw ports need root")
 PATIENCE = 30.0
@@ -26,20 +29,14 @@ PORT = 26963
 
 
 @contextmanager
-def tree(spec: str) -> Iterator[tuple[Network, dict[str, subprocess.Popen[bytes]]]]:
-    """A network whose switches run, each with its parent."""
+def tree(spec: str) -> Iterator[tuple[Network, dict[str, Counters]]]:
+    """A network whose switches run, each with its parent; in the end, their counters."""
     with Network(Topology.parse(spec), prefix="iswtree") as network:
         topology = network.topology
         processes = {}
         for switch in topology.tree:
-            ports = network.ports(switch.name)
-            command = [sys.executable, "-m", "iswitch", "switch", "--json", "--ports"]
-            command += [",".join(port.ifname for port in ports)]
-            command += ["--address", str(topology.address(switch.name))]
-            if switch.parent:
-                uplink = next(port.ifname for port in ports if port.peer == switch.parent)
-                command += ["--parent", f"{topology.address(switch.parent)}:{PORT}"]
-                command += ["--uplink", uplink]
+            command = [sys.executable, "-m", "iswitch", "switch", "--json"]
+            command += switch_options(topology, switch.name)
             processes[switch.name] = network.popen(
                 switch.name,
                 command,
@@ -50,31 +47,46 @@ def tree(spec: str) -> Iterator[tuple[Network, dict[str, subprocess.Popen[bytes]
         for process in processes.values():
             assert process.stdout is not None
             assert json.loads(process.stdout.readline())
-        yield network, processes
+        counters: dict[str, Counters] = {}
+        yield network, counters
         for process in processes.values():
             process.send_signal(signal.SIGINT)
-        for process in processes.values():
-            process.communicate(timeout=PATIENCE)
+        for name, process in processes.items():
+            out, _ = process.communicate(timeout=PATIENCE)
             assert process.returncode == 0
+            n = counters[name] = json.loads(out)
+            frames = n["rx_packets"] + n["forwarded"] + n["answered"]
+            frames += sum(n[reason] for reason in c.FRAME_DROPS)
+            assert n["rx_frames"] + n["duplicated_in"] == frames
+            frames = n["tx_frames"] + sum(n[reason] for reason in c.EGRESS_DROPS)
+            assert n["tx_packets"] + n["copies"] + n["own_frames"] + n["duplicated_out"] == frames
+
+
+def start_workers(network: Network, numel: int) -> list[Worker]:
+    """One on each host, its socket in the host's namespace."""
+    topology = network.topology
+    hosts = [host.name for host in topology.hosts]
+
+    def worker(name: str) -> Worker:
+        switch = topology.address(topology.switch_of(name))
+        with network.inside(name):
+            return Worker((str(switch), PORT), 1, numel, len(hosts), timeout=PATIENCE)
+
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        return list(pool.map(worker, hosts))
 
 
 @pytest.mark.parametrize("spec", ["rack:2x3", "tree:2x2x2"])
 def test_sums_through_a_tree(spec: str) -> None:
-    """The workers' sockets stand in the hosts' namespaces; sums and pings go at once."""
+    """Sums and pings go at once."""
     numel = 200_000
     with tree(spec) as (network, _):
         topology = network.topology
         hosts = [host.name for host in topology.hosts]
-
-        def worker(name: str) -> Worker:
-            switch = topology.address(topology.switch_of(name))
-            with network.inside(name):
-                return Worker((str(switch), PORT), 1, numel, len(hosts), timeout=PATIENCE)
-
         far = str(topology.address(hosts[-1]))
         ping = network.popen(hosts[0], ["ping", "-c", "20", "-i", "0.05", far])
+        workers = start_workers(network, numel)
         with ThreadPoolExecutor(len(hosts)) as pool:
-            workers = list(pool.map(worker, hosts))
             vector = np.arange(numel, dtype=np.float32)
             want = len(hosts) * vector + sum(range(len(hosts)))
             for _ in range(5):

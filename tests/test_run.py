@@ -72,6 +72,24 @@ def test_workers_of_every_host_sum_up(world: str, topology: str, tmp_path: Path)
     assert all(counters["data"] for counters in told["switches"].values())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces")
+def test_bad_links(tmp_path: Path) -> None:
+    """As docs/links.md has it."""
+    report = tmp_path / "report.json"
+    words = ["--topology", "star:4,loss=1%,delay=2ms,seed=1", "--world", "netns"]
+    code = textwrap.dedent(SUM.replace("5000", "200_000"))
+    status, _, err = run(*words, "--json", str(report), "--", sys.executable, "-c", code)
+    assert status == 0, err
+    counters = json.loads(report.read_text())["switches"]["s1"]
+    assert counters["lost_in"] > 0 < counters["lost_out"]
+
+
+def test_loopback_has_no_links_to_be_bad() -> None:
+    status, _, err = run("--topology", "star:2,loss=1%", "--", "true")
+    assert status == 2
+    assert "link h1-s1 has loss=1%, and the loopback world has no links" in err
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_environment(world: str) -> None:
     names = ["RANK", "WORLD_SIZE", "ISWITCH_JOB", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]

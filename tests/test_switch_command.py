@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import itertools
 import json
@@ -23,7 +24,9 @@ import numpy as np
 import pytest
 
 from iswitch.cli import main
+from iswitch.cli.switch import configure, impairments
 from iswitch.counters import COUNTERS, DROPS
+from iswitch.impairment import Impairment
 from iswitch.wire import Shape, Status
 from worker_lib import Refused, Worker
 
@@ -310,3 +313,58 @@ def test_garbage_does_not_stop_it() -> None:
     assert counters["rx_packets"] == counters["control"] + counters["data"] + doors
     assert counters["ordinary"] == 2000 // 3
     assert counters["accumulated"] == 2 * 3 * 3
+
+
+# Impairments
+
+
+def parsed(*words: str) -> dict[tuple[int, str], Impairment]:
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    return dict(impairments(parser.parse_args(words)))
+
+
+def test_impairments_by_port_and_direction() -> None:
+    loss, late = Impairment(loss=0.01), Impairment(delay=0.005)
+    assert parsed() == {}
+    assert parsed("--impair", "loss=1%") == {(0, "in"): loss, (0, "out"): loss}
+    assert parsed("--impair", "out:loss=1%") == {(0, "out"): loss}
+    options = ["--ports", "a,b", "--impair", "b:in:loss=1%", "--impair", "a:delay=5ms"]
+    options += ["--impair", "b:out:delay=5ms"]
+    assert parsed(*options) == {
+        (1, "in"): loss,
+        (0, "in"): late,
+        (0, "out"): late,
+        (1, "out"): late,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--impair loss=2", "--impair loss=2: loss 2.0 is not in [0, 1]; write 1%"),
+        ("--impair speed=2", "'speed=2' is no impairment; write some of loss, delay"),
+        ("--impair s1-eth1:loss=1%", "'s1-eth1' is no direction; write in, out, or neither"),
+        ("--ports a,b --impair loss=1%", "name one of --ports a,b first, such as --impair a:loss"),
+        ("--ports a,b --impair c:loss=1%", "--impair c:loss=1%: name one of --ports a,b first"),
+        ("--ports a,b --impair a:up:loss=1%", "'up' is no direction"),
+        ("--impair loss=1% --impair in:delay=1ms", "that direction is impaired already; write all"),
+        ("--impair loss=1% --seed -1", "--seed -1: 0 or more"),
+    ],
+)
+def test_impairments_that_are_refused(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["switch", *words.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_sums_through_an_impaired_socket() -> None:
+    """Exact ones, and everything that was to happen did."""
+    faults = "loss=1%,delay=1ms,jitter=0.5ms,duplicate=1%,reorder=1%,corrupt=1%"
+    with switch("--json", "--impair", faults, "--seed", "3") as (process, where):
+        assert rounds(where, 3, 100_000, 3) == [3.0, 3.0, 3.0]
+        counters = json.loads(end(process))
+    for name in ("lost", "duplicated", "reordered", "corrupted"):
+        assert counters[f"{name}_in"] > 0 < counters[f"{name}_out"], name
+    assert counters["rx_frames"] == counters["bad_checksum"] == 0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from iswitch.membership import MAX_MEMBERS
 from topologies import Host, Link, Queue, Switch, Topology, TopologyError, validation
+from topologies.commands import impair_options, switch_options
 from topologies.specs import KINDS
 from topologies.toml import loads
 
@@ -117,7 +118,12 @@ def test_a_wrong_form_is_told_the_right_ones(text: str, part: str) -> None:
         ("star:4,queue=0", "queue of 0packets is not in 1 B..1 GiB"),
         ("star:4,queue=2GiB", "is not in 1 B..1 GiB"),
         ("star:4,mtu=67", "mtu 67 is not in 68..65535"),
-        ("star:4,jitter=1ms", "a link has no 'jitter'; it can have rate, delay, loss, queue, mtu"),
+        ("star:4,speed=1ms", "a link has no 'speed'; it can have rate, queue, mtu, delay, loss"),
+        ("star:4,jitter=1ms", "jitter 0.001 s is not in 0 s..delay (0.0 s)"),
+        ("star:4,delay=1ms,duplicate=2", "link h1-s1: duplicate 2.0 is not in [0, 1]"),
+        ("star:4,reorder=1%", "reorder lets a packet skip the delay, and there is none"),
+        ("star:4,corrupt=-1%", "corrupt -0.01 is not in [0, 1]"),
+        ("star:4,seed=x", "seed 'x' is not a whole number of 0 or more; write seed=1"),
         ("star:4,subnet=10.0.0.0/30", "10.0.0.0/30 has 2 addresses for 5 nodes; take a larger one"),
         ("star:4,subnet=10.0.0.1/24", "has host bits set"),
         ("star:65", "'s1' has 65 hosts and child switches, 64 at most; put switches between"),
@@ -265,10 +271,34 @@ def test_quantities(settings: dict[str, str | float], link: Link) -> None:
 
 
 @pytest.mark.parametrize("value", [True, None, [1], float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["rate", "delay", "loss", "queue", "mtu"])
+@pytest.mark.parametrize("name", ["rate", "delay", "loss", "queue", "mtu", "jitter", "corrupt"])
 def test_what_is_no_quantity(name: str, value: object) -> None:
     with pytest.raises(TopologyError):
         Link.of("a", "b", **{name: value})  # type: ignore[arg-type]
+
+
+def test_every_direction_of_a_link_is_impaired_once() -> None:
+    """At its switch if it is a host's, by the sender if it is between switches."""
+    net = Topology.parse("rack:2x1,rate=1Gbit,loss=1%,delay=2ms,seed=5")
+    faults = "loss=1%,delay=2ms"
+    core, tor = (impair_options(net, name) for name in ("core1", "tor1"))
+    assert core[:-1] == ["--impair", f"core1-eth1:out:{faults}",
+                         "--impair", f"core1-eth2:out:{faults}", "--seed"]  # fmt: skip
+    assert tor[:-1] == ["--impair", f"tor1-eth1:out:{faults}",
+                        "--impair", f"tor1-eth2:{faults}", "--seed"]  # fmt: skip
+    assert core[-1] != tor[-1]
+    options = switch_options(net, "tor1")
+    assert options[-len(tor) :] == tor
+    assert impair_options(Topology.parse("rack:2x1,rate=1Gbit,queue=5"), "tor1") == []
+    other = Topology.parse("rack:2x1,loss=1%,delay=2ms,seed=6")
+    assert impair_options(other, "tor1")[-1] != tor[-1]
+
+
+def test_a_seed_is_kept_in_files() -> None:
+    net = Topology.parse("star:2,loss=1%,seed=5")
+    assert "seed = 5" in net.to_toml()
+    assert loads(net.to_toml()) == net
+    assert net.rooted_at("s1").seed == 5
 
 
 def test_a_queue_counts_in_both() -> None:
@@ -286,6 +316,10 @@ LINKS = st.builds(
     st.floats(0, 1, exclude_max=True),
     st.builds(Queue, st.integers(1, 10**4), st.sampled_from(["packets", "bytes"])),
     st.integers(68, 65535),
+    st.just(0.0),
+    st.floats(0, 1),
+    st.just(0.0),
+    st.floats(0, 1),
 )
 
 
@@ -305,7 +339,19 @@ SPECS = st.sampled_from(
 def test_toml_reads_back_equal(spec: str, links: list[Link], subnet: str) -> None:
     plain = Topology.parse(f"{spec},subnet={subnet}")
     varied = [
-        Link(x.a, x.b, y.rate, y.delay, y.loss, y.queue, y.mtu)
+        Link(
+            x.a,
+            x.b,
+            y.rate,
+            y.delay,
+            y.loss,
+            y.queue,
+            y.mtu,
+            y.jitter,
+            y.duplicate,
+            y.reorder,
+            y.corrupt,
+        )
         for x, y in zip(plain.links, links * len(plain.links), strict=False)
     ]
     written = Topology(plain.hosts, plain.switches, tuple(varied), plain.subnet)

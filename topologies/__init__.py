@@ -8,9 +8,10 @@ with Network(Topology.parse("rack:2x3,rate=1Gbit")) as network:
 
 from __future__ import annotations
 
+from iswitch.units import Queue
+
 from .description import Host, Link, Port, Switch, Topology
 from .errors import NetworkError, PrivilegeError, TopologyError
-from .units import Queue
 
 __all__ = [
     "Host",

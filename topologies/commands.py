@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ipaddress import IPv4Address
 
-from .description import Port, Topology
-from .errors import NetworkError
+from .description import Topology
 
 PORT = 26963  # the protocol's
+SWITCHES = 1 << 16  # more than there are in a network
 
 
 def switch_options(topology: Topology, name: str, *, offload: bool = True) -> list[str]:
-    """For the switch of this name in a network of namespaces.
-
-    Raises:
-        NetworkError: a link is to delay or lose frames.
-    """
-    refuse_impairments(topology.ports(name))
+    """For the switch of this name in a network of namespaces."""
     (parent,) = (switch.parent for switch in topology.switches if switch.name == name)
     ports = topology.ports(name)
     return options(
@@ -26,7 +21,26 @@ def switch_options(topology: Topology, name: str, *, offload: bool = True) -> li
         None if parent is None else topology.address(parent),
         next((port.ifname for port in ports if port.peer == parent), None),
         offload=offload,
+        impair=impair_options(topology, name),
     )
+
+
+def impair_options(topology: Topology, name: str) -> list[str]:
+    """With which this switch's ports are as bad as the links they are at; none if all are sound.
+
+    A host does nothing to its own frames, so its switch impairs both directions; between two
+    switches each impairs what it sends. So every direction of a link is impaired once. Of one seed
+    every switch makes chances of its own.
+    """
+    switches = [switch.name for switch in topology.switches]
+    found: list[str] = []
+    for port in topology.ports(name):
+        if impairment := port.link.impairment:
+            direction = "out:" if port.peer in switches else ""
+            found += ["--impair", f"{port.ifname}:{direction}{impairment}"]
+    if found:
+        found += ["--seed", str(topology.seed * SWITCHES + switches.index(name))]
+    return found
 
 
 def options(
@@ -36,26 +50,14 @@ def options(
     uplink: str | None = None,
     *,
     offload: bool = True,
+    impair: Sequence[str] = (),
 ) -> list[str]:
-    """For a switch with these ports, one of which may lead to its parent."""
+    """For a switch with these ports, one of which may lead to its parent.
+
+    `impair`: options as `impair_options` gives them.
+    """
     found = ["--ports", ",".join(ports), "--address", str(address), "--port", str(PORT)]
     if parent is not None and uplink is not None:
         found += ["--parent", f"{parent}:{PORT}", "--uplink", uplink]
+    found += impair
     return found if offload else [*found, "--no-offload"]
-
-
-def refuse_impairments(ports: Sequence[Port]) -> None:
-    """Rather than have frames pass in time and whole where they were to be late, or lost.
-
-    Switch ports that impair are told so here, in an option for each port.
-
-    Raises:
-        NetworkError: a link is to delay or lose frames.
-    """
-    for port in ports:
-        settings = port.link.settings()
-        if wanted := [f"{name}={settings[name]}" for name in ("delay", "loss") if name in settings]:
-            raise NetworkError(
-                f"link {port.link.a}-{port.link.b}: {' and '.join(wanted)} cannot be kept, for "
-                "switch ports do not impair frames yet; leave it out"
-            )

@@ -21,12 +21,15 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from iswitch.impairment import UNITS, Impairment
+from iswitch.units import MTU, RATE, QuantityError, Queue, whole
+
 from .errors import TopologyError
-from .units import DELAY, LOSS, MTU, RATE, Queue, whole
 
 SUBNET = IPv4Network("10.26.0.0/16")
 MAC_PREFIX = 0x02_69  # locally administered unicast, and an "i"
 QUEUE = Queue(1000)  # the kernel's default length of a device's queue
+IMPAIRMENTS = ("delay", "loss", "jitter", "duplicate", "reorder", "corrupt")  # of a Link
 PORT_PREFIX = 0x06  # the next of these, and the port's number
 
 
@@ -51,7 +54,8 @@ class Link:
 
     `rate` in bit/s of whole Ethernet frames, None: as fast as the machine is; `delay` in seconds,
     one way; `loss` the probability that a frame is lost; `queue` the room before the bottleneck;
-    `mtu` the largest IP packet in bytes.
+    `mtu` the largest IP packet in bytes; `jitter`, `duplicate`, `reorder` and `corrupt` as an
+    `Impairment` has them.
     """
 
     a: str
@@ -61,6 +65,10 @@ class Link:
     loss: float = 0.0
     queue: Queue = QUEUE
     mtu: int = 1500
+    jitter: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    corrupt: float = 0.0
 
     def __post_init__(self) -> None:
         from .validation import check_link
@@ -81,15 +89,19 @@ class Link:
         found: dict[str, str | int] = {}
         if self.rate is not None:
             found["rate"] = RATE.format(self.rate)
-        if self.delay:
-            found["delay"] = DELAY.format(self.delay)
-        if self.loss:
-            found["loss"] = LOSS.format(self.loss)
+        for name in IMPAIRMENTS:
+            if value := getattr(self, name):
+                found[name] = UNITS[name].format(value)
         if self.queue != QUEUE:
             found["queue"] = str(self.queue)
         if self.mtu != Link.mtu:
             found["mtu"] = self.mtu
         return found
+
+    @property
+    def impairment(self) -> Impairment:
+        """What is wrong with it in each direction. The rate and its queue are the kernel's task."""
+        return Impairment(**{name: getattr(self, name) for name in IMPAIRMENTS})
 
     def far_end(self, node: str) -> str:
         """The other one of its two nodes."""
@@ -104,17 +116,24 @@ def parse_settings(settings: Mapping[str, str | float]) -> dict[str, object]:
     """
     parsers: dict[str, Callable[[str | float], object]] = {
         "rate": lambda value: whole(RATE, value),
-        "delay": lambda value: float(DELAY.parse(value)),
-        "loss": lambda value: float(LOSS.parse(value)),
         "queue": Queue.parse,
         "mtu": lambda value: whole(MTU, value),
+        **{name: number(name) for name in IMPAIRMENTS},
     }
     for name, value in settings.items():
         if name not in parsers:
             raise TopologyError(f"a link has no {name!r}; it can have {', '.join(parsers)}")
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise TopologyError(f"{name} {value!r} is neither text nor a number; mend it")
-    return {name: parsers[name](value) for name, value in settings.items()}
+    try:
+        return {name: parsers[name](value) for name, value in settings.items()}
+    except QuantityError as error:
+        raise TopologyError(str(error)) from error
+
+
+def number(name: str) -> Callable[[str | float], float]:
+    """What reads the values of an impairment."""
+    return lambda value: float(UNITS[name].parse(value))
 
 
 class Port(NamedTuple):
@@ -138,6 +157,7 @@ class Topology:
     links: tuple[Link, ...]
     subnet: IPv4Network = SUBNET
     name: str = field(default="", compare=False)  # where it came from
+    seed: int = 0  # of the links' faults, so that a run can be repeated
 
     def __post_init__(self) -> None:
         from .validation import check

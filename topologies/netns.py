@@ -2,8 +2,8 @@
 
 A switch's namespace holds nothing but its ports, without addresses and without IPv6, so that the
 kernel sends nothing of its own into them: a switch process started inside opens them all. Rates
-are kept by tbf at both ends of a link. **Delay and loss are not applied**: they are for the switch
-process's impaired ports, which find them in `Network.ports(switch)`.
+are kept by tbf at both ends of a link. **Delay, loss and the like are not applied**: they are for
+the switch process's impaired ports, which `commands.impair_options` tells of them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from iswitch.units import FRAME_HEADER
+
 from .children import Nodes
 from .description import Link, Port, Topology
 from .errors import NetworkError, PrivilegeError
 from .ethtool import offloads_off
 from .namespaces import Claim
-from .units import FRAME_HEADER
 
 LO = 1  # index of the loopback interface in a new namespace
 SUPER_DATAGRAM = 72_000  # bytes of 64 kB in 50 packets, as a qdisc counts them

@@ -82,7 +82,8 @@ KINDS = {
 def parse(text: str) -> Topology:
     """Make the network of a short form; settings after commas are of every link.
 
-    `root=` names another root of the tree, `subnet=` another subnet; the rest is for `Link.of`.
+    `root=` names another root of the tree, `subnet=` another subnet, `seed=` other chances; the
+    rest is for `Link.of`.
 
     Raises:
         TopologyError: no such form; the message lists them.
@@ -103,13 +104,14 @@ def parse(text: str) -> Topology:
     root, pairs = kind.make(*numbers)
     root = chosen.pop("root", root)
     subnet = parse_subnet(chosen.pop("subnet", str(SUBNET)))
+    seed = parse_seed(chosen.pop("seed", "0"))
     values = parse_settings(chosen)
     links = tuple(Link(a, b, **values) for a, b in pairs)  # type: ignore[arg-type]
     names = dict.fromkeys(name for pair in pairs for name in reversed(pair))
     hosts = tuple(Host(name) for name in names if name.startswith("h"))
     switches = tuple(Switch(name) for name in names if not name.startswith("h"))
     tree = spanning_tree(switches, links, root)
-    return Topology(hosts, tree, links, subnet, text.strip())
+    return Topology(hosts, tree, links, subnet, text.strip(), seed)
 
 
 def parse_subnet(text: str) -> IPv4Network:
@@ -122,6 +124,17 @@ def parse_subnet(text: str) -> IPv4Network:
         return IPv4Network(text)
     except ValueError as error:
         raise TopologyError(f"subnet {text!r}: {error}; write one such as {SUBNET}") from error
+
+
+def parse_seed(text: str) -> int:
+    """A seed.
+
+    Raises:
+        TopologyError: it is none.
+    """
+    if not text.isdecimal():
+        raise TopologyError(f"seed {text!r} is not a whole number of 0 or more; write seed=1")
+    return int(text)
 
 
 def wrong(text: str, fault: str) -> TopologyError:

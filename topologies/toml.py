@@ -8,9 +8,9 @@ from typing import Any
 
 from .description import SUBNET, Host, Link, Switch, Topology
 from .errors import TopologyError
-from .specs import parse_subnet
+from .specs import parse_seed, parse_subnet
 
-TOP = {"subnet": str, "hosts": list, "switches": list, "link": dict, "links": list}
+TOP = {"subnet": str, "hosts": list, "switches": list, "link": dict, "links": list, "seed": int}
 
 
 def loads(text: str, name: str = "") -> Topology:
@@ -46,6 +46,7 @@ def build(data: dict[str, Any], name: str) -> Topology:
         tuple(Link.of(**(common | link)) for link in data.get("links", [])),
         parse_subnet(data.get("subnet", str(SUBNET))),
         name,
+        parse_seed(str(data.get("seed", 0))),
     )
 
 
@@ -70,7 +71,9 @@ def dumps(topology: Topology) -> str:
     """
     every = [link.settings() for link in topology.links]
     common = {k: v for k, v in every[0].items() if all(k in s and s[k] == v for s in every)}
-    lines = [f'subnet = "{topology.subnet}"', "hosts = ["]
+    lines = [f'subnet = "{topology.subnet}"']
+    lines += [f"seed = {topology.seed}"] if topology.seed else []
+    lines += ["hosts = ["]
     lines += [f'  "{host.name}",' for host in topology.hosts] + ["]"]
     if common:
         lines += ["", "[link]", *map(pair, common.items())]

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from iswitch.units import QuantityError
+
 from .errors import TopologyError
 
 if TYPE_CHECKING:
@@ -30,12 +32,14 @@ def check_link(link: Link) -> None:
         raise TopologyError(f"{where} joins a node to itself; name two nodes")
     if link.rate is not None and not link.rate > 0:
         raise TopologyError(f"{where}: rate {link.rate} is not positive; leave it out for no limit")
-    if not 0 <= link.delay < float("inf"):
-        raise TopologyError(f"{where}: delay {link.delay} is not a time; give one of 0 s or more")
     if not 0 <= link.loss < 1:
         raise TopologyError(
             f"{where}: loss {link.loss} is not in [0, 1); write 1% or 0.01 for one in a hundred"
         )
+    try:
+        _ = link.impairment
+    except QuantityError as error:
+        raise TopologyError(f"{where}: {error}") from error
     if not MIN_MTU <= link.mtu <= MAX_MTU:
         raise TopologyError(
             f"{where}: mtu {link.mtu} is not in {MIN_MTU}..{MAX_MTU}; 1500 is usual, 9000 is jumbo"

@@ -22,6 +22,7 @@ from . import UsageError, host_port, quantity
 
 if TYPE_CHECKING:
     from ..engine import Engine
+    from ..impairment import Impairment, Impairments
     from ..switch import Switch
 
 PORT = 26963  # the protocol's
@@ -112,6 +113,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="send packets one by one, without segmentation offload",
     )
+    parser.add_argument(
+        "--impair",
+        action="append",
+        default=[],
+        metavar="[IF:][in:|out:]SPEC",
+        help="make a link bad, such as s1-eth1:out:loss=1%%,delay=5ms; may be repeated "
+        "(docs/links.md; default: both directions)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of --impair's chances (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
 
 
@@ -142,7 +154,13 @@ def run(args: argparse.Namespace) -> int:
         parent = Address(*resolved(args.parent), uplink(args))
     incarnation = int(time.time()) & ROUND_MASK
     switch = Switch(limits, args.reproducible, parent, incarnation)
+    impaired = impairments(args)
     engine, where = raw(args, switch) if args.ports else loopback(args, switch)
+    if impaired:
+        from ..ports.impaired import ImpairedDatagrams, ImpairedPorts
+
+        kind = ImpairedPorts if args.ports else ImpairedDatagrams
+        engine.port = kind(engine.port, impaired, args.seed, switch.counters)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: engine.stop())
     print(json.dumps({"listening": where}) if args.json else f"listening {where}", flush=True)
@@ -174,6 +192,46 @@ def uplink(args: argparse.Namespace) -> int:
     if args.uplink is not None and args.uplink not in args.ports:
         raise UsageError(f"--uplink {args.uplink} is none of --ports {','.join(args.ports)}")
     return len(args.ports) - 1 if args.uplink is None else args.ports.index(args.uplink)
+
+
+def impairments(args: argparse.Namespace) -> Impairments:
+    """By port and direction."""
+    from ..impairment import DIRECTIONS, Impairment
+    from ..units import QuantityError
+
+    if args.seed < 0:
+        raise UsageError(f"--seed {args.seed}: 0 or more")
+    found: dict[tuple[int, str], Impairment] = {}
+    for text in args.impair:
+        *where, spec = text.split(":")
+        port = 0
+        directions: tuple[str, ...] = DIRECTIONS
+        if args.ports:
+            if not where or where[0] not in args.ports:
+                raise UsageError(
+                    f"--impair {text}: name one of --ports {','.join(args.ports)} first, such as "
+                    f"--impair {args.ports[0]}:loss=1%"
+                )
+            port = args.ports.index(where.pop(0))
+        if where and where[0] in DIRECTIONS:
+            directions = (where.pop(0),)
+        if where:
+            raise UsageError(
+                f"--impair {text}: {':'.join(where)!r} is no direction; write in, out, or neither "
+                f"for both, such as --impair out:loss=1%"
+            )
+        try:
+            impairment = Impairment.parse(spec)
+        except QuantityError as error:
+            raise UsageError(f"--impair {text}: {error}") from None
+        for direction in directions:
+            if (port, direction) in found:
+                raise UsageError(
+                    f"--impair {text}: that direction is impaired already; write all of it in one "
+                    "--impair, with commas"
+                )
+            found[port, direction] = impairment
+    return found
 
 
 def loopback(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str]:

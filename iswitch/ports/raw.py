@@ -160,6 +160,9 @@ class RawPorts:
         """A descriptor that is readable when a frame has come at some port."""
         return self._epoll.fileno()
 
+    def deadline(self) -> None:
+        """Nothing is kept here until a time comes."""
+
     def close(self) -> None:
         """Close all sockets."""
         if self.ports:

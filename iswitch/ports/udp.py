@@ -118,6 +118,9 @@ class UdpPort:
         """The socket's descriptor, to wait on."""
         return self.socket.fileno()
 
+    def deadline(self) -> None:
+        """Nothing is kept here until a time comes."""
+
     def close(self) -> None:
         """Count what the kernel has dropped since the last packet that came, and close."""
         if self.socket.fileno() >= 0:

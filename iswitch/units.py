@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal, NamedTuple, Self
 
-from .errors import TopologyError
-
 FRAME_HEADER = 14  # bytes of Ethernet before what an MTU counts
 NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+))\s*(\D*)", re.ASCII)
+
+
+class QuantityError(ValueError):
+    """Text that is no such quantity, or a value that cannot be; the message names the mend."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +33,14 @@ class Unit:
         """The value in the base unit; a number is taken as that already.
 
         Raises:
-            TopologyError: not a number with one of the units.
+            QuantityError: not a number with one of the units.
         """
         if isinstance(text, str):
             found = NUMBER.fullmatch(text)
             unit = found and self.unit(found[2].strip())
             if not found or unit is None:
                 units = ", ".join(self.scales)
-                raise TopologyError(
+                raise QuantityError(
                     f"{self.quantity} {text!r} is not a number and a unit ({units}); write "
                     f"{self.quantity}={self.example}"
                 )
@@ -69,7 +71,11 @@ def powers(names: str, base: int = 1000, start: int = 0) -> dict[str, Decimal]:
 
 RATE = Unit("rate", powers("bit kbit Mbit Gbit Tbit"), "100Mbit", tail="/s")
 DELAY = Unit("delay", powers("ns us ms s", start=-3), "5ms")
-LOSS = Unit("loss", {"%": Decimal("0.01"), "": Decimal(1)}, "0.1%", bare="")
+JITTER = Unit("jitter", DELAY.scales, "1ms")
+LOSS, DUPLICATE, REORDER, CORRUPT = (
+    Unit(name, {"%": Decimal("0.01"), "": Decimal(1)}, "0.1%", bare="")
+    for name in ("loss", "duplicate", "reorder", "corrupt")
+)
 MTU = Unit("mtu", {"": Decimal(1)}, "1500", bare="")
 PACKETS = {"packets": Decimal(1), "packet": Decimal(1)}
 BYTES = powers("B kB MB GB") | powers("KiB MiB GiB", base=1024, start=1)
@@ -87,7 +93,7 @@ class Queue(NamedTuple):
         """From `100`, `100 packets` or `64kB`.
 
         Raises:
-            TopologyError: neither of these.
+            QuantityError: neither of these.
         """
         size = whole(QUEUE, text)
         if isinstance(text, str) and (found := NUMBER.fullmatch(text)):
@@ -111,11 +117,11 @@ def whole(unit: Unit, text: str | float) -> int:
     """A quantity that comes in whole numbers.
 
     Raises:
-        TopologyError: it is not whole.
+        QuantityError: it is not whole.
     """
     value = unit.parse(text)
     if not value.is_finite() or value != int(value):
-        raise TopologyError(
+        raise QuantityError(
             f"{unit.quantity} {text!r} is not a whole number; write {unit.quantity}={unit.example}"
         )
     return int(value)

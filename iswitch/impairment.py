@@ -1,0 +1,140 @@
+"""What is wrong with a link in one direction: passive, and read from text.
+
+`loss=1%,delay=5ms,jitter=1ms,duplicate=0.1%,reorder=1%,corrupt=0.01%,rate=100Mbit,queue=100`
+
+docs/links.md defines each of these; line.py does them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Self
+
+from .units import (
+    CORRUPT,
+    DELAY,
+    DUPLICATE,
+    JITTER,
+    LOSS,
+    RATE,
+    REORDER,
+    QuantityError,
+    Queue,
+    Unit,
+    whole,
+)
+
+LIMIT = 1000  # packets: the kernel's default length of a device's queue
+
+UNITS = {
+    "loss": LOSS,
+    "delay": DELAY,
+    "jitter": JITTER,
+    "duplicate": DUPLICATE,
+    "reorder": REORDER,
+    "corrupt": CORRUPT,
+    "rate": RATE,
+}
+DIRECTIONS = ("in", "out")
+PROBABILITIES = ("loss", "duplicate", "reorder", "corrupt")
+
+
+@dataclass(frozen=True)
+class Impairment:
+    """Faults of a link in one direction; none by default, and then it is false.
+
+    `loss`, `duplicate`, `reorder` and `corrupt` are probabilities per packet on the wire; `delay`
+    and `jitter` seconds; `rate` bit/s of whole frames, None: no limit; `queue` packets that may
+    wait for the rate.
+
+    Raises:
+        QuantityError: a value that cannot be.
+    """
+
+    loss: float = 0.0
+    delay: float = 0.0
+    jitter: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    corrupt: float = 0.0
+    rate: int | None = None
+    queue: int = LIMIT
+
+    def __post_init__(self) -> None:
+        for name in PROBABILITIES:
+            if not 0 <= getattr(self, name) <= 1:
+                raise QuantityError(
+                    f"{name} {getattr(self, name)} is not in [0, 1]; write 1% or 0.01 for one in a "
+                    "hundred"
+                )
+        if not 0 <= self.delay < float("inf"):
+            raise QuantityError(f"delay {self.delay} is not a time; give one of 0 s or more")
+        if not 0 <= self.jitter <= self.delay:
+            raise QuantityError(
+                f"jitter {self.jitter} s is not in 0 s..delay ({self.delay} s); a packet cannot "
+                "arrive before it was sent, so give a longer delay"
+            )
+        if self.reorder and not self.delay:
+            raise QuantityError(
+                "reorder lets a packet skip the delay, and there is none; give a delay, such as 1ms"
+            )
+        if self.rate is not None and not self.rate > 0:
+            raise QuantityError(
+                f"rate {self.rate} is not positive; leave it out for as fast as the machine is"
+            )
+        if self.queue < 1:
+            raise QuantityError(f"queue {self.queue} has no room; give 1 packet or more")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From text such as `loss=1%,delay=5ms`.
+
+        Raises:
+            QuantityError: an unknown name, one that is said twice, or a value that cannot be.
+        """
+        values: dict[str, float] = {}
+        for part in text.split(","):
+            name, equals, value = (word.strip() for word in part.partition("="))
+            if name not in READERS or not equals:
+                raise QuantityError(
+                    f"{part!r} is no impairment; write some of {', '.join(READERS)}, such as "
+                    "loss=1%,delay=5ms"
+                )
+            if name in values:
+                raise QuantityError(f"{text!r} says {name} twice; leave one of them out")
+            values[name] = READERS[name](value)
+        return cls(**values)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        """What `parse` reads back as an equal one; empty if there is none."""
+        return ",".join(
+            f"{field.name}={UNITS[field.name].format(value) if field.name in UNITS else value}"
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        )
+
+    def __bool__(self) -> bool:
+        """Whether anything is impaired; a queue alone is not."""
+        return self != Impairment(queue=self.queue)
+
+
+Impairments = Mapping[tuple[int, str], Impairment]  # by number of the port and direction
+
+
+def _reader(unit: Unit) -> Callable[[str], float]:
+    return lambda text: float(unit.parse(text))
+
+
+def _read_room(text: str) -> int:
+    room = Queue.parse(text)
+    if room.unit == "bytes":
+        raise QuantityError(f"queue {text!r} counts bytes; here it counts packets, as in queue=100")
+    return room.size
+
+
+READERS: dict[str, Callable[[str], float]] = {
+    **{name: _reader(unit) for name, unit in UNITS.items()},
+    "rate": lambda text: whole(RATE, text),
+    "queue": _read_room,
+}

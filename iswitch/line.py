@@ -1,0 +1,159 @@
+"""One direction of one link: what becomes of the packets that are sent into it, and when.
+
+    queue --> rate --> the wire: lost? corrupted? twice? --> delay, jitter, or past both --> out
+
+A `Line` only decides; the packets stay with whoever asks. `Transit` keeps those under way. All
+chances are drawn for every packet, needed or not, in one order: so the fate of a packet hangs on
+the seed and on what was sent before it, not on how packets were put together, and more of one fault
+changes nothing about the others.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .impairment import Impairment
+
+Item = TypeVar("Item")
+Ints = npt.NDArray[np.int64]
+Times = npt.NDArray[np.float64]
+
+CHANCES = 6  # drawn for each packet: loss, corrupt, which bit, duplicate, reorder, jitter
+
+
+class Fates(NamedTuple):
+    """What comes out of a line, in the order in which it does.
+
+    `which` is the number of a packet among those that were sent; one that is duplicated is there
+    twice, one that is lost is not. `due`, never falling, is when. `bit` is the one to be flipped,
+    counted from the packet's first (the most significant one of a byte), or -1. `full` of the
+    packets found no room in the queue.
+    """
+
+    which: Ints
+    due: Times
+    bit: Ints
+    lost: int
+    full: int
+    duplicated: int
+    reordered: int
+
+    def as_sent(self, count: int, now: float) -> bool:
+        """Whether all of `count` packets come out at once, as they are."""
+        n = len(self.which)
+        return (
+            n == count
+            and not self.duplicated
+            and bool(self.due[n - 1] <= now if n else True)
+            and bool((self.bit < 0).all())
+        )
+
+
+class Line:
+    """Decides over packets.
+
+    Args:
+        impairment: what is wrong with it.
+        seed: of its chances: numbers that no other line has.
+        spared: bytes at the beginning of a packet in which no bit is flipped.
+    """
+
+    def __init__(self, impairment: Impairment, seed: Sequence[int], spared: int = 0) -> None:
+        self.impairment = impairment
+        self._chance = np.random.default_rng(seed)
+        self._spared = spared
+        self._leaving = np.empty(0)  # when those in the queue will have been sent
+        self._latest = -np.inf  # when the last that kept its place comes out
+
+    def fates(self, sizes: Ints, now: float) -> Fates:
+        """Decide over packets of so many bytes that are sent now, one after the other.
+
+        `now` never falls from call to call.
+        """
+        given = self.impairment
+        chances = self._chance.random((len(sizes), CHANCES))
+        sent = self._send(sizes, now)
+        kept = np.flatnonzero(chances[: len(sent), 0] >= given.loss)
+        left = sent[kept]
+        _, corrupt, place, duplicate, reorder, jitter = chances[kept].T
+
+        bits = 8 * (sizes[kept] - self._spared)
+        bit = 8 * self._spared + (place * bits).astype(np.int64)
+        bit[(corrupt >= given.corrupt) | (bits <= 0)] = -1
+
+        due = left + given.delay + given.jitter * (2 * jitter - 1)
+        early = reorder < given.reorder
+        due[~early] = self._in_order(due[~early])
+        due[early] = left[early]
+
+        times = 1 + (duplicate < given.duplicate)
+        order = np.repeat(np.arange(len(kept)), times)
+        if early.any():
+            order = order[np.argsort(due[order], kind="stable")]
+        return Fates(
+            which=kept[order],
+            due=due[order],
+            bit=bit[order],
+            lost=len(sent) - len(kept),
+            full=len(sizes) - len(sent),
+            duplicated=len(order) - len(kept),
+            reordered=int(early.sum()),
+        )
+
+    def _send(self, sizes: Ints, now: float) -> Times:
+        """When each has been sent, at the rate; those for which the queue has no room are none."""
+        if self.impairment.rate is None:
+            return np.full(len(sizes), now)
+        waiting = self._leaving[np.searchsorted(self._leaving, now, "right") :]
+        start = waiting[-1] if len(waiting) else now
+        taken = sizes[: self.impairment.queue - len(waiting)]
+        times = np.cumsum(np.concatenate(([start], taken * (8 / self.impairment.rate))))[1:]
+        self._leaving = np.concatenate((waiting, times))
+        return times
+
+    def _in_order(self, due: Times) -> Times:
+        """None comes out before the one that was sent before it."""
+        if not len(due):
+            return due
+        due = np.maximum.accumulate(np.maximum(due, self._latest))
+        self._latest = float(due[-1])
+        return due
+
+
+class Transit(Generic[Item]):
+    """Runs of packets under way: each an item, and when its packets are due."""
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[float, int, int, Times, Item]] = []
+        self._serial = 0
+
+    def put(self, item: Item, due: Times) -> None:
+        """Keep a run of packets, at least one, until they are due; `due` never falls in it."""
+        heapq.heappush(self._runs, (float(due[0]), self._serial, 0, due, item))
+        self._serial += 1
+
+    def deadline(self) -> float | None:
+        """When the next packet is due."""
+        return self._runs[0][0] if self._runs else None
+
+    def pop(self, now: float) -> Iterator[tuple[Item, int, int]]:
+        """What is due, in order: of an item the packets start..stop-1 of its run."""
+        while self._runs and self._runs[0][0] <= now:
+            _, serial, start, due, item = heapq.heappop(self._runs)
+            stop = int(np.searchsorted(due, now, "right"))
+            if self._runs and self._runs[0][0] <= now:  # another run comes in between, or after
+                first, other = self._runs[0][:2]
+                before = np.searchsorted(due, first, "right" if serial < other else "left")
+                stop = max(start + 1, int(before))
+            if stop < len(due):
+                heapq.heappush(self._runs, (float(due[stop]), serial, stop, due, item))
+            yield item, start, stop
+
+    def clear(self) -> Iterator[tuple[Item, int, int]]:
+        """Give up what is still under way."""
+        return self.pop(np.inf)

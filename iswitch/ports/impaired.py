@@ -1,0 +1,228 @@
+"""Ports with faulty links: what comes and goes is lost, late, doubled or spoiled as Line decides.
+
+    link --> RawPorts or UdpPort --> lines in  --> machine
+    link <-- RawPorts or UdpPort <-- lines out <--
+
+What is not impaired passes untouched. What is late is copied, for buffers are used again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from ..counters import Counters
+from ..frame import ETH_HEADER, Frames, Transmission
+from ..impairment import DIRECTIONS, Impairments
+from ..line import Fates, Ints, Line, Times, Transit
+from ..packets import Burst, Outgoing
+from .parts import Part, Payloads, frame_parts, sent_parts, transmission
+from .port import Port, earlier
+
+ROOM = 256 << 20  # bytes that may be under way in one direction
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+Piece = TypeVar("Piece")
+
+
+class _Run(NamedTuple, Generic[Piece]):
+    """Packets of a part that are under way."""
+
+    part: Part[Piece]
+    which: Ints
+    bit: Ints
+
+
+class Way(Generic[Piece]):
+    """One direction of all ports.
+
+    Args:
+        direction: which.
+        impairments: those of either direction.
+        seed: of all chances.
+        counters: where losses and such are counted.
+        frames: count frames as received that do not come out; the machine counts those that do.
+    """
+
+    def __init__(
+        self,
+        direction: str,
+        impairments: Impairments,
+        seed: int,
+        counters: Counters,
+        frames: bool,
+    ) -> None:
+        number = DIRECTIONS.index(direction)
+        self.lines = {
+            port: Line(impairment, (seed, port, number), spared=ETH_HEADER)
+            for (port, way), impairment in impairments.items()
+            if way == direction and impairment
+        }
+        self.counters = counters
+        self._direction = direction
+        self._frames = frames
+        self._transit: Transit[_Run[Piece]] = Transit()
+        self._bytes = 0
+
+    def send(self, port: int, parts: Sequence[Part[Piece]], now: float) -> list[Piece] | None:
+        """Send into the line of a port; what comes out at once. None: all, as it is."""
+        sizes = np.concatenate([part.sizes for part in parts])
+        fates = self.lines[port].fates(sizes, now)
+        self._count(fates)
+        if fates.as_sent(len(sizes), now):
+            return None
+        pieces: list[Piece] = []
+        at = 0
+        for part in parts:
+            mine = (fates.which >= at) & (fates.which < at + len(part.sizes))
+            which, due, bit = fates.which[mine] - at, fates.due[mine], fates.bit[mine]
+            at += len(part.sizes)
+            bit[part.immune[which]] = -1
+            self._note("corrupted", int((bit >= 0).sum()))
+            soon = int(np.searchsorted(due, now, "right"))
+            if soon:
+                pieces += part.take(which[:soon], bit[:soon])
+            if soon < len(which):
+                self._keep(_Run(part, which[soon:], bit[soon:]), due[soon:])
+        return pieces
+
+    def due(self, now: float) -> Iterator[Piece]:
+        """What comes out now of what was sent earlier."""
+        for run, start, stop in self._transit.pop(now):
+            if stop == len(run.which):
+                self._bytes -= int(run.part.sizes.sum())
+            yield from run.part.take(run.which[start:stop], run.bit[start:stop])
+
+    def deadline(self) -> float | None:
+        """When something comes out."""
+        return self._transit.deadline()
+
+    def close(self) -> None:
+        """What is still under way is lost."""
+        self._lose("lost", sum(stop - start for _, start, stop in self._transit.clear()))
+
+    def _keep(self, run: _Run[Piece], due: Times) -> None:
+        size = int(run.part.sizes.sum())
+        if self._bytes + size > ROOM:
+            self._lose("queue", len(run.which))
+            return
+        self._bytes += size
+        self._transit.put(run._replace(part=run.part.copy()), due)
+
+    def _count(self, fates: Fates) -> None:
+        self._lose("lost", fates.lost)
+        self._lose("queue", fates.full)
+        self._note("duplicated", fates.duplicated)
+        self._note("reordered", fates.reordered)
+        if self._frames:
+            self.counters["rx_frames"] -= fates.duplicated
+
+    def _lose(self, reason: str, packets: int) -> None:
+        self._note(reason, packets)
+        if self._frames:
+            self.counters["rx_frames"] += packets
+
+    def _note(self, name: str, packets: int) -> None:
+        self.counters[f"{name}_{self._direction}"] += packets
+
+
+class Impaired(Generic[In, Out]):
+    """A port of which some directions are impaired.
+
+    Args:
+        port: as it is.
+        impairments: by number and direction; a UDP socket is number 0.
+        seed: of all chances: the same packets at the same ports then have the same fates.
+        counters: where losses and such are counted.
+        clock: seconds, monotonic.
+    """
+
+    FRAMES = True  # what comes is counted as frames
+
+    def __init__(
+        self,
+        port: Port[In, Out],
+        impairments: Impairments,
+        seed: int,
+        counters: Counters,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.port = port
+        self.clock = clock
+        self._in: Way[Any] = Way("in", impairments, seed, counters, self.FRAMES)
+        self._out: Way[Any] = Way("out", impairments, seed, counters, False)
+
+    def fileno(self) -> int:
+        """The port's descriptor."""
+        return self.port.fileno()
+
+    def deadline(self) -> float | None:
+        """When something that is late is due."""
+        return earlier(self._in.deadline(), self._out.deadline())
+
+    def close(self) -> None:
+        """Close the port; what is under way is lost."""
+        self._in.close()
+        self._out.close()
+        self.port.close()
+
+
+class ImpairedPorts(Impaired[Frames, Sequence[Transmission]]):
+    """The ports of a switch, some of them impaired."""
+
+    def pull(self) -> Iterator[Frames]:
+        """Frames that have come through; what is due on the way out is sent."""
+        now = self.clock()
+        self.port.push([list(map(transmission, self._out.due(now)))])
+        yield from self._in.due(now)
+        for frames in self.port.pull():
+            came = None
+            if frames.ingress in self._in.lines:
+                came = self._in.send(frames.ingress, frame_parts(frames), now)
+            yield from (frames,) if came is None else came
+
+    def push(self, steps: Iterable[Sequence[Transmission]]) -> None:
+        """Send frames, step by step."""
+        self.port.push(map(self._leaving, steps))
+
+    def _leaving(self, step: Sequence[Transmission]) -> list[Transmission]:
+        """What leaves at once."""
+        now = self.clock()
+        leaving: list[Transmission] = []
+        for one in step:
+            frames = None
+            if one.port in self._out.lines:
+                frames = self._out.send(one.port, sent_parts(one), now)
+            leaving += [one] if frames is None else map(transmission, frames)
+        return leaving
+
+
+class ImpairedDatagrams(Impaired[Burst, Outgoing]):
+    """A UDP socket, impaired."""
+
+    FRAMES = False
+
+    def pull(self) -> Iterator[Burst]:
+        """Datagrams that have come through; what is due on the way out is sent."""
+        now = self.clock()
+        self.port.push(self._out.due(now))
+        yield from self._in.due(now)
+        for burst in self.port.pull():
+            came = self._in.send(0, [Payloads[Burst](burst)], now) if self._in.lines else None
+            yield from (burst,) if came is None else came
+
+    def push(self, sends: Iterable[Outgoing]) -> None:
+        """Send datagrams."""
+        self.port.push(self._leaving(sends) if self._out.lines else sends)
+
+    def _leaving(self, sends: Iterable[Outgoing]) -> Iterator[Outgoing]:
+        """What leaves at once; to each receiver by itself."""
+        now = self.clock()
+        for out in sends:
+            parts = [Payloads[Outgoing](out._replace(peers=(peer,))) for peer in out.peers]
+            left = self._out.send(0, parts, now)
+            yield from (out,) if left is None else left
