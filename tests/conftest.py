@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import select
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+
+from .networks import left
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 20.0  # seconds for a switch to start, and to end
@@ -69,3 +72,12 @@ def jobs() -> Iterator[int]:
 def job(jobs: Iterator[int]) -> int:
     """A number of the test's own."""
     return next(jobs)
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    """Networks of a test are gone after it."""
+    links, before = set(os.listdir("/sys/class/net")), left()
+    yield
+    assert left() <= before
+    assert set(os.listdir("/sys/class/net")) <= links

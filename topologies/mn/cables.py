@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from mininet.link import TCIntf, TCLink
 
@@ -14,8 +14,25 @@ from ..units import FRAME_HEADER
 from .nodes import in_namespace_of
 
 MEGA = 1e6
-NETEM = ("delay", "jitter", "loss", "max_queue_size")  # options of a TCLink that need netem
 RATE_QDISCS = ("htb", "hfsc", "tbf")
+
+
+class Need(NamedTuple):
+    """Options of a TCLink that need a queueing discipline of the kernel, and what to do without."""
+
+    options: tuple[str, ...]
+    mend: str
+
+
+NEEDS = {
+    "netem": Need(
+        ("delay", "jitter", "loss", "max_queue_size"),
+        "give delay, loss and queue to the topology (--topo star,4,delay=5ms), whose switch ports "
+        "keep them",
+    ),
+    "hfsc": Need(("use_hfsc",), "leave it out: htb keeps bw, too"),
+    "red": Need(("enable_ecn", "enable_red"), "leave it out"),
+}
 
 
 class End(TCIntf):
@@ -88,21 +105,25 @@ def check_in_force(interface: Any) -> None:
         NetworkError: it does not.
     """
     options = {name: value for name, value in interface.params.items() if value}
-    for_netem = [f"{name}={options[name]}" for name in NETEM if name in options]
-    if not for_netem and "bw" not in options:
+    wanted = {
+        kind: [name for name in need.options if name in options] for kind, need in NEEDS.items()
+    }
+    if not any(wanted.values()) and "bw" not in options:
         return
     queues = interface.cmd(f"tc qdisc show dev {interface.name}")
     where = f"link {interface.link.intf1}-{interface.link.intf2}"
-    if for_netem and "netem" not in queues:
+    for kind, names in wanted.items():
+        if names and f"qdisc {kind} " not in queues:
+            said = ", ".join(f"{name}={options[name]}" for name in names)
+            raise NetworkError(
+                f"{where}: {said} is not in force, and Mininet goes on without: this kernel lacks "
+                f"{kind} (CONFIG_NET_SCH_{kind.upper()}), or the link is no TCLink (mn --link tc); "
+                f"{NEEDS[kind].mend}"
+            )
+    if "bw" in options and not any(f"qdisc {name} " in queues for name in RATE_QDISCS):
         raise NetworkError(
-            f"{where}: {', '.join(for_netem)} is not in force: this kernel lacks netem "
-            "(CONFIG_NET_SCH_NETEM), or the link is no TCLink, and Mininet has left it unimpaired; "
-            "leave that out"
-        )
-    if "bw" in options and not any(name in queues for name in RATE_QDISCS):
-        raise NetworkError(
-            f"{where}: bw={options['bw']} is not in force: use a TCLink (mn --link tc), without "
-            f"use_hfsc, and at most {interface_limit(interface)} Mbit/s"
+            f"{where}: bw={options['bw']} is not in force: use a TCLink (mn --link tc) of "
+            f"at most {interface_limit(interface)} Mbit/s"
         )
 
 

@@ -51,13 +51,13 @@ class TopologyTopo(Topo):
 
 def form(kind: str, *numbers: int, **settings: object) -> TopologyTopo:
     """A short form, as `mn` has it: `star,4,rate=100Mbit` is star:4,rate=100Mbit."""
-    words = ["x".join(map(str, numbers)), *(f"{k}={v}" for k, v in settings.items())]
-    return TopologyTopo(Topology.parse(f"{kind}:{','.join(words)}"))
+    return parsed(f"{kind}:{'x'.join(map(str, numbers))}", **settings)
 
 
-def parsed(text: str) -> TopologyTopo:
+def parsed(text: str, **settings: object) -> TopologyTopo:
     """Any short form, or the path of a file: `topology,rack:2x3`."""
-    return TopologyTopo(Topology.parse(text))
+    words = [text, *(f"{name}={value}" for name, value in settings.items())]
+    return TopologyTopo(Topology.parse(",".join(words)))
 
 
 OF_MININET = ("tree",)  # names that mean something else to its users
