@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -363,18 +362,6 @@ def test_a_kernel_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netns, "token_bucket", lambda _: nonsense)
     with pytest.raises(NetworkError, match=r"the kernel refuses tbf .* CONFIG_NET_SCH_TBF"):
         network("star:2,rate=1Gbit").start()
-
-
-@as_root
-def test_64_hosts() -> None:
-    """Wanted: up in 20 s, gone in 10 s. It takes well under one."""
-    begin = time.monotonic()
-    net = network("rack:4x16,rate=1Gbit")
-    with net:
-        up = time.monotonic()
-        assert len(left()) >= 64 + 5
-    assert up - begin < 20
-    assert time.monotonic() - up < 10
 
 
 NO_ROOT = """
