@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 from topologies.children import Nodes
 from topologies.namespaces import CLAIMS, NAMESPACES
 
+ROOT = Path(__file__).parent.parent
+MN_PATIENCE = 60.0  # seconds
 DIGITS = str.maketrans("0123456789", "abcdefghij")
 PREFIX = f"t{os.getpid()}".translate(DIGITS)  # this run's own: another one may run beside it
 
@@ -36,3 +40,40 @@ def gone(pid: int) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+SANDBOX = """
+set -e
+mount -t tmpfs tmpfs /mnt
+for kept; do
+    shift
+    [ "$kept" != -- ] || break
+    place="/mnt/${kept#/tmp/}"
+    case $kept in /tmp/*) mkdir -p "$place"; mount --rbind "$kept" "$place";; esac
+done
+mount --rbind /mnt /tmp
+ip link set lo up
+cd "$ROOT"
+exec "$@"
+"""
+
+
+def mn(*words: str, commands: str = "") -> str:
+    """What `mn` says, with commands for its CLI.
+
+    It kills processes by name and removes files of /tmp whenever something goes wrong, so here it
+    only ever runs where it sees no processes and no /tmp but its own.
+    """
+    kept = dict.fromkeys((str(ROOT), sys.prefix, sys.base_prefix))
+    unshare = ["unshare", "-m", "-n", "-p", "-f", "--mount-proc", "--kill-child"]
+    command = [sys.executable, str(Path(sys.executable).with_name("mn")), *words]
+    done = subprocess.run(
+        [*unshare, "sh", "-c", SANDBOX, "sh", *kept, "--", *command],
+        input=commands,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=MN_PATIENCE,
+        env={**os.environ, "ROOT": str(ROOT), "PYTHONPATH": str(ROOT)},
+    )
+    return done.stdout

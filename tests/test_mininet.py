@@ -1,8 +1,4 @@
-"""Mininet with iSwitches: from its command line, from Python, and as a builder of topologies.
-
-`mn` kills processes by name and removes files of /tmp whenever something goes wrong, so here it
-only ever runs where it sees no processes and no /tmp but its own.
-"""
+"""Mininet with iSwitches: from its command line, from Python, and as a builder of topologies."""
 
 from __future__ import annotations
 
@@ -21,51 +17,17 @@ from topologies import NetworkError, Topology
 from topologies.namespaces import NAMESPACES
 from topologies.netns import clean
 
-from .networks import PREFIX, gone, left, links
+from .networks import PREFIX, gone, left, links, mn
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 60.0
-MN = Path(sys.executable).with_name("mn")
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="Mininet needs root"),
     pytest.mark.usefixtures("nothing_is_left"),
 ]
 
-SANDBOX = """
-set -e
-mount -t tmpfs tmpfs /mnt
-for kept; do
-    shift
-    [ "$kept" != -- ] || break
-    place="/mnt/${kept#/tmp/}"
-    case $kept in /tmp/*) mkdir -p "$place"; mount --rbind "$kept" "$place";; esac
-done
-mount --rbind /mnt /tmp
-ip link set lo up
-cd "$ROOT"
-exec "$@"
-"""
-
-
-def mn(*words: str, commands: str = "") -> str:
-    """What `mn` says, with commands for its CLI."""
-    kept = dict.fromkeys((str(ROOT), sys.prefix, sys.base_prefix))
-    unshare = ["unshare", "-m", "-n", "-p", "-f", "--mount-proc", "--kill-child"]
-    command = [sys.executable, str(MN), "--custom", "topologies/mininet.py", *words]
-    done = subprocess.run(
-        [*unshare, "sh", "-c", SANDBOX, "sh", *kept, "--", *command],
-        input=commands,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE,
-        env={**os.environ, "ROOT": str(ROOT), "PYTHONPATH": str(ROOT)},
-    )
-    return done.stdout
-
-
-ISWITCH = ["--switch", "iswitch", "--controller", "none"]
+ISWITCH = ["--custom", "topologies/mininet.py", "--switch", "iswitch", "--controller", "none"]
 
 
 @pytest.mark.parametrize(
