@@ -50,8 +50,10 @@ def test_pingall(words: str, pairs: int) -> None:
 
 
 def test_cli() -> None:
-    said = mn("--topo", "single,2", *ISWITCH, commands="h1 ping -c1 h2\npy s1.address\nexit\n")
-    assert "1 packets transmitted, 1 received" in said, said
+    ping = "h1 ping -c1 -W2 h2"
+    lines = [ping, "py s1.address", "switch s1 stop", "switch s1 start", ping, "exit"]
+    said = mn("--topo", "single,2", *ISWITCH, commands="\n".join(lines) + "\n")
+    assert said.count("1 packets transmitted, 1 received") == 2, said
     assert "10.255.255.254" in said
 
 

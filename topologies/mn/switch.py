@@ -146,6 +146,7 @@ class ISwitch(OwnSwitch):
         for switch in switches:
             if switch.batch:
                 switch.await_listening()
+                switch.batch = False  # when it is started again, it is by itself
         return switches
 
     @classmethod
