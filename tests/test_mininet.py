@@ -180,7 +180,21 @@ def test_options_that_are_not_in_force_are_refused(link: dict[str, object], comp
         assert "give delay, loss and queue to the topology (--topo star,4,delay=5ms)" in said
 
 
-CRASH = f"""
+def crash(code: str) -> list[str]:
+    """What a program says that builds a network and dies by SIGKILL."""
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        code + "\nos.kill(os.getpid(), signal.SIGKILL)",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return done.stdout.split()
+
+
+BUILDER = f"""
 import os, signal
 from topologies import Topology
 from topologies.mininet import Network
@@ -189,32 +203,28 @@ net.start()
 child = net.popen("h1", ["sleep", "1000"])
 shells = [node.pid for node in net.mininet.hosts + net.mininet.switches]
 print(*map(net.namespace, net.topology.nodes), child.pid, *shells, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_what_a_crash_leaves_is_cleaned() -> None:
-    """Its processes die with it, and what holds the namespaces is found by the next network."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CRASH], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    words = done.stdout.split()
+    """Its processes die with it; the names of its namespaces are for the next to remove."""
+    words = crash(BUILDER)
     names, processes = words[:3], [int(word) for word in words[3:]]
     assert set(names) <= left()
     assert all(map(gone, processes))
     assert set(clean()) >= set(names)
 
 
-def test_iswitches_that_crash_with_their_network() -> None:
-    """Nothing is left of a network of Mininet's own, either."""
-    with pytest.raises(AssertionError):
-        python("""
-            import os, signal
-            net = lab()
-            net.start()
-            os.kill(os.getpid(), signal.SIGKILL)
-        """)
+MININET = """
+import os, signal
+net = lab()
+net.start()
+print(net["s1"].process.pid, *(node.pid for node in net.hosts + net.switches), flush=True)
+"""
+
+
+def test_iswitches_die_with_a_mininet_that_crashes() -> None:
+    assert all(gone(int(pid)) for pid in crash(PYTHON + MININET))
 
 
 def test_interfaces_of_the_builder() -> None:
