@@ -25,11 +25,15 @@ bench: $(VENV)/dev.ready
 	$(BIN)/python -m tests.bench.loopback
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw
 
-# What tests of the raw world look at frames with; only root can run those.
+# What tests of real networks call, of which mnexec is Mininet's; only root can run those.
+TOOLS := tshark ping mnexec ethtool iperf3 ip tc ifconfig
+TOOL_PACKAGES := tshark iputils-ping mininet ethtool iperf3 iproute2 net-tools
+
 tools:
-	@[ "$$(id -u)" != 0 ] || { command -v tshark && command -v ping; } >/dev/null || \
+	@[ "$$(id -u)" != 0 ] || \
+	  ( for tool in $(TOOLS); do command -v $$tool >/dev/null || exit 1; done ) || \
 	  { apt-get update -q && DEBIAN_FRONTEND=noninteractive \
-	    apt-get install -qy --no-install-recommends tshark iputils-ping; }
+	    apt-get install -qy --no-install-recommends $(TOOL_PACKAGES); }
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -145,6 +145,8 @@ class Chassis:
         if not good.all():
             self._drop("bad_checksum", int(len(heads) - good.sum()) * count)
             bodies = bodies[good]
+            if not len(bodies):
+                return
         self.issuer.learn(flow.peer.host, flow.peer.ingress, flow.mac)
         self.bridge.learn(flow.mac, group.ingress, now)
         self.counters["rx_frames"] += len(bodies) * count

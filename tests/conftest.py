@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import select
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from .networks import left
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 20.0  # seconds for a switch to start, and to end
@@ -77,3 +80,12 @@ def quiet() -> Iterator[None]:
     """NumPy says nothing of overflow and NaN, as inside a Switch."""
     with np.errstate(all="ignore"):
         yield
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    """Networks of a test are gone after it."""
+    links, before = set(os.listdir("/sys/class/net")), left()
+    yield
+    assert left() <= before
+    assert set(os.listdir("/sys/class/net")) <= links

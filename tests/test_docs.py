@@ -19,6 +19,7 @@ from iswitch.cli.switch import configure, impairments
 from worker_lib import Worker
 
 from .conftest import Where
+from .networks import mn
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -53,7 +54,9 @@ def listings(page: str) -> list[tuple[str, str]]:
 
 
 BAD_LINKS = ["--topology", "star:4,loss=1%,delay=2ms,seed=1", "--world", "netns"]
-WORKERS = [(page, text) for page, text in blocks("python") if page.name != "topologies.md"]
+NETWORKS = ["topologies.md", "mininet.md"]  # their listings are not run by workers
+WORKERS = [(page, text) for page, text in blocks("python") if page.name not in NETWORKS]
+SHOWN = [listing for page in NETWORKS for listing in listings(page)]
 
 
 @pytest.mark.parametrize(
@@ -78,18 +81,19 @@ def test_python_listing_in_four_processes(listing: str, switch: Where, tmp_path:
         assert sorted(outputs) == [f"rank {rank} sums (6.0, 4.0)\n" for rank in range(4)]
 
 
-@pytest.mark.parametrize(("listing", "output"), listings("topologies.md"))
+@pytest.mark.parametrize(("listing", "output"), SHOWN)
 def test_topology_listing(listing: str, output: str) -> None:
-    if "netns" in listing and os.geteuid() != 0:
+    if ("netns" in listing or "mininet" in listing) and os.geteuid() != 0:
         pytest.skip("building namespaces needs root")
     done = subprocess.run(
         [sys.executable, "-c", listing], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert (done.stdout, done.stderr) == (output, "")
+    assert done.stdout == output, done.stderr
+    assert not done.stderr or "mininet" in listing  # which tells there what it does
 
 
 def test_every_python_listing_is_run() -> None:
-    assert len(list(blocks("python"))) == len(WORKERS) + len(listings("topologies.md"))
+    assert len(list(blocks("python"))) == len(WORKERS) + len(SHOWN)
 
 
 def test_topology_files() -> None:
@@ -137,7 +141,12 @@ def test_commands(switch: Where) -> None:
             assert bool(impairments(parser.parse_args(words[2:]))) == ("--impair" in words)
         elif words[:2] == ["iswitch", "run"]:  # tests/test_run.py
             options = words[2 : words.index("--")]
-            assert options in (["--topology", "star:4"], BAD_LINKS)
+            of_mininet = ["--world", "mininet", "--topology", "rack:2x3"]
+            assert options in (["--topology", "star:4"], BAD_LINKS, of_mininet)
+        elif words[:2] == ["iswitch", "demo"]:  # tests/test_worlds.py
+            assert words[2:] == ["--world", "mininet", "--topology", "rack:2x3"]
+        elif words[0] == "mn":
+            assert os.geteuid() != 0 or "Results: 0% dropped" in mn(*words[1:])
         elif words[0] == "iswitch":
             done = subprocess.run(
                 [sys.executable, "-m", *words], capture_output=True, text=True, timeout=60

@@ -202,7 +202,7 @@ def test_worker_lib_uses_little_of_the_switch() -> None:
         assert used <= allowed, name
 
 
-BUILDERS = ("netns", "namespaces", "ethtool", "children")
+BUILDERS = ("netns", "mininet", "mn", "namespaces", "ethtool", "children")
 
 
 def test_topologies_are_below_the_cli_only() -> None:
@@ -254,7 +254,7 @@ def run(code: str, *options: str) -> str:
 )
 def test_importing_loads_nothing_heavy(module: str) -> None:
     heavy = ["numpy", "ml_dtypes", "rich", "matplotlib", "gymnasium", "torch", "asyncio"]
-    heavy += ["pyroute2"]
+    heavy += ["pyroute2", "mininet"]
     show = f"import sys; print(*[name for name in {heavy!r} if name in sys.modules])"
     assert run(f"import {module}; {show}").split() == []
     assert "numpy" in run(f"import iswitch.switch; {show}").split()  # it would be seen

@@ -1,4 +1,4 @@
-"""`iswitch run`: a command on every host, in a world of sockets and in one of namespaces."""
+"""`iswitch run`: a command on every host, in a world of sockets and in those of namespaces."""
 
 from __future__ import annotations
 
@@ -17,13 +17,8 @@ from .conftest import heed_interrupts
 ROOT = Path(__file__).parent.parent
 PATIENCE = 60.0
 PREFIX = "isw-"
-WORLDS = [
-    "loopback",
-    pytest.param(
-        "netns",
-        marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces"),
-    ),
-]
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces")
+WORLDS = ["loopback", *(pytest.param(world, marks=as_root) for world in ("netns", "mininet"))]
 SUM = """
     import numpy as np
     from worker_lib import Worker
@@ -73,10 +68,11 @@ def test_workers_of_every_host_sum_up(world: str, topology: str, tmp_path: Path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces")
-def test_bad_links(tmp_path: Path) -> None:
+@pytest.mark.parametrize("world", ["netns", "mininet"])
+def test_bad_links(tmp_path: Path, world: str) -> None:
     """As docs/links.md has it."""
     report = tmp_path / "report.json"
-    words = ["--topology", "star:4,loss=1%,delay=2ms,seed=1", "--world", "netns"]
+    words = ["--topology", "star:4,loss=1%,delay=2ms,seed=1", "--world", world]
     code = textwrap.dedent(SUM.replace("5000", "200_000"))
     status, _, err = run(*words, "--json", str(report), "--", sys.executable, "-c", code)
     assert status == 0, err
@@ -152,18 +148,3 @@ def test_from_env_outside_a_run() -> None:
 
     with pytest.raises(ValueError, match="iswitch run"):
         Worker.from_env(numel=3)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces")
-def test_the_demo_learns_below_a_tree_of_raw_switches() -> None:
-    command = [sys.executable, "-m", "iswitch", "demo", "--world", "netns"]
-    done = subprocess.run(
-        [*command, "--topology", "rack:2x2"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "learned" in done.stdout

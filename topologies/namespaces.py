@@ -74,6 +74,13 @@ class Claim:
             os.close(home)
         return os.open(NAMESPACES / f"{self.name}-{node}", os.O_RDONLY)
 
+    def adopt(self, node: str, pid: int) -> int:
+        """Call a process's namespace NAME-NODE; an open descriptor of it."""
+        from pyroute2 import netns
+
+        netns.attach(f"{self.name}-{node}", pid)
+        return os.open(NAMESPACES / f"{self.name}-{node}", os.O_RDONLY)
+
     def release(self) -> list[str]:
         """Remove the namespaces and give the name back; the names of what is gone."""
         found = sorted(NAMESPACES.glob(f"{self.name}-*"))

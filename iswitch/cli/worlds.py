@@ -16,6 +16,7 @@ LOCALHOST = "127.0.0.1"
 WORLDS = {
     "loopback": "processes on this machine, no privileges",
     "netns": "a network namespace for each host and switch; needs root",
+    "mininet": "the same, as a network of Mininet's; needs root",
 }
 
 
@@ -151,6 +152,14 @@ def make_world(kind: str, topology: Topology, *, offload: bool = True) -> World:
     """
     if kind == "loopback":
         return Loopback(topology, offload)
+    if kind == "mininet":
+        from topologies import NetworkError
+
+        try:
+            from topologies.mininet import Network as Mininet
+        except NetworkError as error:
+            raise UsageError(str(error)) from None
+        return Namespaces(Mininet(topology, offload=offload), topology, offload)
     from topologies.netns import Network
 
     return Namespaces(Network(topology, offload=offload), topology, offload)

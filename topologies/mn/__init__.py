@@ -1,0 +1,20 @@
+"""What `topologies.mininet` is made of; importing this loads Mininet.
+
+Mininet 2.3 imports distutils, which warns of its end on Python 3.11.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from ..errors import NetworkError
+
+try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import mininet.net  # noqa: F401
+except ImportError as error:
+    raise NetworkError(
+        f"Mininet is not there ({error}); pip install 'iswitch[mininet]', and for its mnexec "
+        "apt-get install --no-install-recommends mininet"
+    ) from error

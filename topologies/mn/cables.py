@@ -1,0 +1,134 @@
+"""Links of Mininet: what a topology says of them, and what the kernel has made of their options."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from mininet.link import TCIntf, TCLink
+
+from iswitch.units import FRAME_HEADER
+
+from ..description import Link
+from ..errors import NetworkError
+from ..ethtool import offloads_off
+from ..netns import MAX_RATE, MIN_RATE, token_bucket
+from .nodes import in_namespace_of
+
+MEGA = 1e6
+RATE_QDISCS = ("htb", "hfsc", "tbf")
+
+
+class Need(NamedTuple):
+    """Options of a TCLink that need a queueing discipline of the kernel, and what to do without."""
+
+    options: tuple[str, ...]
+    mend: str
+
+
+NEEDS = {
+    "netem": Need(
+        ("delay", "jitter", "loss", "max_queue_size"),
+        "give delay, loss and queue to the topology (--topo star,4,delay=5ms), whose switch ports "
+        "keep them",
+    ),
+    "hfsc": Need(("use_hfsc",), "leave it out: htb keeps bw, too"),
+    "red": Need(("enable_ecn", "enable_red"), "leave it out"),
+}
+
+
+class End(TCIntf):
+    """An interface with the MTU, the queue and the offloads of a topology's link.
+
+    The rate is kept by htb, as by any TCLink, with room for a super-datagram to pass whole. The
+    queue is that of the interface, counted in frames, where TCLink would want netem.
+    """
+
+    bwParamMax = MAX_RATE / MEGA
+
+    def config(
+        self, described: Link | None = None, offload: bool = True, **params: Any
+    ) -> dict[str, Any] | None:
+        """Set it up; called by Mininet."""
+        self._described = described
+        if described is not None:
+            mtu, room = described.mtu, described.queue.packets(described.mtu)
+            self.cmd(f"ip link set dev {self.name} mtu {mtu} txqueuelen {room}")
+        found: dict[str, Any] | None = super().config(**params)
+        if not offload:
+            with in_namespace_of(self.node):
+                offloads_off(self.name)
+        return found
+
+    def bwCmds(self, **params: Any) -> tuple[list[str], str]:
+        """The commands of tc for the rate."""
+        commands, parent = super().bwCmds(**params)
+        if self._described is not None and self._described.rate is not None:
+            burst = f"burst {token_bucket(self._described)['burst']}"
+            quantum = self._described.mtu + FRAME_HEADER  # else htb warns of what it makes up
+            room = f"{burst} c{burst} quantum {quantum}"
+            commands = [command.replace("burst 15k", room) for command in commands]
+        return commands, parent
+
+
+class Cable(TCLink):
+    """A link with such ends."""
+
+    def __init__(self, *args: Any, **params: Any) -> None:
+        super().__init__(*args, **{"cls1": End, "cls2": End} | params)
+
+
+def cable_options(link: Link, offload: bool) -> dict[str, Any]:
+    """The options of a `Cable` for a topology's link; none if any link will do.
+
+    Raises:
+        NetworkError: a rate that cannot be kept.
+    """
+    if offload and not link.settings():
+        return {}
+    found: dict[str, Any] = {"cls": Cable, "described": link, "offload": offload}
+    if link.rate is not None:
+        if not MIN_RATE <= link.rate <= MAX_RATE:
+            raise NetworkError(
+                f"link {link.a}-{link.b}: rate {link.rate} bit/s is not in 64kbit to 34Gbit; leave "
+                "it out for as fast as the machine is"
+            )
+        found["bw"] = link.rate / MEGA
+    return found
+
+
+def check_in_force(interface: Any) -> None:
+    """Whether the kernel does what the options of an interface say.
+
+    Mininet logs an error where tc refuses, ignores what it finds too large, and leaves the link as
+    it is.
+
+    Raises:
+        NetworkError: it does not.
+    """
+    options = {name: value for name, value in interface.params.items() if value}
+    wanted = {
+        kind: [name for name in need.options if name in options] for kind, need in NEEDS.items()
+    }
+    if not any(wanted.values()) and "bw" not in options:
+        return
+    queues = interface.cmd(f"tc qdisc show dev {interface.name}")
+    where = f"link {interface.link.intf1}-{interface.link.intf2}"
+    for kind, names in wanted.items():
+        if names and f"qdisc {kind} " not in queues:
+            said = ", ".join(f"{name}={options[name]}" for name in names)
+            raise NetworkError(
+                f"{where}: {said} is not in force, and Mininet goes on without: this kernel lacks "
+                f"{kind} (CONFIG_NET_SCH_{kind.upper()}), or the link is no TCLink (mn --link tc); "
+                f"{NEEDS[kind].mend}"
+            )
+    if "bw" in options and not any(f"qdisc {name} " in queues for name in RATE_QDISCS):
+        raise NetworkError(
+            f"{where}: bw={options['bw']} is not in force: use a TCLink (mn --link tc) of "
+            f"at most {interface_limit(interface)} Mbit/s"
+        )
+
+
+def interface_limit(interface: Any) -> float:
+    """The largest bw of an interface."""
+    limit: float = getattr(interface, "bwParamMax", TCIntf.bwParamMax)
+    return limit

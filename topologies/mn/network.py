@@ -1,0 +1,99 @@
+"""Build a topology with Mininet, for those who want its hosts and its tools."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import ExitStack
+from typing import Any
+
+from mininet.net import Mininet
+
+from ..children import Nodes
+from ..description import Port, Topology
+from ..errors import NetworkError
+from ..namespaces import Claim
+from ..netns import clean, privileges, pyroute2
+from .cables import Cable
+from .nodes import OwnHost, OwnSwitch
+from .topo import TopologyTopo
+
+TOOLS = {"mnexec": "mininet", "ifconfig": "net-tools", "tc": "iproute2", "ethtool": "ethtool"}
+
+
+class Network(Nodes):
+    """A topology as a network of Mininet's, from `start` to `close`; use it as a context.
+
+    It is used as `topologies.netns.Network` is: hosts run what `popen` starts, and switches are
+    bare, for switch processes to be started there. `mininet` is Mininet's own object.
+    """
+
+    def __init__(self, topology: Topology, *, prefix: str = "isw", offload: bool = True) -> None:
+        """Prepare; nothing is built yet.
+
+        Args:
+            topology: what to build. Links and switches that stand by are left out.
+            prefix: what the names of namespaces begin with: 1 to 8 small letters.
+            offload: let super-frames and unfinished checksums pass whole; False: frames are as
+                they would be on a wire.
+        """
+        super().__init__()
+        self.topology = topology
+        self.offload = offload
+        self.mininet: Any = None
+        self._prefix = prefix
+
+    def start(self) -> None:
+        """Build it, after removing what dead processes left.
+
+        Raises:
+            PrivilegeError: not root, or root without the capabilities.
+            NetworkError: a tool lacks, or a link has what cannot be kept.
+        """
+        if self._claim is not None:
+            raise NetworkError("the network is built already; close it, or make another one")
+        topo = TopologyTopo(self.topology, self.offload)
+        with ExitStack() as undo, privileges():
+            if os.geteuid() != 0:
+                raise PermissionError("Mininet wants root")
+            check_tools()
+            pyroute2()
+            undo.callback(self.close)
+            clean()
+            self._claim = Claim.new(self._prefix)
+            self.mininet = Mininet(
+                topo,
+                switch=OwnSwitch,
+                host=OwnHost,
+                controller=None,
+                link=Cable,
+                build=False,
+            )
+            self.mininet.build()
+            for node in self.topology.nodes:
+                self._namespaces[node] = self._claim.adopt(node, self.mininet[node].pid)
+            undo.pop_all()
+
+    def close(self) -> None:
+        """End the children, then remove all that was built. Closing twice is no harm."""
+        self._close()
+        if self.mininet is not None:
+            mininet, self.mininet = self.mininet, None
+            mininet.stop()
+
+    def ports(self, switch: str) -> tuple[Port, ...]:
+        """The interfaces of a switch, each with its link (rate, delay, loss, queue) and peer."""
+        return self.topology.ports(switch)
+
+
+def check_tools() -> None:
+    """Whether there are the programs that Mininet calls; it ends the process if there are not.
+
+    Raises:
+        NetworkError: one lacks.
+    """
+    for tool, package in TOOLS.items():
+        if shutil.which(tool) is None:
+            raise NetworkError(
+                f"Mininet needs {tool}: apt-get install --no-install-recommends {package}"
+            )

@@ -1,0 +1,59 @@
+"""Nodes of Mininet that die with their parent and have no IPv6."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mininet.node import Node, Switch
+
+from ..children import DiesWithParent
+from ..namespaces import inside
+from ..netns import without_ipv6
+
+
+class OwnNode(Node):
+    """A namespace and the shell that holds it."""
+
+    def __init__(self, name: str, **params: Any) -> None:
+        super().__init__(name, **params | {"inNamespace": True})
+        with in_namespace_of(self):
+            without_ipv6()
+
+    def _popen(self, cmd: list[str], **params: Any) -> Any:
+        return super()._popen(cmd, preexec_fn=DiesWithParent(), **params)
+
+
+class OwnHost(OwnNode):
+    """A host."""
+
+
+class OwnSwitch(Switch, OwnNode):
+    """The namespace of a switch whose process somebody else starts.
+
+    Interfaces of switches have names such as s1-eth1 in every network; in a namespace they are in
+    nobody's way.
+    """
+
+    controlIntf = None
+
+    def __init__(self, name: str, **params: Any) -> None:
+        Switch.__init__(self, name, **params | {"inNamespace": True})
+        with in_namespace_of(self):
+            without_ipv6()
+
+    def start(self, controllers: list[Any]) -> None:
+        """Nothing: called by Mininet."""
+
+
+@contextmanager
+def in_namespace_of(node: Any) -> Iterator[None]:
+    """Put the calling thread into the namespace of a node of Mininet's for a while."""
+    namespace = os.open(f"/proc/{node.pid}/ns/net", os.O_RDONLY)
+    try:
+        with inside(namespace):
+            yield
+    finally:
+        os.close(namespace)

@@ -1,0 +1,245 @@
+"""The iSwitch as a switch of Mininet's: `mn --switch iswitch`."""
+
+from __future__ import annotations
+
+import json
+import select
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import total_ordering
+from ipaddress import IPv4Address, IPv4Interface
+from itertools import count
+from typing import IO, Any, NamedTuple
+
+from mininet.node import Host
+
+from ..children import DiesWithParent, end
+from ..commands import options
+from ..errors import NetworkError
+from .cables import check_in_force
+from .nodes import OwnHost, OwnSwitch, in_namespace_of
+
+START_PATIENCE = 20.0  # seconds for a switch process to listen
+FIRST = "first"  # the tree's root is the switch that was made first
+DEFAULT_NETWORK = "10.0.0.0/8"  # Mininet's
+
+
+class Tree(NamedTuple):
+    """The switches that hang together, in the order in which they were made."""
+
+    switches: list[ISwitch]
+    hosts: list[Any]
+    parents: dict[str, tuple[str, str]]  # by switch: its parent, the interface that leads there
+
+
+@total_ordering
+class ISwitch(OwnSwitch):
+    """Runs one switch process in its namespace, from `start` to `stop`.
+
+    What workers send to its `address` is summed up, all else is switched. Switches that are linked
+    make a tree, of which the root is the one that was made first. They are bridges without a
+    spanning-tree protocol: links must not make a circle.
+
+    Args:
+        name: such as s1.
+        address: its IP address; default: the last of the hosts' network, counted down by the order
+            in which the switches were made.
+        parent: the name of the switch above, "" for none; default: the next one towards the root.
+        offload: let super-frames pass whole.
+        opts: more options of `iswitch switch`, in a string.
+        batch: have `batchStartup` wait until the process listens, rather than `start`.
+    """
+
+    _made = count()
+
+    def __init__(
+        self,
+        name: str,
+        address: str | None = None,
+        parent: str = FIRST,
+        offload: bool = True,
+        opts: str = "",
+        batch: bool = False,
+        **params: Any,
+    ) -> None:
+        super().__init__(name, opts=opts, **params)
+        self.wanted_address = address
+        self.wanted_parent = parent
+        self.offload = offload
+        self.batch = batch
+        self.order = next(ISwitch._made)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.counters: dict[str, int] = {}  # when it has stopped
+        self._errors: IO[bytes] | None = None
+
+    def __lt__(self, other: ISwitch) -> bool:
+        return self.order < other.order
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+    @property
+    def address(self) -> IPv4Address:
+        """Where workers reach it, at UDP port 26963."""
+        return address_in(self, surroundings(self))
+
+    def start(self, controllers: list[Any]) -> None:  # noqa: ARG002  (it needs none)
+        """Start the process; called by Mininet.
+
+        Raises:
+            NetworkError: links make a circle, or an option of a link is not in force; or, unless
+                `batch`, it does not listen.
+        """
+        if self.process is not None:
+            return
+        tree = surroundings(self)
+        interfaces = [port for port in self.intfList() if port.link is not None]
+        for port in interfaces:
+            check_in_force(port.link.intf1)
+            check_in_force(port.link.intf2)
+        above = uplink = None
+        if self.name in tree.parents:
+            name, uplink = tree.parents[self.name]
+            (parent,) = (switch for switch in tree.switches if switch.name == name)
+            above = address_in(parent, tree)
+        names = [port.name for port in interfaces]
+        words = options(names, address_in(self, tree), above, uplink, offload=self.offload)
+        command = [sys.executable, "-P", "-m", "iswitch", "switch", "--json", *words]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by stop)
+        with in_namespace_of(self):
+            self.process = subprocess.Popen(
+                [*command, *shlex.split(self.opts)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                start_new_session=True,
+                preexec_fn=DiesWithParent(),
+            )
+        if not self.batch:
+            self.await_listening()
+
+    def await_listening(self) -> None:
+        """Wait until it serves.
+
+        Raises:
+            NetworkError: it does not.
+        """
+        assert self.process is not None
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], START_PATIENCE)
+        if readable and self.process.stdout.readline():
+            return
+        assert self._errors is not None
+        self._errors.seek(0)
+        complaint = self._errors.read().decode(errors="replace").strip() or "it does not listen"
+        self.stop()
+        raise NetworkError(f"switch {self.name}: {complaint}")
+
+    @classmethod
+    def batchStartup(cls, switches: Sequence[ISwitch]) -> Sequence[ISwitch]:
+        """Wait until these serve; called by Mininet after all were started."""
+        for switch in switches:
+            if switch.batch:
+                switch.await_listening()
+                switch.batch = False  # when it is started again, it is by itself
+        return switches
+
+    @classmethod
+    def batchShutdown(cls, switches: Sequence[ISwitch]) -> Sequence[ISwitch]:
+        """End the processes, side by side; called by Mininet."""
+        end([switch.process for switch in switches if switch.process is not None])
+        for switch in switches:
+            switch.stop(deleteIntfs=False)
+        return switches
+
+    def stop(self, deleteIntfs: bool = True) -> None:
+        """End the process and keep its counters; called by Mininet."""
+        if self.process is not None:
+            end([self.process])
+            assert self.process.stdout is not None
+            lines = self.process.stdout.read().splitlines()
+            self.counters = json.loads(lines[-1]) if lines else {}
+            self.process.stdout.close()
+            self.process = None
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
+        super().stop(deleteIntfs)
+
+    def terminate(self) -> None:
+        """Remove the namespace; called by Mininet."""
+        self.stop(deleteIntfs=False)
+        super().terminate()
+
+
+def surroundings(switch: ISwitch) -> Tree:
+    """All that this switch can reach.
+
+    Raises:
+        NetworkError: the links make a circle.
+    """
+    around = neighbours(switch)
+    switches = sorted(node for node in around if isinstance(node, ISwitch))
+    hosts = [node for node in around if isinstance(node, Host | OwnHost)]
+    cables = sum(isinstance(far, ISwitch) for s in switches for _, far in around[s]) // 2
+    if cables >= len(switches):
+        raise NetworkError(
+            f"the links of {', '.join(s.name for s in switches)} make a circle, and these switches "
+            "have no spanning-tree protocol; take a topology that is a tree, such as tree,2,3"
+        )
+    parents: dict[str, tuple[str, str]] = {}
+    reached = [switches[0]]
+    for near in reached:
+        for _, far in around[near]:
+            if isinstance(far, ISwitch) and far not in reached:
+                reached.append(far)
+                parents[far.name] = near.name, port_to(far, near)
+    for one in switches:
+        if one.wanted_parent != FIRST:
+            parents.pop(one.name, None)
+            for _, far in around[one]:
+                if far.name == one.wanted_parent:
+                    parents[one.name] = far.name, port_to(one, far)
+    return Tree(switches, hosts, parents)
+
+
+def neighbours(start: Any) -> dict[Any, list[tuple[str, Any]]]:
+    """By node, for all that are reachable: the interfaces and who is at the other end."""
+    found: dict[Any, list[tuple[str, Any]]] = {}
+    todo = [start]
+    while todo:
+        node = todo.pop()
+        if node in found:
+            continue
+        found[node] = []
+        for interface in node.intfList():
+            link = interface.link
+            if link is not None:
+                far = link.intf2 if link.intf1 is interface else link.intf1
+                found[node].append((interface.name, far.node))
+                todo.append(far.node)
+    return found
+
+
+def port_to(switch: ISwitch, far: Any) -> str:
+    """The interface of a switch that leads to a neighbour."""
+    ((interface, _),) = switch.connectionsTo(far)
+    name: str = interface.name
+    return name
+
+
+def address_in(switch: ISwitch, tree: Tree) -> IPv4Address:
+    """The address of a switch among these."""
+    if switch.wanted_address is not None:
+        return IPv4Address(switch.wanted_address)
+    network = IPv4Interface(DEFAULT_NETWORK).network
+    for host in tree.hosts:
+        if host.IP():
+            network = IPv4Interface(f"{host.IP()}/{host.defaultIntf().prefixLen}").network
+            break
+    return network[-2 - tree.switches.index(switch)]

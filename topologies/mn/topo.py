@@ -1,0 +1,67 @@
+"""Topologies as Mininet wants them: `mn --topo star,4`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from mininet.topo import Topo
+
+from ..commands import impair_options
+from ..description import Topology
+from ..specs import KINDS
+from .cables import cable_options
+
+
+class TopologyTopo(Topo):
+    """The active part of a topology, with its names, addresses, rates and impairments.
+
+    Raises:
+        NetworkError: a link has a rate that cannot be kept.
+    """
+
+    def build(self, topology: Topology, offload: bool = True) -> None:
+        """Add nodes and links; called by Mininet."""
+        self.topology = topology
+        prefix = topology.subnet.prefixlen
+        for host in topology.hosts:
+            self.addHost(host.name, ip=f"{topology.address(host.name)}/{prefix}")
+        for number, switch in enumerate(topology.tree, 1):
+            self.addSwitch(
+                switch.name,
+                dpid=f"{number:x}",
+                address=str(topology.address(switch.name)),
+                parent=switch.parent or "",
+                opts=shlex.join(impair_options(topology, switch.name)),
+            )
+        for link in filter(topology.active, topology.links):
+            a, b = self._end(link.a, link.b), self._end(link.b, link.a)
+            options = {"addr1": a[1], "addr2": b[1]} | cable_options(link, offload)
+            self.addLink(link.a, link.b, a[0], b[0], **options)
+
+    def _end(self, node: str, peer: str) -> tuple[int, str]:
+        """Number and MAC of the port of a node that leads to another."""
+        topology = self.topology
+        is_switch = any(switch.name == node for switch in topology.tree)
+        places = [port.peer for port in topology.ports(node)]
+        number = places.index(peer) + is_switch
+        return number, topology.port_mac(node, number) if is_switch else topology.mac(node)
+
+
+def form(kind: str, *numbers: int, **settings: object) -> TopologyTopo:
+    """A short form, as `mn` has it: `star,4,rate=100Mbit` is star:4,rate=100Mbit."""
+    return parsed(f"{kind}:{'x'.join(map(str, numbers))}", **settings)
+
+
+def parsed(text: str, **settings: object) -> TopologyTopo:
+    """Any short form, or the path of a file: `topology,rack:2x3`."""
+    words = [text, *(f"{name}={value}" for name, value in settings.items())]
+    return TopologyTopo(Topology.parse(",".join(words)))
+
+
+OF_MININET = ("tree",)  # names that mean something else to its users
+TOPOS: dict[str, Callable[..., Any]] = {
+    kind: partial(form, kind) for kind in KINDS if kind not in OF_MININET
+} | {"topology": parsed}
