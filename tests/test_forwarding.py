@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from iswitch import counters as c
@@ -337,8 +337,19 @@ def test_any_bytes_go_somewhere_or_are_counted(batches: list[tuple[int, list[byt
     bench.balance()
 
 
+WRONG_HEADER = bytes.fromhex(  # all of its group have a wrong IP checksum
+    "00000000000000000000"
+    "02690a1afffe"
+    "000000000000"
+    "0800"
+    "451c001c00000000001100000a1a00010a1afffe"
+    "1388695300080000"
+)
+
+
 @settings(max_examples=200)
 @given(st.integers(0, 2), st.lists(rows, min_size=1, max_size=5))
+@example(0, [WRONG_HEADER])
 def test_ports_without_offload_finish_what_they_send(ingress: int, batch: list[bytes]) -> None:
     bench = Bench(*[Jack(1500, offload=False)] * 3)
     bench.join(0)
