@@ -24,6 +24,7 @@ model: $(VENV)/dev.ready
 bench: $(VENV)/dev.ready
 	$(BIN)/python -m tests.bench.loopback
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw
+	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw --no-offload --no-gloo --no-tcp
 
 # What tests of real networks call, of which mnexec is Mininet's; only root can run those.
 TOOLS := tshark ping mnexec ethtool iperf3 ip tc ifconfig

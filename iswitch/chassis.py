@@ -326,5 +326,5 @@ def datagrams_sound(heads: Rows, payloads: Rows) -> npt.NDArray[np.bool_]:
     none = ~heads[:, UDP + 6 : HEAD].any(axis=1)
     pseudo = np.frombuffer(b"\0\x11" + length.to_bytes(2, "big"), np.uint8).reshape(1, -1)
     total = sums(payloads) + sums(heads[:, IP + 12 :]) + sums(pseudo)
-    good: npt.NDArray[np.bool_] = none | (total % np.uint32(0xFFFF) == 0)
+    good: npt.NDArray[np.bool_] = none | (total % np.uint64(0xFFFF) == 0)
     return good

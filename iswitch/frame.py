@@ -24,6 +24,8 @@ import numpy.typing as npt
 
 from .packets import Rows
 
+Sums = npt.NDArray[np.uint64]
+
 VNET = struct.Struct("<BBHHHH")  # flags, gso_type, hdr_len, gso_size, csum_start, csum_offset
 NEEDS_CSUM, DATA_VALID = 1, 2
 GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4 = 0, 1, 4, 5
@@ -145,34 +147,36 @@ def checksum(data: bytes) -> int:
     return 0xFFFF - (number % 0xFFFF or (0xFFFF if number else 0))
 
 
-def sums(rows: Rows) -> npt.NDArray[np.uint32]:
+def sums(rows: Rows) -> Sums:
     """For each row the sum of its 16-bit words in this machine's byte order, not yet folded.
 
-    An odd last byte counts as if a zero followed.
+    An odd last byte counts as if a zero followed. Words are taken two at a time: 2**16 counts as 1.
     """
     size = rows.shape[1]
-    even = size & ~1
+    pairs = size & ~3
     if rows.strides[1] != 1:
         rows = np.ascontiguousarray(rows)
-    total: npt.NDArray[np.uint32] = rows[:, :even].view("<u2").sum(axis=1, dtype=np.uint32)
-    if size % 2:
+    total: Sums = rows[:, :pairs].view("<u4").sum(axis=1, dtype=np.uint64)
+    if size & 2:
+        total += rows[:, pairs : pairs + 2].view("<u2")[:, 0]
+    if size & 1:
         total += rows[:, -1]
     return total
 
 
-def fold(total: npt.NDArray[np.uint32], zero: int = 0) -> npt.NDArray[np.uint16]:
+def fold(total: Sums, zero: int = 0) -> npt.NDArray[np.uint16]:
     """Checksums from sums of what is not all zeros: their complement.
 
     Of the two forms of zero it is 0x0000 (RFC 1624); in UDP, where that says "none", 0xFFFF.
     """
-    folded = (0xFFFF - total % np.uint32(0xFFFF)).astype(np.uint16)
+    folded = (0xFFFF - total % np.uint64(0xFFFF)).astype(np.uint16)
     folded[folded == 0xFFFF] = zero
     return folded
 
 
 def sound(rows: Rows) -> npt.NDArray[np.bool_]:
     """Which rows, with their checksum field in them, have the right checksum."""
-    return np.asarray(sums(rows) % np.uint32(0xFFFF) == 0)
+    return np.asarray(sums(rows) % np.uint64(0xFFFF) == 0)
 
 
 def ip_header(
@@ -216,13 +220,13 @@ class Route(NamedTuple):
         )
         return np.frombuffer(head, np.uint8).reshape(1, -1)
 
-    def heads(self, rows: Rows) -> Rows:
-        """What goes before each of `rows`, a payload each, with finished checksums."""
-        n, size = rows.shape
+    def heads(self, size: int, total: Sums) -> Rows:
+        """What goes before payloads of `size` bytes, of these `sums`, with finished checksums."""
+        n = len(total)
         heads = np.repeat(self.head(size, size), n, axis=0)
         heads[:, :ETH] = 0
         heads[:, UDP + 6 : PAYLOAD].view("<u2")[:, 0] = fold(
-            sums(heads[:, UDP:PAYLOAD]) + sums(rows), UDP_ZERO
+            sums(heads[:1, UDP:PAYLOAD]) + total, UDP_ZERO
         )
         return heads
 

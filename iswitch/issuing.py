@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .counters import Counters
-from .frame import ARP_REQUEST, HEADERS, Route, Transmission, arp
-from .packets import Address, Outgoing, Rows, supers
+from .frame import ARP_REQUEST, HEADERS, Route, Sums, Transmission, arp, sums
+from .packets import Address, Outgoing, Rows, pieces, supers
 
 ASK_AGAIN = 1.0  # seconds between two ARP requests for one address
 MOST = 4096  # neighbours, and heads that are kept; strangers may have ever new addresses
@@ -63,6 +63,7 @@ class Issuer:
         transmissions: list[Transmission] = []
         for out in sends:
             n, size = out.rows.shape
+            parts: list[tuple[Rows, Sums]] = []  # of whole packets, for ports without offload
             for peer in out.peers:
                 mac = self._neighbours.get((peer.host, peer.ingress))
                 if mac is None:
@@ -73,7 +74,8 @@ class Issuer:
                 elif self.jacks[peer.ingress].offload:
                     transmissions.append(self._supers(out, peer, mac))
                 else:
-                    transmissions += self._singles(out, peer, mac)
+                    parts = parts or singles(out)
+                    transmissions += self._singles(out, peer, mac, parts)
         return transmissions
 
     def _supers(self, out: Outgoing, peer: Address, mac: bytes) -> Transmission:
@@ -90,16 +92,15 @@ class Issuer:
             self._heads[key] = heads
         return Transmission(peer.ingress, heads, payloads, lengths, counts)
 
-    def _singles(self, out: Outgoing, peer: Address, mac: bytes) -> list[Transmission]:
+    def _singles(
+        self, out: Outgoing, peer: Address, mac: bytes, parts: list[tuple[Rows, Sums]]
+    ) -> list[Transmission]:
         route = self._route(peer, mac, out.tos)
-        n, size = out.rows.shape
-        whole = n if out.tail == size else n - 1
         sends = []
-        for rows in (out.rows[:whole], out.rows[whole:, : out.tail]):
-            if len(rows):
-                lengths = [rows.shape[1]] * len(rows)
-                heads = route.heads(rows)
-                sends.append(Transmission(peer.ingress, heads, rows, lengths, [1] * len(rows)))
+        for rows, total in parts:
+            n, size = rows.shape
+            heads = route.heads(size, total)
+            sends.append(Transmission(peer.ingress, heads, rows, [size] * n, [1] * n))
         return sends
 
     def _route(self, peer: Address, mac: bytes, tos: int) -> Route:
@@ -118,3 +119,8 @@ class Issuer:
         destination = bytes(map(int, peer.host.split(".")))
         frame = arp(ARP_REQUEST, self.mac, self.address, bytes(6), destination)
         return [Transmission.single(peer.ingress, frame)]
+
+
+def singles(out: Outgoing) -> list[tuple[Rows, Sums]]:
+    """The packets in one or two arrays in each of which all are equally long, with their sums."""
+    return [(rows, sums(rows)) for rows in pieces(out.rows, out.tail)]

@@ -21,6 +21,14 @@ MAX_SUPER = 65507  # bytes of payload of a super-datagram: IPv4 counts no more
 MAX_SEGMENTS = 64  # packets of one (UDP_MAX_SEGMENTS; 128 in newer kernels)
 
 
+def pieces(rows: Rows, tail: int) -> list[Rows]:
+    """Packets of which the last has `tail` bytes, as one or two arrays of equally long ones."""
+    if tail == rows.shape[1]:
+        return [rows]
+    last = rows[-1:, :tail]
+    return [rows[:-1], last] if len(rows) > 1 else [last]
+
+
 def super_packets(size: int) -> int:
     """How many packets of `size` bytes a super-datagram takes."""
     return max(1, min(MAX_SUPER // size, MAX_SEGMENTS)) if size else 1
@@ -112,11 +120,7 @@ class Burst(NamedTuple):
 
     def pieces(self) -> list[Rows]:
         """The packets as one or two arrays in each of which all rows are whole."""
-        if self.tail == self.rows.shape[1]:
-            return [self.rows]
-        if len(self.rows) == 1:
-            return [self.rows[:, : self.tail]]
-        return [self.rows[:-1], self.rows[-1:, : self.tail]]
+        return pieces(self.rows, self.tail)
 
 
 class Outgoing(NamedTuple):
@@ -148,12 +152,12 @@ class Stretch(NamedTuple):
 
     def pieces(self) -> list[Stretch]:
         """The same in one or two stretches in each of which all rows are whole."""
-        n, size = self.rows.shape
-        if self.tail == size:
-            return [self]
-        rest = self.rows[-1:, : self.tail]
-        last = Stretch(self.round, self.start + n - 1, rest, self.tail)
-        return [self._replace(rows=self.rows[:-1], tail=size), last] if n > 1 else [last]
+        found = []
+        start = self.start
+        for rows in pieces(self.rows, self.tail):
+            found.append(Stretch(self.round, start, rows, rows.shape[1]))
+            start += len(rows)
+        return found
 
     def fits(self, shape: Shape) -> bool:
         """Whether these packets have the lengths and indices that the vectors of a job have."""

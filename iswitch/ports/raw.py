@@ -18,7 +18,17 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from ..counters import Counters
-from ..frame import ETH, HEAD, MAC_SIZE, NEEDS_CSUM, VLAN_TAG, VNET, Frames, Transmission
+from ..frame import (
+    ETH,
+    ETH_HEADER,
+    HEAD,
+    MAC_SIZE,
+    NEEDS_CSUM,
+    VLAN_TAG,
+    VNET,
+    Frames,
+    Transmission,
+)
 from ..issuing import Jack
 from ..packets import Rows
 from .frames import FEW, SOCKADDR_LL, FrameSender
@@ -76,7 +86,7 @@ class RawPort:
         self.socket = packet_socket(buffer)
         try:
             self.mtu = self._mtu()
-            self.spacing = Spacing(-(-self.mtu // 64) * 64, HEAD)
+            self.spacing = Spacing(ETH + ETH_HEADER + self.mtu - HEAD, HEAD)
             self.socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
             self.socket.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
             promiscuous = struct.pack("iHH8x", self.index, PACKET_MR_PROMISC, 0)
@@ -221,7 +231,7 @@ class RawPorts:
                 continue
             counts: list[int] = []
             begun: list[tuple[Transmission, int]] = []
-            for transmission in pieces(step, self._sender.most):
+            for transmission in at_most(step, self._sender.most):
                 if len(counts) + len(transmission.counts) > self._sender.most:
                     self._flush(counts, begun)
                     counts, begun = [], []
@@ -251,7 +261,7 @@ class RawPorts:
                 self.recorder.sent(transmission, {i - start for i in which})
 
 
-def pieces(step: Iterable[Transmission], most: int) -> Iterator[Transmission]:
+def at_most(step: Iterable[Transmission], most: int) -> Iterator[Transmission]:
     """The same frames, at most so many in one."""
     for whole in step:
         if len(whole.lengths) <= most:

@@ -38,7 +38,7 @@ SO_SNDBUFFORCE = 32
 BUFFER = 16 << 20  # bytes asked for; net.core.rmem_max may allow less
 REMEMBERED = 4096  # kinds of packets, and lists of receivers; strangers may have ever new addresses
 CONTROL = 112  # bytes of control messages: ToS, size of packets, drops, our address
-USUAL = 1536  # bytes of a datagram, until there are larger ones
+USUAL = 1472  # bytes of a datagram, until there are larger ones
 
 
 # The kernel or the device cannot segment, or the packets are larger than the MTU on the way.

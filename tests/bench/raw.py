@@ -105,7 +105,6 @@ class Plan(NamedTuple):
     rounds: list[int]
     switches: tuple[str, ...]
     gloo: str | None  # rank 0's address
-    offload: bool
 
 
 class Start:
@@ -171,7 +170,7 @@ def work(plan: Plan, rank: int, places: Sequence[Place], start: Start, results: 
             for where, switch in zip(own, plan.switches, strict=True):
                 with where:
                     address = (switch, SWITCH_PORT)
-                    members.append(Worker(address, job, numel, plan.workers, offload=plan.offload))
+                    members.append(Worker(address, job, numel, plan.workers))
             ways = [iswitch_allreduce(member, vector, out) for member in members]
             if plan.gloo is not None:
                 ways.append(gloo_allreduce(vector, out))
@@ -187,9 +186,10 @@ def work(plan: Plan, rank: int, places: Sequence[Place], start: Start, results: 
                         check(out, numel, plan.workers)
             start.wait()
             stats = [member.stats() for member in members]
+            segments = members[0].shape.segments
             for member in members:
                 member.leave()
-            results.send((times, stats))
+            results.send((times, stats, segments))
     if plan.gloo is not None:
         from torch import distributed
 
@@ -213,16 +213,19 @@ def compare(plan: Plan, pipes: Sequence[Connection]) -> None:
     print(f"{'':11}{'min':>9}{'p50':>9}{'p99':>9}{'max':>9}{'n':>7}   / iswitch")
     for name, numel in plan.sizes.items():
         found = [pipe.recv() for pipe in pipes]
-        times = np.stack([times for times, _ in found])  # worker, round, way, (start, end)
+        times = np.stack([times for times, _, _ in found])  # worker, round, way, (start, end)
         seconds = times[..., 1].max(axis=0) - times[..., 0].min(axis=0)
-        again = sum(stats[0]["sent_again"] for _, stats in found)
+        again = sum(stats[0]["sent_again"] for _, stats, _ in found)
+        packets = 2 * sum(segments for _, _, segments in found) / 1e6
         print(f"{name} ({numel} elements)" + f", {again} segments sent again" * bool(again))
         for k, way in enumerate(names):
             note = ""
+            if k < 2:
+                note = f"{packets / np.median(seconds[:, k]):.2f} Mpacket/s in and out   "
             if k:
                 ratio = np.median(seconds[:, k]) / np.median(seconds[:, 0])
                 low, middle, high = np.percentile(seconds[:, k] / seconds[:, 0], [25, 50, 75])
-                note = f"{ratio:.2f}, pairs {middle:.2f} ({low:.2f}..{high:.2f})"
+                note += f"{ratio:.2f}, pairs {middle:.2f} ({low:.2f}..{high:.2f})"
             print(row(way, seconds[:, k], note), flush=True)
 
 
@@ -289,7 +292,9 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", help="elements; default: the paper's")
     parser.add_argument("--mtu", type=int, default=1500)
     parser.add_argument("--spin", type=float, default=0.0, help="as of `iswitch switch`")
-    parser.add_argument("--no-offload", action="store_true", help="frames as they are on a wire")
+    parser.add_argument(
+        "--no-offload", action="store_true", help="ethtool -K ... off: frames as on a wire"
+    )
     parser.add_argument("--no-gloo", action="store_true")
     parser.add_argument("--no-tcp", action="store_true")
     args = parser.parse_args()
@@ -320,7 +325,7 @@ def main() -> None:
             end.recv()
         switches = tuple(str(topology.address("s1")) for _ in servers)
         master = str(topology.address("h1")) if gloo else None
-        plan = Plan(args.workers, sizes, rounds, switches, master, not args.no_offload)
+        plan = Plan(args.workers, sizes, rounds, switches, master)
         start = Start(context, args.workers)
         pipes, workers = [], []
         for rank in range(args.workers):
