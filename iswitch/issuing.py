@@ -16,7 +16,7 @@ import numpy as np
 
 from .counters import Counters
 from .frame import ARP_REQUEST, HEADERS, Route, Sums, Transmission, arp, sums
-from .packets import Address, Outgoing, Rows, pieces, supers
+from .packets import Address, Outgoing, Rows, Supers, pieces, supers
 
 ASK_AGAIN = 1.0  # seconds between two ARP requests for one address
 MOST = 4096  # neighbours, and heads that are kept; strangers may have ever new addresses
@@ -63,7 +63,8 @@ class Issuer:
         transmissions: list[Transmission] = []
         for out in sends:
             n, size = out.rows.shape
-            parts: list[tuple[Rows, Sums]] = []  # of whole packets, for ports without offload
+            whole: list[Supers] = []  # for ports with offload
+            single: list[tuple[Rows, Sums]] = []  # for those without
             for peer in out.peers:
                 mac = self._neighbours.get((peer.host, peer.ingress))
                 if mac is None:
@@ -72,15 +73,17 @@ class Issuer:
                 elif size + HEADERS - 14 > self.jacks[peer.ingress].mtu:
                     self.counters["too_large"] += n
                 elif self.jacks[peer.ingress].offload:
-                    transmissions.append(self._supers(out, peer, mac))
+                    whole = whole or supers(out.rows, out.tail)
+                    transmissions += [self._supers(out, peer, mac, some) for some in whole]
                 else:
-                    parts = parts or singles(out)
-                    transmissions += self._singles(out, peer, mac, parts)
+                    single = single or [(rows, sums(rows)) for rows in pieces(out.rows, out.tail)]
+                    route = self._route(peer, mac, out.tos)
+                    transmissions += [_singles(route, peer, *some) for some in single]
         return transmissions
 
-    def _supers(self, out: Outgoing, peer: Address, mac: bytes) -> Transmission:
+    def _supers(self, out: Outgoing, peer: Address, mac: bytes, whole: Supers) -> Transmission:
         size = out.rows.shape[1]
-        payloads, lengths, counts = supers(out.rows, out.tail)
+        lengths = whole.lengths
         key = (peer, mac, out.tos, size, len(lengths), lengths[-1])
         heads = self._heads.get(key)
         if heads is None:
@@ -90,18 +93,7 @@ class Issuer:
             heads = np.repeat(route.head(lengths[0], size), len(lengths), axis=0)
             heads[-1] = route.head(lengths[-1], size)
             self._heads[key] = heads
-        return Transmission(peer.ingress, heads, payloads, lengths, counts)
-
-    def _singles(
-        self, out: Outgoing, peer: Address, mac: bytes, parts: list[tuple[Rows, Sums]]
-    ) -> list[Transmission]:
-        route = self._route(peer, mac, out.tos)
-        sends = []
-        for rows, total in parts:
-            n, size = rows.shape
-            heads = route.heads(size, total)
-            sends.append(Transmission(peer.ingress, heads, rows, [size] * n, [1] * n))
-        return sends
+        return Transmission(peer.ingress, heads, *whole)
 
     def _route(self, peer: Address, mac: bytes, tos: int) -> Route:
         destination = bytes(map(int, peer.host.split(".")))
@@ -121,6 +113,6 @@ class Issuer:
         return [Transmission.single(peer.ingress, frame)]
 
 
-def singles(out: Outgoing) -> list[tuple[Rows, Sums]]:
-    """The packets in one or two arrays in each of which all are equally long, with their sums."""
-    return [(rows, sums(rows)) for rows in pieces(out.rows, out.tail)]
+def _singles(route: Route, peer: Address, rows: Rows, total: Sums) -> Transmission:
+    n, size = rows.shape
+    return Transmission(peer.ingress, route.heads(size, total), rows, [size] * n, [1] * n)

@@ -34,26 +34,26 @@ def super_packets(size: int) -> int:
     return max(1, min(MAX_SUPER // size, MAX_SEGMENTS)) if size else 1
 
 
-def supers(rows: Rows, tail: int) -> tuple[Rows, list[int], list[int]]:
-    """Packets as super-datagrams: their payloads, a row each, and the bytes and packets of each.
+class Supers(NamedTuple):
+    """Payloads of super-datagrams, a row each; the bytes and the packets of each."""
 
-    The last payload may reach beyond the packets; its length says where it ends.
-    """
+    payloads: Rows
+    lengths: list[int]
+    counts: list[int]
+
+
+def supers(rows: Rows, tail: int) -> list[Supers]:
+    """Packets, of which the last has `tail` bytes, as super-datagrams: full ones, and the rest."""
     n, size = rows.shape
     at_once = super_packets(size)
-    if n <= at_once:
-        return rows.reshape(1, -1), [(n - 1) * size + tail], [n]
-    whole, rest = divmod(n, at_once)
-    counts = [at_once] * whole + [rest] * bool(rest)
-    lengths = [count * size for count in counts]
-    lengths[-1] += tail - size
-    step = at_once * size
-    if not rest:
-        return rows.reshape(whole, step), lengths, counts
-    payloads = np.lib.stride_tricks.as_strided(
-        rows.reshape(-1), (len(counts), step), (step, 1), writeable=False
-    )
-    return payloads, lengths, counts
+    found = []
+    if whole := n // at_once:
+        payloads = rows[: whole * at_once].reshape(whole, at_once * size)
+        found.append(Supers(payloads, [at_once * size] * whole, [at_once] * whole))
+    if rest := n % at_once:
+        found.append(Supers(rows[n - rest :].reshape(1, -1), [rest * size], [rest]))
+    found[-1].lengths[-1] += tail - size
+    return found
 
 
 def unpacked(payloads: Rows, size: int, step: int) -> Iterator[tuple[Rows, int]]:

@@ -148,10 +148,14 @@ def is_whole(found: Lengths, length: int) -> bool:
 
 def without_options(row: bytes) -> bytes | None:
     """A frame whose IPv4 header has no options any more; None: it had none, or is no such frame."""
-    size = (row[IP] & 0x0F) * 4 if len(row) > IP else 0
-    if row[ETH + 12 : IP] != ETHERTYPE_IP or row[IP] >> 4 != 4 or size <= IP_HEADER:
+    if row[ETH + 12 : IP] != ETHERTYPE_IP or len(row) <= IP or row[IP] >> 4 != 4:
         return None
-    if len(row) < IP + size or int.from_bytes(row[IP : IP + size], "big") % 0xFFFF:
+    size = (row[IP] & 0x0F) * 4
+    if (
+        size <= IP_HEADER
+        or len(row) < IP + size
+        or int.from_bytes(row[IP : IP + size], "big") % 0xFFFF
+    ):
         return None
     length = int.from_bytes(row[IP + 2 : IP + 4], "big") - size + IP_HEADER
     if length < IP_HEADER:

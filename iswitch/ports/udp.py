@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..packets import Address, Burst, Outgoing, Rows, super_packets, supers, unpacked
+from ..packets import Address, Burst, Outgoing, Rows, Supers, super_packets, supers, unpacked
 from .mmsg import SOCKADDR_SIZE, Block, Receiver, Sender, Spacing
 
 SOL_UDP = 17
@@ -221,21 +221,29 @@ class UdpPort:
 
     def _send_supers(self, group: _Group, out: Outgoing) -> None:
         """Send super-datagrams to whom the way carries them."""
-        payloads, lengths, counts = supers(out.rows, out.tail)
         control = self._control(out.tos, out.rows.shape[1], group.source)
-        sent = dict.fromkeys(group.whole.tolist(), 0)  # those who refuse: packets sent before
-        if len(counts) == 1:
-            refused = self._send_to_all(group.whole, payloads[0, : lengths[0]], control, counts[0])
-            sent = dict.fromkeys(refused, 0)
-        else:
-            for name in group.whole.tolist():
-                done = self._send_rows(payloads, lengths[-1], name, control, counts)
-                sent[name] = sum(counts[:done])
         single = self._control(out.tos, 0, group.source)
-        for name, start in sent.items():
-            if start < len(out.rows):
+        left = group.whole.tolist()
+        at = 0
+        for some in supers(out.rows, out.tail):
+            refused = self._send_whole(left, some, control)
+            for name, sent in refused.items():
                 self._send_to_singly(name)
-                self._send_rows(out.rows[start:], out.tail, name, single)
+                self._send_rows(out.rows[at + sent :], out.tail, name, single)
+            left = [name for name in left if name not in refused]
+            at += sum(some.counts)
+
+    def _send_whole(self, names: list[int], some: Supers, control: Block) -> dict[int, int]:
+        """Send super-datagrams to each; by who refuses: how many packets were sent before."""
+        payloads, lengths, counts = some
+        if len(counts) == 1:
+            receivers = np.array(names, np.uint64)
+            refused = self._send_to_all(receivers, payloads[0, : lengths[0]], control, counts[0])
+            return dict.fromkeys(refused, 0)
+        done = {
+            name: self._send_rows(payloads, lengths[-1], name, control, counts) for name in names
+        }
+        return {name: sum(counts[:n]) for name, n in done.items() if n < len(counts)}
 
     def _send_singly(self, names: npt.NDArray[np.uint64], out: Outgoing, control: Block) -> None:
         for name in names.tolist():
