@@ -158,7 +158,7 @@ class Chassis:
     # All other traffic
 
     def _untagged(self, group: Frames, now: float) -> Sends:
-        """Frames from one station to another, or a single one."""
+        """Frames of one type from one station to another, or a single one."""
         ingress, heads, _, lengths = group
         if lengths[0] < IP:
             return self._drop("bad_frame", len(heads))

@@ -8,13 +8,12 @@ Packets are wire packets: a super-datagram of 44 packets counts 44 (but what the
 
 A switch with ports counts frames too, again as they are on the wire, in and out:
 
-    rx_frames + duplicated_in =
-        rx_packets + forwarded + answered + sum of the drops of frames
+    rx_frames  = rx_packets + forwarded + answered + sum of the drops of frames
     tx_packets + copies + own_frames + duplicated_out =
         tx_frames + sum of the drops on the way out
 
-Impaired ports lose and duplicate between what is received and what the switch sees, and between
-what it sends and what leaves.
+Impaired ports lose and duplicate before frames are received and after they are sent: what came
+to such ports is rx_frames + lost_in + queue_in - duplicated_in.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ DROPS: dict[str, str] = {
     "lost_out": "packets lost on the way out, at an impaired port",
     "queue_in": "packets for which an impaired port's queue had no room, on the way in",
     "queue_out": "packets for which an impaired port's queue had no room, on the way out",
-    "capture_full": "frames missing in the capture: the disk was too slow",
+    "capture_full": "frames missing in the capture: the disk was too slow, or full",
 }
 
 DATA_DROPS = (
@@ -95,8 +94,6 @@ FRAME_DROPS = (
     "unserved",
     "link_local",
     "same_port",
-    "lost_in",
-    "queue_in",
 )
 EGRESS_DROPS = ("too_large", "unresolved", "tx_failed", "lost_out", "queue_out")
 

@@ -21,7 +21,7 @@ class Bridge:
 
     def __init__(self, ports: int, ageing: float = AGEING) -> None:
         self.ageing = ageing
-        self._stations: dict[bytes, tuple[int, float]] = {}
+        self._stations: dict[bytes, tuple[int, float]] = {}  # who was heard last is last
         everywhere = range(ports)
         self._flood = [tuple(p for p in everywhere if p != port) for port in everywhere]
         self._only = [(port,) for port in everywhere]
@@ -31,8 +31,13 @@ class Bridge:
 
     def learn(self, source: bytes, ingress: int, now: float) -> None:
         """A frame of this station came in here. A full table learns nobody new."""
-        if source in self._stations or len(self._stations) < MOST or self._forget(now):
-            self._stations[source] = (ingress, now)
+        stations = self._stations
+        if stations.pop(source, None) is None and len(stations) >= MOST:
+            longest_silent, (_, seen) = next(iter(stations.items()))
+            if now - seen <= self.ageing:
+                return
+            del stations[longest_silent]
+        stations[source] = (ingress, now)
 
     def where(self, station: bytes, now: float) -> int | None:
         """The port behind which a station is, if that is known."""
@@ -47,16 +52,6 @@ class Bridge:
         if port is None:
             return self._flood[ingress]
         return () if port == ingress else self._only[port]
-
-    def _forget(self, now: float) -> bool:
-        """Remove who has not been heard for long; whether there was somebody."""
-        before = len(self._stations)
-        self._stations = {
-            mac: (port, seen)
-            for mac, (port, seen) in self._stations.items()
-            if now - seen <= self.ageing
-        }
-        return len(self._stations) < before
 
 
 def is_link_local(mac: bytes) -> bool:

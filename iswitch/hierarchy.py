@@ -57,7 +57,7 @@ class Hierarchy:
 
     def is_parent(self, peer: Address) -> bool:
         """Whether a packet comes from the switch above."""
-        return peer[:2] == self.parent[:2]
+        return peer == self.parent
 
     # Joining
 

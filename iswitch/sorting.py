@@ -1,7 +1,7 @@
 """Sorts frames that came together into groups that are handled in one go, by comparing neighbours.
 
 What is compared is the head of each frame: the virtio_net_hdr and the headers of a UDP datagram. Of
-frames that are not for the switch itself only the MACs count.
+frames that are not for the switch itself only the Ethernet header counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .frame import (
 )
 from .packets import Address, Rows
 
-_MACS = slice(ETH, ETH + 2 * MAC_SIZE)
+_ETHERNET = slice(ETH, IP)
 # Not the identification, not the checksums: they are different in every packet.
 _FIXED = (slice(0, IP + 4), slice(IP + 6, IP + 10), slice(IP + 12, UDP + 6))
 
@@ -45,7 +45,7 @@ def _mask(*parts: slice) -> npt.NDArray[np.uint32]:
 
 
 _DATAGRAM = _mask(*_FIXED)
-_STATION = _mask(_MACS)
+_STATION = _mask(_ETHERNET)
 
 
 class Lengths(NamedTuple):
@@ -62,7 +62,7 @@ _LENGTHS = struct.Struct(f"<BB2xH{IP - 6 + 2}xH{UDP - IP}xH")
 
 
 def groups(frames: Frames, mac: npt.NDArray[np.uint8]) -> Iterator[Frames]:
-    """Datagrams for `mac` of one flow and length, or frames from one station to another.
+    """Datagrams for `mac` of one flow and length, or frames of one type between two stations.
 
     Frames too short for a head are on their own: what would be compared means nothing.
     """
@@ -87,7 +87,7 @@ def is_uniform(frames: Frames, mac: npt.NDArray[np.uint8]) -> bool:
     heads, lengths = frames.heads, frames.lengths
     n = len(lengths)
     first = heads[0].tobytes()
-    if min(lengths) < HEAD or not _same(heads, first, _MACS):
+    if min(lengths) < HEAD or not _same(heads, first, _ETHERNET):
         return False
     if first[ETH : ETH + MAC_SIZE] != mac.tobytes():
         return True

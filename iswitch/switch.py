@@ -126,7 +126,7 @@ class Switch:
 
     def handle_timer(self, now: float) -> list[Outgoing]:
         """Do what is due; returns what is to be sent."""
-        return self._counted(self.control.handle_timer(now))
+        return self._counted(self._quietly(self.control.handle_timer, now))
 
     def _counted(self, sends: list[Outgoing]) -> list[Outgoing]:
         for out in sends:

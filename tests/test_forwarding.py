@@ -272,6 +272,9 @@ def test_arp_for_the_switch_is_answered_and_not_flooded() -> None:
     request = slow.VNET + arp(ARP_REQUEST, A, slow.IPS[0], bytes(6), slow.SWITCH_IP)
     reply = arp(ARP_REPLY, slow.SWITCH_MAC, slow.SWITCH_IP, A, slow.IPS[0])
     assert bench.put(0, request) == [(0, reply)]
+    group = slow.VNET + BROADCAST + A + b"\x08\x00" + bytes(46)  # of the same host, with it
+    for rows in ((group, request), (request, group)):
+        assert (0, reply) in bench.put(0, *rows)
     other = arp(ARP_REQUEST, A, slow.IPS[0], bytes(6), slow.IPS[1])
     assert bench.put(0, slow.VNET + other, request) == [(1, other), (2, other), (0, reply)]
     unicast = slow.VNET + slow.SWITCH_MAC + request[16:]

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from iswitch.control import Limits
-from iswitch.packets import Address
+from iswitch.packets import Address, Burst
 from iswitch.switch import Switch
-from iswitch.wire import Action, DType, Segments, Shape, Status, Threshold, Value
+from iswitch.wire import TOS_DATA, Action, DType, Segments, Shape, Status, Threshold, Value
 from worker_lib import JobReset, Refused, Worker
 from worker_lib.session import Answered, Dropped, Event, Gone, Halted, WasReset
 
 from .conftest import StartSwitch
-from .parts import assert_accounted
+from .parts import assert_accounted, seg
 from .world import SWITCH, Faults, World, worker_address
 
 SHAPE = Shape.of(23, DType.FLOAT32, elements=4)  # six segments
@@ -377,3 +377,20 @@ def test_a_tree_of_processes(start_switch: StartSwitch) -> None:
         sums()
         for worker in workers:
             worker.leave()
+
+
+def test_aggregates_come_from_the_parent_where_the_parent_is() -> None:
+    """Whoever takes its address and port at another switch port is a stranger."""
+    tree = Tree(2, 1)
+    tree.all_there()
+    tree.round_of_all()
+    switch = tree.switches[switch_address(1)]
+    forged = np.frombuffer(seg(tree.workers[0].round, 0) + bytes(SHAPE.packet_size - 8), np.uint8)
+    before = dict(switch.counters)
+    elsewhere = SWITCH._replace(ingress=SWITCH.ingress + 1)
+    assert not switch.receive(
+        Burst(elsewhere, TOS_DATA, forged.reshape(1, -1), forged.size), tree.now
+    )
+    assert switch.counters["stranger"] == before["stranger"] + 1
+    assert switch.counters["from_parent"] == before["from_parent"]
+    tree.round_of_all()

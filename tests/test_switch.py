@@ -359,3 +359,16 @@ def test_a_short_packet_after_one_that_is_too_short() -> None:
     payloads = [seg(BASE + 1, index) + bytes(12) for index in (1, 2)]
     bench.switch.receive(burst_of(0, payloads), 0.0)
     assert bench.counters.drops() == {"malformed": 1}
+
+
+def test_sums_that_a_lease_completes_overflow_quietly() -> None:
+    bench = Bench()
+    shape = Shape.of(1, DType.FLOAT32)
+    bench.gather(shape, 3, FLAG_REPRODUCIBLE)
+    for who in (0, 1):
+        assert bench.contribute(who, shape, 0, np.array([3e38], np.float32)) == {}
+    late = Control(Action.HELP, JOB, 9, Segments(0, 0, 1)).build()
+    for who in (0, 1):
+        bench.switch.receive(Burst.single(peer(who), TOS_CONTROL, late), 20.0)
+    sends = bench.switch.handle_timer(30.5)
+    assert seg(0, 0) + np.float32(np.inf).tobytes() in aggregates(sends)

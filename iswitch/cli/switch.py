@@ -165,7 +165,10 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(signum, lambda *_: engine.stop())
     print(json.dumps({"listening": where}) if args.json else f"listening {where}", flush=True)
     engine.run()
-    engine.port.close()
+    try:
+        engine.port.close()
+    except OSError as error:
+        print(f"{args.capture} is not complete: {error.strerror}", file=sys.stderr)
     if args.json:
         print(json.dumps(switch.counters))
     else:

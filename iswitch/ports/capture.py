@@ -76,10 +76,19 @@ class Capture:
                 self._give(_Record(transmission.port, now, Direction.OUT, row))
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Write what is left, and close the file.
+
+        Raises:
+            OSError: it could not all be written: the disk is full, say.
+        """
         self._queue.put(None)
         self._thread.join()
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            self.error = error
+        if self.error is not None:
+            raise self.error
 
     def _give(self, record: _Record) -> None:
         size = len(record.row)

@@ -45,7 +45,6 @@ class Way(Generic[Piece]):
         impairments: those of either direction.
         seed: of all chances.
         counters: where losses and such are counted.
-        frames: count frames as received that do not come out; the machine counts those that do.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class Way(Generic[Piece]):
         impairments: Impairments,
         seed: int,
         counters: Counters,
-        frames: bool,
     ) -> None:
         number = DIRECTIONS.index(direction)
         self.lines = {
@@ -64,7 +62,6 @@ class Way(Generic[Piece]):
         }
         self.counters = counters
         self._direction = direction
-        self._frames = frames
         self._transit: Transit[_Run[Piece]] = Transit()
         self._bytes = 0
 
@@ -103,28 +100,21 @@ class Way(Generic[Piece]):
 
     def close(self) -> None:
         """What is still under way is lost."""
-        self._lose("lost", sum(stop - start for _, start, stop in self._transit.clear()))
+        self._note("lost", sum(stop - start for _, start, stop in self._transit.clear()))
 
     def _keep(self, run: _Run[Piece], due: Times) -> None:
         size = int(run.part.sizes.sum())
         if self._bytes + size > ROOM:
-            self._lose("queue", len(run.which))
+            self._note("queue", len(run.which))
             return
         self._bytes += size
         self._transit.put(run._replace(part=run.part.copy()), due)
 
     def _count(self, fates: Fates) -> None:
-        self._lose("lost", fates.lost)
-        self._lose("queue", fates.full)
+        self._note("lost", fates.lost)
+        self._note("queue", fates.full)
         self._note("duplicated", fates.duplicated)
         self._note("reordered", fates.reordered)
-        if self._frames:
-            self.counters["rx_frames"] -= fates.duplicated
-
-    def _lose(self, reason: str, packets: int) -> None:
-        self._note(reason, packets)
-        if self._frames:
-            self.counters["rx_frames"] += packets
 
     def _note(self, name: str, packets: int) -> None:
         self.counters[f"{name}_{self._direction}"] += packets
@@ -141,8 +131,6 @@ class Impaired(Generic[In, Out]):
         clock: seconds, monotonic.
     """
 
-    FRAMES = True  # what comes is counted as frames
-
     def __init__(
         self,
         port: Port[In, Out],
@@ -153,8 +141,8 @@ class Impaired(Generic[In, Out]):
     ) -> None:
         self.port = port
         self.clock = clock
-        self._in: Way[Any] = Way("in", impairments, seed, counters, self.FRAMES)
-        self._out: Way[Any] = Way("out", impairments, seed, counters, False)
+        self._in: Way[Any] = Way("in", impairments, seed, counters)
+        self._out: Way[Any] = Way("out", impairments, seed, counters)
 
     def fileno(self) -> int:
         """The port's descriptor."""
@@ -203,8 +191,6 @@ class ImpairedPorts(Impaired[Frames, Sequence[Transmission]]):
 
 class ImpairedDatagrams(Impaired[Burst, Outgoing]):
     """A UDP socket, impaired."""
-
-    FRAMES = False
 
     def pull(self) -> Iterator[Burst]:
         """Datagrams that have come through; what is due on the way out is sent."""
