@@ -17,7 +17,7 @@ from .accelerator import Held, Run, merge
 from .counters import Counters
 from .hierarchy import Hierarchy
 from .job import Job, Window, memory_needed
-from .membership import MAX_MEMBERS, Member
+from .membership import Member
 from .packets import Address, Outgoing
 from .relay import Relays
 from .wire import (
@@ -26,6 +26,7 @@ from .wire import (
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
+    MAX_MEMBERS,
     ROUND_MASK,
     TOS_DATA,
     Ack,

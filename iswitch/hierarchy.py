@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from .accelerator import Held, Run, SynchronousAccelerator, merge
 from .job import Job
-from .membership import MAX_MEMBERS
 from .packets import Address, Outgoing, Rows
 from .uplink import Uplink
 from .wire import (
@@ -20,6 +19,7 @@ from .wire import (
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
+    MAX_MEMBERS,
     ROUND_MASK,
     TOS_DATA,
     Ack,

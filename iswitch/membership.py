@@ -10,9 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from .packets import Address
-from .wire import MemberType, round_distance
-
-MAX_MEMBERS = 64  # one bit each in a 64-bit bitmap
+from .wire import MAX_MEMBERS, MemberType, round_distance
 
 
 @dataclass(slots=True)

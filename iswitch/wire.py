@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 PORT = 26963  # 0x6953, "iS"
+MAX_MEMBERS = 64  # of a job at one switch: one bit each in the bitmaps
 TOS_CONTROL = 0x0C
 TOS_DATA = 0x1C
 TOS_MASK = 0xFC  # routers may rewrite the two ECN bits

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from iswitch.membership import MAX_MEMBERS, Member, Membership
-from iswitch.wire import MemberType
+from iswitch.membership import Member, Membership
+from iswitch.wire import MAX_MEMBERS, MemberType
 
 from .parts import peer
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iswitch.membership import MAX_MEMBERS
-from topologies import Host, Link, Queue, Switch, Topology, TopologyError, validation
+from topologies import Host, Link, Queue, Switch, Topology, TopologyError
 from topologies.commands import impair_options, switch_options
 from topologies.specs import KINDS
 from topologies.toml import loads
@@ -138,7 +137,6 @@ def test_values_that_cannot_be(text: str, message: str) -> None:
 
 
 def test_the_limits_themselves_can_be() -> None:
-    assert validation.MAX_MEMBERS == MAX_MEMBERS
     full = Topology.parse("star:64,subnet=10.0.0.0/25,loss=99.9%,mtu=65535,queue=1B")
     assert len(full.hosts) == 64
     Topology.parse("star:5,subnet=10.0.0.0/29")

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from iswitch.units import QuantityError
+from iswitch.wire import MAX_MEMBERS
 
 from .errors import TopologyError
 
 if TYPE_CHECKING:
     from .description import Link, Topology
 
-MAX_MEMBERS = 64  # of a switch: one bit each in the protocol's bitmaps
 MAX_NAME = 9  # with -eth64 behind it an interface's name has 15 characters, the kernel's most
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*", re.ASCII)
 MAX_QUEUE = 1 << 30  # bytes; the kernel's parameters have 32 bits, and memory ends earlier

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from iswitch.packets import Address
 from iswitch.wire import (
     IP_UDP_HEADERS,
+    MAX_MEMBERS,
     Ack,
     Action,
     Segments,
@@ -45,7 +46,6 @@ from .session import Answered, Dropped, Gone, Halted, Session, WasReset
 from .window import CEILING
 
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
-MAX_WORKERS = 64
 WHO_PATIENCE = 0.5  # seconds for an answer to the question who is in the job
 TAKEN_PAUSE = 0.5  # seconds before asking again for a place in a job that has all its workers
 JOIN_PAUSE = 0.02  # seconds between two looks whether everybody has joined
@@ -107,7 +107,7 @@ class Worker:
         job = arguments.job_number(job)
         if num_workers is not None:
             most = "a switch takes 1 to 64 workers a job"
-            num_workers = arguments.whole("num_workers", num_workers, 1, MAX_WORKERS, most)
+            num_workers = arguments.whole("num_workers", num_workers, 1, MAX_MEMBERS, most)
         shape = arguments.shape(numel, dtype, op, elements_per_segment)
         self.job = job
         self.num_workers = num_workers

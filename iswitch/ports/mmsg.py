@@ -1,8 +1,7 @@
 """recvmmsg(2) and sendmmsg(2): many datagrams in one system call, described by NumPy arrays.
 
-The kernel's `struct mmsghdr` and `struct iovec` are filled
-and read as structured arrays, so that a batch of single packets costs a few array operations and no
-Python per packet.
+The kernel's `struct mmsghdr` and `struct iovec` are filled and read as structured arrays, so that a
+batch of single packets costs a few array operations and no Python per packet.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ MMSGHDR = np.dtype(
 IOVEC = np.dtype([("base", "<u8"), ("len", "<u8")])
 SOCKADDR_SIZE = 16
 UIO_MAXIOV = 1024  # messages the kernel takes in one call
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 
 JUMBO = 9728  # longer bodies are of super-datagrams
 LONGEST = 65536 + 128  # a super-frame with its headers
@@ -289,3 +289,19 @@ class Sender:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
         return sent
+
+
+def size_buffers(sock: socket.socket, wanted: int) -> int:
+    """Ask for socket buffers of `wanted` bytes; returns what the receive buffer got.
+
+    Root gets them whatever net.core.rmem_max says; others get at most that.
+    """
+    for force, plain in (
+        (SO_RCVBUFFORCE, socket.SO_RCVBUF),
+        (SO_SNDBUFFORCE, socket.SO_SNDBUF),
+    ):
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, force, wanted)
+        except PermissionError:
+            sock.setsockopt(socket.SOL_SOCKET, plain, wanted)
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2  # the kernel doubles it

@@ -32,14 +32,13 @@ from ..frame import (
 from ..issuing import Jack
 from ..packets import Rows
 from .frames import FEW, SOCKADDR_LL, FrameSender
-from .mmsg import Block, Receiver, Spacing
+from .mmsg import Block, Receiver, Spacing, size_buffers
 
 ETH_P_ALL = 3  # linux/if_ether.h
 SOL_PACKET = 263
 PACKET_ADD_MEMBERSHIP, PACKET_STATISTICS, PACKET_AUXDATA = 1, 6, 8  # linux/if_packet.h
 PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 15, 23
 PACKET_MR_PROMISC = 1
-SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 SIOCGIFMTU = 0x8921  # linux/sockios.h
 
 BUFFER = 32 << 20  # bytes of each socket's buffer; super-frames take more than their size
@@ -295,14 +294,7 @@ def packet_socket(buffer: int) -> socket.socket:
         ) from error
     try:
         sock.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
-        for force, plain in (
-            (SO_RCVBUFFORCE, socket.SO_RCVBUF),
-            (SO_SNDBUFFORCE, socket.SO_SNDBUF),
-        ):
-            try:
-                sock.setsockopt(socket.SOL_SOCKET, force, buffer)
-            except PermissionError:  # CAP_NET_RAW alone: what net.core.rmem_max allows
-                sock.setsockopt(socket.SOL_SOCKET, plain, buffer)
+        size_buffers(sock, buffer)
     except OSError as error:
         sock.close()
         raise RawPortError(

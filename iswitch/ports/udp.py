@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..packets import Address, Burst, Outgoing, Rows, Supers, super_packets, supers, unpacked
-from .mmsg import SOCKADDR_SIZE, Block, Receiver, Sender, Spacing
+from .mmsg import SOCKADDR_SIZE, Block, Receiver, Sender, Spacing, size_buffers
 
 SOL_UDP = 17
 UDP_SEGMENT = 103  # linux/udp.h
@@ -32,8 +32,6 @@ SO_MEMINFO = 55
 MEMINFO_DROPS = 8  # index in SO_MEMINFO's array (linux/sock_diag.h)
 IP_PKTINFO = 8
 IP_MTU = 14
-SO_RCVBUFFORCE = 33
-SO_SNDBUFFORCE = 32
 
 BUFFER = 16 << 20  # bytes asked for; net.core.rmem_max may allow less
 REMEMBERED = 4096  # kinds of packets, and lists of receivers; strangers may have ever new addresses
@@ -353,22 +351,6 @@ class UdpPort:
 def _sockaddr(peer: Address) -> bytes:
     family = struct.pack("<H", socket.AF_INET)
     return family + struct.pack(">H4s8x", peer.port, socket.inet_aton(peer.host))
-
-
-def size_buffers(sock: socket.socket, wanted: int) -> int:
-    """Ask for socket buffers of `wanted` bytes; returns what the receive buffer got.
-
-    Root gets them whatever net.core.rmem_max says; others get at most that.
-    """
-    for force, plain in (
-        (SO_RCVBUFFORCE, socket.SO_RCVBUF),
-        (SO_SNDBUFFORCE, socket.SO_SNDBUF),
-    ):
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, force, wanted)
-        except PermissionError:
-            sock.setsockopt(socket.SOL_SOCKET, plain, wanted)
-    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2  # the kernel doubles it
 
 
 def supports_offload(sock: socket.socket) -> bool:
