@@ -171,9 +171,7 @@ def pyroute2() -> Any:
     try:
         import pyroute2
     except ImportError as error:
-        raise NetworkError(
-            "networks of namespaces need pyroute2; pip install 'iswitch[netns]'"
-        ) from error
+        raise NetworkError("networks of namespaces need pyroute2: pip install pyroute2") from error
     return pyroute2
 
 

@@ -451,7 +451,9 @@ class Worker:
                     return answer.ack
             if not more or (self._port.refused and time.monotonic() - began > REFUSED_PATIENCE):
                 seconds = f"{time.monotonic() - began:.1f}"
-                raise SwitchUnreachable.silent(self._address, seconds, self._port.refused)
+                assigned = os.environ.get("ISWITCH_SWITCH", "")
+                refused = self._port.refused
+                raise SwitchUnreachable.silent(self._address, seconds, refused, assigned)
 
     def _refused(self, answer: Answered) -> Refused:
         detail = ""

@@ -17,13 +17,20 @@ class SwitchUnreachable(WorkerError):
     """No answer from the switch."""
 
     @classmethod
-    def silent(cls, address: Address, seconds: str, refused: bool) -> Self:
-        """Nobody answered at the address for so long; `refused`: no process listens there."""
+    def silent(cls, address: Address, seconds: str, refused: bool, assigned: str = "") -> Self:
+        """Nobody answered at the address for so long.
+
+        Args:
+            address: of the switch.
+            seconds: how long.
+            refused: no process listens there.
+            assigned: the switch that `iswitch run` has for this process, "" outside of it.
+        """
         heard = "the connection was refused" if refused else "nothing was heard"
-        return cls(
-            f"no answer from a switch at {address} within {seconds} s ({heard}); start one "
-            f"there with `iswitch switch --listen {address}`, or mend the address"
-        )
+        mend = f"start one there with `iswitch switch --listen {address}`, or mend the address"
+        if assigned not in ("", str(address)):
+            mend = f"`iswitch run` has started one at {assigned}: take Worker.from_env(numel)"
+        return cls(f"no answer from a switch at {address} within {seconds} s ({heard}); {mend}")
 
 
 class BindError(WorkerError):

@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         description="In-switch aggregation for distributed reinforcement learning, in userspace.",
     )
     parser.add_argument("--version", action="version", version=f"iswitch {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="chosen", metavar="COMMAND", required=True)
     for name in COMMANDS:
         module = import_module(f".{name}", __name__)
         doc = module.__doc__ or ""
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         status: int = args.run(args)
         sys.stdout.flush()
     except UsageError as error:
-        print(f"iswitch {args.command}: {error}", file=sys.stderr)
+        print(f"iswitch {args.chosen}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PORT = 26963  # the protocol's
 MAC_PREFIX = bytes([0x02, 0x69])  # locally administered; the address follows
+LISTEN = "127.0.0.1:26963"
 LEAST_LEASE = 5.0  # seconds; workers send a heartbeat every three
 MENDS = {
     errno.EADDRINUSE: "is another switch running there? --listen 127.0.0.1:0 takes any free port",
@@ -41,9 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen",
         type=host_port,
-        default="127.0.0.1:26963",
         metavar="HOST:PORT",
-        help="address to serve on; port 0: any (default: %(default)s)",
+        help=f"address to serve on; port 0: any (default: {LISTEN})",
     )
     parser.add_argument(
         "--ports",
@@ -148,6 +148,10 @@ def run(args: argparse.Namespace) -> int:
     for option in ("address", "mac", "capture", "uplink"):
         if getattr(args, option) and not args.ports:
             raise UsageError(f"--{option} is for a switch with ports: name them with --ports IF,IF")
+    if args.ports and args.listen:
+        raise UsageError("--listen is for a switch without --ports; with them it has an --address")
+    if args.uplink and not args.parent:
+        raise UsageError(f"--uplink {args.uplink} leads to no --parent; name it, or leave both out")
     limits = Limits(memory=int(args.memory * 2**20), lease=args.lease)
     parent = None
     if args.parent:
@@ -242,10 +246,11 @@ def loopback(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any]
     from ..engine import Engine
     from ..ports.udp import UdpPort
 
+    listen = args.listen or host_port(LISTEN)
     try:
-        port = UdpPort(args.listen, offload=not args.no_offload, counters=switch.counters)
+        port = UdpPort(listen, offload=not args.no_offload, counters=switch.counters)
     except OSError as error:
-        where = "{}:{}".format(*args.listen)
+        where = "{}:{}".format(*listen)
         raise UsageError(f"cannot listen at {where}: {error.strerror}; {mend(error)}") from None
     return Engine(switch, port, spin=args.spin), str(port.address)
 
@@ -259,12 +264,20 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
 
     if args.address is None:
         raise UsageError("--ports needs the switch's own address: --address 10.26.255.254")
+    for ifname in args.ports:
+        if args.ports.count(ifname) > 1:
+            raise UsageError(f"--ports names {ifname} twice; each port is an interface of its own")
+    if args.parent and args.parent == (str(args.address), args.port):
+        raise UsageError(f"--parent {args.address} is this switch; name the one above it")
     address = args.address.packed
     counters = switch.counters
     try:
         ports = RawPorts(args.ports, offload=not args.no_offload, counters=counters)
     except RawPortError as error:
         raise UsageError(str(error.strerror)) from None
+    for port in ports.ports:
+        if not port.is_up():
+            print(f"{port.ifname} is down: ip link set {port.ifname} up", file=sys.stderr)
     if args.capture:
         try:
             ports.recorder = Capture(args.capture, args.ports, counters)

@@ -39,7 +39,8 @@ SOL_PACKET = 263
 PACKET_ADD_MEMBERSHIP, PACKET_STATISTICS, PACKET_AUXDATA = 1, 6, 8  # linux/if_packet.h
 PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 15, 23
 PACKET_MR_PROMISC = 1
-SIOCGIFMTU = 0x8921  # linux/sockios.h
+SIOCGIFFLAGS, SIOCGIFMTU = 0x8913, 0x8921  # linux/sockios.h
+IFF_UP = 1
 
 BUFFER = 32 << 20  # bytes of each socket's buffer; super-frames take more than their size
 CONTROL = 40  # one control message of 20 bytes
@@ -84,7 +85,7 @@ class RawPort:
             ) from None
         self.socket = packet_socket(buffer)
         try:
-            self.mtu = self._mtu()
+            self.mtu = self._ask(SIOCGIFMTU)
             self.spacing = Spacing(ETH + ETH_HEADER + self.mtu - HEAD, HEAD)
             self.socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
             self.socket.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
@@ -109,11 +110,15 @@ class RawPort:
         packed = self.socket.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)
         return int.from_bytes(packed[4:], "little")
 
-    def _mtu(self) -> int:
-        request = struct.pack("16si12x", self.ifname.encode(), 0)
-        answer = fcntl.ioctl(self.socket, SIOCGIFMTU, request)
-        mtu: int = struct.unpack_from("i", answer, 16)[0]
-        return mtu
+    def is_up(self) -> bool:
+        """Whether somebody has set it up."""
+        return bool(self._ask(SIOCGIFFLAGS) & IFF_UP)
+
+    def _ask(self, request: int) -> int:
+        """What netdevice(7) says of the interface."""
+        answer = fcntl.ioctl(self.socket, request, struct.pack("16si20x", self.ifname.encode(), 0))
+        found: int = struct.unpack_from("i", answer, 16)[0]
+        return found
 
 
 class RawPorts:

@@ -15,6 +15,6 @@ try:
         import mininet.net  # noqa: F401
 except ImportError as error:
     raise NetworkError(
-        f"Mininet is not there ({error}); pip install 'iswitch[mininet]', and for its mnexec "
+        f"Mininet is not there ({error}); pip install mininet==2.3.0.dev6, and for its mnexec "
         "apt-get install --no-install-recommends mininet"
     ) from error

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from mininet.node import Node, Switch
 
 from ..children import DiesWithParent
 from ..namespaces import inside
 from ..netns import without_ipv6
+
+
+class Described(NamedTuple):
+    """What a topology says of a switch; options given to the switch itself go before it."""
+
+    address: str
+    parent: str  # "": none
+    options: Sequence[str]  # of `iswitch switch`
 
 
 class OwnNode(Node):

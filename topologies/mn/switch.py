@@ -20,7 +20,7 @@ from ..children import DiesWithParent, end
 from ..commands import options
 from ..errors import NetworkError
 from .cables import check_in_force
-from .nodes import OwnHost, OwnSwitch, in_namespace_of
+from .nodes import Described, OwnHost, OwnSwitch, in_namespace_of
 
 START_PATIENCE = 20.0  # seconds for a switch process to listen
 FIRST = "first"  # the tree's root is the switch that was made first
@@ -47,9 +47,11 @@ class ISwitch(OwnSwitch):
         name: such as s1.
         address: its IP address; default: the last of the hosts' network, counted down by the order
             in which the switches were made.
-        parent: the name of the switch above, "" for none; default: the next one towards the root.
+        parent: the name of the switch above, "" or its own for none; default: the next one towards
+            the root.
         offload: let super-frames pass whole.
         opts: more options of `iswitch switch`, in a string.
+        described: by a topology: what holds where these say nothing.
         batch: have `batchStartup` wait until the process listens, rather than `start`.
     """
 
@@ -63,8 +65,13 @@ class ISwitch(OwnSwitch):
         offload: bool = True,
         opts: str = "",
         batch: bool = False,
+        described: Described | None = None,
         **params: Any,
     ) -> None:
+        if described is not None:
+            address = address or described.address
+            parent = described.parent if parent == FIRST else parent
+            opts = f"{shlex.join(described.options)} {opts}"
         super().__init__(name, opts=opts, **params)
         self.wanted_address = address
         self.wanted_parent = parent
@@ -98,6 +105,7 @@ class ISwitch(OwnSwitch):
         if self.process is not None:
             return
         tree = surroundings(self)
+        check_addresses(tree)
         interfaces = [port for port in self.intfList() if port.link is not None]
         for port in interfaces:
             check_in_force(port.link.intf1)
@@ -200,12 +208,36 @@ def surroundings(switch: ISwitch) -> Tree:
                 reached.append(far)
                 parents[far.name] = near.name, port_to(far, near)
     for one in switches:
-        if one.wanted_parent != FIRST:
-            parents.pop(one.name, None)
-            for _, far in around[one]:
-                if far.name == one.wanted_parent:
-                    parents[one.name] = far.name, port_to(one, far)
+        wanted = one.wanted_parent
+        if wanted == FIRST:
+            continue
+        parents.pop(one.name, None)
+        if wanted in ("", one.name):
+            continue
+        beside = {far.name: far for _, far in around[one] if isinstance(far, ISwitch)}
+        if wanted not in beside:
+            raise NetworkError(
+                f"switch {one.name} has no link to its parent {wanted!r}; it has to "
+                f"{', '.join(beside) or 'no switch'}: name one of these, or leave parent= out"
+            )
+        parents[one.name] = wanted, port_to(one, beside[wanted])
     return Tree(switches, hosts, parents)
+
+
+def check_addresses(tree: Tree) -> None:
+    """Whether all are different.
+
+    Raises:
+        NetworkError: two nodes have the same.
+    """
+    owners: dict[str, str] = {}
+    addresses = [(switch.name, str(address_in(switch, tree))) for switch in tree.switches]
+    for name, address in [(host.name, host.IP()) for host in tree.hosts] + addresses:
+        if address and owners.setdefault(address, name) != name:
+            raise NetworkError(
+                f"{owners[address]} and {name} have the same address {address}; give each switch "
+                "one of its own, or leave address= out"
+            )
 
 
 def neighbours(start: Any) -> dict[Any, list[tuple[str, Any]]]:

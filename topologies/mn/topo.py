@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from ..commands import impair_options
 from ..description import Topology
 from ..specs import KINDS
 from .cables import cable_options
+from .nodes import Described
 
 
 class TopologyTopo(Topo):
@@ -32,9 +32,11 @@ class TopologyTopo(Topo):
             self.addSwitch(
                 switch.name,
                 dpid=f"{number:x}",
-                address=str(topology.address(switch.name)),
-                parent=switch.parent or "",
-                opts=shlex.join(impair_options(topology, switch.name)),
+                described=Described(
+                    str(topology.address(switch.name)),
+                    switch.parent or "",
+                    impair_options(topology, switch.name),
+                ),
             )
         for link in filter(topology.active, topology.links):
             a, b = self._end(link.a, link.b), self._end(link.b, link.a)
