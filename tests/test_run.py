@@ -140,6 +140,7 @@ def test_misuse(words: list[str], message: str) -> None:
     status, _, err = run(*words)
     assert status == 2
     assert message in err
+    assert err.startswith("iswitch run: ")
     assert "Traceback" not in err
 
 

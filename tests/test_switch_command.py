@@ -216,6 +216,23 @@ def test_usage(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ("IPv4 only" in printed.err) == ("::1" in words)
 
 
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--ports a,b,a --address 10.0.0.9", "--ports names a twice"),
+        ("--ports a --address 10.0.0.9 --listen :5", "--listen is for a switch without --ports"),
+        ("--ports a,b --address 10.0.0.9 --uplink a", "--uplink a leads to no --parent"),
+        ("--ports a --address 10.0.0.9 --parent 10.0.0.9", "--parent 10.0.0.9 is this switch"),
+        ("--address 10.0.0.9", "--address is for a switch with ports"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    words: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["switch", *words.split()]) == 2
+    assert f"iswitch switch: {complaint}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("options", [["--no-offload"], ["--spin", "0.001"], ["--reproducible"]])
 def test_options(options: list[str]) -> None:
     with switch(*options, "--json") as (process, where):

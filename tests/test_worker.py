@@ -312,6 +312,14 @@ def test_no_switch(deaf: bool) -> None:
     assert f"iswitch switch --listen {address}" in str(raised.value)
 
 
+def test_a_worker_of_iswitch_run_that_asks_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISWITCH_SWITCH", "10.26.255.254:26963")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        with pytest.raises(SwitchUnreachable, match="take Worker"):
+            Worker(nobody.getsockname(), 1, 10, timeout=0.2)
+
+
 def test_switch_by_name(switch: Where, job: int) -> None:
     with Worker(("localhost", switch[1]), job, NUMEL, 1, timeout=PATIENCE) as worker:
         assert (worker.allreduce(ones(2)) == 2).all()
