@@ -28,6 +28,7 @@ GOOD: dict[str, Any] = {
     "python": (3, 11, 7),
     "version": "1.0",
     "numpy": "2.0.0",
+    "program": "/usr/bin/it",
     "sysctl": 16 << 20,
     "exchange": WHOLE,
     "overflow": 12,
@@ -126,6 +127,9 @@ def test_every_probe_is_faked() -> None:
         ("gymnasium", {"version": None}, "missing", "pip install '.[demo]'"),
         ("matplotlib", {"version": None}, "missing", "iswitch demo"),
         ("ml_dtypes", {"version": None}, "missing", "bfloat16"),
+        ("pyroute2", {"version": None}, "missing", "[netns,mininet]"),
+        ("Mininet", {"version": None}, "missing", "[netns,mininet]"),
+        ("mnexec", {"program": None}, "missing", "apt-get install"),
         ("rich", {"version": None}, "missing", "plain"),
     ],
 )

@@ -21,6 +21,7 @@ CAP_NET_ADMIN, CAP_NET_RAW = 12, 13  # linux/capability.h
 AS_ROOT = "run as root (sudo)"
 ALL = "pip install . (in a checkout of iswitch)"
 DEMO = "pip install '.[demo]' (in a checkout of iswitch)"
+NETWORKS = "pip install '.[netns,mininet]' (in a checkout of iswitch)"
 
 State = Literal["ok", "limited", "missing"]
 
@@ -236,6 +237,15 @@ def namespaces(host: Host) -> Finding:
     }[host.namespaces()]
 
 
+def mnexec(host: Host) -> Finding:
+    """Mininet's own program."""
+    where = host.program("mnexec")
+    if where is None:
+        mend = "apt-get install --no-install-recommends mininet"
+        return Finding("missing", "not found", "no hosts and switches of Mininet's", mend)
+    return Finding("ok", where)
+
+
 def package(name: str, cost: str, mend: str, host: Host) -> Finding:
     """A Python package that not everything needs."""
     version = host.version(name)
@@ -263,5 +273,8 @@ CHECKS = (
     Check("gymnasium", partial(package, "gymnasium", "`iswitch demo` has no CartPole", DEMO)),
     Check("matplotlib", partial(package, "matplotlib", "`iswitch demo` draws no figure", DEMO)),
     Check("ml_dtypes", partial(package, "ml_dtypes", "no vectors of bfloat16", ALL)),
+    Check("pyroute2", partial(package, "pyroute2", "no networks of namespaces", NETWORKS)),
+    Check("Mininet", partial(package, "mininet", "no networks of Mininet's", NETWORKS)),
+    Check("mnexec", mnexec),
     Check("rich", partial(package, "rich", "plain tables, no progress bars", ALL)),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -70,6 +71,10 @@ class Host:
             return metadata.version(package)
         except metadata.PackageNotFoundError:
             return None
+
+    def program(self, name: str) -> str | None:
+        """Where a program is; None: nowhere on the PATH."""
+        return shutil.which(name)
 
     def numpy(self) -> str:
         """The version of NumPy, which really loads."""
