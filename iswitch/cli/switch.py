@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ..impairment import Impairment, Impairments
     from ..switch import Switch
 
-PORT = 26963  # the protocol's
 MAC_PREFIX = bytes([0x02, 0x69])  # locally administered; the address follows
 LEAST_LEASE = 5.0  # seconds; workers send a heartbeat every three
 MENDS = {
@@ -64,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="with --ports: the switch's own MAC (default: 02:69 and the address)",
     )
     parser.add_argument(
-        "--port", type=int, default=PORT, help="with --ports: UDP port (default: %(default)s)"
+        "--port", type=int, help="with --ports: UDP port (default: the protocol's, 26963)"
     )
     parser.add_argument(
         "--capture",
@@ -253,10 +252,12 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
     from ..engine import Engine
     from ..ports.capture import Capture
     from ..ports.raw import RawPortError, RawPorts
+    from ..wire import PORT
 
     if args.address is None:
         raise UsageError("--ports needs the switch's own address: --address 10.26.255.254")
     address = args.address.packed
+    port = PORT if args.port is None else args.port
     counters = switch.counters
     try:
         ports = RawPorts(args.ports, offload=not args.no_offload, counters=counters)
@@ -269,8 +270,8 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
             ports.close()
             raise UsageError(f"cannot write {args.capture}: {error.strerror}") from None
     own = args.mac or MAC_PREFIX + address
-    chassis = Chassis(switch, address, own, ports.jacks, args.port)
-    return Engine(chassis, ports, spin=args.spin), f"{args.address}:{args.port}"
+    chassis = Chassis(switch, address, own, ports.jacks, port)
+    return Engine(chassis, ports, spin=args.spin), f"{args.address}:{port}"
 
 
 def mend(error: OSError) -> str:
