@@ -76,10 +76,13 @@ class Network(Nodes):
 
     def close(self) -> None:
         """End the children, then remove all that was built. Closing twice is no harm."""
-        self._close()
-        if self.mininet is not None:
-            mininet, self.mininet = self.mininet, None
-            mininet.stop()
+        self._end_children()
+        mininet, self.mininet = self.mininet, None
+        try:
+            if mininet is not None:
+                mininet.stop()  # it needs its shells, which are in the namespaces
+        finally:
+            self._release()
 
     def ports(self, switch: str) -> tuple[Port, ...]:
         """The interfaces of a switch, each with its link (rate, delay, loss, queue) and peer."""
