@@ -186,6 +186,42 @@ def test_options_that_are_not_in_force_are_refused(link: dict[str, object], comp
         assert "give delay, loss and queue to the topology (--topo star,4,delay=5ms)" in said
 
 
+@pytest.mark.parametrize(
+    ("signum", "status", "words"),
+    [
+        (signal.SIGABRT, -signal.SIGABRT, "Fatal Python error: Aborted"),
+        (signal.SIGKILL, -signal.SIGKILL, ""),
+        (signal.SIGTERM, 0, ""),
+    ],
+)
+@pytest.mark.parametrize("stop", ['net["s1"].stop()', ""])
+def test_a_switch_that_dies_is_told_of(signum: int, status: int, words: str, stop: str) -> None:
+    said = python(f"""
+        import os
+        os.dup2(1, 2)  # where Mininet complains
+        os.environ["PYTHONFAULTHANDLER"] = "1"
+        net = lab()
+        net.start()
+        os.kill(net["s1"].process.pid, {int(signum)})
+        net["s1"].process.wait(20)
+        {stop}
+        net.stop()
+    """)
+    told = f"*** switch s1 ended before it was stopped with status {status}\n{words}"
+    assert said.count(told) == 1, said
+
+
+def test_a_switch_that_ends_well_is_not_told_of() -> None:
+    said = python("""
+        import os
+        os.dup2(1, 2)
+        net = lab()
+        net.start()
+        net.stop()
+    """)
+    assert "ended" not in said
+
+
 def crash(code: str) -> list[str]:
     """What a program says that builds a network and dies by SIGKILL."""
     command = [
