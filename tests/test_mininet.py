@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -287,11 +288,40 @@ def test_interfaces_of_the_builder() -> None:
         assert name == "lo" or (link.get("mtu"), link.get("txqlen")) == (9000, 70)
 
 
-def test_without_the_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("tool", "refused", "complaint"),
+    [
+        ("tc", "qdisc add", r"bw=100.0 is not in force: tc refuses it; .* CONFIG_NET_SCH_HTB"),
+        ("tc", "class add", r"bw=100.0 is not in force: tc refuses it"),
+        ("ip", "mtu", "mtu of h1-eth0 is 1500 rather than 9000, .* or leave the mtu out"),
+    ],
+)
+def test_links_that_are_not_as_described_are_refused(
+    tool: str, refused: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the kernel lacks something: Mininet itself would go on."""
     from topologies.mininet import Network
 
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(NetworkError, match=r"Mininet needs mnexec: apt-get install .* mininet"):
+    script = f"""#!/bin/sh
+    case "$*" in *"{refused}"*) echo no such thing >&2; exit 2;; esac
+    exec {shutil.which(tool)} "$@"
+    """
+    (tmp_path / tool).write_text(script)
+    (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(NetworkError, match=complaint):
+        Network(Topology.parse("star:1,rate=100Mbit,mtu=9000,queue=70"), prefix=PREFIX).start()
+
+
+@pytest.mark.parametrize("lacking", ["mnexec", "ip"])
+def test_without_the_tools(lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from topologies.mininet import Network
+    from topologies.mn.network import TOOLS
+
+    for tool in TOOLS.keys() - {lacking}:
+        (tmp_path / tool).symlink_to(shutil.which(tool) or "/nowhere")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NetworkError, match=rf"Mininet needs {lacking}: apt-get install"):
         Network(Topology.parse("star:2"), prefix=PREFIX).start()
 
 

@@ -14,11 +14,17 @@ from ..description import Port, Topology
 from ..errors import NetworkError
 from ..namespaces import Claim
 from ..netns import clean, privileges, pyroute2
-from .cables import Cable
+from .cables import Cable, check_in_force
 from .nodes import OwnHost, OwnSwitch
 from .topo import TopologyTopo
 
-TOOLS = {"mnexec": "mininet", "ifconfig": "net-tools", "tc": "iproute2", "ethtool": "ethtool"}
+TOOLS = {
+    "mnexec": "mininet",
+    "ifconfig": "net-tools",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "ethtool": "ethtool",
+}
 
 
 class Network(Nodes):
@@ -48,7 +54,7 @@ class Network(Nodes):
 
         Raises:
             PrivilegeError: not root, or root without the capabilities.
-            NetworkError: a tool lacks, or a link has what cannot be kept.
+            NetworkError: a tool lacks, or a link has what cannot be kept, or is not.
         """
         if self._claim is not None:
             raise NetworkError("the network is built already; close it, or make another one")
@@ -70,6 +76,9 @@ class Network(Nodes):
                 build=False,
             )
             self.mininet.build()
+            for link in self.mininet.links:
+                check_in_force(link.intf1)
+                check_in_force(link.intf2)
             for node in self.topology.nodes:
                 self._namespaces[node] = self._claim.adopt(node, self.mininet[node].pid)
             undo.pop_all()
