@@ -63,7 +63,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="with --ports: the switch's own MAC (default: 02:69 and the address)",
     )
     parser.add_argument(
-        "--port", type=int, help="with --ports: UDP port (default: the protocol's, 26963)"
+        "--port",
+        type=udp_port,
+        default="",
+        metavar="PORT",
+        help="with --ports: UDP port (default: the protocol's, 26963)",
     )
     parser.add_argument(
         "--capture",
@@ -124,6 +128,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=0, help="of --impair's chances (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
+
+
+def udp_port(text: str) -> int:
+    """An argparse type: a number; the protocol's for the empty default."""
+    from ..wire import PORT
+
+    return int(text or PORT)
 
 
 def mac(text: str) -> bytes:
@@ -252,12 +263,10 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
     from ..engine import Engine
     from ..ports.capture import Capture
     from ..ports.raw import RawPortError, RawPorts
-    from ..wire import PORT
 
     if args.address is None:
         raise UsageError("--ports needs the switch's own address: --address 10.26.255.254")
     address = args.address.packed
-    port = PORT if args.port is None else args.port
     counters = switch.counters
     try:
         ports = RawPorts(args.ports, offload=not args.no_offload, counters=counters)
@@ -270,8 +279,8 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
             ports.close()
             raise UsageError(f"cannot write {args.capture}: {error.strerror}") from None
     own = args.mac or MAC_PREFIX + address
-    chassis = Chassis(switch, address, own, ports.jacks, port)
-    return Engine(chassis, ports, spin=args.spin), f"{args.address}:{port}"
+    chassis = Chassis(switch, address, own, ports.jacks, args.port)
+    return Engine(chassis, ports, spin=args.spin), f"{args.address}:{args.port}"
 
 
 def mend(error: OSError) -> str:
