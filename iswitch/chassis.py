@@ -54,6 +54,7 @@ from .sorting import (
     without_options,
 )
 from .switch import Switch
+from .wire import PORT
 
 TCP_USUAL = struct.pack("<HH", 34, 16)  # csum_start and csum_offset of TCP in IPv4, no options
 TCP_OFFSET = UDP + 12  # where such TCP says how long its header is
@@ -80,7 +81,7 @@ class Chassis:
         address: bytes,
         mac: bytes,
         jacks: Sequence[Jack],
-        port: int = 26963,
+        port: int = PORT,
     ) -> None:
         self.switch = switch
         self.counters: Counters = switch.counters

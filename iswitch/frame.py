@@ -174,11 +174,6 @@ def fold(total: Sums, zero: int = 0) -> npt.NDArray[np.uint16]:
     return folded
 
 
-def sound(rows: Rows) -> npt.NDArray[np.bool_]:
-    """Which rows, with their checksum field in them, have the right checksum."""
-    return np.asarray(sums(rows) % np.uint64(0xFFFF) == 0)
-
-
 def ip_header(
     source: bytes, destination: bytes, protocol: int, payload: int, tos: int = 0, ttl: int = TTL
 ) -> bytes:

@@ -30,9 +30,9 @@ def links(net: Nodes, node: str) -> dict[str, Any]:
         return {link.get("ifname"): link for link in ip.get_links()}
 
 
-def gone(pid: int) -> bool:
+def gone(pid: int, tries: int = 500) -> bool:
     """Whether a process has ended, or does so soon."""
-    for _ in range(500):
+    for _ in range(tries):
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return True

@@ -258,3 +258,14 @@ def test_importing_loads_nothing_heavy(module: str) -> None:
     show = f"import sys; print(*[name for name in {heavy!r} if name in sys.modules])"
     assert run(f"import {module}; {show}").split() == []
     assert "numpy" in run(f"import iswitch.switch; {show}").split()  # it would be seen
+
+
+def test_the_port_number_is_written_once() -> None:
+    """All else imports it; text for people may name it."""
+    holders = {
+        name
+        for name, path in PATHS.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value == 26963
+    }
+    assert holders == {"iswitch.wire"}

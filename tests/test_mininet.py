@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -190,6 +191,42 @@ def test_options_that_are_not_in_force_are_refused(link: dict[str, object], comp
         assert "give delay, loss and queue to the topology (--topo star,4,delay=5ms)" in said
 
 
+@pytest.mark.parametrize(
+    ("signum", "status", "words"),
+    [
+        (signal.SIGABRT, -signal.SIGABRT, "Fatal Python error: Aborted"),
+        (signal.SIGKILL, -signal.SIGKILL, ""),
+        (signal.SIGTERM, 0, ""),
+    ],
+)
+@pytest.mark.parametrize("stop", ['net["s1"].stop()', ""])
+def test_a_switch_that_dies_is_told_of(signum: int, status: int, words: str, stop: str) -> None:
+    said = python(f"""
+        import os
+        os.dup2(1, 2)  # where Mininet complains
+        os.environ["PYTHONFAULTHANDLER"] = "1"
+        net = lab()
+        net.start()
+        os.kill(net["s1"].process.pid, {int(signum)})
+        net["s1"].process.wait(20)
+        {stop}
+        net.stop()
+    """)
+    told = f"*** switch s1 ended before it was stopped with status {status}\n{words}"
+    assert said.count(told) == 1, said
+
+
+def test_a_switch_that_ends_well_is_not_told_of() -> None:
+    said = python("""
+        import os
+        os.dup2(1, 2)
+        net = lab()
+        net.start()
+        net.stop()
+    """)
+    assert "ended" not in said
+
+
 def crash(code: str) -> list[str]:
     """What a program says that builds a network and dies by SIGKILL."""
     command = [
@@ -255,11 +292,40 @@ def test_interfaces_of_the_builder() -> None:
         assert name == "lo" or (link.get("mtu"), link.get("txqlen")) == (9000, 70)
 
 
-def test_without_the_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("tool", "refused", "complaint"),
+    [
+        ("tc", "qdisc add", r"bw=100.0 is not in force: tc refuses it; .* CONFIG_NET_SCH_HTB"),
+        ("tc", "class add", r"bw=100.0 is not in force: tc refuses it"),
+        ("ip", "mtu", "mtu of h1-eth0 is 1500 rather than 9000, .* or leave the mtu out"),
+    ],
+)
+def test_links_that_are_not_as_described_are_refused(
+    tool: str, refused: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the kernel lacks something: Mininet itself would go on."""
     from topologies.mininet import Network
 
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(NetworkError, match=r"Mininet needs mnexec: apt-get install .* mininet"):
+    script = f"""#!/bin/sh
+    case "$*" in *"{refused}"*) echo no such thing >&2; exit 2;; esac
+    exec {shutil.which(tool)} "$@"
+    """
+    (tmp_path / tool).write_text(script)
+    (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(NetworkError, match=complaint):
+        Network(Topology.parse("star:1,rate=100Mbit,mtu=9000,queue=70"), prefix=PREFIX).start()
+
+
+@pytest.mark.parametrize("lacking", ["mnexec", "ip"])
+def test_without_the_tools(lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from topologies.mininet import Network
+    from topologies.mn.network import TOOLS
+
+    for tool in TOOLS.keys() - {lacking}:
+        (tmp_path / tool).symlink_to(shutil.which(tool) or "/nowhere")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NetworkError, match=rf"Mininet needs {lacking}: apt-get install"):
         Network(Topology.parse("star:2"), prefix=PREFIX).start()
 
 

@@ -18,6 +18,7 @@ from topologies import (
     Topology,
     TopologyError,
     children,
+    namespaces,
     netns,
 )
 from topologies.namespaces import CLAIMS, NAMESPACES, Claim
@@ -258,33 +259,73 @@ def test_a_child_that_will_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) ->
     assert child.returncode == -signal.SIGKILL
 
 
+def living(net: Network, node: str, command: str) -> int:
+    """A process on a node that its parent leaves alone, in a session of its own."""
+    code = f"setsid sh -c 'echo $$; exec >&-; {command}' & wait"
+    child = net.popen(node, ["sh", "-c", code], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    with child.stdout:
+        return int(child.stdout.readline())
+
+
+@as_root
+@pytest.mark.parametrize("command", ["sleep 1000", "trap : TERM; while :; do sleep 1; done"])
+def test_closing_ends_what_has_left_its_group(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespaces, "PATIENCE", 0.2)
+    with network("star:1") as other, subprocess.Popen(["sleep", "1000"]) as stranger:
+        neighbour = living(other, "h1", "sleep 1000")
+        try:
+            with network("star:1") as net:
+                process = living(net, "h1", command)
+            assert gone(process)
+            assert not gone(neighbour, tries=1)
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+
+
+@as_root
+def test_a_network_that_is_closed_from_within_does_not_end_its_owner() -> None:
+    net = network("star:1")
+    net.start()
+    with net.inside("h1"):
+        net.close()
+
+
 CRASH = f"""
-import os, signal
+import os, signal, subprocess
 from topologies import Topology
 from topologies.netns import Network
 net = Network(Topology.parse("star:2,rate=1Gbit"), prefix="{PREFIX}")
 net.start()
-child = net.popen("h1", ["sleep", "1000"])
-print(child.pid, *map(net.namespace, net.topology.nodes), flush=True)
+command = "sleep 1000 >&- 2>&- & echo $!; wait"
+child = net.popen("h1", ["sh", "-c", command], stdout=subprocess.PIPE)
+print(child.pid, int(child.stdout.readline()), *map(net.namespace, net.topology.nodes), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def crash() -> tuple[int, list[str]]:
-    """A process that builds a network and dies: its child and its namespaces."""
+def crash() -> tuple[int, int, list[str]]:
+    """A process that builds a network and dies: its child, the child's, and its namespaces."""
     done = subprocess.run([sys.executable, "-c", CRASH], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    child, *names = done.stdout.split()
-    return int(child), names
+    child, grandchild, *names = done.stdout.split()
+    return int(child), int(grandchild), names
 
 
 @as_root
 def test_what_a_crash_leaves_is_cleaned() -> None:
     with network("star:1") as alive:
-        child, names = crash()
+        neighbour = living(alive, "h1", "sleep 1000")
+        child, grandchild, names = crash()
         assert gone(child)
+        assert not gone(grandchild, tries=1)
         assert set(names) <= left()
         assert set(clean()) >= set(names)
+        assert gone(grandchild)
+        assert not gone(neighbour, tries=1)
         assert not set(names) & left()
         assert (NAMESPACES / alive.namespace("h1")).exists()
         assert output(alive, "h1", "print(1)") == "1"
@@ -292,9 +333,10 @@ def test_what_a_crash_leaves_is_cleaned() -> None:
 
 @as_root
 def test_the_next_network_cleans_up() -> None:
-    _, names = crash()
+    _, grandchild, names = crash()
     with network("star:1"):
         assert not set(names) & left()
+        assert gone(grandchild)
 
 
 @as_root

@@ -29,9 +29,9 @@ SUM = """
 """
 
 
-def start(*words: str) -> subprocess.Popen[str]:
+def start(*words: str, command: str = "run") -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "iswitch", "run", *words],
+        [sys.executable, "-m", "iswitch", command, *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -41,8 +41,8 @@ def start(*words: str) -> subprocess.Popen[str]:
     )
 
 
-def run(*words: str) -> tuple[int, str, str]:
-    process = start(*words)
+def run(*words: str, command: str = "run") -> tuple[int, str, str]:
+    process = start(*words, command=command)
     out, err = process.communicate(timeout=PATIENCE)
     return process.returncode, out, err
 
@@ -78,6 +78,41 @@ def test_bad_links(tmp_path: Path, world: str) -> None:
     assert status == 0, err
     counters = json.loads(report.read_text())["switches"]["s1"]
     assert counters["lost_in"] > 0 < counters["lost_out"]
+
+
+@as_root
+@pytest.mark.parametrize("command", ["run", "demo"])
+@pytest.mark.parametrize("world", ["netns", "mininet"])
+def test_captures(command: str, world: str, tmp_path: Path) -> None:
+    """Of every switch; tshark finds in each what its workers and its parent had to say."""
+    folder = tmp_path / "made"
+    words = ["--topology", "rack:2x1", "--world", world, "--capture", str(folder)]
+    end = {
+        "run": ["--", sys.executable, "-c", textwrap.dedent(SUM)],
+        "demo": ["--iterations", "3", "--seed", "3"],
+    }[command]
+    status, _, err = run(*words, *end, command=command)
+    assert status == (command == "demo"), err  # it has not learned so soon
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"{name}.pcapng" for name in ("core1", "tor1", "tor2")
+    ]
+    for path in folder.iterdir():
+        read = ["tshark", "-r", str(path), "-Y", "udp.port == 26963", "-T", "fields"]
+        done = subprocess.run(
+            [*read, "-e", "ip.dsfield"], capture_output=True, text=True, timeout=PATIENCE
+        )
+        assert done.returncode == 0, done.stderr
+        assert {"0x0c", "0x1c"} <= set(done.stdout.split())  # control and data
+
+
+@pytest.mark.parametrize("command", ["run", "demo"])
+def test_loopback_has_no_ports_to_capture_at(command: str, tmp_path: Path) -> None:
+    end = ["--", "true"] if command == "run" else []
+    words = ["--topology", "star:2", "--capture", str(tmp_path / "made")]
+    status, _, err = run(*words, *end, command=command)
+    assert status == 2
+    assert "--capture: the loopback world has no ports" in err
+    assert not (tmp_path / "made").exists()
 
 
 def test_loopback_has_no_links_to_be_bad() -> None:
@@ -132,6 +167,10 @@ def test_a_signal_ends_all(world: str, signum: int) -> None:
     [
         (["--topology", "ring:4", "--", "true"], "star:4"),
         (["--topology", "star:4"], "nothing to run"),
+        (
+            ["--topology", "star:2", "--world", "netns", "--capture", "/dev/null", "--", "true"],
+            "--capture /dev/null: cannot make that folder",
+        ),
         (["--topology", "star:65", "--", "true"], "64 at most"),
         (["--topology", "star:2", "--job", "70000", "--", "true"], "a job number is 0..65535"),
     ],

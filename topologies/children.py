@@ -100,10 +100,12 @@ class Nodes(ABC):
         self._children.append(child)
         return child
 
-    def _close(self) -> None:
-        """End the children, then give the namespaces and their names back."""
+    def _end_children(self) -> None:
         end(self._children)
         self._children.clear()
+
+    def _release(self) -> None:
+        """Give the namespaces and their names back; what runs there still is ended."""
         for namespace in self._namespaces.values():
             os.close(namespace)
         self._namespaces.clear()

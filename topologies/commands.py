@@ -7,7 +7,6 @@ from ipaddress import IPv4Address
 
 from .description import Topology
 
-PORT = 26963  # the protocol's
 SWITCHES = 1 << 16  # more than there are in a network
 
 
@@ -56,8 +55,8 @@ def options(
 
     `impair`: options as `impair_options` gives them.
     """
-    found = ["--ports", ",".join(ports), "--address", str(address), "--port", str(PORT)]
+    found = ["--ports", ",".join(ports), "--address", str(address)]
     if parent is not None and uplink is not None:
-        found += ["--parent", f"{parent}:{PORT}", "--uplink", uplink]
+        found += ["--parent", str(parent), "--uplink", uplink]
     found += impair
     return found if offload else [*found, "--no-offload"]

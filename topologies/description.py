@@ -103,10 +103,6 @@ class Link:
         """What is wrong with it in each direction. The rate and its queue are the kernel's task."""
         return Impairment(**{name: getattr(self, name) for name in IMPAIRMENTS})
 
-    def far_end(self, node: str) -> str:
-        """The other one of its two nodes."""
-        return self.b if node == self.a else self.a
-
 
 def parse_settings(settings: Mapping[str, str | float]) -> dict[str, object]:
     """Values for the fields of a `Link`.

@@ -12,9 +12,12 @@ import ctypes
 import fcntl
 import os
 import re
+import select
+import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Self
 
@@ -22,10 +25,13 @@ CLAIMS = Path("/run/iswitch/networks")
 NAMESPACES = Path("/run/netns")  # as iproute2 has it
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 MNT_DETACH = 2  # linux/fs.h
+PATIENCE = 1.0  # seconds to end in, before a process is killed
 PREFIX = re.compile(r"[a-z]{1,8}")
 NAME = re.compile(r"[a-z]{1,8}-\d+-\d+")  # PREFIX-PID-SERIAL: no claim's name and - begin another's
 
 LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: not between a fork and its exec
+
+Inode = tuple[int, int]  # a device's number, and a number there
 
 
 class Claim:
@@ -82,8 +88,15 @@ class Claim:
         return os.open(NAMESPACES / f"{self.name}-{node}", os.O_RDONLY)
 
     def release(self) -> list[str]:
-        """Remove the namespaces and give the name back; the names of what is gone."""
+        """End what runs in the namespaces, remove them, and give the name back.
+
+        Processes that children have started may outlive them, in groups and sessions of their own.
+
+        Returns:
+            The names of the namespaces that are gone.
+        """
         found = sorted(NAMESPACES.glob(f"{self.name}-*"))
+        evict(found)
         for path in found:
             LIBC.umount2(os.fsencode(path), MNT_DETACH)  # fails if its maker died before mounting
             path.unlink()
@@ -121,6 +134,51 @@ def inside(namespace: int) -> Iterator[None]:
             call(LIBC.setns, home, CLONE_NEWNET)
     finally:
         os.close(home)
+
+
+def evict(namespaces: Collection[Path]) -> None:
+    """End the processes in these namespaces: politely, then for certain.
+
+    The namespace that this process stands in is spared: whoever called it from there is there, too.
+    """
+    inodes = {inode(path) for path in namespaces} - {inode(Path("/proc/self/ns/net")), None}
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        pidfds = inhabitants(inodes)
+        for pidfd in pidfds:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signum)
+        limit = time.monotonic() + PATIENCE
+        for pidfd in pidfds:
+            ended = select.poll()
+            ended.register(pidfd, select.POLLIN)
+            ended.poll(max(0.0, limit - time.monotonic()) * 1000)
+            os.close(pidfd)
+        if not pidfds:
+            return
+
+
+def inhabitants(inodes: Collection[Inode | None]) -> list[int]:
+    """Descriptors of the processes in these namespaces (pidfd_open(2)); they are to be closed."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        if inode(process / "ns/net") not in inodes:
+            continue
+        with suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(int(process.name))
+            if inode(process / "ns/net") in inodes:  # still: the number is not another's by now
+                found.append(pidfd)
+            else:
+                os.close(pidfd)
+    return found
+
+
+def inode(namespace: Path) -> Inode | None:
+    """What tells a namespace from all others; None: it is gone."""
+    try:
+        found = namespace.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def call(function: ctypes._NamedFuncPointer, *arguments: int) -> None:

@@ -30,7 +30,8 @@ class Network(Nodes):
     """A topology as namespaces, from `start` to `close`; use it as a context.
 
     Namespaces are called PREFIX-PID-SERIAL-NODE. If this process dies without closing, its
-    children started by `popen` are killed, and the next Network (or `clean`) removes the rest.
+    children started by `popen` are killed, and the next Network (or `clean`) removes the rest, what
+    those have started included.
     """
 
     def __init__(self, topology: Topology, *, prefix: str = "isw", offload: bool = True) -> None:
@@ -65,7 +66,8 @@ class Network(Nodes):
 
     def close(self) -> None:
         """End the children, then remove all that was built. Closing twice is no harm."""
-        self._close()
+        self._end_children()
+        self._release()
 
     def ports(self, switch: str) -> tuple[Port, ...]:
         """The interfaces of a switch, each with its link (rate, delay, loss, queue) and peer."""
@@ -125,9 +127,12 @@ class Network(Nodes):
 
 
 def clean() -> list[str]:
-    """Remove the networks of processes that have died; the names of their namespaces.
+    """Remove the networks of processes that have died, and what runs there still.
 
     Whatever a living process holds, and whatever this package did not make, stays.
+
+    Returns:
+        The names of their namespaces.
 
     Raises:
         PrivilegeError: not root, or root without the capabilities.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from . import UsageError
 from .processes import Child, Fleet
 from .switches import Switches, SwitchFailed
-from .worlds import WORLDS, make_world, read_topology
+from .worlds import WORLDS, add_capture, capture_folder, make_world, read_topology
 
 if TYPE_CHECKING:
     from topologies import Topology
@@ -58,6 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=1, help="of environments, actions and weights (default: 1)"
     )
+    add_capture(parser)
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
     parser.add_argument("--plot", metavar="FILE.png", help="draw learning curve and time split")
 
@@ -158,11 +159,12 @@ def run(args: argparse.Namespace) -> int:
     from .demo_report import Screen, check, plot, summarise
 
     topology = _topology(args)
+    capture = capture_folder(args.capture, args.world)
     training = Training(len(topology.hosts), args.iterations, args.seed, topology=topology)
     screen = Screen(training)
     try:
         with make_world(args.world, topology) as world, Fleet() as fleet, screen:
-            _train(fleet, Switches(fleet, world), training, screen)
+            _train(fleet, Switches(fleet, world, capture), training, screen)
     except (DemoFailed, SwitchFailed) as error:
         screen.fail(str(error))
         return 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import selectors
 import signal
@@ -14,7 +13,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import IO, NamedTuple, Self
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PATIENCE = 3.0  # seconds to end in, before a process is killed
 PAUSE = 0.01  # seconds between two looks at processes that are to end
 
@@ -29,6 +27,8 @@ class Child:
     def __init__(
         self, name: str, command: Sequence[str], env: Mapping[str, str] | None, heard: bool
     ) -> None:
+        from topologies.children import DiesWithParent
+
         self.name = name
         kept = None if heard else tempfile.TemporaryFile()  # noqa: SIM115  (closed by Fleet.stop)
         self.process = subprocess.Popen(
@@ -38,7 +38,7 @@ class Child:
             stderr=kept or subprocess.PIPE,
             env={**os.environ, **(env or {})},
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=DiesWithParent(),
         )
         errors = kept or self.process.stderr
         assert self.process.stdout is not None
@@ -218,11 +218,3 @@ def ended(status: int) -> str:
         known = -status in set(signal.Signals)  # real-time signals are not, but for two
         return f"was killed by {signal.Signals(-status).name if known else f'signal {-status}'}"
     return f"ended with status {status}"
-
-
-_LIBC = ctypes.CDLL(None)  # loaded here: not between a fork and its exec
-
-
-def _die_with_parent() -> None:
-    """Runs in the child before exec: a parent that crashes leaves no orphans."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -20,9 +20,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from . import UsageError
-from .worlds import WORLDS
+from .worlds import WORLDS, add_capture, capture_folder
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from topologies import Topology
 
 MOST = 64  # members of a switch
@@ -49,6 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="all packets one by one: no segmentation offload in switches, nor in links",
     )
+    add_capture(parser)
     parser.add_argument(
         "--json", metavar="FILE", help="write how each worker ended, and the switches' counters"
     )
@@ -70,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
     topology = read_topology(args.topology)
     check_members(topology, args.workers_per_host)
     check_writable(args.json)
+    capture = capture_folder(args.capture, args.world)
     report: dict[str, Any] = {
         "topology": args.topology,
         "world": args.world,
@@ -80,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     }
     with Signals() as signals:
         try:
-            status = _run(args, topology, command, report, signals)
+            status = _run(args, topology, command, capture, report, signals)
         except Stopped as stopped:  # while the network was being built
             say(f"stopped by {signal.Signals(stopped.signum).name}; all processes have ended")
             status = 128 + stopped.signum
@@ -95,6 +99,7 @@ def _run(
     args: argparse.Namespace,
     topology: Topology,
     command: list[str],
+    capture: Path | None,
     report: dict[str, Any],
     signals: Any,
 ) -> int:
@@ -104,7 +109,7 @@ def _run(
     from .worlds import make_world
 
     with make_world(args.world, topology, offload=not args.no_offload) as world, Fleet() as fleet:
-        switches = Switches(fleet, world)
+        switches = Switches(fleet, world, capture)
         crew = Crew(fleet, world, switches, args.workers_per_host)
         say(f"{crew.size} x {command[0]} in {args.topology} ({args.world})")
         status = 0

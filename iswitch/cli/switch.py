@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ..impairment import Impairment, Impairments
     from ..switch import Switch
 
-PORT = 26963  # the protocol's
 MAC_PREFIX = bytes([0x02, 0x69])  # locally administered; the address follows
 LISTEN = "127.0.0.1:26963"
 LEAST_LEASE = 5.0  # seconds; workers send a heartbeat every three
@@ -64,7 +63,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="with --ports: the switch's own MAC (default: 02:69 and the address)",
     )
     parser.add_argument(
-        "--port", type=int, default=PORT, help="with --ports: UDP port (default: %(default)s)"
+        "--port",
+        type=udp_port,
+        default="",
+        metavar="PORT",
+        help="with --ports: UDP port (default: the protocol's, 26963)",
     )
     parser.add_argument(
         "--capture",
@@ -125,6 +128,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=0, help="of --impair's chances (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
+
+
+def udp_port(text: str) -> int:
+    """An argparse type: a number; the protocol's for the empty default."""
+    from ..wire import PORT
+
+    return int(text or PORT)
 
 
 def mac(text: str) -> bytes:

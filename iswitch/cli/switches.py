@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .processes import Child, Fleet
@@ -20,11 +21,15 @@ class SwitchFailed(Exception):
 
 
 class Switches:
-    """One process per switch of the world's tree."""
+    """One process per switch of the world's tree.
 
-    def __init__(self, fleet: Fleet, world: World) -> None:
+    With `capture`, a folder, each writes the frames at its ports to SWITCH.pcapng there.
+    """
+
+    def __init__(self, fleet: Fleet, world: World, capture: Path | None = None) -> None:
         self.fleet = fleet
         self.world = world
+        self.capture = capture
         self.listening: dict[str, str] = {}  # by name: HOST:PORT
         self.counters: dict[str, dict[str, int]] = {}  # by name, when they have ended
         self._names: dict[Child, str] = {}
@@ -39,6 +44,8 @@ class Switches:
         while level:
             for name in level:
                 options = self.world.switch_options(name, self.listening)
+                if self.capture is not None:
+                    options += ["--capture", str(self.capture / f"{name}.pcapng")]
                 command = ["-m", "iswitch", "switch", "--json", *options]
                 place = self.world.place(name)
                 self._names[self.fleet.start(self.called(name), command, place=place)] = name

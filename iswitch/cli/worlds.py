@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from . import UsageError
@@ -126,6 +129,35 @@ class Namespaces:
         """The interface, for libraries that would take another one, or look its name up."""
         (port,) = self.topology.ports(host)
         return {"GLOO_SOCKET_IFNAME": port.ifname}
+
+
+def capture_folder(path: str | None, world: str) -> Path | None:
+    """The folder for captures of a world of this kind, made if it is not there; None: no captures.
+
+    Raises:
+        UsageError: there can be none.
+    """
+    if path is None:
+        return None
+    if world == "loopback":
+        raise UsageError(
+            "--capture: the loopback world has no ports whose frames could be captured; use "
+            "--world netns (as root), or capture the interface lo"
+        )
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--capture {path}: cannot make that folder: {error.strerror}") from None
+    return Path(path)
+
+
+def add_capture(parser: argparse.ArgumentParser) -> None:
+    """Add the option for captures."""
+    parser.add_argument(
+        "--capture",
+        metavar="DIR",
+        help="write the frames at each switch's ports to DIR/SWITCH.pcapng (not in loopback)",
+    )
 
 
 def read_topology(text: str) -> Topology:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from mininet.link import TCIntf, TCLink
@@ -15,7 +16,7 @@ from ..netns import MAX_RATE, MIN_RATE, token_bucket
 from .nodes import in_namespace_of
 
 MEGA = 1e6
-RATE_QDISCS = ("htb", "hfsc", "tbf")
+RATES = ("class htb 5:1 ", "class hfsc 5:1 ", "qdisc tbf 5: ")  # what keeps one, as tc shows it
 
 
 class Need(NamedTuple):
@@ -105,14 +106,17 @@ def check_in_force(interface: Any) -> None:
     Raises:
         NetworkError: it does not.
     """
+    where = f"link {interface.link.intf1}-{interface.link.intf2}"
     options = {name: value for name, value in interface.params.items() if value}
+    if "described" in options:
+        check_device(interface, options["described"], where)
     wanted = {
         kind: [name for name in need.options if name in options] for kind, need in NEEDS.items()
     }
     if not any(wanted.values()) and "bw" not in options:
         return
-    queues = interface.cmd(f"tc qdisc show dev {interface.name}")
-    where = f"link {interface.link.intf1}-{interface.link.intf2}"
+    shows = (f"tc {what} show dev {interface.name}" for what in ("qdisc", "class"))
+    queues = interface.cmd("; ".join(shows))
     for kind, names in wanted.items():
         if names and f"qdisc {kind} " not in queues:
             said = ", ".join(f"{name}={options[name]}" for name in names)
@@ -121,11 +125,30 @@ def check_in_force(interface: Any) -> None:
                 f"{kind} (CONFIG_NET_SCH_{kind.upper()}), or the link is no TCLink (mn --link tc); "
                 f"{NEEDS[kind].mend}"
             )
-    if "bw" in options and not any(f"qdisc {name} " in queues for name in RATE_QDISCS):
-        raise NetworkError(
-            f"{where}: bw={options['bw']} is not in force: use a TCLink (mn --link tc) of "
-            f"at most {interface_limit(interface)} Mbit/s"
-        )
+    if "bw" in options and not any(rate in queues for rate in RATES):
+        limit = interface_limit(interface)
+        mend = f"use a TCLink (mn --link tc) of at most {limit} Mbit/s"
+        if isinstance(interface, TCIntf) and options["bw"] <= limit:
+            mend = "tc refuses it; use a kernel with CONFIG_NET_SCH_HTB, or leave the rate out"
+        raise NetworkError(f"{where}: bw={options['bw']} is not in force: {mend}")
+
+
+def check_device(interface: Any, link: Link, where: str) -> None:
+    """Whether an interface has the MTU and the queue of a topology's link.
+
+    Raises:
+        NetworkError: it has not.
+    """
+    shown = interface.cmd(f"ip link show dev {interface.name}").split()
+    found = dict(pairwise(shown))
+    room = link.queue.packets(link.mtu)
+    for setting, shown_as, value in (("mtu", "mtu", link.mtu), ("queue", "qlen", room)):
+        if found.get(shown_as) != str(value):
+            raise NetworkError(
+                f"{where}: {shown_as} of {interface} is {found.get(shown_as, 'unknown')} rather "
+                f"than {value}, for `ip link set` has failed; use a kernel whose veth takes it, or "
+                f"leave the {setting} out"
+            )
 
 
 def interface_limit(interface: Any) -> float:

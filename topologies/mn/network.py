@@ -14,11 +14,17 @@ from ..description import Port, Topology
 from ..errors import NetworkError
 from ..namespaces import Claim
 from ..netns import clean, privileges, pyroute2
-from .cables import Cable
+from .cables import Cable, check_in_force
 from .nodes import OwnHost, OwnSwitch
 from .topo import TopologyTopo
 
-TOOLS = {"mnexec": "mininet", "ifconfig": "net-tools", "tc": "iproute2", "ethtool": "ethtool"}
+TOOLS = {
+    "mnexec": "mininet",
+    "ifconfig": "net-tools",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "ethtool": "ethtool",
+}
 
 
 class Network(Nodes):
@@ -48,7 +54,7 @@ class Network(Nodes):
 
         Raises:
             PrivilegeError: not root, or root without the capabilities.
-            NetworkError: a tool lacks, or a link has what cannot be kept.
+            NetworkError: a tool lacks, or a link has what cannot be kept, or is not.
         """
         if self._claim is not None:
             raise NetworkError("the network is built already; close it, or make another one")
@@ -70,16 +76,22 @@ class Network(Nodes):
                 build=False,
             )
             self.mininet.build()
+            for link in self.mininet.links:
+                check_in_force(link.intf1)
+                check_in_force(link.intf2)
             for node in self.topology.nodes:
                 self._namespaces[node] = self._claim.adopt(node, self.mininet[node].pid)
             undo.pop_all()
 
     def close(self) -> None:
         """End the children, then remove all that was built. Closing twice is no harm."""
-        self._close()
-        if self.mininet is not None:
-            mininet, self.mininet = self.mininet, None
-            mininet.stop()
+        self._end_children()
+        mininet, self.mininet = self.mininet, None
+        try:
+            if mininet is not None:
+                mininet.stop()  # it needs its shells, which are in the namespaces
+        finally:
+            self._release()
 
     def ports(self, switch: str) -> tuple[Port, ...]:
         """The interfaces of a switch, each with its link (rate, delay, loss, queue) and peer."""

@@ -14,6 +14,7 @@ from ipaddress import IPv4Address, IPv4Interface
 from itertools import count
 from typing import IO, Any, NamedTuple
 
+from mininet.log import error
 from mininet.node import Host
 
 from ..children import DiesWithParent, end
@@ -142,9 +143,7 @@ class ISwitch(OwnSwitch):
         readable, _, _ = select.select([self.process.stdout], [], [], START_PATIENCE)
         if readable and self.process.stdout.readline():
             return
-        assert self._errors is not None
-        self._errors.seek(0)
-        complaint = self._errors.read().decode(errors="replace").strip() or "it does not listen"
+        complaint = self._complaint() or "it does not listen"
         self.stop()
         raise NetworkError(f"switch {self.name}: {complaint}")
 
@@ -160,29 +159,53 @@ class ISwitch(OwnSwitch):
     @classmethod
     def batchShutdown(cls, switches: Sequence[ISwitch]) -> Sequence[ISwitch]:
         """End the processes, side by side; called by Mininet."""
-        end([switch.process for switch in switches if switch.process is not None])
+        halt(switches)
         for switch in switches:
             switch.stop(deleteIntfs=False)
         return switches
 
     def stop(self, deleteIntfs: bool = True) -> None:
         """End the process and keep its counters; called by Mininet."""
-        if self.process is not None:
-            end([self.process])
-            assert self.process.stdout is not None
-            lines = self.process.stdout.read().splitlines()
-            self.counters = json.loads(lines[-1]) if lines else {}
-            self.process.stdout.close()
-            self.process = None
-        if self._errors is not None:
-            self._errors.close()
-            self._errors = None
+        halt([self])
         super().stop(deleteIntfs)
 
     def terminate(self) -> None:
         """Remove the namespace; called by Mininet."""
         self.stop(deleteIntfs=False)
         super().terminate()
+
+    def _complaint(self) -> str:
+        """What the process wrote to stderr; told once."""
+        errors, self._errors = self._errors, None
+        if errors is None:
+            return ""
+        with errors:
+            errors.seek(0)
+            return errors.read().decode(errors="replace").strip()
+
+    def _ended(self, early: bool) -> None:
+        """Keep the counters of a process that has ended; `early`: nobody had asked it to."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        with self.process.stdout as output:
+            lines = output.read().splitlines()
+        self.counters = json.loads(lines[-1]) if lines else {}
+        status, self.process = self.process.returncode, None
+        failed = (early or status) and self._errors is not None  # else its error has told already
+        complaint = self._complaint()
+        if failed:
+            when = "before it was stopped " if early else ""
+            error(f"*** switch {self.name} ended {when}with status {status}\n")
+            error(f"{complaint}\n" if complaint else "")
+
+
+def halt(switches: Sequence[ISwitch]) -> None:
+    """End the processes of these, side by side, and tell which did not end well."""
+    running = {switch: switch.process for switch in switches if switch.process is not None}
+    early = {switch for switch, process in running.items() if process.poll() is not None}
+    end([*running.values()])
+    for switch in running:
+        switch._ended(switch in early)
 
 
 def surroundings(switch: ISwitch) -> Tree:
