@@ -34,7 +34,6 @@ WINDOW = 20  # episodes in a mean return
 LEARNED = 195.0  # the return at which CartPole used to count as solved
 ITERATIONS = 300  # enough to learn
 MOST_ORDERS = 10_000  # in which a sum can have been added up
-MOST = 64  # workers of a job
 RATE_AFTER = 0.2  # seconds that must be timed before they tell a rate
 
 
@@ -182,10 +181,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _topology(args: argparse.Namespace) -> Topology:
+    from ..wire import MAX_MEMBERS
+
     if args.topology is None:
         workers = 4 if args.workers is None else args.workers
-        if not 1 <= workers <= MOST:
-            raise UsageError(f"--workers {workers}: a switch takes 1 to {MOST} workers a job")
+        if not 1 <= workers <= MAX_MEMBERS:
+            raise UsageError(
+                f"--workers {workers}: a switch takes 1 to {MAX_MEMBERS} workers a job"
+            )
         return read_topology(f"star:{workers}")
     topology = read_topology(args.topology)
     if args.workers is not None:
@@ -197,8 +200,8 @@ def _topology(args: argparse.Namespace) -> Topology:
             f"--topology {args.topology}: with so many switches side by side a sum cannot be "
             "checked, for each order of theirs gives another; take fewer, such as rack:4x4"
         )
-    if len(topology.hosts) > MOST:
-        raise UsageError(f"--topology {args.topology}: a job has {MOST} workers at most")
+    if len(topology.hosts) > MAX_MEMBERS:
+        raise UsageError(f"--topology {args.topology}: a job has {MAX_MEMBERS} workers at most")
     return topology
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from topologies import Topology
 
-MOST = 64  # members of a switch
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
@@ -146,15 +144,18 @@ def check_members(topology: Topology, per_host: int) -> None:
     Raises:
         UsageError: one cannot.
     """
+    from ..wire import MAX_MEMBERS
+
     if per_host < 1:
         raise UsageError(f"--workers-per-host {per_host}: at least 1")
     for switch in topology.tree:
         hosts = len(topology.hosts_at(switch.name))
         members = hosts * per_host + len(topology.children(switch.name))
-        if members > MOST:
+        if members > MAX_MEMBERS:
             raise UsageError(
-                f"switch {switch.name} would have {members} workers and child switches, {MOST} at "
-                "most; take fewer --workers-per-host, or put switches between, such as rack:2x48"
+                f"switch {switch.name} would have {members} workers and child switches, "
+                f"{MAX_MEMBERS} at most; take fewer --workers-per-host, or put switches between, "
+                "such as rack:2x48"
             )
 
 
