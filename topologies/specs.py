@@ -88,13 +88,18 @@ def parse(text: str) -> Topology:
     Raises:
         TopologyError: no such form; the message lists them.
     """
-    found = SPEC.fullmatch(text.replace(" ", ""))
-    if not found or found[1] not in KINDS:
+    compact = text.replace(" ", "")
+    found = SPEC.fullmatch(compact)
+    kind = KINDS.get(compact.partition(":")[0])
+    if kind is None:
         raise wrong(text, "is not a topology")
-    kind = KINDS[found[1]]
+    if not found:
+        example = kind.example
+        raise wrong(text, f"is not written as {example}, or {example},loss=1%,delay=5ms")
     numbers = [int(number) for number in found[2].split("x")]
     if kind.numbers not in (0, len(numbers)):
-        raise wrong(text, f"has {len(numbers)} numbers, {found[1]} takes {kind.numbers}")
+        count = f"{len(numbers)} number{'s' * (len(numbers) != 1)}"
+        raise wrong(text, f"has {count}, {found[1]} takes {kind.numbers}")
     if not 0 < prod(numbers) <= MAX_HOSTS:
         raise wrong(text, f"has {prod(numbers)} hosts, not 1 to {MAX_HOSTS}")
     settings = [setting.partition("=") for setting in found[3].split(",")[1:]]
