@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .counters import Counters
-from .frame import ARP_REQUEST, HEADERS, Route, Sums, Transmission, arp, sums
+from .frame import ARP_REQUEST, ETH_HEADER, HEADERS, Route, Sums, Transmission, arp, sums
 from .packets import Address, Outgoing, Rows, Supers, pieces, supers
 
 ASK_AGAIN = 1.0  # seconds between two ARP requests for one address
@@ -70,7 +70,7 @@ class Issuer:
                 if mac is None:
                     self.counters["unresolved"] += n
                     transmissions += self._ask(peer, now)
-                elif size + HEADERS - 14 > self.jacks[peer.ingress].mtu:
+                elif size + HEADERS - ETH_HEADER > self.jacks[peer.ingress].mtu:
                     self.counters["too_large"] += n
                 elif self.jacks[peer.ingress].offload:
                     whole = whole or supers(out.rows, out.tail)

@@ -49,27 +49,6 @@ class FrameSender:
         rows: npt.NDArray[np.uint8],
         lengths: Sequence[int],
     ) -> None:
-        """Add a frame for each row; as `add_rows`, but faster if they are FEW."""
-        i = self._added
-        head, head_step, head_size = 0, 0, 0
-        if heads is not None:
-            head, head_step, head_size = address_of(heads), heads.strides[0], heads.shape[1]
-        row, step = address_of(rows), rows.strides[0]
-        for length in lengths:
-            self._PARTS.pack_into(self._iovec_bytes, 32 * i, head, head_size, row, length)
-            self._NAME.pack_into(self._header_bytes, MMSGHDR.itemsize * i, name)
-            head += head_step
-            row += step
-            i += 1
-        self._added = i
-
-    def add_rows(
-        self,
-        name: int,
-        heads: npt.NDArray[np.uint8] | None,
-        rows: npt.NDArray[np.uint8],
-        lengths: Sequence[int],
-    ) -> None:
         """Add a frame for each row, at most `most` in all.
 
         Args:
@@ -79,17 +58,24 @@ class FrameSender:
             lengths: bytes of each second part.
         """
         i, n = self._added, len(lengths)
-        parts = self._iovecs[i : i + n]
-        steps = self._steps[:n]
-        if heads is None:
-            parts["len"][:, 0] = 0
-        else:
-            parts["base"][:, 0] = address_of(heads) + steps * heads.strides[0]
-            parts["len"][:, 0] = heads.shape[1]
-        parts["base"][:, 1] = address_of(rows) + steps * rows.strides[0]
-        parts["len"][:, 1] = lengths
-        self._headers["name"][i : i + n] = name
-        self._added = i + n
+        self._added += n
+        head, head_step, head_size = 0, 0, 0
+        if heads is not None:
+            head, head_step, head_size = address_of(heads), heads.strides[0], heads.shape[1]
+        row, step = address_of(rows), rows.strides[0]
+        if n > FEW:
+            parts, steps = self._iovecs[i : i + n], self._steps[:n]
+            parts["base"][:, 0] = head + steps * head_step
+            parts["len"][:, 0] = head_size
+            parts["base"][:, 1] = row + steps * step
+            parts["len"][:, 1] = lengths
+            self._headers["name"][i : i + n] = name
+            return
+        for at, length in enumerate(lengths, i):
+            self._PARTS.pack_into(self._iovec_bytes, 32 * at, head, head_size, row, length)
+            self._NAME.pack_into(self._header_bytes, MMSGHDR.itemsize * at, name)
+            head += head_step
+            row += step
 
     def send(self, fd: int) -> list[tuple[int, int]]:
         """Send all that was added; returns (which, errno) of those the kernel did not take."""

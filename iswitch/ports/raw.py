@@ -31,7 +31,7 @@ from ..frame import (
 )
 from ..issuing import Jack
 from ..packets import Rows
-from .frames import FEW, SOCKADDR_LL, FrameSender
+from .frames import SOCKADDR_LL, FrameSender
 from .mmsg import Block, Receiver, Spacing, size_buffers
 
 ETH_P_ALL = 3  # linux/if_ether.h
@@ -241,16 +241,9 @@ class RawPorts:
                     counts, begun = [], []
                 begun.append((transmission, len(counts)))
                 counts += transmission.counts
-                self._add(transmission)
+                port, heads, bodies, lengths, _ = transmission
+                self._sender.add(self._names[port].address, heads, bodies, lengths)
             self._flush(counts, begun)
-
-    def _add(self, transmission: Transmission) -> None:
-        port, heads, bodies, lengths, _ = transmission
-        name = self._names[port].address
-        if len(lengths) <= FEW:
-            self._sender.add(name, heads, bodies, lengths)
-        else:
-            self._sender.add_rows(name, heads, bodies, lengths)
 
     def _flush(self, counts: list[int], begun: list[tuple[Transmission, int]]) -> None:
         self.counters["tx_frames"] += sum(counts)
