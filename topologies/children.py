@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, Self
 
+from .description import Port, Topology
 from .errors import NetworkError
 from .namespaces import LIBC, Claim, inside
 
@@ -27,7 +28,18 @@ class Nodes(ABC):
     A builder fills `_claim` and `_namespaces` when it starts, and empties them when it closes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, topology: Topology, *, prefix: str = "isw", offload: bool = True) -> None:
+        """Prepare; nothing is built yet.
+
+        Args:
+            topology: what to build. Links and switches that stand by are left out.
+            prefix: what the names of namespaces begin with: 1 to 8 small letters.
+            offload: let super-frames and unfinished checksums pass whole, as they do between
+                namespaces; False: frames are as they would be on a wire.
+        """
+        self.topology = topology
+        self.offload = offload
+        self._prefix = prefix
         self._claim: Claim | None = None
         self._namespaces: dict[str, int] = {}
         self._children: list[subprocess.Popen[bytes]] = []
@@ -46,6 +58,10 @@ class Nodes(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the children, then remove all that was built. Closing twice is no harm."""
+
+    def ports(self, switch: str) -> tuple[Port, ...]:
+        """The interfaces of a switch, each with its link (rate, delay, loss, queue) and peer."""
+        return self.topology.ports(switch)
 
     def namespace(self, node: str) -> str:
         """The name for `ip netns exec`.

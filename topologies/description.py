@@ -136,6 +136,8 @@ class Port(NamedTuple):
     """An end of a link at a node: the interface, the link, and the node at the other end."""
 
     ifname: str
+    number: int  # as in the interface's name
+    mac: str
     link: Link
     peer: str
 
@@ -284,11 +286,14 @@ class Topology:
                 ends.setdefault(link.b, []).append((link, link.a))
         return {
             node: tuple(
-                Port(f"{node}-eth{number}", link, peer)
+                Port(f"{node}-eth{number}", number, self._interface_mac(node, number), link, peer)
                 for number, (link, peer) in enumerate(found, node in self._parents)
             )
             for node, found in ends.items()
         }
+
+    def _interface_mac(self, node: str, number: int) -> str:
+        return self.port_mac(node, number) if node in self._parents else self.mac(node)
 
     @cached_property
     def _addresses(self) -> dict[str, IPv4Address]:

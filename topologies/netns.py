@@ -16,7 +16,7 @@ from typing import Any
 from iswitch.units import FRAME_HEADER
 
 from .children import Nodes
-from .description import Link, Port, Topology
+from .description import Link
 from .errors import NetworkError, PrivilegeError
 from .ethtool import offloads_off
 from .namespaces import Claim
@@ -33,20 +33,6 @@ class Network(Nodes):
     children started by `popen` are killed, and the next Network (or `clean`) removes the rest, what
     those have started included.
     """
-
-    def __init__(self, topology: Topology, *, prefix: str = "isw", offload: bool = True) -> None:
-        """Prepare; nothing is built yet.
-
-        Args:
-            topology: what to build. Links and switches that stand by are left out.
-            prefix: what all names begin with: 1 to 8 small letters.
-            offload: let super-frames and unfinished checksums pass whole, as they do between
-                namespaces; False: frames are as they would be on a wire.
-        """
-        super().__init__()
-        self.topology = topology
-        self.offload = offload
-        self._prefix = prefix
 
     def start(self) -> None:
         """Build it, after removing what dead processes left.
@@ -69,17 +55,9 @@ class Network(Nodes):
         self._end_children()
         self._release()
 
-    def ports(self, switch: str) -> tuple[Port, ...]:
-        """The interfaces of a switch, each with its link (rate, delay, loss, queue) and peer."""
-        return self.topology.ports(switch)
-
     def _build(self) -> None:
         for link in self.topology.links:
-            if link.rate is not None and not MIN_RATE <= link.rate <= MAX_RATE:
-                raise NetworkError(
-                    f"link {link.a}-{link.b}: rate {link.rate} bit/s is not in tbf's reach, 64kbit "
-                    "to 34Gbit; leave it out for as fast as the machine is"
-                )
+            check_rate(link)
         IPRoute = pyroute2().IPRoute
         assert self._claim is not None
         for node in self.topology.nodes:
@@ -98,13 +76,11 @@ class Network(Nodes):
         """What one end of a link is to be, in the terms of pyroute2."""
         ports = self.topology.ports(node)
         place = next(i for i, port in enumerate(ports) if port.link is link)
-        is_switch = any(switch.name == node for switch in self.topology.tree)
-        topology = self.topology
         return {
             "ifname": ports[place].ifname,
             "index": index(place),
             "net_ns_fd": self._namespaces[node],
-            "address": topology.port_mac(node, place + 1) if is_switch else topology.mac(node),
+            "address": ports[place].mac,
             "mtu": link.mtu,
             "txqlen": link.queue.packets(link.mtu),
         }
@@ -144,6 +120,19 @@ def clean() -> list[str]:
 def index(place: int) -> int:
     """The number of an interface in its namespace, after the loopback's."""
     return LO + 1 + place
+
+
+def check_rate(link: Link) -> None:
+    """Whether the kernel can keep it.
+
+    Raises:
+        NetworkError: it cannot.
+    """
+    if link.rate is not None and not MIN_RATE <= link.rate <= MAX_RATE:
+        raise NetworkError(
+            f"link {link.a}-{link.b}: rate {link.rate} bit/s is not in tbf's reach, 64kbit to "
+            "34Gbit; leave it out for as fast as the machine is"
+        )
 
 
 def token_bucket(link: Link) -> dict[str, int]:

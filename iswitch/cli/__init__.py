@@ -55,6 +55,23 @@ def workers(count: int) -> str:
     return f"{count or 'no'} worker{'s' * (count != 1)}"
 
 
+def check_writable(path: str | None) -> None:
+    """Whether a file can be written, before anything is run for it.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if path is None:
+        return
+    existed = os.path.exists(path)
+    try:
+        open(path, "a").close()
+        if not existed:
+            os.unlink(path)  # a run that fails leaves no empty file
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from . import UsageError
+from . import UsageError, check_writable
 from .processes import Child, Fleet
 from .switches import Switches, SwitchFailed
 from .worlds import WORLDS, add_capture, capture_folder, make_world, read_topology
@@ -216,14 +215,8 @@ def _check_arguments(args: argparse.Namespace) -> None:
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise UsageError(f"needs {' and '.join(missing)}: in a checkout: pip install '.[demo]'")
-    for path in filter(None, (args.json, args.plot)):
-        existed = os.path.exists(path)
-        try:
-            open(path, "a").close()
-            if not existed:
-                os.unlink(path)  # a run that fails leaves no empty file
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    for path in (args.json, args.plot):
+        check_writable(path)
 
 
 def _train(fleet: Fleet, switches: Switches, training: Training, screen: Screen) -> None:

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import UsageError
+from . import UsageError, check_writable
 from .worlds import WORLDS, add_capture, capture_folder
 
 if TYPE_CHECKING:
@@ -157,23 +156,6 @@ def check_members(topology: Topology, per_host: int) -> None:
                 f"{MAX_MEMBERS} at most; take fewer --workers-per-host, or put switches between, "
                 "such as rack:2x48"
             )
-
-
-def check_writable(path: str | None) -> None:
-    """Whether a file can be written, before anything is run for it.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    if path is None:
-        return
-    existed = os.path.exists(path)
-    try:
-        open(path, "a").close()
-        if not existed:
-            os.unlink(path)  # a run that fails leaves no empty file
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
 def say(message: str) -> None:

@@ -96,8 +96,6 @@ class Namespaces:
     def __enter__(self) -> Self:
         from topologies import NetworkError
 
-        for switch in self.topology.tree:
-            self.switch_options(switch.name, {})  # before anything is built
         try:
             self.network.start()
         except NetworkError as error:
@@ -113,13 +111,9 @@ class Namespaces:
 
     def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:  # noqa: ARG002
         """Its ports and addresses, as the topology has them."""
-        from topologies import NetworkError
         from topologies.commands import switch_options
 
-        try:
-            return switch_options(self.topology, name, offload=self.offload)
-        except NetworkError as error:
-            raise UsageError(str(error)) from None
+        return switch_options(self.topology, name, offload=self.offload)
 
     def address(self, host: str) -> str:
         """Its address in the topology's subnet."""

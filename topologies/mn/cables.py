@@ -12,7 +12,7 @@ from iswitch.units import FRAME_HEADER
 from ..description import Link
 from ..errors import NetworkError
 from ..ethtool import offloads_off
-from ..netns import MAX_RATE, MIN_RATE, token_bucket
+from ..netns import MAX_RATE, check_rate, token_bucket
 from .nodes import in_namespace_of
 
 MEGA = 1e6
@@ -88,11 +88,7 @@ def cable_options(link: Link, offload: bool) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"cls": Cable, "described": link, "offload": offload}
     if link.rate is not None:
-        if not MIN_RATE <= link.rate <= MAX_RATE:
-            raise NetworkError(
-                f"link {link.a}-{link.b}: rate {link.rate} bit/s is not in 64kbit to 34Gbit; leave "
-                "it out for as fast as the machine is"
-            )
+        check_rate(link)
         found["bw"] = link.rate / MEGA
     return found
 

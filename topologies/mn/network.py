@@ -10,7 +10,6 @@ from typing import Any
 from mininet.net import Mininet
 
 from ..children import Nodes
-from ..description import Port, Topology
 from ..errors import NetworkError
 from ..namespaces import Claim
 from ..netns import clean, privileges, pyroute2
@@ -34,20 +33,7 @@ class Network(Nodes):
     bare, for switch processes to be started there. `mininet` is Mininet's own object.
     """
 
-    def __init__(self, topology: Topology, *, prefix: str = "isw", offload: bool = True) -> None:
-        """Prepare; nothing is built yet.
-
-        Args:
-            topology: what to build. Links and switches that stand by are left out.
-            prefix: what the names of namespaces begin with: 1 to 8 small letters.
-            offload: let super-frames and unfinished checksums pass whole; False: frames are as
-                they would be on a wire.
-        """
-        super().__init__()
-        self.topology = topology
-        self.offload = offload
-        self.mininet: Any = None
-        self._prefix = prefix
+    mininet: Any = None
 
     def start(self) -> None:
         """Build it, after removing what dead processes left.
@@ -92,10 +78,6 @@ class Network(Nodes):
                 mininet.stop()  # it needs its shells, which are in the namespaces
         finally:
             self._release()
-
-    def ports(self, switch: str) -> tuple[Port, ...]:
-        """The interfaces of a switch, each with its link (rate, delay, loss, queue) and peer."""
-        return self.topology.ports(switch)
 
 
 def check_tools() -> None:

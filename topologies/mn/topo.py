@@ -39,17 +39,10 @@ class TopologyTopo(Topo):
                 ),
             )
         for link in filter(topology.active, topology.links):
-            a, b = self._end(link.a, link.b), self._end(link.b, link.a)
-            options = {"addr1": a[1], "addr2": b[1]} | cable_options(link, offload)
-            self.addLink(link.a, link.b, a[0], b[0], **options)
-
-    def _end(self, node: str, peer: str) -> tuple[int, str]:
-        """Number and MAC of the port of a node that leads to another."""
-        topology = self.topology
-        is_switch = any(switch.name == node for switch in topology.tree)
-        places = [port.peer for port in topology.ports(node)]
-        number = places.index(peer) + is_switch
-        return number, topology.port_mac(node, number) if is_switch else topology.mac(node)
+            (a,) = (port for port in topology.ports(link.a) if port.link is link)
+            (b,) = (port for port in topology.ports(link.b) if port.link is link)
+            options = {"addr1": a.mac, "addr2": b.mac} | cable_options(link, offload)
+            self.addLink(link.a, link.b, a.number, b.number, **options)
 
 
 def form(kind: str, *numbers: int, **settings: object) -> TopologyTopo:
