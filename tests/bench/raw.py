@@ -32,6 +32,8 @@ import numpy as np
 
 from iswitch.chassis import Chassis
 from iswitch.engine import Engine
+from iswitch.impairment import Impairments
+from iswitch.ports.impaired import ImpairedPorts
 from iswitch.ports.raw import RawPorts
 from iswitch.switch import Switch
 from topologies import Topology
@@ -70,13 +72,21 @@ def place(network: Network, node: str) -> Place:
     return Place(network.namespace(node), ifnames, str(network.topology.address(node)))
 
 
-def serve(kind: type[Switch], where: Place, spin: float, report: Connection) -> None:
+def serve(
+    kind: type[Switch],
+    where: Place,
+    spin: float,
+    report: Connection,
+    impairments: Impairments | None = None,
+    seed: int = 0,
+) -> None:
     switch = kind()
     with where:
         ports = RawPorts(where.ifnames, counters=switch.counters)
     address = socket.inet_aton(where.address)
     chassis = Chassis(switch, address, b"\2i" + address, ports.jacks, SWITCH_PORT)
-    engine = Engine(chassis, ports, spin=spin)
+    impaired = ImpairedPorts(ports, impairments, seed, switch.counters) if impairments else ports
+    engine = Engine(chassis, impaired, spin=spin)
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
     report.send("ready")
     engine.run()
