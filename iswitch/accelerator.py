@@ -20,16 +20,18 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .counters import Counters
-from .packets import Cutter, Rows
-from .wire import Op, Shape, Vector, round_distance
+from .packets import Cutter, Indices, Rows, Stretch, spans, super_packets
+from .wire import ROUND_MASK, Op, Shape, Vector, round_distance
 
+Bitmaps = npt.NDArray[np.uint64]
+STEPS = np.array((1, 0))  # for `spans` of consecutive segments that have something in common
+LONG = 16  # super-datagrams; to copy more costs more than to send it by itself
 _UFUNC = {Op.SUM: np.add, Op.MAX: np.maximum, Op.MIN: np.minimum}
 
 
@@ -58,6 +60,13 @@ def merge(runs: Iterable[Run]) -> list[Run]:
                 continue
         merged.append(run)
     return merged
+
+
+def runs(slot: int, round_: int, indices: Indices) -> list[Run]:
+    """Ascending segments as runs."""
+    return [
+        Run(slot, round_, int(indices[a]), int(indices[b - 1]) + 1) for a, b in spans(indices, 1)
+    ]
 
 
 class Outcome(NamedTuple):
@@ -105,6 +114,7 @@ class Accelerator(ABC):
         self._words: Vector = self.rows.view(self._dtype)  # headers and elements
         self._combine = _UFUNC[shape.op]
         self.cutter = Cutter(shape)
+        self._long = LONG * super_packets(shape.packet_size)
 
     def bits_held(self) -> int:
         """Bitmap of the ranks whose contribution is held in some segment, where that is known."""
@@ -115,8 +125,8 @@ class Accelerator(ABC):
         """A new member has this rank."""
 
     @abstractmethod
-    def accumulate(self, rank: int, round_: int, index: int, rows: Rows, outcome: Outcome) -> None:
-        """Count one member's contribution to consecutive segments; add to the outcome."""
+    def accumulate(self, rank: int, stretch: Stretch, outcome: Outcome) -> None:
+        """Count one member's contribution; add to the outcome."""
 
     @abstractmethod
     def reevaluate(self) -> list[Run]:
@@ -138,9 +148,26 @@ class Accelerator(ABC):
         """The aggregates of a run as packets: rows (n, packet_size) and the size of the last."""
         return self.aggregates[run.slot, run.start : run.stop], self.shape.tail(run.stop)
 
-    def partial(self, run: Run) -> tuple[Rows, int]:
-        """The sums of the members here, in the same form: the contribution to the parent."""
-        return self.rows[run.slot, run.start : run.stop], self.shape.tail(run.stop)
+    def packed(self, runs: Iterable[Run], partial: bool = False) -> Iterator[tuple[Rows, int]]:
+        """The same of many runs; all but long ones are put together, which takes a copy.
+
+        `partial`: not the aggregates but the sums of the members here, the contribution to the
+        parent.
+        """
+        source = self.rows if partial else self.aggregates
+        together: dict[int, list[Run]] = {}
+        for run in merge(runs):
+            if run.segments < self._long:
+                together.setdefault(run.slot, []).append(run)
+            else:
+                yield source[run.slot, run.start : run.stop], self.shape.tail(run.stop)
+        for slot, short in together.items():
+            stop = max(run.stop for run in short)
+            if len(short) == 1:
+                yield source[slot, short[0].start : stop], self.shape.tail(stop)
+                continue
+            indices = np.concatenate([np.arange(run.start, run.stop) for run in sorted(short)])
+            yield source[slot, indices], self.shape.tail(stop)
 
     def _add(self, into: Vector, rows: Rows, first: bool) -> None:
         """Accumulate whole packets.
@@ -170,18 +197,19 @@ class Table:
             segments, -1
         )
 
+    def is_uniform(self, start: int, stop: int) -> bool:
+        """Whether segments start..stop-1 are all in the same state."""
+        size = self.record.size
+        held = self.bytes[size * start : size * stop]
+        return held == held[:size] * (stop - start)
+
     def uniform(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Cut segments start..stop-1 where the state changes."""
         if start >= stop:
             return []
-        size = self.record.size
-        held = self.bytes[size * start : size * stop]
-        if held == held[:size] * (stop - start):
+        if self.is_uniform(start, stop):
             return [(start, stop)]
-        words = self.words[start:stop]
-        changes = np.flatnonzero((words[1:] != words[:-1]).any(axis=1)) + (start + 1)
-        bounds = [start, *changes.tolist(), stop]
-        return list(pairwise(bounds))
+        return [(start + a, start + b) for a, b in spans(self.words[start:stop], 0)]
 
     def get(self, index: int) -> tuple[int, ...]:
         """The state of one segment."""
@@ -249,11 +277,16 @@ class SynchronousAccelerator(Accelerator):
         """Bitmap of the ranks whose contribution is held in some segment."""
         return int(np.bitwise_or.reduce([np.bitwise_or.reduce(t.words[:, 1]) for t in self.state]))
 
-    def accumulate(self, rank: int, round_: int, index: int, rows: Rows, outcome: Outcome) -> None:
+    def accumulate(self, rank: int, stretch: Stretch, outcome: Outcome) -> None:
         """Count one member's contribution, at most once per segment."""
-        for start, stop in self.state[round_ & 1].uniform(index, index + len(rows)):
-            stretch = rows[start - index : stop - index]
-            self._accumulate_run(rank, round_, start, stop, stretch, outcome)
+        round_, start, rows, _, indices = stretch
+        if indices is None:
+            stop = start + len(rows)
+            if self.state[round_ & 1].is_uniform(start, stop):
+                self._accumulate_run(rank, round_, start, stop, rows, outcome)
+                return
+            indices = np.arange(start, stop)
+        self._accumulate_each(rank, round_, indices, rows, outcome)
 
     def _accumulate_run(
         self, rank: int, round_: int, start: int, stop: int, rows: Rows, outcome: Outcome
@@ -280,21 +313,74 @@ class SynchronousAccelerator(Accelerator):
         if self.complete(round_, bitmap):
             outcome.completed.append(self._finish(Run(slot, round_, start, stop), bitmap))
 
+    def _accumulate_each(
+        self, rank: int, round_: int, indices: Indices, rows: Rows, outcome: Outcome
+    ) -> None:
+        """The same for segments that are not consecutive, or not all in one state."""
+        slot = round_ & 1
+        words = self.state[slot].words
+        held = words[indices]
+        held[held[:, 0] & np.uint64(ROUND_MASK) != round_] = 0
+        how_far, bitmaps = held[:, 0] >> np.uint64(32), held[:, 1]
+        bit = np.uint64(1 << rank)
+        late = how_far == self.COMPLETE
+        duplicate = ~late & (bitmaps & bit != 0)
+        taken = ~duplicate & (how_far == self.OPEN)
+        duplicates, count = int(duplicate.sum()), int(taken.sum())
+        self.counters["duplicate"] += duplicates
+        self.counters["late"] += len(rows) - duplicates - count
+        self.counters["accumulated"] += count
+        outcome.late.extend(runs(slot, round_, indices[late]))
+        if not count:
+            return
+        into = self._parts[rank] if self.reproducible else self._words
+        first = (bitmaps == 0) | self.reproducible
+        kinds = taken * (1 + first)
+        for a, b in spans(np.stack((indices, kinds), axis=1), STEPS):
+            if taken[a]:
+                start = int(indices[a])
+                self._add(into[slot, start : start + b - a], rows[a:b], bool(first[a]))
+        chosen, bitmaps = indices[taken], bitmaps[taken] | bit
+        words[chosen, 0] = round_
+        words[chosen, 1] = bitmaps
+        done = np.zeros(len(chosen), bool)
+        for bitmap in set(bitmaps.tolist()):
+            if self.complete(round_, bitmap):
+                done |= bitmaps == bitmap
+        if done.any():
+            outcome.completed.extend(self._finish_each(round_, chosen[done], bitmaps[done]))
+
+    def _finish_each(self, round_: int, indices: Indices, bitmaps: Bitmaps) -> list[Run]:
+        slot = round_ & 1
+        if self.reproducible:
+            for a, b in spans(np.stack((indices, bitmaps.astype(np.int64)), axis=1), STEPS):
+                start = int(indices[a])
+                self._add_up(slot, start, start + b - a, int(bitmaps[a]))
+        self._segs[slot, indices] = self.cutter.headers(round_, 0, self.shape.segments)[indices]
+        self.state[slot].words[indices, 0] = round_ | self._finished << 32
+        self.counters["aggregates"] += len(indices)
+        return runs(slot, round_, indices)
+
+    def _add_up(self, slot: int, start: int, stop: int, bitmap: int) -> None:
+        """Sum in rank order."""
+        ranks = [rank for rank in range(bitmap.bit_length()) if bitmap >> rank & 1]
+        total = self._words[slot, start:stop]
+        total[...] = self._parts[ranks[0]][slot, start:stop]
+        for rank in ranks[1:]:
+            self._combine(total, self._parts[rank][slot, start:stop], out=total)
+
     def _finish(self, run: Run, bitmap: int) -> Run:
         slot, round_, start, stop = run
         if self.reproducible:
-            ranks = [rank for rank in range(bitmap.bit_length()) if bitmap >> rank & 1]
-            total = self._words[slot, start:stop]
-            total[...] = self._parts[ranks[0]][slot, start:stop]
-            for rank in ranks[1:]:
-                self._combine(total, self._parts[rank][slot, start:stop], out=total)
+            self._add_up(slot, start, stop, bitmap)
         self._write_headers(slot, round_, start, stop)
         self.state[slot].set(start, stop, round_, self._finished, bitmap)
         self.counters["aggregates"] += stop - start
         return run
 
-    def take(self, round_: int, index: int, rows: Rows) -> list[Run]:
-        """Keep aggregates that came from the parent, in whole packets; the runs that are new."""
+    def take(self, stretch: Stretch) -> list[Run]:
+        """Keep consecutive aggregates that came from the parent; the runs that are new."""
+        round_, index, rows, *_ = stretch
         slot = round_ & 1
         state = self.state[slot]
         taken = []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from .accelerator import Accelerator, Held, Outcome, Run, Table
 from .counters import Counters
-from .packets import Cutter, Rows
+from .packets import Cutter, Rows, Stretch
 from .wire import ROUND_MASK, Shape, round_distance
 
 
@@ -47,17 +47,18 @@ class AsynchronousAccelerator(Accelerator):
         """Whatever the rank's former owner sent is forgotten."""
         self._last[rank] = Table(self.LAST, self.shape.segments)
 
-    def accumulate(self, rank: int, round_: int, index: int, rows: Rows, outcome: Outcome) -> None:
-        """Count one member's contribution number `round_`, if it is newer than its last."""
+    def accumulate(self, rank: int, stretch: Stretch, outcome: Outcome) -> None:
+        """Count one member's contribution of a number, if it is newer than its last."""
         last = self._last[rank]
-        for a, b in last.uniform(index, index + len(rows)):
-            counted, number = last.get(a)
-            if counted and round_distance(round_, number) <= 0:
-                self.counters["duplicate"] += b - a
-                continue
-            last.set(a, b, 1, round_)
-            for start, stop in self.state.uniform(a, b):
-                self._accumulate_run(start, stop, rows[start - index : stop - index], outcome)
+        for round_, index, rows, *_ in stretch.consecutive():
+            for a, b in last.uniform(index, index + len(rows)):
+                counted, number = last.get(a)
+                if counted and round_distance(round_, number) <= 0:
+                    self.counters["duplicate"] += b - a
+                    continue
+                last.set(a, b, 1, round_)
+                for start, stop in self.state.uniform(a, b):
+                    self._accumulate_run(start, stop, rows[start - index : stop - index], outcome)
 
     def _accumulate_run(self, start: int, stop: int, rows: Rows, outcome: Outcome) -> None:
         version, slot, count, kept = self.state.get(start)

@@ -131,7 +131,7 @@ class Chassis:
             return flow
 
     def _tagged(self, flow: Flow, group: Frames, head: bytes, now: float) -> Iterator[Sends]:
-        """Datagrams of one flow, all of one length, for the switch inside."""
+        """Datagrams of one flow for the switch inside, all of one length but for the last."""
         found = read_lengths(head)
         heads, bodies = group.heads, group.bodies
         if not is_whole(found, group.lengths[0]):
@@ -140,18 +140,21 @@ class Chassis:
         size = found.datagram - 8
         step = size if found.gso_type == GSO_NONE else min(found.gso_size, size)
         count = -(-size // step) if step else 1  # packets of a frame
+        last = size - (group.lengths[0] - group.lengths[-1])
         good = headers_sound(heads, head)
         if found.gso_type == GSO_NONE and not found.flags & (NEEDS_CSUM | DATA_VALID):
             good &= datagrams_sound(heads, bodies[:, :size])
         if not good.all():
+            if not good[-1]:
+                last = size
             self._drop("bad_checksum", int(len(heads) - good.sum()) * count)
             bodies = bodies[good]
             if not len(bodies):
                 return
         self.issuer.learn(flow.peer.host, flow.peer.ingress, flow.mac)
         self.bridge.learn(flow.mac, group.ingress, now)
-        self.counters["rx_frames"] += len(bodies) * count
-        for rows, tail in unpacked(bodies, size, step):
+        for rows, tail in unpacked(bodies, size, step, last):
+            self.counters["rx_frames"] += len(rows)
             sends = self.switch.receive(Burst(flow.peer, flow.tos, rows, tail), now)
             if sends:
                 yield self.issuer.issue(sends, now)
@@ -313,9 +316,12 @@ class Chassis:
 
 
 def headers_sound(heads: Rows, first: bytes) -> npt.NDArray[np.bool_]:
-    """Which IP headers of a group have the right checksum; they differ in identification only."""
+    """Which IP headers of a group have the right checksum.
+
+    They differ in length, identification and checksum only.
+    """
     words = np.ascontiguousarray(heads[:, IP:UDP]).view(">u2")
-    changing = words[:, 2].astype(np.uint32) + words[:, 5]
+    changing = words[:, 1].astype(np.uint32) + words[:, 2] + words[:, 5]
     other = int.from_bytes(first[IP:UDP], "big") - int(changing[0])
     good: npt.NDArray[np.bool_] = (changing + np.uint32(other % 0xFFFF)) % 0xFFFF == 0
     return good

@@ -503,13 +503,13 @@ class ControlPlane:
         job = request.job
         round_, start, stop = request.segments()
         assert job.accelerator is not None
-        sends: list[Outgoing] = []
+        kept: list[Run] = []
         status = Status.OK
         missing: list[tuple[int, Run]] = []  # contributors lacking, and where
         above: list[Run] = []  # what is due from the parent
         for run, what, bitmap in job.accelerator.held(round_, start, stop):
             if what is Held.COMPLETE:
-                sends.append(self.retransmit(job, request.member, run))
+                kept.append(run)
             elif self._is_gone(job, round_, what):
                 status = Status.GONE
             elif what is Held.SENT:
@@ -519,6 +519,7 @@ class ControlPlane:
                 if round_ not in job.window:  # a newcomer that is ahead of the others
                     lacking &= request.member.bit
                 missing.append((lacking, run))
+        sends = self.retransmit(job, request.member, kept)
         sends += self.ask_members(job, missing, request.now)
         if self.hierarchy and above:
             sends += self.hierarchy.help(job, above, request.now)
@@ -556,11 +557,12 @@ class ControlPlane:
         job.members.begin_at(member, job.window.high)
         return self.reevaluate(job)
 
-    def retransmit(self, job: Job, member: Member, run: Run) -> Outgoing:
-        """The kept aggregates of a run, for one member."""
+    def retransmit(self, job: Job, member: Member, kept: list[Run]) -> list[Outgoing]:
+        """Kept aggregates, for one member."""
         assert job.accelerator is not None
-        self.counters["retransmitted"] += run.segments
-        return Outgoing((member.address,), TOS_DATA, *job.accelerator.outgoing(run))
+        self.counters["retransmitted"] += sum(run.segments for run in kept)
+        packed = job.accelerator.packed(kept)
+        return [Outgoing((member.address,), TOS_DATA, *packets) for packets in packed]
 
     # Time
 

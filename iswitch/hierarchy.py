@@ -171,8 +171,8 @@ class Hierarchy:
             return []
         assert job.accelerator is not None
         self.plane.counters["to_parent"] += sum(run.segments for run in completed)
-        partial = job.accelerator.partial
-        return [Outgoing((self.parent,), TOS_DATA, *partial(run)) for run in merge(completed)]
+        packed = job.accelerator.packed(completed, partial=True)
+        return [Outgoing((self.parent,), TOS_DATA, *packets) for packets in packed]
 
     def aggregates(self, rows: Rows, tail: int) -> list[Outgoing]:
         """Keep what has come from the parent, and broadcast what is new.
@@ -189,8 +189,8 @@ class Hierarchy:
         peers = job.members.contributor_addresses()
         sends: list[Outgoing] = []
         for stretch in job.stretches(rows, tail):
-            taken = merge(job.take(stretch))
-            outs = [Outgoing(peers, TOS_DATA, *job.accelerator.outgoing(run)) for run in taken]
+            taken = job.accelerator.packed(job.take(stretch))
+            outs = [Outgoing(peers, TOS_DATA, *packets) for packets in taken]
             sends += [out.copy() for out in outs] if sends else outs
         return sends
 

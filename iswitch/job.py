@@ -197,7 +197,7 @@ class Job:
         return self.members.least - len(self.members.contributor_addresses())
 
     def stretches(self, rows: Rows, tail: int) -> Iterator[Stretch]:
-        """Cut data packets into consecutive segments of one round, without what is malformed."""
+        """Cut data packets into segments of one round, without what is malformed."""
         assert self.shape is not None
         assert self.accelerator is not None
         for stretch in self.accelerator.cutter.cut(rows, tail):
@@ -207,19 +207,18 @@ class Job:
                 yield from self._well_formed(self.shape, stretch)
 
     def contribute(self, member: Member, stretch: Stretch, outcome: Outcome) -> None:
-        """Take consecutive segments of one member; count what is not taken."""
+        """Take segments of one member; count what is not taken."""
         assert self.accelerator is not None
-        round_, index, rows, _ = stretch
-        reason = self._refuse(member, round_)
+        reason = self._refuse(member, stretch.round)
         if reason:
-            self.counters[reason] += len(rows)
+            self.counters[reason] += len(stretch.rows)
         else:
-            self.accelerator.accumulate(member.rank, round_, index, rows, outcome)
+            self.accelerator.accumulate(member.rank, stretch, outcome)
 
     def _well_formed(self, shape: Shape, stretch: Stretch) -> Iterator[Stretch]:
         """What has the length and the indices that the job's vectors have."""
         for piece in stretch.pieces():
-            round_, index, rows, size = piece
+            round_, index, rows, size, _ = piece
             n = len(rows)
             first = end = index  # the segments that have this length
             if size == shape.packet_size:
@@ -234,7 +233,7 @@ class Job:
     def take(self, stretch: Stretch) -> list[Run]:
         """Take aggregates from the parent; what is new, to be sent to the members."""
         assert isinstance(self.accelerator, SynchronousAccelerator)
-        round_, index, rows, _ = stretch
+        round_, rows = stretch.round, stretch.rows
         if self.halted or round_ not in self.window:
             self.counters["halted" if self.halted else "out_of_window"] += len(rows)
             return []
@@ -244,7 +243,7 @@ class Job:
             self.members.move_on(self.window.high)
         # Before all are back at a switch that was restarted, those away may be in it, too.
         self.completed_any |= self.members.gathered
-        return self.accelerator.take(round_, index, rows)
+        return [run for some in stretch.consecutive() for run in self.accelerator.take(some)]
 
     def stands_at(self) -> int:
         """The first round of which an aggregate from the parent is missing."""

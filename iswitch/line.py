@@ -65,6 +65,7 @@ class Line:
 
     def __init__(self, impairment: Impairment, seed: Sequence[int], spared: int = 0) -> None:
         self.impairment = impairment
+        self._only_loses = impairment == Impairment(loss=impairment.loss, queue=impairment.queue)
         self._chance = np.random.default_rng(seed)
         self._spared = spared
         self._leaving = np.empty(0)  # when those in the queue will have been sent
@@ -104,6 +105,15 @@ class Line:
             duplicated=len(order) - len(kept),
             reordered=int(early.sum()),
         )
+
+    @property
+    def only_loses(self) -> bool:
+        """Whether packets come out at once, as they are, or not at all: `survivors` then do."""
+        return self._only_loses
+
+    def survivors(self, count: int) -> Ints:
+        """Which of so many packets come out: what `fates` would say, for less."""
+        return np.flatnonzero(self._chance.random((count, CHANCES))[:, 0] >= self.impairment.loss)
 
     def _send(self, sizes: Ints, now: float) -> Times:
         """When each has been sent, at the rate; those for which the queue has no room are none."""

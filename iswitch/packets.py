@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from .wire import SEG_SIZE, TOS_CONTROL, Shape, split_seg
 
 Rows = npt.NDArray[np.uint8]
+Indices = npt.NDArray[np.int64]
 
 MAX_SUPER = 65507  # bytes of payload of a super-datagram: IPv4 counts no more
 MAX_SEGMENTS = 64  # packets of one (UDP_MAX_SEGMENTS; 128 in newer kernels)
@@ -56,24 +57,46 @@ def supers(rows: Rows, tail: int) -> list[Supers]:
     return found
 
 
-def unpacked(payloads: Rows, size: int, step: int) -> Iterator[tuple[Rows, int]]:
+def unpacked(payloads: Rows, size: int, step: int, last: int) -> Iterator[tuple[Rows, int]]:
     """Packets of `step` bytes in super-datagrams of `size` bytes: rows, and the last one's size.
 
-    Where the super-datagrams, a row each, are whole packets and lie one after the other, they are
-    one array. If `step` is not below `size`, each is a single packet.
+    The last super-datagram has `last` bytes, at most `size`. Where they, a row each, are whole
+    packets and lie one after the other, they are one array. If `step` is not below `size`, each is
+    a single packet.
     """
     n, room = payloads.shape
     if step >= size:
         yield payloads[:, :size], size
         return
-    count = -(-size // step)
+    count, rest = -(-size // step), -(-last // step)
     if room == size == step * count and payloads.flags.c_contiguous:
-        yield payloads.reshape(n * count, step), step
+        packets = payloads.reshape(n * count, step)[: (n - 1) * count + rest]
+        yield packets, last - (rest - 1) * step
         return
     if room < count * step:
         payloads = np.pad(payloads, ((0, 0), (0, count * step - room)))
-    for payload in payloads[:, : count * step]:
-        yield payload.reshape(count, step), size - (count - 1) * step
+    for i, payload in enumerate(payloads[:, : count * step], 1):
+        if i < n or last == size:
+            yield payload.reshape(count, step), size - (count - 1) * step
+        else:
+            yield payload[: rest * step].reshape(rest, step), last - (rest - 1) * step
+
+
+def trains(
+    lengths: npt.NDArray[np.int64], differs: npt.NDArray[np.bool_], supers: npt.NDArray[np.bool_]
+) -> list[tuple[int, int]]:
+    """Cut datagrams that came together where `unpacked` cannot take them as one: ranges a..b-1.
+
+    Args:
+        lengths: of each.
+        differs: (n - 1,), where the next is of another sender or kind.
+        supers: which are super-datagrams; the last of a range of these may be shorter.
+    """
+    change = np.diff(lengths)
+    shorter = (change < 0) & supers[1:] & supers[:-1] & ~differs
+    breaks = differs | ((change != 0) & ~shorter)
+    breaks[1:] |= shorter[:-1] & ~breaks[:-1]
+    return list(pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(lengths)]))
 
 
 class Address(NamedTuple):
@@ -142,27 +165,63 @@ class Outgoing(NamedTuple):
         return cls((peer,), TOS_CONTROL, rows, len(payload))
 
 
+def spans(keys: npt.NDArray[Any], step: int | npt.NDArray[Any]) -> list[tuple[int, int]]:
+    """Cut keys, (n,) or (n, k), where one is not the one before plus `step`: ranges a..b-1."""
+    if not len(keys):
+        return []
+    breaks = keys[1:] != keys[:-1] + step
+    if keys.ndim > 1:
+        breaks = breaks.any(axis=1)
+    return list(pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(keys)]))
+
+
 class Stretch(NamedTuple):
-    """Consecutive segments of one round in whole data packets, as the rows of a `Burst`."""
+    """Segments of one round, in ascending order, in whole data packets, as the rows of a `Burst`.
+
+    They are consecutive, or else `indices` says which they are: where packets were lost, what is
+    left of a burst is still handled as one.
+    """
 
     round: int
     start: int  # its first segment
     rows: Rows
     tail: int
+    indices: Indices | None = None
+
+    @property
+    def stop(self) -> int:
+        """One past its last segment."""
+        return self.start + len(self.rows) if self.indices is None else int(self.indices[-1]) + 1
+
+    def consecutive(self) -> list[Stretch]:
+        """The same in stretches of consecutive segments."""
+        if self.indices is None:
+            return [self]
+        n, size = self.rows.shape
+        return [
+            Stretch(
+                self.round,
+                int(self.indices[a]),
+                self.rows[a:b],
+                self.tail if b == n else size,
+            )
+            for a, b in spans(self.indices, 1)
+        ]
 
     def pieces(self) -> list[Stretch]:
-        """The same in one or two stretches in each of which all rows are whole."""
+        """The same in stretches of consecutive segments in each of which all rows are whole."""
         found = []
-        start = self.start
-        for rows in pieces(self.rows, self.tail):
-            found.append(Stretch(self.round, start, rows, rows.shape[1]))
-            start += len(rows)
+        for stretch in self.consecutive():
+            start = stretch.start
+            for rows in pieces(stretch.rows, stretch.tail):
+                found.append(Stretch(self.round, start, rows, rows.shape[1]))
+                start += len(rows)
         return found
 
     def fits(self, shape: Shape) -> bool:
         """Whether these packets have the lengths and indices that the vectors of a job have."""
         n, size = self.rows.shape
-        stop = self.start + n
+        stop = self.stop
         return (
             stop <= shape.segments
             and self.tail == shape.tail(stop)
@@ -171,7 +230,7 @@ class Stretch(NamedTuple):
 
 
 class Cutter:
-    """Cuts data packets into stretches of consecutive segments of one round.
+    """Cuts data packets into stretches of ascending segments of one round.
 
     The headers that the vector of a round has are kept for the last few rounds, so that for
     packets in order the whole check is one comparison of bytes. They are made when so much of a
@@ -200,13 +259,24 @@ class Cutter:
         if headers and raw == headers[SEG_SIZE * start : SEG_SIZE * start + len(raw)]:
             return [Stretch(round_, start, rows, tail)]
         segs = np.frombuffer(raw, ">u8").astype(np.uint64)
-        begins = (np.diff(segs) != 1) | (segs[1:] & 0xFFFFFFFF == 0)  # index 0: another round
+        rounds, indices = segs >> np.uint64(32), (segs & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        begins = (rounds[1:] != rounds[:-1]) | (indices[1:] <= indices[:-1])
         bounds = [0, *(np.flatnonzero(begins) + 1).tolist(), len(rows)]
         size, n = rows.shape[1], len(rows)
-        return [
-            Stretch(*split_seg(int(segs[a])), rows[a:b], tail if b == n else size)
-            for a, b in pairwise(bounds)
-        ]
+        found = []
+        for a, b in pairwise(bounds):
+            start = int(indices[a])
+            gaps = indices[b - 1] - start >= b - a
+            found.append(
+                Stretch(
+                    int(rounds[a]),
+                    start,
+                    rows[a:b],
+                    tail if b == n else size,
+                    indices[a:b] if gaps else None,
+                )
+            )
+        return found
 
     def _consider(self, round_: int, packets: int) -> bytes | None:
         came = self._came.pop(round_, 0) + packets

@@ -7,6 +7,7 @@ for captures.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,9 @@ from .frame import (
     GSO_TYPE,
     GSO_UDP_L4,
     IP,
+    IP_HEADER,
     NEEDS_CSUM,
+    UDP,
     UDP_ZERO,
     VNET,
     checksum,
@@ -110,36 +113,24 @@ def wire_frames(row: Rows) -> list[Rows]:
     return pieces
 
 
-def select(row: Rows, found: Super, which: npt.NDArray[np.int64]) -> Rows | None:
-    """The super-frame, or plain frame, of these packets of a super-frame, in this order.
+@lru_cache(maxsize=1024)
+def super_head(head: bytes, size: int) -> bytes:
+    """The head of a super-datagram of UDP in IPv4, without options, with `size` bytes of payload.
 
-    Its checksum is left unfinished. None: it can only be cut, for its packets count (TCP), or the
-    last one, which is shorter, would not be last.
+    `head` is that of another, or of this, which had more or fewer packets; one packet is no
+    super-datagram. The checksum of UDP is left unfinished.
     """
-    _, gso_type, _, _, start, offset = VNET.unpack(row[:ETH].tobytes())
-    last = found.frames - 1
-    payload = row[ETH + found.header :]
-    is_short = payload.size < found.frames * found.size
-    if gso_type != GSO_UDP_L4 or row[IP] >> 4 != 4 or (is_short and last in which[:-1]):
-        return None
-    size = len(which) * found.size
-    if which[-1] == last:
-        size -= found.frames * found.size - payload.size
-    packets = np.empty((found.frames, found.size), np.uint8)
-    packets.reshape(-1)[: payload.size] = payload
-    length = 8 + size
-    whole = _length(row[ETH:], start)
-    field = int.from_bytes(row[ETH + start + offset :][:2].tobytes(), "big")
-    gso = (GSO_UDP_L4, found.header, found.size) if len(which) > 1 else (GSO_NONE, 0, 0)
-    head = bytearray(
-        VNET.pack(NEEDS_CSUM, *gso, start, offset) + row[ETH : ETH + found.header].tobytes()
-    )
-    struct.pack_into(">H", head, IP + 2, start - ETH_HEADER + length)
-    struct.pack_into(">H", head, IP + 10, 0)
-    struct.pack_into(">H", head, IP + 10, checksum(bytes(head[IP : ETH + start])))
-    struct.pack_into(">H", head, ETH + start + 4, length)
-    struct.pack_into(">H", head, ETH + start + offset, (field - whole + length) % 0xFFFF)
-    return np.concatenate((np.frombuffer(head, np.uint8), packets[which].reshape(-1)[:size]))
+    _, _, header, step, start, offset = VNET.unpack_from(head)
+    gso = (GSO_UDP_L4, header, step) if size > step else (GSO_NONE, 0, 0)
+    new = bytearray(VNET.pack(NEEDS_CSUM, *gso, start, offset) + head[ETH:])
+    whole, length = int.from_bytes(head[UDP + 4 : UDP + 6], "big"), 8 + size
+    field = int.from_bytes(head[UDP + offset : UDP + offset + 2], "big")
+    struct.pack_into(">H", new, IP + 2, IP_HEADER + length)
+    struct.pack_into(">H", new, IP + 10, 0)
+    struct.pack_into(">H", new, IP + 10, checksum(bytes(new[IP:UDP])))
+    struct.pack_into(">H", new, UDP + 4, length)
+    struct.pack_into(">H", new, UDP + offset, (field - whole + length) % 0xFFFF)
+    return bytes(new)
 
 
 def _frames(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -30,11 +29,12 @@ from .frame import (
     Frames,
     checksum,
 )
-from .packets import Address, Rows
+from .packets import Address, Rows, trains
 
 _ETHERNET = slice(ETH, IP)
 # Not the identification, not the checksums: they are different in every packet.
 _FIXED = (slice(0, IP + 4), slice(IP + 6, IP + 10), slice(IP + 12, UDP + 6))
+_FIXED_BUT_LENGTHS = (slice(0, IP + 2), slice(IP + 6, IP + 10), slice(IP + 12, UDP + 4))
 
 
 def _mask(*parts: slice) -> npt.NDArray[np.uint32]:
@@ -44,7 +44,8 @@ def _mask(*parts: slice) -> npt.NDArray[np.uint32]:
     return mask.view(np.uint32)
 
 
-_DATAGRAM = _mask(*_FIXED)
+DATAGRAM = _mask(*_FIXED)
+_SUPER = _mask(*_FIXED_BUT_LENGTHS)
 _STATION = _mask(_ETHERNET)
 
 
@@ -64,7 +65,8 @@ _LENGTHS = struct.Struct(f"<BB2xH{IP - 6 + 2}xH{UDP - IP}xH")
 def groups(frames: Frames, mac: npt.NDArray[np.uint8]) -> Iterator[Frames]:
     """Datagrams for `mac` of one flow and length, or frames of one type between two stations.
 
-    Frames too short for a head are on their own: what would be compared means nothing.
+    The last of several super-datagrams may be shorter. Frames too short for a head are on their
+    own: what would be compared means nothing.
     """
     n = len(frames.lengths)
     if n == 1 or is_uniform(frames, mac):
@@ -72,13 +74,17 @@ def groups(frames: Frames, mac: npt.NDArray[np.uint8]) -> Iterator[Frames]:
         return
     words = np.ascontiguousarray(frames.heads).view(np.uint32)
     own = (frames.heads[:, ETH : ETH + MAC_SIZE] == mac).all(axis=1)
-    words = words & np.where(own[:, None], _DATAGRAM, _STATION)
+    supers = own & (frames.heads[:, 1] == GSO_UDP_L4)
+    masks = np.where(own[:, None], np.where(supers[:, None], _SUPER, DATAGRAM), _STATION)
+    words = words & masks
     lengths = np.asarray(frames.lengths)
     differs = (words[1:] != words[:-1]).any(axis=1)
-    differs |= (lengths[1:] != lengths[:-1]) & own[1:]
+    for field in (IP + 2, UDP + 4):  # what the headers say of the length has to change as it does
+        said = np.ascontiguousarray(frames.heads[:, field : field + 2]).view(">u2")[:, 0]
+        differs |= supers[1:] & (np.diff(lengths - said) != 0)
     short = lengths < HEAD
     differs |= short[1:] | short[:-1]
-    for start, stop in pairwise([0, *(np.flatnonzero(differs) + 1).tolist(), n]):
+    for start, stop in trains(np.where(own, lengths, 0), differs, supers):
         yield frames.part(start, stop)
 
 

@@ -13,7 +13,7 @@ from contextvars import copy_context
 
 import numpy as np
 
-from .accelerator import Outcome, Run, merge
+from .accelerator import Outcome, Run
 from .arbiter import Traffic, classify
 from .control import ControlPlane, Limits
 from .counters import Counters
@@ -107,7 +107,7 @@ class Switch:
         if not (outcome.completed or outcome.late):
             return []
         sends = self.deliver(job, job.note(outcome.completed))
-        return sends + [self.control.retransmit(job, member, run) for run in merge(outcome.late)]
+        return sends + self.control.retransmit(job, member, outcome.late)
 
     def deliver(self, job: Job, completed: list[Run]) -> list[Outgoing]:
         """Send completed runs to whom they are due: to the job's contributors, or the parent."""
@@ -117,8 +117,8 @@ class Switch:
             return self.control.hierarchy.contribute(job, completed)
         assert job.accelerator is not None
         peers = job.members.contributor_addresses()
-        outgoing = job.accelerator.outgoing
-        return [Outgoing(peers, TOS_DATA, *outgoing(run)) for run in merge(completed)]
+        packed = job.accelerator.packed(completed)
+        return [Outgoing(peers, TOS_DATA, *packets) for packets in packed]
 
     def deadline(self) -> float | None:
         """The time at which `handle_timer` wants to be called; None: not at all."""

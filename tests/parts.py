@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from iswitch.counters import DATA_DROPS, Counters
-from iswitch.packets import Address, Burst, Outgoing, Rows
+from iswitch.packets import Address, Burst, Cutter, Outgoing, Rows, Stretch
 from iswitch.switch import Switch
 from iswitch.wire import (
     FLAG_HEARTBEAT,
@@ -39,6 +39,13 @@ def seg(round_: int, index: int) -> bytes:
 def rows_of(payloads: Sequence[bytes]) -> Rows:
     """Packets of one length as rows."""
     return np.frombuffer(b"".join(payloads), np.uint8).reshape(len(payloads), -1)
+
+
+def stretch_of(payloads: Sequence[bytes]) -> Stretch:
+    """Data packets of one length, of ascending segments of one round."""
+    rows = rows_of(payloads)
+    (stretch,) = Cutter(Shape.of(0)).cut(rows, rows.shape[1])
+    return stretch
 
 
 def segments_of(shape: Shape, round_: int, vector: Vector) -> list[bytes]:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from iswitch.accelerator import Held, Outcome, Run, SynchronousAccelerator, Table, merge
 from iswitch.counters import Counters
+from iswitch.packets import Stretch
 from iswitch.wire import DType, Op, Shape, Vector, round_distance
 
-from .parts import rows_of, seg
+from .parts import rows_of, seg, stretch_of
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -133,19 +134,27 @@ class Pair:
     def data(self, vector: Vector, index: int) -> Vector:
         return vector[index * self.shape.elements : (index + 1) * self.shape.elements]
 
-    def contribute(self, rank: int, step: int, start: int, stop: int, salt: int) -> None:
-        """Whole and short packets of a range; the short last one is a call of its own."""
+    def contribute(
+        self, rank: int, step: int, start: int, stop: int, salt: int, lost: int = 0
+    ) -> None:
+        """Whole and short packets of a range; the short last one is a call of its own.
+
+        Of every eight, those are missing whose bit is set in `lost`.
+        """
         round_ = (self.base + step) % TOP
         vector = self.vector(rank, salt)
         full = self.shape.full_segments
         outcome = Outcome([], [])
         want: dict[str, list[tuple[int, int]]] = {"complete": [], "late": [], "": []}
         for a, b in [(start, min(stop, full)), (max(start, full), stop)]:
-            if a < b:
-                payloads = [seg(round_, i) + self.data(vector, i).tobytes() for i in range(a, b)]
+            came = [i for i in range(a, b) if not lost >> i % 8 & 1]
+            if came:
+                payloads = [seg(round_, i) + self.data(vector, i).tobytes() for i in came]
                 with np.errstate(all="ignore"):
-                    self.real.accumulate(rank, round_, a, rows_of(payloads), outcome)
+                    self.real.accumulate(rank, stretch_of(payloads), outcome)
         for i in range(start, stop):
+            if lost >> i % 8 & 1:
+                continue
             what = self.model.contribute(rank, round_, i, self.data(vector, i))
             want[what].append((round_, i))
         assert indices(outcome.completed) == want["complete"]
@@ -216,8 +225,9 @@ def histories(draw: st.DrawFn) -> tuple[Pair, list[tuple[str, tuple[int, ...]]]]
     pair = Pair(shape, draw(st.booleans()), draw(st.sampled_from([0, 7, 2**31 - 1, TOP - 2])))
     ranks, steps = st.sampled_from([0, 1, 2, 3, 31, 32, 63]), st.integers(0, 3)
     some = ranges(shape.segments)
-    contribution = st.tuples(ranks, steps, some, st.integers(0, 99)).map(
-        lambda p: ("contribute", (p[0], p[1], *p[2], p[3]))
+    losses = st.just(0) | st.integers(0, 255)
+    contribution = st.tuples(ranks, steps, some, st.integers(0, 99), losses).map(
+        lambda p: ("contribute", (p[0], p[1], *p[2], *p[3:]))
     )
     rare = st.one_of(
         st.tuples(steps, some).map(lambda p: ("force", (p[0], *p[1]))),
@@ -268,7 +278,7 @@ def test_arrival_and_rank_order_differ() -> None:
         for rank, value in [(2, 1.5), (1, -1e8), (0, 1e8)]:
             accelerator.join(rank)
             payload = seg(0, 0) + np.float32(value).tobytes()
-            accelerator.accumulate(rank, 0, 0, rows_of([payload]), Outcome([], []))
+            accelerator.accumulate(rank, stretch_of([payload]), Outcome([], []))
         rows, tail = accelerator.outgoing(Run(0, 0, 0, 1))
         results[reproducible] = float(rows[0, 8:tail].view("<f4")[0])
     assert results == {False: 0.0, True: 1.5}
@@ -280,7 +290,7 @@ def test_first_contribution_is_copied() -> None:
     accelerator = SynchronousAccelerator(shape, lambda _r, _b: True, Counters())
     rows = rows_of([seg(0, 0) + np.float32(-0.0).tobytes()]).copy()
     outcome = Outcome([], [])
-    accelerator.accumulate(0, 0, 0, rows, outcome)
+    accelerator.accumulate(0, Stretch(0, 0, rows, 12), outcome)
     rows[:] = 0xFF
     out, _ = accelerator.outgoing(outcome.completed[0])
     assert out[:, :12].tobytes() == seg(0, 0) + b"\0\0\0\x80"
@@ -305,11 +315,11 @@ def test_a_run_is_completed_as_one() -> None:
     accelerator = SynchronousAccelerator(shape, lambda _, b: b == 3, Counters())
     rows = rows_of([seg(0, i) + b"\0\0\x80\x3f" for i in range(5000)])
     outcome = Outcome([], [])
-    accelerator.accumulate(0, 0, 0, rows, outcome)
+    accelerator.accumulate(0, Stretch(0, 0, rows, 12), outcome)
     assert outcome == ([], [])
-    accelerator.accumulate(1, 0, 0, rows, outcome)
+    accelerator.accumulate(1, Stretch(0, 0, rows, 12), outcome)
     assert outcome == ([Run(0, 0, 0, 5000)], [])
-    accelerator.accumulate(1, 0, 10, rows[10:20], outcome)
+    accelerator.accumulate(1, Stretch(0, 10, rows[10:20], 12), outcome)
     assert outcome.late == [Run(0, 0, 10, 20)]
 
 

@@ -14,7 +14,7 @@ from iswitch.asynchronous import AsynchronousAccelerator
 from iswitch.counters import Counters
 from iswitch.wire import DType, Mode, Op, Shape, round_distance
 
-from .parts import rows_of, seg
+from .parts import seg, stretch_of
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -142,7 +142,7 @@ class Pair:
         ]:
             if a < b:
                 payloads = [self.model.packet(number, i, value) for i in range(a, b)]
-                self.real.accumulate(rank, number, a, rows_of(payloads), outcome)
+                self.real.accumulate(rank, stretch_of(payloads), outcome)
         want = [i for i in range(start, stop) if self.model.contribute(rank, number, i, value)]
         assert outcome.late == []
         self.check_made(outcome.completed, want)
@@ -245,7 +245,7 @@ def alone(elements: int = 1) -> AsynchronousAccelerator:
 def contribute(accelerator: AsynchronousAccelerator, number: int, value: int) -> list[Run]:
     outcome = Outcome([], [])
     payload = seg(number, 0) + value.to_bytes(4, "little")
-    accelerator.accumulate(0, number, 0, rows_of([payload]), outcome)
+    accelerator.accumulate(0, stretch_of([payload]), outcome)
     return outcome.completed
 
 
@@ -311,7 +311,7 @@ def test_segments_have_versions_of_their_own() -> None:
     outcome = Outcome([], [])
     for number, index in [(1, 0), (2, 0), (3, 1)]:
         payload = seg(number, index) + np.full(2, number, "<i4").tobytes()
-        accelerator.accumulate(0, number, index, rows_of([payload]), outcome)
+        accelerator.accumulate(0, stretch_of([payload]), outcome)
     assert [(run.round, run.start) for run in outcome.completed] == [(1, 0), (2, 0), (1, 1)]
     assert accelerator.version == 2
     held = [(run.start, what) for run, what, _ in accelerator.held(2, 0, 2)]
@@ -326,7 +326,7 @@ def test_every_element_counts() -> None:
     for rank, values in enumerate([[1.0, np.nan, -0.5], [0.5, 2.0, 7.0]]):
         accelerator.join(rank)
         payload = seg(1, 0) + np.array(values, "<f2").tobytes()
-        accelerator.accumulate(rank, 1, 0, rows_of([payload]), outcome)
+        accelerator.accumulate(rank, stretch_of([payload]), outcome)
     (run,) = outcome.completed
     rows, tail = accelerator.outgoing(run)
     found = rows[0, 8:tail].view("<f2")

@@ -39,7 +39,11 @@ def naive(segs: list[tuple[int, int]]) -> list[tuple[int, int, list[int]]]:
 
 def cut(cutter: Cutter, segs: list[tuple[int, int]]) -> list[tuple[int, int, list[int]]]:
     found = cutter.cut(data_packets(segs), 12)
-    return [(r, i, rows[:, 8:].copy().view("<u4")[:, 0].tolist()) for r, i, rows, _ in found]
+    return [
+        (one.round, one.start, one.rows[:, 8:].copy().view("<u4")[:, 0].tolist())
+        for stretch in found
+        for one in stretch.consecutive()
+    ]
 
 
 rounds = st.sampled_from([0, 1, 2, 5, 2**31, TOP - 1, TOP])
@@ -83,24 +87,40 @@ def test_cut_where_rounds_and_indices_end(segs: list[tuple[int, int]]) -> None:
 
 def test_packets_in_order_are_one_stretch_without_a_copy() -> None:
     rows = data_packets([(3, i) for i in range(2, SEGMENTS)])
-    ((round_, start, stretch, _),) = Cutter(SHAPE).cut(rows, 12)
-    assert (round_, start) == (3, 2)
-    assert stretch is rows
+    (stretch,) = Cutter(SHAPE).cut(rows, 12)
+    assert stretch[:2] == (3, 2)
+    assert stretch.rows is rows
+    assert stretch.indices is None
 
 
 def test_stretches_are_views() -> None:
     rows = data_packets([(3, 0), (3, 1), (3, 5)])
+    (stretch,) = Cutter(SHAPE).cut(rows, 12)
+    assert (stretch.start, stretch.stop) == (0, 6)
+    assert stretch.indices is not None
+    assert stretch.indices.tolist() == [0, 1, 5]
+    parts = stretch.consecutive()
+    assert [(one.round, one.start, len(one.rows)) for one in parts] == [(3, 0, 2), (3, 5, 1)]
+    assert all(np.shares_memory(one.rows, rows) for one in [stretch, *parts])
+
+
+def test_what_is_not_ascending_is_cut() -> None:
+    rows = data_packets([(3, 0), (3, 2), (3, 2), (3, 1), (4, 3)])
     stretches = Cutter(SHAPE).cut(rows, 12)
-    assert [(r, i, len(s)) for r, i, s, _ in stretches] == [(3, 0, 2), (3, 5, 1)]
-    assert all(np.shares_memory(stretch, rows) for _, _, stretch, _ in stretches)
+    assert [(one.round, one.start, one.stop) for one in stretches] == [
+        (3, 0, 3),
+        (3, 2, 3),
+        (3, 1, 2),
+        (4, 3, 4),
+    ]
 
 
 def test_rows_wider_apart_than_long() -> None:
     """A receive buffer's slots are larger than the packets in them."""
     buffer = np.full((4, 100), 0xEE, np.uint8)
     buffer[:, :12] = data_packets([(9, i) for i in range(4)])
-    ((round_, start, stretch, _),) = Cutter(SHAPE).cut(buffer[:, :12], 12)
-    assert (round_, start, stretch.shape) == (9, 0, (4, 12))
+    (stretch,) = Cutter(SHAPE).cut(buffer[:, :12], 12)
+    assert (stretch.round, stretch.start, stretch.rows.shape) == (9, 0, (4, 12))
 
 
 def test_headers_of_many_rounds() -> None:

@@ -6,6 +6,8 @@ switch asks A for it). Everything sent is in it, whether it arrives or not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -48,8 +50,9 @@ class Scene(World):
         ]
 
     def join(self, number: int, shape: Shape, job: int = 7, **kwargs: object) -> Session:
-        """Without heartbeats, but where they are what is looked at."""
-        return super().join(number, shape, job, **{"heartbeat": float("inf"), **kwargs})
+        """Without heartbeats, and asking for Help alone, but where the rest is looked at."""
+        ways = {"heartbeat": float("inf"), "resends": False, **kwargs}
+        return super().join(number, shape, job, **ways)
 
     def start(self) -> Scene:
         """All have joined; the conversation begins."""
@@ -948,9 +951,10 @@ def test_round_trip_bounds() -> None:
 def test_asked_for_segments_are_not_measured() -> None:
     """Karn: which of two copies an aggregate answers cannot be told."""
     scene = Scene(2).start()
-    scene.lose("A> seg 0.4")  # the one that is timed
+    scene.lose(*(f"A> seg 0.{i}" for i in range(5)))
     scene.round_of_all()
     assert scene.workers[0].round_trip.smoothed is None
+    scene.lose("A> seg 1.0", "A> seg 1.4")
     scene.round_of_all()
     assert scene.workers[0].round_trip.smoothed == pytest.approx(2 * LATENCY)
 
@@ -1006,13 +1010,115 @@ def test_data_waits_for_the_window() -> None:
     assert (out == np.arange(shape.numel)).all()
 
 
-def test_lost_contribution_halves_the_window_once_per_timeout() -> None:
-    scene = Scene(2).start()
+def bursts(workers: int = 2, **kwargs: object) -> tuple[World, list[Session]]:
+    """Workers that send bursts of eight segments."""
+    world = World()
+    shape = Shape.of(2000 * 80, DType.INT32, elements=2000)
+    ways = {"expected": workers, "heartbeat": float("inf"), **kwargs}
+    sessions = [world.join(i, shape, **ways) for i in range(workers)]
+    world.gather(sessions)
+    vectors = [np.full(shape.numel, 10**i, np.int32) for i in range(workers)]
+    for out in world.allreduce(sessions, vectors):
+        assert (out == sum(vectors)).all()
+    return world, sessions
+
+
+def lose_first(world: World, *indices: int) -> None:
+    """Lose the first worker's contributions to these segments, the first time they are sent."""
+    left = set(indices)
+
+    def lose(to_switch: bool, tos: int, payload: bytes) -> bool:
+        index = int.from_bytes(payload[4:8], "big")
+        mine = to_switch and tos == TOS_DATA and index in left
+        left.discard(index) if mine else None
+        return mine
+
+    world.faults.lose = lose
+
+
+@pytest.mark.parametrize("resends", [True, False])
+@pytest.mark.parametrize(
+    ("lost", "halved"), [((8, 17, 33), False), (range(16, 24), True), (range(16, 48), True)]
+)
+def test_a_lost_burst_halves_the_window_once(
+    lost: Sequence[int], halved: bool, resends: bool
+) -> None:
+    """Single packets are a link's to lose, and no reason to send less."""
+    world, sessions = bursts(workers=1, resends=resends)
+    (session,) = sessions
+    session.window.threshold, session.window.size = float("inf"), 64.0
+    lose_first(world, *lost)
+    world.allreduce(sessions, [np.ones(session.shape.numel, np.int32)])
+    assert session.stats["sent_again"] == len(lost)
+    assert (session.window.threshold < 128) == halved
+    if halved:
+        assert session.window.threshold >= 32  # not halved twice
+
+
+# What is sent again without being asked for
+
+
+def second_round_with_resends(*lost: str, workers: int = 2) -> Scene:
+    scene = Scene(workers, resends=True).start()
     scene.round_of_all()
-    window = scene.workers[0].window
-    window.size = 256.0
-    scene.quiet().lose("A> seg 1.0", "A> seg 1.2", "A> seg 1.4")
+    scene.quiet().lose(*lost)
     scene.round_of_all()
-    assert scene.told().count("A> ack help") == 3  # three relays, one loss
-    assert window.threshold == 129  # it held 256, and the two that came back: halved once
-    assert scene.workers[1].window.threshold == float("inf")
+    scene.let_pass(1.0)
+    assert not scene.to_lose, "that was not sent"
+    return scene
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_lost_contribution_is_sent_again_when_later_ones_come(index: int) -> None:
+    """Neither knows whose was lost: both send theirs, and A's counts.
+
+    B's comes when the sum is complete, so B gets it twice.
+    """
+    scene = second_round_with_resends(f"A> seg 1.{index}")
+    said = len(scene.told()) - 5
+    assert sorted(scene.told()[:said]) == in_round(1, lost=index)
+    assert scene.told()[said:] == [
+        f"A> seg 1.{index}", f"B> seg 1.{index}",
+        f"A< seg 1.{index}", f"B< seg 1.{index}", f"B< seg 1.{index}",
+    ]  # fmt: skip
+    assert scene.times(f"A> seg 1.{index}")[1] < 0.5  # milliseconds
+    assert scene.switch.counters.drops() == {"late": 1}
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_lost_aggregate_is_sent_again_when_later_ones_come(index: int) -> None:
+    scene = second_round_with_resends(f"B< seg 1.{index}")
+    assert sorted(scene.told()[:20]) == in_round(1)
+    assert scene.told()[20:] == [f"B> seg 1.{index}", f"B< seg 1.{index}"]
+    assert scene.switch.counters["retransmitted"] == 1
+    assert scene.switch.counters.drops() == {"late": 1}
+
+
+@pytest.mark.parametrize("lost", ["A> seg 1.4", "A< seg 1.4"])
+def test_the_last_segment_lost_is_sent_again_after_a_silence(lost: str) -> None:
+    scene = second_round_with_resends(lost)
+    assert scene.times("A> seg 1.4") == [0.0, 2.1]  # nothing comes for 2 ms
+    assert not any("help" in line for line in scene.told())
+
+
+def test_lost_again_and_again() -> None:
+    """Sent again ever more rarely; then Help is asked for."""
+    scene = second_round_with_resends(*["A> seg 1.2"] * 9)
+    times = scene.times("A> seg 1.2")
+    assert len(times) == 10
+    assert times[4] < 10  # milliseconds
+    assert times[-1] > 20
+    assert scene.told().count("A> help 1.2+1") >= 1
+
+
+def test_a_slow_worker_is_not_flooded_for() -> None:
+    """A has sent everything and gets nothing: its window stays what it is, and Help is asked."""
+    world, sessions = bursts(workers=2)
+    first = sessions[0]
+    out = np.empty(first.shape.numel, np.int32)
+    sent = first.stats["sent"]
+    first.begin(np.ones(first.shape.numel, np.int32), out, world.now)
+    world.run(lambda: first.stats["helps"] == 3)
+    assert first.stats["sent"] - sent == 80
+    assert first.stats["sent_again"] <= 80  # as often as the switch asked, it did so once
+    assert first.stats["probes"] == 0

@@ -680,7 +680,7 @@ def test_stats(make: Make) -> None:
         alone.allreduce(ones())
     stats = alone.stats()
     assert set(stats) == {
-        "sent", "sent_again", "received", "useless", "helps", "helped", "rejoins", "rank",
+        "sent", "sent_again", "received", "useless", "probes", "helps", "helped", "rejoins", "rank",
         "round", "allreduces", "allreduce_p50", "allreduce_p99", "round_trip", "timer", "window",
         "offload", "rx_overflow", "tx_failed",
     }  # fmt: skip

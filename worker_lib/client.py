@@ -335,9 +335,10 @@ class Worker:
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and the present state of timer and window.
 
-        Segments `sent`, `sent_again`, `received` and of no use (`useless`); `helps` asked for and
-        `helped`; `rejoins`; `round_trip` and `timer` in seconds; `window` in segments; kernel
-        drops at this socket (`rx_overflow`); median and 99th percentile of `allreduce` in seconds.
+        Segments `sent`, `sent_again`, `received` and of no use (`useless`); `probes` of a silence;
+        `helps` asked for and `helped`; `rejoins`; `round_trip` and `timer` in seconds; `window` in
+        segments; kernel drops at this socket (`rx_overflow`); median and 99th percentile of
+        `allreduce` in seconds.
         """
         session = self._session
         times = np.asarray(self.allreduce_seconds or [np.nan])

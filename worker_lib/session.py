@@ -3,17 +3,26 @@
 A world moves the packets: it sends what `transmissions` gives, hands in what comes with `receive`,
 calls `handle_timer` at `deadline`, and looks at `next_event`. Rules: docs/protocol.md.
 
-Loss is repaired by asking, not by sending again at a guess: when nothing comes for the time of the
-retransmission timer, the worker asks for Help with the segments it lacks. The switch sends again
-what is complete, and asks in turn exactly those workers whose contribution is missing.
+What is lost is repaired in three ways, each for what the one before cannot mend:
+
+- When later segments have their aggregates, those that do not are sent again (`recovery.py`). It is
+  the same whether the contribution was lost or the aggregate: the switch counts the one, and
+  answers the other with the aggregate it keeps. If another worker's was lost, that does as we do.
+- When nothing comes for two round trips, there is nothing later: some of what is missing is sent
+  again, to see.
+- When nothing comes for the time of the retransmission timer, the worker asks for Help. The switch
+  asks in turn exactly those workers whose contribution is missing, which may be at work on another
+  round; and says for whom we wait, or that it has forgotten us.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf
 
-from iswitch.packets import Address, Burst, Cutter, Outgoing, Rows, super_packets
+from iswitch.packets import Address, Burst, Cutter, Outgoing, Rows, spans, super_packets
 from iswitch.wire import (
     FLAG_FIRST,
     FLAG_HEARTBEAT,
@@ -46,6 +55,8 @@ from .window import CEILING, RoundTrip, SendWindow
 
 BURSTS_AT_ONCE = 8  # super-datagrams given out between two looks at what has come
 RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
+PROBE = 2.0  # round trips without a sign after which to send something again, to see
+PROBE_FLOOR = 0.002  # seconds
 REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
 REPEAT_CEILING = 1.0
 REMEMBERED_RELAYS = 64
@@ -118,6 +129,8 @@ class Session:
         reproducible: ask for sums in rank order.
         restart_safe: keep the last contribution until the round after it is under way, so that a
             switch that loses its state can be given it again (one more copy of the vector).
+        resends: send again, as data, what seems to be lost; if not, the worker only asks for Help,
+            as the paper's does.
         ceiling: most bytes to have under way.
         heartbeat: seconds between heartbeats.
     """
@@ -133,6 +146,7 @@ class Session:
         whole: bool = False,
         reproducible: bool = False,
         restart_safe: bool = True,
+        resends: bool = True,
         ceiling: int = CEILING,
         heartbeat: float = HEARTBEAT,
     ) -> None:
@@ -142,6 +156,7 @@ class Session:
         self.incarnation = incarnation
         self.expected = expected
         self.heartbeat = heartbeat
+        self.resends = resends
         self.member = False
         self.leaving = False
         self.rank = 0
@@ -154,7 +169,8 @@ class Session:
         self.waiting_for: int | None = None  # bitmap of ranks, by the last answers to Help
         self._asked_anew = True  # no answer has come to the last Help
         self.stats = dict.fromkeys(
-            ("sent", "sent_again", "received", "useless", "helps", "helped", "rejoins"), 0
+            ("sent", "sent_again", "received", "useless", "probes", "helps", "helped", "rejoins"),
+            0,
         )
         self.round_trip = RoundTrip()
         burst = super_packets(shape.packet_size)
@@ -173,7 +189,9 @@ class Session:
         self._flags = FLAG_REPRODUCIBLE * reproducible | FLAG_WHOLE * whole
         self._next_heartbeat = float("inf")
         self._timer: float | None = None
-        self._timed: tuple[int, float] | None = None  # a segment and when it was sent
+        self._moved = 0.0  # when something came last, or the transfer began
+        self._repair_at: float | None = None  # when something may have to be called lost
+        self._measured_at = float("-inf")
         self._last_loss = float("-inf")
         self._rejoining = False
         self._finished: int | None = None  # the last round that was
@@ -223,9 +241,7 @@ class Session:
         self.waiting_for = None
         self._asked_anew = True
         self._help_requests.clear()
-        self._timed = None
-        self.round_trip.backoff = 1.0
-        self._timer = now + self.round_trip.timeout
+        self._moves(now)
 
     def finish(self) -> None:
         """The transfer is done: go on to the next round."""
@@ -236,7 +252,7 @@ class Session:
     def abandon(self) -> None:
         """Give the transfer up; the round stays the current one."""
         self.transfer = None
-        self._timer = None
+        self._timer = self._repair_at = None
 
     # What the world does
 
@@ -252,13 +268,18 @@ class Session:
         room = int(self.window.size - transfer.in_flight) // self._burst
         bursts = min(room or not transfer.in_flight, BURSTS_AT_ONCE)
         while bursts > 0:
-            sent_before = transfer.filled
-            run = transfer.next_run(self._burst, bursts)
+            lost = transfer.next_lost(self._burst, now)
+            if len(lost):
+                packets = transfer.contribution.pick(lost)
+                out.append(Outgoing((self.switch,), TOS_DATA, *packets))
+                self.stats["sent_again"] += len(lost)
+                self._repair_at = min(self._repair_at or inf, now + transfer.losses.patience)
+                bursts -= 1
+                continue
+            run = transfer.next_run(self._burst, bursts, now)
             if run is None:
                 break
             start, stop = run
-            if self._timed is None and stop > sent_before:  # Karn: not of what is sent again
-                self._timed = (stop - 1, now)
             out.append(self._data(transfer.contribution, start, stop))
             self.stats["sent"] += stop - start
             bursts -= -(-(stop - start) // self._burst)
@@ -286,6 +307,8 @@ class Session:
     def deadline(self) -> float | None:
         """When `handle_timer` wants to be called."""
         due = self._timer
+        if self._repair_at is not None and (due is None or self._repair_at < due):
+            due = self._repair_at
         if self.member and not self.leaving and (due is None or self._next_heartbeat < due):
             due = self._next_heartbeat
         for pending in self._pending.values():
@@ -300,8 +323,10 @@ class Session:
                 pending.pause = min(2 * pending.pause, REPEAT_CEILING)
                 pending.due = now + pending.pause
                 self._out.append(Outgoing.control(self.switch, pending.packet.build()))
+        if self._repair_at is not None and self._repair_at <= now:
+            self._repair(now)
         if self._timer is not None and self._timer <= now:
-            self._ask_for_help(now)
+            self._break_silence(now)
         if self.member and not self.leaving and self._next_heartbeat <= now:
             self.join(now)
 
@@ -386,6 +411,8 @@ class Session:
             self.round = self._moved_to = ack.round
         elif self.transfer is not None:
             self.transfer.restart()
+            self._repair_at = None
+            self._moved = now
             self._timer = now + self.round_trip.timeout
 
     def _rejoin(self, now: float) -> None:
@@ -421,6 +448,54 @@ class Session:
         for contribution in self._contributions:
             contribution.round = None
 
+    # What is lost
+
+    def _moves(self, now: float) -> None:
+        """Something has come, or a transfer begins: have the timer wait anew."""
+        self._moved = now
+        self.round_trip.backoff = 1.0
+        transfer = self.transfer
+        if transfer is None:
+            return
+        self._timer = now + self.round_trip.timeout
+        if not self.resends:
+            return
+        if transfer.losses.round_trip is not None:
+            pause = max(PROBE * transfer.losses.expected, PROBE_FLOOR)
+            self._timer = min(self._timer, now + pause)
+        if transfer.losses.doubtful:
+            if self._repair_at is None:
+                self._repair_at = now + transfer.losses.slack
+        else:
+            self._repair_at = None
+
+    def _repair(self, now: float) -> None:
+        """Send again what is lost by the evidence of what came later."""
+        transfer = self.transfer
+        self._repair_at = None
+        if transfer is None or self.halted or not self.member:
+            return
+        lost, self._repair_at = transfer.lose(now)
+        self._narrow(max((b - a for a, b in spans(lost, 1)), default=0), now)
+
+    def _narrow(self, lost: int, now: float) -> None:
+        """So many contributions in a row are lost: a link loses packets, a full queue bursts."""
+        if 2 * lost > self._burst and now - self._last_loss > self.round_trip.timeout:
+            self._last_loss = now
+            self.window.lost()
+
+    def _break_silence(self, now: float) -> None:
+        """Nothing has come for long."""
+        transfer = self.transfer
+        patience = self._moved + self.round_trip.timeout
+        asks = not self.resends or now >= patience
+        if transfer is None or not self.member or self.halted or asks:
+            self._ask_for_help(now)
+            return
+        transfer.probe(self._burst)
+        self.stats["probes"] += 1
+        self._timer = min(patience, now + 2 * (now - self._moved))
+
     # Help, in both directions
 
     def _ask_for_help(self, now: float) -> None:
@@ -428,14 +503,11 @@ class Session:
         if transfer is None or not self.member:
             self._timer = now + self.round_trip.timeout
             return
-        self._timed = None  # Karn: what is asked for is not measured
         self._asked_anew = True
-        ranges = transfer.missing(sent_only=True)
+        ranges = _bridged(transfer.missing(sent_only=True), RANGES_PER_HELP)
         if self.halted:  # nothing will come; but the Reset that ends it may have been lost
             ranges = [(0, 1)]
-        elif not ranges:
-            transfer.in_flight = 0
-        for start, stop in ranges[:RANGES_PER_HELP]:
+        for start, stop in ranges:
             number = self._number()
             if len(self._help_requests) > 4 * RANGES_PER_HELP:
                 self._help_requests.clear()
@@ -475,9 +547,7 @@ class Session:
         if transfer is not None and transfer.round == named.round:
             again = transfer.resend(start, stop)
             self.stats["sent_again"] += again
-            if again and now - self._last_loss > self.round_trip.timeout:
-                self._last_loss = now
-                self.window.lost()
+            self._narrow(again, now)
             return
         for contribution in self._contributions:
             if contribution.round == named.round:
@@ -495,14 +565,25 @@ class Session:
         if transfer is None:
             self.stats["useless"] += len(rows)
             return
-        fresh, useless = transfer.take(rows, tail, self._cutter)
+        fresh, useless = transfer.take(rows, tail, self._cutter, now)
         self.stats["received"] += fresh
         self.stats["useless"] += useless
         if not fresh:
             return
         self.window.returned(fresh)
-        self.round_trip.backoff = 1.0
-        if self._timed is not None and transfer.has(self._timed[0]):
-            self.round_trip.sample(now - self._timed[1])
-            self._timed = None
-        self._timer = now + self.round_trip.timeout
+        measured = transfer.losses.measured
+        if measured is not None and now - measured >= self._measured_at:  # one for each round trip
+            self._measured_at = now
+            self.round_trip.sample(measured)
+            transfer.losses.measured = None
+        self._moves(now)
+
+
+def _bridged(ranges: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
+    """Ranges in ascending order, joined over the smallest gaps until there are few enough."""
+    if len(ranges) <= most:
+        return ranges
+    gaps = [after - stop for (_, stop), (after, _) in pairwise(ranges)]
+    wide = sorted(range(len(gaps)), key=gaps.__getitem__)[len(gaps) + 1 - most :]
+    firsts = [0, *(i + 1 for i in sorted(wide))]
+    return [(ranges[a][0], ranges[b - 1][1]) for a, b in pairwise([*firsts, len(ranges)])]

@@ -9,8 +9,12 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.packets import Cutter, Rows
+from iswitch.packets import Cutter, Indices, Rows, Stretch
 from iswitch.wire import SEG_SIZE, Shape, Vector
+
+from .recovery import Losses
+
+NONE: Indices = np.empty(0, np.int64)
 
 
 class Contribution:
@@ -55,6 +59,10 @@ class Contribution:
         """Segments start..stop-1 as packets, and the size of the last."""
         return self._rows[start:stop], self.shape.tail(stop)
 
+    def pick(self, indices: Indices) -> tuple[Rows, int]:
+        """These segments, in ascending order, as copied packets, and the size of the last."""
+        return self._rows[indices], self.shape.tail(int(indices[-1]) + 1)
+
 
 class Transfer:
     """An allreduce under way.
@@ -75,10 +83,17 @@ class Transfer:
         self._whole = out[: full * self.shape.elements].reshape(full, self.shape.elements)
         self._last = out[self.shape.numel - self.shape.last :]
         self._had = bytearray(self.shape.segments)
+        self._has: npt.NDArray[np.uint8] = np.frombuffer(self._had, np.uint8)  # the same
         self._dtype = self.shape.dtype.numpy
         self._todo: deque[tuple[int, int, bool]] = deque([(0, self.shape.segments, False)])
+        self._lost = NONE  # to be sent again
+        self.losses = Losses(self.shape.segments)
         self.remaining = self.shape.segments
-        self.in_flight = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Segments that were sent, are not known to be lost, and whose aggregate has not come."""
+        return self.losses.in_flight
 
     @property
     def done(self) -> bool:
@@ -90,7 +105,15 @@ class Transfer:
         """How many segments, from the first, have been given out to be sent."""
         return self.contribution.filled
 
-    def next_run(self, burst: int, bursts: int = 1) -> tuple[int, int] | None:
+    def next_lost(self, most: int, now: float) -> Indices:
+        """Take at most so many segments that were lost, to send them again."""
+        some, self._lost = self._lost[:most], self._lost[most:]
+        some = np.compress(self._has[some] == 0, some)
+        if len(some):
+            self.losses.sent(some, len(some), now, again=True)
+        return some
+
+    def next_run(self, burst: int, bursts: int, now: float) -> tuple[int, int] | None:
         """Take the next segments to send, at most so many bursts; None: nothing is left to send.
 
         Bursts begin at multiples of their size, so that those of all workers meet in the switch
@@ -110,17 +133,39 @@ class Transfer:
             if stop > boundary:
                 self._todo.appendleft((boundary, stop, asked))
                 stop = boundary
+            again = start < self.filled
             self.contribution.fill(self._vector, stop)
-            self.in_flight += stop - start
+            if asked:
+                lacking = start + np.flatnonzero(self._has[start:stop] == 0)
+                self.losses.sent(lacking, len(lacking), now, again=True)
+            else:
+                self.losses.sent(slice(start, stop), stop - start, now, again)
             return start, stop
         return None
+
+    def lose(self, now: float) -> tuple[Indices, float | None]:
+        """Have sent again what is lost by now; the first losses of it, and when to look again."""
+        first, second, again_at = self.losses.overdue(now)
+        if len(first) or len(second):
+            self._lost = np.unique(np.concatenate((self._lost, first, second)))
+        return first, again_at
+
+    def probe(self, most: int) -> int:
+        """Have the first segments sent again whose aggregate has not come; says how many."""
+        waiting = np.flatnonzero(self._has[: self.filled] == 0)
+        waiting = np.setdiff1d(waiting, self._lost)[:most]
+        self.losses.forget(waiting)
+        self._lost = np.union1d(self._lost, waiting)
+        return len(waiting)
 
     def resend(self, start: int, stop: int) -> int:
         """The switch lacks these segments: send those again that were sent; says how many."""
         stop = min(stop, self.filled)
         if start >= stop:
             return 0
-        self.in_flight = max(0, self.in_flight - (stop - start))
+        asked = np.arange(start, stop)
+        self.losses.forget(asked)
+        self._lost = np.setdiff1d(self._lost, asked)
         self._todo.appendleft((start, stop, True))
         return stop - start
 
@@ -128,9 +173,10 @@ class Transfer:
         """The switch has lost its state: send everything again whose aggregate has not come."""
         self._todo.clear()
         self._todo.append((0, self.shape.segments, False))
-        self.in_flight = 0
+        self._lost = NONE
+        self.losses = Losses(self.shape.segments)
 
-    def take(self, rows: Rows, tail: int, cutter: Cutter) -> tuple[int, int]:
+    def take(self, rows: Rows, tail: int, cutter: Cutter, now: float) -> tuple[int, int]:
         """Take aggregates, in packets as those of a `Burst`.
 
         Returns:
@@ -141,15 +187,32 @@ class Transfer:
         for stretch in cutter.cut(rows, tail):
             if stretch.round != self.round or not stretch.fits(shape):
                 continue
-            start, stop = stretch.start, stretch.start + len(stretch.rows)
-            self.contribution.fill(self._vector, stop)  # `out` may be the vector
-            for a, b in self._lacking(start, stop):
+            self.contribution.fill(self._vector, stretch.stop)  # `out` may be the vector
+            fresh += self._take(stretch, now)
+        self.remaining -= fresh
+        return fresh, len(rows) - fresh
+
+    def _take(self, stretch: Stretch, now: float) -> int:
+        if stretch.indices is None:
+            start, fresh = stretch.start, 0
+            for a, b in self._lacking(start, stretch.stop):
                 self._store(a, b, stretch.rows[a - start : b - start])
                 self._had[a:b] = b"\1" * (b - a)
+                self.losses.came(slice(a, b), now)
                 fresh += b - a
-        self.remaining -= fresh
-        self.in_flight = max(0, self.in_flight - fresh)
-        return fresh, len(rows) - fresh
+            return fresh
+        new = self._has[stretch.indices] == 0
+        came, rows = stretch.indices, stretch.rows
+        if not new.all():
+            came, rows = came[new], rows[new]
+        if len(came):
+            whole = int(np.searchsorted(came, self.shape.full_segments))
+            self._whole[came[:whole]] = rows[:whole, SEG_SIZE:].view(self._dtype)
+            if whole < len(came):
+                self._store(self.shape.full_segments, self.shape.segments, rows[-1:])
+            self._has[came] = 1
+            self.losses.came(came, now)
+        return len(came)
 
     def _store(self, start: int, stop: int, rows: Rows) -> None:
         whole = min(stop, self.shape.full_segments)
@@ -157,10 +220,6 @@ class Transfer:
             self._whole[start:whole] = rows[: whole - start, SEG_SIZE:].view(self._dtype)
         if stop > whole:
             self._last[...] = rows[-1, SEG_SIZE : self.shape.last_size].view(self._dtype)
-
-    def has(self, index: int) -> bool:
-        """Whether the aggregate of a segment has come."""
-        return bool(self._had[index])
 
     def _lacking(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """The stretches of start..stop-1 whose aggregate has not come."""

@@ -1,4 +1,4 @@
-"""How much to have under way, and how long to wait before asking for what does not come."""
+"""How much to have under way, and how long to wait before doing something about silence."""
 
 from __future__ import annotations
 

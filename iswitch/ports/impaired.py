@@ -67,6 +67,8 @@ class Way(Generic[Piece]):
 
     def send(self, port: int, parts: Sequence[Part[Piece]], now: float) -> list[Piece] | None:
         """Send into the line of a port; what comes out at once. None: all, as it is."""
+        if self.lines[port].only_loses:
+            return self._lose(self.lines[port], parts)
         sizes = np.concatenate([part.sizes for part in parts])
         fates = self.lines[port].fates(sizes, now)
         self._count(fates)
@@ -85,6 +87,21 @@ class Way(Generic[Piece]):
                 pieces += part.take(which[:soon], bit[:soon])
             if soon < len(which):
                 self._keep(_Run(part, which[soon:], bit[soon:]), due[soon:])
+        return pieces
+
+    def _lose(self, line: Line, parts: Sequence[Part[Piece]]) -> list[Piece] | None:
+        """The same for a line that does nothing but lose."""
+        count = sum(part.count for part in parts)
+        which = line.survivors(count)
+        if len(which) == count:
+            return None
+        self._note("lost", count - len(which))
+        pieces: list[Piece] = []
+        at = 0
+        for part in parts:
+            mine = slice(*np.searchsorted(which, (at, at + part.count)))
+            pieces += part.take(which[mine] - at, None)
+            at += part.count
         return pieces
 
     def due(self, now: float) -> Iterator[Piece]:
@@ -181,11 +198,15 @@ class ImpairedPorts(Impaired[Frames, Sequence[Transmission]]):
         """What leaves at once."""
         now = self.clock()
         leaving: list[Transmission] = []
+        by_port: dict[int, list[Transmission]] = {}
         for one in step:
+            by_port.setdefault(one.port, []).append(one)
+        for port, ones in by_port.items():
             frames = None
-            if one.port in self._out.lines:
-                frames = self._out.send(one.port, sent_parts(one), now)
-            leaving += [one] if frames is None else map(transmission, frames)
+            if port in self._out.lines:
+                parts = [part for one in ones for part in sent_parts(one)]
+                frames = self._out.send(port, parts, now)
+            leaving += ones if frames is None else map(transmission, frames)
         return leaving
 
 

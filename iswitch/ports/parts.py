@@ -14,24 +14,42 @@ from typing import Generic, Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..frame import ETH, ETHERTYPE_ARP, HEAD, HEADERS, IP, Frames, Transmission
+from ..frame import (
+    ETH,
+    ETHERTYPE_ARP,
+    GSO_UDP_L4,
+    HEAD,
+    HEADERS,
+    IP,
+    VNET,
+    Frames,
+    Transmission,
+)
 from ..line import Ints
-from ..packets import Burst, Outgoing, Rows
-from ..segmentation import MOST_HEADERS, Super, read_super, select, wire_frames
+from ..packets import Burst, Outgoing, Rows, super_packets
+from ..segmentation import MOST_HEADERS, Super, read_super, super_head, wire_frames
+from ..sorting import DATAGRAM
 
-MAX_PACKET = 65535  # bytes of IP, of a super-frame, too
+ARP_TYPE = np.frombuffer(ETHERTYPE_ARP, np.uint8)
 
 Piece_co = TypeVar("Piece_co", covariant=True)
 Datagrams = TypeVar("Datagrams", Burst, Outgoing)
 
 
 class Part(Protocol[Piece_co]):
-    """A run of packets. `sizes`: bytes of each as a frame; `immune`: no bit of it is flipped."""
+    """A run of so many packets."""
 
-    sizes: Ints
-    immune: npt.NDArray[np.bool_]
+    count: int
 
-    def take(self, which: Ints, bit: Ints) -> Iterator[Piece_co]:
+    @property
+    def sizes(self) -> Ints:
+        """Bytes of each as a frame."""
+
+    @property
+    def immune(self) -> npt.NDArray[np.bool_]:
+        """Of which no bit is flipped."""
+
+    def take(self, which: Ints, bit: Ints | None) -> Iterator[Piece_co]:
         """These packets, in this order, each with a bit flipped if one is given (not -1)."""
 
     def copy(self) -> Self:
@@ -47,20 +65,32 @@ class Singles:
     def __init__(self, frames: Frames) -> None:
         longest = max(frames.lengths)  # what lies behind may not even be memory
         self.frames = frames._replace(bodies=frames.bodies[:, : max(longest - HEAD, 0)])
-        self.sizes = np.array(frames.lengths) - ETH
-        kinds = frames.heads[:, IP - 2 : IP]
-        self.immune = (kinds == np.frombuffer(ETHERTYPE_ARP, np.uint8)).all(axis=1)
+        self.count = len(frames.lengths)
 
-    def take(self, which: Ints, bit: Ints) -> Iterator[Frames]:
+    @property
+    def sizes(self) -> Ints:
+        """As a Part does."""
+        return np.array(self.frames.lengths) - ETH
+
+    @property
+    def immune(self) -> npt.NDArray[np.bool_]:
+        """As a Part does."""
+        kinds = self.frames.heads[:, IP - 2 : IP]
+        is_arp: npt.NDArray[np.bool_] = (kinds == ARP_TYPE).all(axis=1)
+        return is_arp
+
+    def take(self, which: Ints, bit: Ints | None) -> Iterator[Frames]:
         """As a Part does: all in one piece."""
-        if is_all(which, len(self.sizes)) and (bit < 0).all():
+        if not len(which):
+            return
+        if is_all(which, self.count) and not any_hit(bit):
             yield self.frames
             return
-        ingress, heads, bodies, _ = self.frames
-        lengths = (self.sizes[which] + ETH).tolist()
-        chosen = Frames(ingress, heads[which], bodies[which], lengths)
-        for i in np.flatnonzero(bit >= 0).tolist():
-            corrupt(chosen, i, int(bit[i]))
+        ingress, heads, bodies, lengths = self.frames
+        chosen = Frames(ingress, heads[which], bodies[which], [lengths[i] for i in which])
+        if bit is not None:
+            for i in np.flatnonzero(bit >= 0).tolist():
+                corrupt(chosen, i, int(bit[i]))
         yield chosen
 
     def copy(self) -> Singles:
@@ -69,65 +99,145 @@ class Singles:
         return Singles(Frames(ingress, heads.copy(), bodies.copy(), lengths))
 
 
-class Whole:
-    """The packets of one super-frame.
+class Train:
+    """Super-datagrams of one flow and one length: their packets are the rows of one array.
 
-    They stay a super-frame if it is one of UDP; of one of TCP, where anything befalls them, they
-    become frames.
+    What is left of them is put together anew, in as few.
     """
 
-    def __init__(self, frames: Frames) -> None:
-        self.frames = frames._replace(bodies=frames.bodies[:, : max(frames.lengths[0] - HEAD, 0)])
-        top = np.concatenate((frames.heads[0], self.frames.bodies[0, : MOST_HEADERS - HEAD]))
-        length = frames.lengths[0]
-        self.found = read_super(top[:length].tobytes(), length)
+    def __init__(self, frames: Frames, found: Super) -> None:
+        length = frames.lengths[0] - HEAD
+        self.frames = frames._replace(bodies=frames.bodies[:, :length])
+        self.found = found
+        self.count = len(frames.lengths) * found.frames
+        self._short = found.frames * found.size - length  # bytes that the last of each lacks
+        self._packets: Rows | None = None
         self._cut: Singles | None = None
-        if self.found is None:  # makes no sense: one frame, for others to drop
-            self.sizes = np.array([length - ETH])
-        else:
-            self.sizes = np.full(self.found.frames, self.found.header + self.found.size)
-            self.sizes[-1] = length - ETH - (self.found.frames - 1) * self.found.size
-        self.immune = np.full(len(self.sizes), self.found is None)
 
-    def take(self, which: Ints, bit: Ints) -> Iterator[Frames]:
+    @property
+    def sizes(self) -> Ints:
         """As a Part does."""
-        n = len(self.sizes)
-        if self.found is None or (is_all(which, n) and (bit < 0).all()):
-            for _ in range(len(which) // n):
-                yield self.frames
+        sizes = np.full(self.count, self.found.header + self.found.size)
+        sizes[self.found.frames - 1 :: self.found.frames] -= self._short
+        return sizes
+
+    @property
+    def immune(self) -> npt.NDArray[np.bool_]:
+        """As a Part does."""
+        return np.zeros(self.count, bool)
+
+    def take(self, which: Ints, bit: Ints | None) -> Iterator[Frames]:
+        """As a Part does."""
+        if not len(which):
             return
-        row = np.concatenate((self.frames.heads[0], self.frames.bodies[0]))
-        ends = np.zeros(len(which), bool)
-        if self.sizes[-1] < self.sizes[0]:
-            ends = which == n - 1
-        # With duplicates they may be more than a super-frame can hold.
-        most = max(1, min(n, (MAX_PACKET - self.found.header) // self.found.size))
-        for start, stop in stretches(bit >= 0, ends, most):
-            some, hit = which[start:stop], bit[start:stop]
-            chosen = None if hit[0] >= 0 else select(row, self.found, some)
-            if chosen is None:
-                yield from self._frames(row, self.found).take(some, hit)
+        clean = not any_hit(bit)
+        if clean and is_all(which, self.count):
+            yield self.frames
+            return
+        if clean and not self._short:
+            yield self._together(which)
+            return
+        hit = np.zeros(len(which), bool) if bit is None else bit >= 0
+        ends = self._is_last(which) if self._short else np.zeros(len(which), bool)
+        for start, stop in stretches(hit, ends):
+            some = which[start:stop]
+            if hit[start] and bit is not None:
+                yield from self._singles().take(some, bit[start:stop])
             else:
-                head, body = chosen[:HEAD].reshape(1, -1), chosen[HEAD:].reshape(1, -1)
-                yield Frames(self.frames.ingress, head, body, [chosen.size])
+                yield self._together(some)
+
+    def copy(self) -> Train:
+        """As a Part does."""
+        ingress, heads, bodies, lengths = self.frames
+        return Train(Frames(ingress, heads.copy(), bodies.copy(), lengths), self.found)
+
+    def _is_last(self, which: Ints) -> npt.NDArray[np.bool_]:
+        """Which of these packets end a super-datagram."""
+        last: npt.NDArray[np.bool_] = which % self.found.frames == self.found.frames - 1
+        return last
+
+    def _rows(self) -> Rows:
+        if self._packets is None:
+            bodies = self.frames.bodies
+            if self._short:
+                bodies = np.pad(bodies, ((0, 0), (0, self._short)))
+            self._packets = bodies.reshape(-1, self.found.size)
+        return self._packets
+
+    def _together(self, which: Ints) -> Frames:
+        """These packets as super-datagrams; only the last of them may be a short one."""
+        n, size = len(which), self.found.size
+        most = min(self.found.frames, super_packets(size))  # full ones
+        count = -(-n // most)
+        packets = np.empty((count * most, size), np.uint8)
+        np.take(self._rows(), which, axis=0, out=packets[:n], mode="clip")
+        rest = (n - (count - 1) * most) * size
+        if self._short and self._is_last(which[-1:])[0]:
+            rest -= self._short
+        head = self.frames.heads[0].tobytes()
+        heads = super_head(head, most * size) * (count - 1) + super_head(head, rest)
+        return Frames(
+            self.frames.ingress,
+            np.frombuffer(heads, np.uint8).reshape(count, HEAD).copy(),
+            packets.reshape(count, most * size),
+            [HEAD + most * size] * (count - 1) + [HEAD + rest],
+        )
+
+    def _singles(self) -> Singles:
+        """The packets as frames."""
+        if self._cut is None:
+            self._cut = cut(self.frames, self.sizes)
+        return self._cut
+
+
+class Whole:
+    """The frames of another super-frame, one of TCP say, which is cut if anything befalls them."""
+
+    def __init__(self, frames: Frames, found: Super | None) -> None:
+        self.frames = frames._replace(bodies=frames.bodies[:, : max(frames.lengths[0] - HEAD, 0)])
+        self.found = found  # None: makes no sense: one frame, for others to drop
+        self.count = found.frames if found else 1
+        self._cut: Singles | None = None
+
+    @property
+    def sizes(self) -> Ints:
+        """As a Part does."""
+        length = self.frames.lengths[0] - ETH
+        if self.found is None:
+            return np.array([length])
+        sizes = np.full(self.count, self.found.header + self.found.size)
+        sizes[-1] = length - (self.count - 1) * self.found.size
+        return sizes
+
+    @property
+    def immune(self) -> npt.NDArray[np.bool_]:
+        """As a Part does."""
+        return np.full(self.count, self.found is None)
+
+    def take(self, which: Ints, bit: Ints | None) -> Iterator[Frames]:
+        """As a Part does."""
+        if self.found is None or (is_all(which, self.count) and not any_hit(bit)):
+            yield from [self.frames] * (1 if self.found else len(which))
+            return
+        if self._cut is None:
+            self._cut = cut(self.frames, self.sizes)
+        yield from self._cut.take(which, bit)
 
     def copy(self) -> Whole:
         """As a Part does."""
         ingress, heads, bodies, lengths = self.frames
-        return Whole(Frames(ingress, heads.copy(), bodies.copy(), lengths))
+        return Whole(Frames(ingress, heads.copy(), bodies.copy(), lengths), self.found)
 
-    def _frames(self, row: Rows, found: Super) -> Singles:
-        """The packets as frames."""
-        if self._cut is None:
-            table = np.zeros((found.frames, ETH + int(self.sizes[0])), np.uint8)
-            at = 0
-            for frames in wire_frames(row):
-                table[at : at + len(frames), ETH : ETH + frames.shape[1]] = frames
-                at += len(frames)
-            lengths = (self.sizes + ETH).tolist()
-            ingress = self.frames.ingress
-            self._cut = Singles(of_rows(ingress, table, lengths))
-        return self._cut
+
+def cut(frames: Frames, sizes: Ints) -> Singles:
+    """Super-frames as the frames, of these sizes, that they stand for."""
+    table = np.zeros((len(sizes), ETH + int(sizes.max())), np.uint8)
+    at = 0
+    for i in range(len(frames.lengths)):
+        for some in wire_frames(np.frombuffer(frames.row(i), np.uint8)):
+            table[at : at + len(some), ETH : ETH + some.shape[1]] = some
+            at += len(some)
+    return Singles(of_rows(frames.ingress, table, (sizes + ETH).tolist()))
 
 
 class Payloads(Generic[Datagrams]):
@@ -139,14 +249,24 @@ class Payloads(Generic[Datagrams]):
 
     def __init__(self, datagrams: Datagrams) -> None:
         self.datagrams: Datagrams = datagrams
-        n, size = datagrams.rows.shape
-        self.sizes = np.full(n, size + HEADERS)
-        self.sizes[-1] = datagrams.tail + HEADERS
-        self.immune = np.zeros(n, bool)
+        self.count = len(datagrams.rows)
 
-    def take(self, which: Ints, bit: Ints) -> Iterator[Datagrams]:
+    @property
+    def sizes(self) -> Ints:
         """As a Part does."""
-        which = which[bit < 0]
+        sizes = np.full(self.count, self.datagrams.rows.shape[1] + HEADERS)
+        sizes[-1] = self.datagrams.tail + HEADERS
+        return sizes
+
+    @property
+    def immune(self) -> npt.NDArray[np.bool_]:
+        """As a Part does."""
+        return np.zeros(self.count, bool)
+
+    def take(self, which: Ints, bit: Ints | None) -> Iterator[Datagrams]:
+        """As a Part does."""
+        if bit is not None:
+            which = which[bit < 0]
         rows, tail = self.datagrams.rows, self.datagrams.tail
         n, size = rows.shape
         if is_all(which, n):
@@ -163,19 +283,44 @@ class Payloads(Generic[Datagrams]):
         return Payloads(self.datagrams._replace(rows=self.datagrams.rows.copy()))
 
 
-def frame_parts(frames: Frames) -> list[Singles | Whole]:
-    """Frames of one port: each super-frame is a part, and what is between two of them."""
+def frame_parts(frames: Frames) -> list[Singles | Train | Whole]:
+    """Frames of one port: plain ones together, and super-frames of one flow and length."""
     whole = frames.heads[:, 1] != 0
     if not whole.any():
         return [Singles(frames)]
-    found: list[Singles | Whole] = []
-    for start, stop in stretches(whole, whole):
+    if len(whole) == 1:
+        return [*_super_parts(frames)]
+    words = np.ascontiguousarray(frames.heads).view(np.uint32) & DATAGRAM
+    lengths = np.asarray(frames.lengths)
+    differs = (words[1:] != words[:-1]).any(axis=1) | (lengths[1:] != lengths[:-1])
+    differs = whole[1:] & whole[:-1] & differs
+    found: list[Singles | Train | Whole] = []
+    for start, stop in stretches(whole, np.append(differs, False)):
         part = frames.part(start, stop)
-        found.append(Whole(part) if whole[start] else Singles(part))
+        found += _super_parts(part) if whole[start] else [Singles(part)]
     return found
 
 
-def sent_parts(transmission: Transmission) -> list[Singles | Whole]:
+def _super_parts(frames: Frames) -> list[Train | Whole]:
+    """Super-frames with equal heads."""
+    length = frames.lengths[0]
+    top = frames.row(0) if length < MOST_HEADERS else _top(frames)
+    found = read_super(top, length)
+    kind = VNET.unpack_from(top)[1]
+    if found and kind == GSO_UDP_L4 and found.header == HEAD - ETH and top[IP] == 0x45:
+        return [Train(frames, found)]
+    if len(frames.lengths) == 1:
+        return [Whole(frames, found)]
+    return [one for i in range(len(frames.lengths)) for one in _super_parts(frames.part(i, i + 1))]
+
+
+def _top(frames: Frames) -> bytes:
+    """The first frame as far as its headers go."""
+    top: bytes = frames.heads[0].tobytes() + frames.bodies[0, : MOST_HEADERS - HEAD].tobytes()
+    return top
+
+
+def sent_parts(transmission: Transmission) -> list[Singles | Train | Whole]:
     """What is to be sent at one port."""
     port, heads, bodies, lengths, _ = transmission
     if heads is None:
@@ -188,9 +333,9 @@ def transmission(frames: Frames) -> Transmission:
     """Frames of one part, to be sent."""
     port, heads, bodies, lengths = frames
     counts = [1] * len(lengths)
-    if heads[0, 1]:
-        found = read_super(frames.row(0)[:MOST_HEADERS], lengths[0])
-        counts = [found.frames if found else 1]
+    if heads[0, 1] and (found := read_super(_top(frames), lengths[0])):
+        payloads = (length - ETH - found.header for length in lengths)
+        counts = [-(-payload // found.size) for payload in payloads]
     if min(lengths) >= HEAD:
         return Transmission(port, heads, bodies, [length - HEAD for length in lengths], counts)
     return Transmission(port, None, np.concatenate((heads, bodies), axis=1), lengths, counts)
@@ -214,17 +359,20 @@ def corrupt(frames: Frames, i: int, bit: int) -> None:
         frames.bodies[i, : max(row.size - HEAD, 0)] = row[HEAD:]
 
 
+def any_hit(bit: Ints | None) -> bool:
+    """Whether a bit of some packet is to be flipped."""
+    return bit is not None and bool((bit >= 0).any())
+
+
 def is_all(which: Ints, count: int) -> bool:
     """Whether this is each of so many, once and in order."""
     return len(which) == count and bool((which == np.arange(count)).all())
 
 
 def stretches(
-    kinds: npt.NDArray[np.bool_], ends: npt.NDArray[np.bool_], most: int | None = None
+    kinds: npt.NDArray[np.bool_], ends: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[int, int]]:
-    """The longest ranges start..stop-1 of one kind that go on behind no end, nor beyond `most`."""
+    """The longest ranges start..stop-1 of one kind that go on behind no end."""
     cuts = [0, len(ends), *(np.flatnonzero(ends) + 1).tolist()]
     cuts += (np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist()
-    for start, stop in pairwise(sorted(set(cuts))):
-        step = most or stop - start
-        yield from ((at, min(at + step, stop)) for at in range(start, stop, step))
+    return pairwise(sorted(set(cuts)))

@@ -13,14 +13,23 @@ import errno
 import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..packets import Address, Burst, Outgoing, Rows, Supers, super_packets, supers, unpacked
+from ..packets import (
+    Address,
+    Burst,
+    Outgoing,
+    Rows,
+    Supers,
+    super_packets,
+    supers,
+    trains,
+    unpacked,
+)
 from .mmsg import SOCKADDR_SIZE, Block, Receiver, Sender, Spacing, size_buffers
 
 SOL_UDP = 17
@@ -146,16 +155,18 @@ class UdpPort:
             return []
         meta = receiver.meta[:n]
         first = meta[0].tobytes()
-        bounds = [0, n]
+        ranges = [(0, n)]
         if n > 1 and (lengths.count(lengths[0]) < n or meta.tobytes() != first * n):
             differs = (meta[1:] != meta[:-1]).any(axis=1)
-            differs |= np.diff(lengths) != 0
-            bounds = [0, *(np.flatnonzero(differs) + 1).tolist(), n]
+            starts = [0, *(np.flatnonzero(differs) + 1).tolist()]
+            is_super = [self._kind(meta[i].tobytes()).segment > 0 for i in starts]
+            supers = np.repeat(is_super, np.diff([*starts, n]))
+            ranges = trains(np.array(lengths), differs, supers)
         bursts: list[Burst] = []
-        for start, stop in pairwise(bounds):
+        for start, stop in ranges:
             kind = self._kind(meta[start].tobytes() if start else first)
-            length = lengths[start]
-            for rows, tail in unpacked(bodies[start:stop], length, kind.segment or length):
+            length, last = lengths[start], lengths[stop - 1]
+            for rows, tail in unpacked(bodies[start:stop], length, kind.segment or length, last):
                 bursts.append(Burst(kind.peer, kind.tos, rows, tail))
         self._spacing.expect(lengths, lambda i: self._kind(meta[i].tobytes()).segment)
         return bursts

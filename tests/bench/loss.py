@@ -29,7 +29,7 @@ from worker_lib import Worker
 from .loopback import SIZES
 from .raw import SWITCH_PORT, Place, Start, place, row, serve
 
-COUNTED = ("sent", "sent_again", "useless", "helps", "helped")
+COUNTED = ("sent", "sent_again", "useless", "probes", "helps", "helped")
 
 
 def work(
