@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from iswitch.control import Limits
+from iswitch.limits import Limits
 from iswitch.packets import Address
 from iswitch.switch import Switch
 from iswitch.wire import (

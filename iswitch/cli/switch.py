@@ -150,7 +150,7 @@ def mac(text: str) -> bytes:
 
 def run(args: argparse.Namespace) -> int:
     """Serve."""
-    from ..control import Limits
+    from ..limits import Limits
     from ..packets import Address
     from ..switch import Switch
     from ..wire import ROUND_MASK
