@@ -40,6 +40,7 @@ CORE = [
     "segmentation",
     "forwarding",
     "issuing",
+    "guard",
     "chassis",
     "pcapng",
 ]
