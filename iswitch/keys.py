@@ -24,6 +24,21 @@ class KeyUnusable(ValueError):
     """A key that cannot be one; the message names the mend, and not the key."""
 
 
+def secret_of(text: str) -> bytes:
+    """The bytes of a key in writing: the text itself in UTF-8, or what `hex:` is followed by.
+
+    Raises:
+        KeyUnusable: no hexadecimal digits, or a key of a wrong length.
+    """
+    try:
+        digits = text.removeprefix("hex:")
+        secret = bytes.fromhex(digits) if digits != text else text.encode()
+    except ValueError:
+        raise KeyUnusable("after hex: a key has pairs of digits 0-9 and a-f") from None
+    Key(secret)
+    return secret
+
+
 class Key:
     """What the members and the switches of a job share.
 
@@ -42,22 +57,6 @@ class Key:
 
     def __repr__(self) -> str:
         return "Key(...)"  # it must not get into a log
-
-    @classmethod
-    def parse(cls, text: str) -> Key:
-        """From text: itself in UTF-8, or after `hex:` any bytes.
-
-        Raises:
-            KeyUnusable: no hexadecimal digits, or a key of a wrong length.
-        """
-        if not text.startswith("hex:"):
-            return cls(text.encode())
-        try:
-            return cls(bytes.fromhex(text.removeprefix("hex:")))
-        except KeyUnusable:
-            raise
-        except ValueError:
-            raise KeyUnusable("after hex: a key has pairs of digits 0-9 and a-f") from None
 
     def mac(self, packet: bytes) -> bytes:
         """The MAC of a packet."""

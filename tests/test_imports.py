@@ -200,7 +200,10 @@ def test_ports_and_engine_do_not_look_up() -> None:
 
 
 def test_worker_lib_uses_little_of_the_switch() -> None:
-    allowed = {f"iswitch.{name}" for name in ("wire", "packets", "counters", "keys", "ports.udp")}
+    allowed = {
+        f"iswitch.{name}"
+        for name in ("wire", "packets", "counters", "keys", "keyfiles", "ports.udp")
+    }
     workers = [name for name in MODULES if within(name, "worker_lib")]
     assert "worker_lib.client" in workers
     for name in workers:

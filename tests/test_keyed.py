@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from iswitch.answers import REMEMBERED
-from iswitch.keys import Key, Keys, KeyUnusable
+from iswitch.keys import Key, Keys, KeyUnusable, secret_of
 from iswitch.limits import Limits
 from iswitch.packets import Address, Burst, Outgoing
 from iswitch.switch import Switch
@@ -56,12 +56,14 @@ def test_a_key_has_1_to_64_bytes(secret: bytes) -> None:
 
 
 def test_keys_of_text() -> None:
-    packet = b"any packet"
-    assert Key.parse("hex:00ff").mac(packet) == mac(packet, b"\0\xff")
-    assert Key.parse("k\xf6").mac(packet) == mac(packet, "k\xf6".encode())
+    assert secret_of("hex:00ff") == b"\0\xff"
+    assert secret_of("k\xf6") == "k\xf6".encode()
     for bad in ("hex:0", "hex:xy"):
         with pytest.raises(KeyUnusable, match="pairs of digits"):
-            Key.parse(bad)
+            secret_of(bad)
+    for bad in ("", "hex:", "hex:" + 65 * "00", 33 * "\xf6"):
+        with pytest.raises(KeyUnusable, match="1 to 64 bytes"):
+            secret_of(bad)
 
 
 def test_a_key_is_not_shown() -> None:
