@@ -101,14 +101,6 @@ class ControlPlane:
         """Bytes of buffers that members have reserved."""
         return sum(sum(job.reserved.values()) for job in self.jobs.values())
 
-    def allow(self, peer: Address, packets: int, now: float) -> int:
-        """How many of so many control packets that have come are to be handled."""
-        self.counters["control"] += packets
-        allowed = self.throttle.take(peer, packets, now)
-        if allowed < packets:
-            self.counters["throttled"] += packets - allowed
-        return allowed
-
     def handle(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
         """Execute and answer a control packet of at least eight bytes."""
         header = Header.parse(payload)
@@ -286,6 +278,7 @@ class ControlPlane:
     def _recount(self, job: Job, switch: Member, join: SwitchJoin, now: float) -> list[Outgoing]:
         """A switch below says for how many workers it stands now."""
         switch.workers = join.workers
+        self.throttle.count(switch.address, join.workers)
         members = job.members
         members.expected = max(members.expected, join.expected)
         sends = self.reevaluate(job) if members.count() else []

@@ -260,7 +260,8 @@ class Hierarchy:
         plane = self.plane
         status = Status.of(packet.status)
         job = plane.jobs.get(uplink.job)
-        if status is Status.DENIED and ack.action != Action.JOIN:
+        keyed = plane.keys.of(uplink.job) is not None
+        if keyed and status is Status.DENIED and ack.action != Action.JOIN:
             return uplink.ask_anew(packet.request, ack.round, now)
         if ack.action == Action.HELP:
             return self._help_answered(uplink, job, status, ack, now)
@@ -324,9 +325,9 @@ class Hierarchy:
         return self.contribute(job, ours) + self.plane.ask_members(job, missing, now)
 
     def _reset(self, job: Job, round_: int, now: float) -> list[Outgoing]:
-        told = job.window.lowest == round_  # by the Ack, or the parent's own relay
-        replayed = self.plane.keys.of(job.number) is not None  # or told: a Reset leads onwards
-        if round_distance(round_, job.window.high) <= 0 and (told or replayed):
+        known = job.window.lowest == round_  # from the Ack, or from the parent's own relay
+        keyed = self.plane.keys.of(job.number) is not None  # then it is a replay: Resets lead on
+        if round_distance(round_, job.window.high) <= 0 and (known or keyed):
             return []
         return self.plane.reset(job, round_, now)
 

@@ -81,7 +81,11 @@ class Throttle:
 
     def admit(self, peer: Address, workers: int, now: float) -> None:
         """A member speaks for itself from now on, a switch for its workers as well."""
-        self._members[peer] = Bucket(self.rate * min(max(workers, 1), MAX_MEMBERS), now)
+        self._members[peer] = Bucket(self._rate(workers), now)
+
+    def count(self, peer: Address, workers: int) -> None:
+        """A switch speaks for so many workers now."""
+        self._members[peer].rate = self._rate(workers)
 
     def dismiss(self, peer: Address) -> None:
         """It is no member any more."""
@@ -95,6 +99,9 @@ class Throttle:
         """A member's packet that the switch had asked for costs it nothing."""
         if peer in self._members:
             self._members[peer].give_back(1)
+
+    def _rate(self, workers: int) -> float:
+        return self.rate * min(max(workers, 1), MAX_MEMBERS)
 
     def _bucket(self, peer: Address, now: float) -> Bucket:
         member = self._members.get(peer)

@@ -86,12 +86,23 @@ class Switch:
                 return []
         if kind is Traffic.DATA:
             return self._counted(self._quietly(self._data, burst.peer, rows, tail, now))
+        return self._counted(self._control(burst.peer, rows, tail, now))
+
+    def _control(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
+        """Have as many packets handled as their source may send; the rest costs nothing."""
+        count, handled = len(rows), 0
         sends: list[Outgoing] = []
-        last = len(rows) - 1
-        for i in range(self.control.allow(burst.peer, len(rows), now)):
-            payload = rows[i].tobytes() if i < last else rows[i, :tail].tobytes()
-            sends += self._quietly(self.control.handle, burst.peer, payload, now)
-        return self._counted(sends)
+        while handled < count:
+            allowed = self.control.throttle.take(peer, count - handled, now)
+            if not allowed:
+                break
+            for row in rows[handled : handled + allowed]:
+                handled += 1
+                payload = row.tobytes() if handled < count else row[:tail].tobytes()
+                sends += self._quietly(self.control.handle, peer, payload, now)
+        self.counters["control"] += count
+        self.counters["throttled"] += count - handled
+        return sends
 
     def _data(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
         count = len(rows)

@@ -445,16 +445,17 @@ def test_old_halts_and_resets_are_not_obeyed_again() -> None:
         true_control(payload, now)
 
     a._control = overhear  # type: ignore[method-assign]
-    b.request(A.HALT, None, there.now)
-    there.run(lambda: a.halted and b.halted)
-    b.request(A.RESET, None, there.now)
-    there.run(lambda: not a.halted and not b.halted and not b._pending)
+    for _ in range(2):
+        b.request(A.HALT, None, there.now)
+        there.run(lambda: a.halted and b.halted)
+        b.request(A.RESET, None, there.now)
+        there.run(lambda: not a.halted and not b.halted and not b._pending)
     rounds(there, 100)  # more relays than a session remembers may have come in between
     a._relays.clear()
     there.events[worker_address(0)].clear()
     round_ = a.round
     replays = [packet for packet in relayed if packet.action in (A.HALT, A.RESET)]
-    assert [packet.action for packet in replays] == [A.HALT, A.RESET]
+    assert [packet.action for packet in replays] == [A.HALT, A.RESET] * 2
     for packet in replays:
         hand(a, there.now, packet)
         assert a.next_event() is None
@@ -572,3 +573,59 @@ def test_a_child_obeys_no_replay_of_its_parent() -> None:
         assert not child.jobs[7].halted
         assert child.jobs[7].window.high == high
     rounds(there)
+
+
+def halt_from_above(there: World, key: bytes) -> list[Outgoing]:
+    payload = Control(A.HALT, 7, 999).build()
+    burst = Burst.single(SWITCH, TOS_CONTROL, payload + mac(payload, key))
+    return there.switches[CHILD].receive(burst, there.now)
+
+
+def test_a_child_does_not_answer_a_forgery_of_its_parent() -> None:
+    there = tree()
+    there.gather(sessions(there))
+    assert halt_from_above(there, b"another") == []
+    assert there.switches[CHILD].counters["bad_mac"] == 1
+    assert len(halt_from_above(there, KEY)) == 3  # an Ack, and to its two workers
+
+
+def test_a_child_goes_on_above_the_numbers_of_its_process_before() -> None:
+    there = tree()
+    there.gather(sessions(there))
+    there.run(lambda: all(s.joined == 3 for s in sessions(there)) or bool(there.pump()))
+    child = there.switches[CHILD]
+    assert child.control.hierarchy is not None
+    uplink = child.control.hierarchy.uplinks[7]
+    below = sessions(there)[0]
+    for last in (uplink._last + 100, uplink._last):
+        uplink._last = last
+        below.request(A.RESET, None, there.now)
+        there.run(lambda: not below._pending)
+    assert there.switch.counters["replayed"] == 1
+    assert [e.status for e in there.events[worker_address(0)] if isinstance(e, Answered)][-2:] == [
+        S.OK,
+        S.OK,
+    ]
+    assert not uplink.forwarded
+
+
+def test_a_command_under_way_to_the_parent_is_not_taken_for_a_replay() -> None:
+    """Its repeat comes when a later request has been answered, and before the parent's answer."""
+    there = tree()
+    there.gather(sessions(there))
+    there.run(lambda: all(s.joined == 3 for s in sessions(there)) or bool(there.pump()))
+    child = there.switches[CHILD]
+    number = sessions(there)[0]._request
+
+    def send(packet: Control) -> list[Outgoing]:
+        payload = packet.build()
+        burst = Burst.single(worker_address(0), TOS_CONTROL, payload + mac(payload))
+        return child.receive(burst, there.now)
+
+    reset = Control(A.RESET, 7, number + 1)
+    (to_parent,) = send(reset)
+    assert to_parent.peers == (SWITCH,)
+    (answer,) = send(Control(A.HELP, 7, number + 2, Segments(0, 0, 0)))
+    assert Control.parse(packets_of(answer)[0][:-MAC]).status == S.OK
+    assert send(reset) == []
+    assert child.counters["replayed"] == 0

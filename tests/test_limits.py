@@ -11,10 +11,10 @@ import pytest
 from iswitch.limits import STRANGERS, Bucket, Limits, Throttle
 from iswitch.packets import Address, Burst
 from iswitch.switch import Switch
-from iswitch.wire import TOS_CONTROL, Action, Control, Join, MemberType, Segments, Shape
+from iswitch.wire import TOS_CONTROL, Ack, Action, Control, MemberType, Segments, Shape
 from worker_lib.session import RANGES_PER_HELP
 
-from .parts import JOB, Bench, assert_accounted, peer
+from .parts import JOB, Bench, assert_accounted, packets_of, peer, rows_of
 from .test_hierarchy import Tree
 from .world import World
 
@@ -130,6 +130,25 @@ def test_one_who_never_rests_keeps_nobody_out_for_long() -> None:
     assert ("new", 0) in throttle._strangers
 
 
+def test_acks_that_the_switch_waits_for_cost_nothing() -> None:
+    shape = Shape.of(60, elements=1)
+    bench = Bench(Switch(Limits(control_rate=10.0)))
+    bench.gather(shape, 2)
+    relays: list[Control] = []
+    for i in range(0, 60, 2):
+        bench.numbers += 1
+        asked = Control(Action.HELP, JOB, bench.numbers, Segments(0, i, 1)).build()
+        sends = bench.switch.receive(Burst.single(peer(0), TOS_CONTROL, asked), i / 2)
+        relays += [Control.parse(packets_of(out)[0]) for out in sends if out.peers == (peer(1),)]
+    assert len(relays) == 30
+    acks = [Control(Action.ACK, JOB, r.request, Ack(Action.HELP)).build() for r in relays]
+    burst = Burst(peer(1), TOS_CONTROL, rows_of(acks), len(acks[0]))
+    bench.switch.receive(burst, 30.0)
+    assert bench.counters["throttled"] == 0
+    bench.switch.receive(burst, 30.0)  # nobody waits for these any more
+    assert bench.counters["throttled"] == 20
+
+
 # Members in normal use
 
 
@@ -180,5 +199,6 @@ def test_a_switch_below_speaks_for_its_workers() -> None:
     for _ in range(3):
         tree.round_of_all()
     assert tree.switch.counters["throttled"] == 0
-    join = Control(Action.JOIN, 7, 1, Join(MemberType.CONTROLLER)).build()
-    assert len(tree.switch.receive(many(Address("10.8.0.1", 1), join, 200), tree.now)) == 100
+    buckets = tree.switch.control.throttle._members
+    assert [buckets[address].rate for address in tree.above] == [1600.0, 1600.0]
+    assert len(tree.switch.receive(many(Address("10.8.0.1", 1), HELP, 200), tree.now)) == 100
