@@ -320,6 +320,17 @@ def test_what_is_remembered_of_former_members_is_bounded() -> None:
     assert len(bench.switch.control.former) == REMEMBERED
 
 
+def test_what_is_not_promised_a_recorded_join_from_another_address() -> None:
+    """docs/protocol.md says so: a MAC does not say by whom. Its requests, then, but once each."""
+    bench = Keyed()
+    reset = bench.ask(0, A.RESET, 1001)
+    assert bench.ask(5, A.JOIN, 1000, Join.for_shape(SHAPE, expected=2)).status == S.OK
+    assert bench.ask(5, A.RESET, 1001).value != reset.value
+    high = bench.switch.jobs[JOB].window.high
+    bench.ask(5, A.RESET, 1001)
+    assert bench.switch.jobs[JOB].window.high == high
+
+
 # Sessions
 
 
