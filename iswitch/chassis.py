@@ -4,6 +4,8 @@
                  \\-> for this switch: ARP, ping --> answered
                   \\-> between others --> Bridge --> out as they came
 
+SourceGuard stands at the door: what claims a member's address behind another port goes no further.
+
 A super-frame is never taken apart here: its packets are the rows of one array. It is cut only for a
 port that does not take it whole.
 """
@@ -41,6 +43,7 @@ from .frame import (
     parse_ip,
     sums,
 )
+from .guard import SourceGuard, Verdict
 from .issuing import Issuer, Jack
 from .packets import Burst, Rows, unpacked
 from .segmentation import read_super, wire_frames
@@ -91,6 +94,7 @@ class Chassis:
         self.port = port
         self.bridge = Bridge(len(self.jacks))
         self.issuer = Issuer(self.jacks, address, mac, port, switch.counters)
+        self.guard = SourceGuard(switch.control.sources, self.issuer.mac_of, address)
         self._mac_row = np.frombuffer(mac, np.uint8)
         self._flows: dict[tuple[int, bytes], Flow | None] = {}
         self._measures: dict[tuple[bytes, int, bytes, int], tuple[int, int]] = {}
@@ -102,6 +106,8 @@ class Chassis:
         switch, and in those of `frames`.
         """
         for group in groups(frames, self._mac_row):
+            if self.guard.has_changed():
+                self._flows.clear()
             if group.lengths[0] >= HEAD:
                 head = group.heads[0].tobytes()
                 if head[ETH : ETH + MAC_SIZE] == self.mac and (flow := self._flow(group, head)):
@@ -127,6 +133,10 @@ class Chassis:
             if len(self._flows) >= MOST:
                 self._flows.clear()
             flow = read_flow(head, group.ingress, self.address, self.port)
+            if flow is not None:
+                ip = head[IP + 12 : IP + 16]
+                spoofed = self.guard.is_spoofed(flow.mac, ip, group.ingress)
+                flow = flow._replace(spoofed=spoofed)
             self._flows[key] = flow
             return flow
 
@@ -141,17 +151,22 @@ class Chassis:
         step = size if found.gso_type == GSO_NONE else min(found.gso_size, size)
         count = -(-size // step) if step else 1  # packets of a frame
         last = size - (group.lengths[0] - group.lengths[-1])
+        missing = count - (-(-last // step) if step else 1)  # packets that the last lacks
+        if flow.spoofed:
+            self._drop("spoofed", len(heads) * count - missing)
+            return
         good = headers_sound(heads, head)
         if found.gso_type == GSO_NONE and not found.flags & (NEEDS_CSUM | DATA_VALID):
             good &= datagrams_sound(heads, bodies[:, :size])
         if not good.all():
+            bad = int(len(heads) - good.sum()) * count
             if not good[-1]:
-                last = size
-            self._drop("bad_checksum", int(len(heads) - good.sum()) * count)
+                bad, last = bad - missing, size
+            self._drop("bad_checksum", bad)
             bodies = bodies[good]
             if not len(bodies):
                 return
-        self.issuer.learn(flow.peer.host, flow.peer.ingress, flow.mac)
+        self._learn(flow.peer.host, group.ingress, flow.mac)
         self.bridge.learn(flow.mac, group.ingress, now)
         for rows, tail in unpacked(bodies, size, step, last):
             self.counters["rx_frames"] += len(rows)
@@ -170,6 +185,9 @@ class Chassis:
         destination, source = macs[:MAC_SIZE], macs[MAC_SIZE:]
         if source[0] & 1 or source == self.mac:
             return self._drop("bad_frame", len(heads))
+        spoofed = self.guard.spoofed(group)
+        if spoofed is not None:
+            return self._without(group, spoofed, now)
         self.bridge.learn(source, ingress, now)
         if destination == self.mac:
             rows = map(group.row, range(len(heads)))
@@ -184,6 +202,17 @@ class Chassis:
                 sends += self._forward(one, destination, now) if answer is None else answer
             return sends
         return self._forward(group, destination, now)
+
+    def _without(self, group: Frames, spoofed: Verdict, now: float) -> Sends:
+        """Drop the frames that claim the address of a member elsewhere; take the others."""
+        sends: Sends = []
+        for i, bad in enumerate(spoofed.tolist()):
+            one = group.part(i, i + 1)
+            if bad:
+                self._drop("spoofed", self._measure(one, 0)[0] or 1)
+            else:
+                sends += self._untagged(one, now)
+        return sends
 
     def _local(self, ingress: int, row: bytes, now: float) -> Sends:
         """A frame for the switch that the fast path does not know."""
@@ -211,11 +240,15 @@ class Chassis:
         packet = parse_arp(frame)
         if packet is None or packet.target_ip != self.address:
             return None
-        self.issuer.learn(".".join(map(str, packet.sender_ip)), ingress, packet.sender)
+        self._learn(".".join(map(str, packet.sender_ip)), ingress, packet.sender)
         if packet.operation != ARP_REQUEST:
             return self._answer([])
         reply = arp(ARP_REPLY, self.mac, self.address, packet.sender, packet.sender_ip)
         return self._answer([Transmission.single(ingress, reply)])
+
+    def _learn(self, host: str, ingress: int, mac: bytes) -> None:
+        if self.issuer.learn(host, ingress, mac):
+            self.guard.learn(host, ingress, mac)
 
     def _answer(self, sends: Sends) -> Sends:
         self.counters["rx_frames"] += 1

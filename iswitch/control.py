@@ -6,20 +6,23 @@ answered to it is remembered and sent again when it is repeated.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from operator import or_
-from typing import NamedTuple, TypeVar
 
 from .accelerator import Held, Run, merge
+from .answers import Answers, Former, FormerMembers
 from .counters import Counters
 from .hierarchy import Hierarchy
 from .job import Job, Window, memory_needed
+from .keys import Keys
+from .limits import Limits, Throttle
 from .membership import Member
 from .packets import Address, Outgoing
 from .relay import Relays
+from .requests import Answer, Refusal, Request
+from .sources import Sources
 from .wire import (
     FLAG_FIRST,
     FLAG_HEARTBEAT,
@@ -42,90 +45,10 @@ from .wire import (
     Status,
     SwitchJoin,
     Threshold,
-    Value,
     WireError,
 )
 
-K = TypeVar("K")
-V = TypeVar("V")
-
-ANSWERS_PER_MEMBER = 64
-GONE_REMEMBERED = 1024  # former members whose answers and Leave are kept, the newest
 AWAKE = 1.0  # seconds by which a timer may be late in a switch that is awake
-LINGER = 0.1  # seconds after a Leave in which a Join of the same process can only be a late copy
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What an operator allows: bytes of buffers, and jobs.
-
-    A member that has said nothing for `lease` seconds is out; a job without members is forgotten
-    after as long.
-    """
-
-    memory: int = 1 << 30
-    jobs: int = 1024
-    lease: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A member's request, as the method of its action gets it."""
-
-    job: Job
-    member: Member
-    action: Action
-    value: Value
-    now: float
-
-    def ack(self, contributors: int = 0) -> Ack:
-        """The Ack in which only `contributors` depends on the action."""
-        first = self.member.first_round
-        return Ack(
-            self.action,
-            0,
-            self.member.rank,
-            self.job.threshold_in_force,
-            self.job.window.high if first is None or self.job.window.is_past(first) else first,
-            contributors,
-        )
-
-    def segments(self) -> tuple[int, int, int]:
-        """The round it names, the first segment and one past the last.
-
-        Raises:
-            Refusal: the job has no such segments.
-        """
-        named = self.value
-        assert isinstance(named, Segments)
-        if self.job.shape is None or named.index + named.count > self.job.shape.segments:
-            raise Refusal(Status.BAD_REQUEST)
-        return named.round, named.index, named.index + named.count
-
-
-class Answer(NamedTuple):
-    """An Ack, what is to be sent besides, and the status."""
-
-    ack: Ack
-    sends: list[Outgoing]
-    status: Status = Status.OK
-
-
-class Refusal(Exception):
-    """A request that gets another status than OK."""
-
-    def __init__(self, status: Status, workers: int = 0) -> None:
-        super().__init__(status.name)
-        self.status = status
-        self.workers = workers  # that the job has, and that is why
-
-
-def _put(memory: OrderedDict[K, V], key: K, value: V, most: int = GONE_REMEMBERED) -> None:
-    """Remember a value as the newest of at most `most`."""
-    memory[key] = value
-    memory.move_to_end(key)
-    if len(memory) > most:
-        memory.popitem(last=False)
 
 
 class ControlPlane:
@@ -136,6 +59,7 @@ class ControlPlane:
         reproducible: whether every synchronous job sums in rank order.
         parent: the switch above.
         incarnation: of this switch, as a member of jobs there.
+        keys: of the keyed jobs.
     """
 
     def __init__(
@@ -146,8 +70,14 @@ class ControlPlane:
         reproducible: bool,
         parent: Address | None,
         incarnation: int,
+        keys: Keys,
     ) -> None:
         self.hierarchy = Hierarchy(self, parent, incarnation) if parent else None
+        self.keys = keys
+        self.sources = Sources()
+        self.throttle = Throttle(limits.control_rate)
+        if parent:
+            self._enter(parent, MAX_MEMBERS, 0.0)
         self.counters = counters
         self.deliver = deliver
         self.limits = limits
@@ -156,8 +86,7 @@ class ControlPlane:
         self.by_source: dict[Address, tuple[Job, Member]] = {}
         self.relays = Relays(counters)
         self._next_expiry = float("inf")  # no lease runs out before
-        self._left: OrderedDict[tuple[Address, int], tuple[int, float]] = OrderedDict()
-        self._answers: OrderedDict[tuple[Address, int], OrderedDict[int, bytes]] = OrderedDict()
+        self.former = FormerMembers()
         self._methods: dict[Action, Callable[[Request], Answer]] = {
             Action.LEAVE: self._leave,
             Action.RESET: self._reset,
@@ -174,10 +103,26 @@ class ControlPlane:
 
     def handle(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
         """Execute and answer a control packet of at least eight bytes."""
-        self.counters["control"] += 1
+        header = Header.parse(payload)
+        key = self.keys.of(header.job)
+        if key is None:
+            return self._handle(peer, header, payload, now)
+        packet = key.opened(payload)
+        if packet is None:
+            return self._deny(peer, header)
+        return self.keys.sealed(self._handle(peer, header, packet, now))
+
+    def _deny(self, peer: Address, header: Header) -> list[Outgoing]:
+        """Nobody who has the key wrote it; the answer has no MAC either."""
+        self.counters["bad_mac"] += 1
+        from_parent = self.hierarchy is not None and self.hierarchy.is_parent(peer)
+        if header.action == Action.ACK or from_parent:
+            return []
+        return [self.bare_answer(peer, header, Status.DENIED)]
+
+    def _handle(self, peer: Address, header: Header, payload: bytes, now: float) -> list[Outgoing]:
         if self.hierarchy and self.hierarchy.is_parent(peer):
             return self.hierarchy.handle(payload, now)
-        header = Header.parse(payload)
         try:
             packet = Control.parse(payload)
             if isinstance(packet.value, Round):
@@ -188,8 +133,12 @@ class ControlPlane:
                 return []
             return [self.bare_answer(peer, header, Status.BAD_REQUEST)]
         if packet.action is Action.ACK:
-            self._renew(peer, packet.job, now)
-            if not self.relays.acked(peer, packet.request):
+            answers = self.relays.acked(peer, packet.request)
+            if answers or not self.keys.of(packet.job):  # else it may be a replay
+                self._renew(peer, packet.job, now)
+            if answers:
+                self.throttle.give_back(peer)
+            else:
                 self.counters["unmatched_ack"] += 1
             return []
         if isinstance(packet.value, Join):
@@ -201,11 +150,14 @@ class ControlPlane:
     def _execute_once(self, peer: Address, packet: Control, now: float) -> list[Outgoing]:
         job = self.jobs.get(packet.job)
         member = job.members.by_address.get(peer) if job else None
-        answers = member.answers if member else self._answers.get((peer, packet.job))
-        if answers and packet.request in answers:
-            return [Outgoing.control(peer, answers[packet.request])]
+        answers = member.answers if member else self.former.get(peer, packet.job).answers
+        answered = answers.get(packet.request)
+        if answered is not None:
+            return [Outgoing.control(peer, answered)]
         if job is None or member is None:
             return [self.bare_answer(peer, packet, Status.NOT_MEMBER)]
+        if self.keys.of(packet.job) and packet.request <= answers.last:
+            return self._refuse_replay(peer, packet, answers.last)
         member.last_seen = now
         request = Request(job, member, packet.action, packet.value, now)
         try:
@@ -218,9 +170,18 @@ class ControlPlane:
             answer = Answer(request.ack(), [], refusal.status)
         return [self._answer(member, packet, answer), *answer.sends]
 
+    def _refuse_replay(self, peer: Address, packet: Control, last: int) -> list[Outgoing]:
+        """A number that does not grow; who asks in earnest is told from where to go on."""
+        if self.hierarchy and self.hierarchy.has_forwarded(peer, packet):
+            return []  # its answer is still to come
+        self.counters["replayed"] += 1
+        ack = Ack(packet.action, round=last)
+        denied = Control(Action.ACK, packet.job, packet.request, ack, Status.DENIED)
+        return [Outgoing.control(peer, denied.build())]
+
     def _answer(self, member: Member, packet: Control, answer: Answer) -> Outgoing:
         payload = Control(Action.ACK, packet.job, packet.request, answer.ack, answer.status).build()
-        _put(member.answers, packet.request, payload, ANSWERS_PER_MEMBER)
+        member.answers.put(packet.request, payload)
         return Outgoing.control(member.address, payload)
 
     def answer(self, peer: Address, packet: Control, status: Status, now: float) -> list[Outgoing]:
@@ -258,8 +219,8 @@ class ControlPlane:
         member = job.members.by_address.get(peer) if job else None
         sends: list[Outgoing] = []
         former: Member | None = None
-        left, when = self._left.get((peer, packet.job), (-1, now))
-        if packet.request <= left and now - when < LINGER:
+        keyed = self.keys.of(packet.job) is not None
+        if self.former.get(peer, packet.job).outdates(packet.request, keyed, now):
             self.counters["stale_join"] += 1
             return []
         try:
@@ -317,6 +278,7 @@ class ControlPlane:
     def _recount(self, job: Job, switch: Member, join: SwitchJoin, now: float) -> list[Outgoing]:
         """A switch below says for how many workers it stands now."""
         switch.workers = join.workers
+        self.throttle.count(switch.address, join.workers)
         members = job.members
         members.expected = max(members.expected, join.expected)
         sends = self.reevaluate(job) if members.count() else []
@@ -380,7 +342,9 @@ class ControlPlane:
         member = Member(peer, type_, rank, packet.request, None, now)
         if isinstance(join, SwitchJoin):
             member.workers = join.workers
-        self._answers.pop((peer, packet.job), None)
+        gone = self.former.pop(peer, packet.job)
+        member.answers = Answers(max(packet.request, gone.answers.last))
+        self._enter(peer, member.workers, now)
         self._next_expiry = min(self._next_expiry, now + self.limits.lease)
         if not contributes:
             job.members.add(member)
@@ -399,6 +363,10 @@ class ControlPlane:
         if fills_up:
             sends += self._begin_anew(job, member, now)
         return job, member, sends
+
+    def _enter(self, peer: Address, workers: int, now: float) -> None:
+        if self.sources.enter(peer):
+            self.throttle.admit(peer, workers, now)
 
     @staticmethod
     def _is_early(job: Job, join: Join) -> bool:
@@ -425,14 +393,17 @@ class ControlPlane:
 
     def _leave(self, request: Request) -> Answer:
         ack = request.ack()
-        member = request.member
-        _put(self._left, (member.address, request.job.number), (member.incarnation, request.now))
-        return Answer(ack, self._remove(request.job, member, request.now))
+        return Answer(ack, self._remove(request.job, request.member, request.now, request.now))
 
-    def _remove(self, job: Job, member: Member, now: float) -> list[Outgoing]:
-        """Take a member out; what waited only for it completes."""
+    def _remove(
+        self, job: Job, member: Member, now: float, left: float | None = None
+    ) -> list[Outgoing]:
+        """Take a member out, which may have left by itself; what waited only for it completes."""
         job.members.remove(member)
-        _put(self._answers, (member.address, job.number), member.answers)
+        former = Former(member.answers, member.incarnation, left)
+        self.former.put(member.address, job.number, former)
+        if self.sources.leave(member.address):
+            self.throttle.dismiss(member.address)
         self.relays.cancel(member.address, job.number)
         if member.contributes:
             del self.by_source[member.address]
@@ -591,7 +562,7 @@ class ControlPlane:
                 del self.jobs[number]
         if self.hierarchy:
             sends += self.hierarchy.handle_timer(now)
-        return sends + self.relays.handle_timer(now)
+        return self.keys.sealed(sends + self.relays.handle_timer(now))
 
     def _end_lease(self, job: Job, member: Member, now: float) -> list[Outgoing]:
         self.counters["leases_run_out"] += 1

@@ -196,10 +196,15 @@ class Hierarchy:
 
     # Requests
 
+    def has_forwarded(self, peer: Address, packet: Control) -> bool:
+        """Whether the parent's answer to this command is still to come."""
+        uplink = self.uplinks.get(packet.job)
+        return uplink is not None and (peer, packet) in uplink.forwarded.values()
+
     def forward(self, peer: Address, packet: Control, now: float) -> list[Outgoing]:
         """A command for the whole tree: the parent's answer is the answer."""
         uplink = self.uplinks.get(packet.job)
-        if uplink is None or (peer, packet) in uplink.forwarded.values():
+        if uplink is None or self.has_forwarded(peer, packet):
             return []
         request, sends = uplink.request(packet.action, packet.value, now)
         uplink.forwarded[request] = (peer, packet)
@@ -255,6 +260,9 @@ class Hierarchy:
         plane = self.plane
         status = Status.of(packet.status)
         job = plane.jobs.get(uplink.job)
+        keyed = plane.keys.of(uplink.job) is not None
+        if keyed and status is Status.DENIED and ack.action != Action.JOIN:
+            return uplink.ask_anew(packet.request, ack.round, now)
         if ack.action == Action.HELP:
             return self._help_answered(uplink, job, status, ack, now)
         if ack.action == Action.JOIN and status is Status.NOT_MEMBER and not uplink.member:
@@ -317,8 +325,10 @@ class Hierarchy:
         return self.contribute(job, ours) + self.plane.ask_members(job, missing, now)
 
     def _reset(self, job: Job, round_: int, now: float) -> list[Outgoing]:
-        if round_distance(round_, job.window.high) <= 0 and job.window.lowest == round_:
-            return []  # the Ack, or the parent's own relay, has told us
+        known = job.window.lowest == round_  # from the Ack, or from the parent's own relay
+        keyed = self.plane.keys.of(job.number) is not None  # then it is a replay: Resets lead on
+        if round_distance(round_, job.window.high) <= 0 and (known or keyed):
+            return []
         return self.plane.reset(job, round_, now)
 
     # Time

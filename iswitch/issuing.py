@@ -52,11 +52,19 @@ class Issuer:
         self._heads: dict[tuple[Address, bytes, int, int, int, int], Rows] = {}
         self._asked: dict[tuple[str, int], float] = {}
 
-    def learn(self, host: str, ingress: int, mac: bytes) -> None:
-        """This is the MAC of an address behind a port."""
-        if len(self._neighbours) >= MOST and (host, ingress) not in self._neighbours:
+    def learn(self, host: str, ingress: int, mac: bytes) -> bool:
+        """This is the MAC of an address behind a port; whether it was not known."""
+        known = self._neighbours.get((host, ingress))
+        if known == mac:
+            return False
+        if known is None and len(self._neighbours) >= MOST:
             del self._neighbours[next(iter(self._neighbours))]
         self._neighbours[host, ingress] = mac
+        return True
+
+    def mac_of(self, host: str, ingress: int) -> bytes | None:
+        """The MAC of an address behind a port, if it has been heard."""
+        return self._neighbours.get((host, ingress))
 
     def issue(self, sends: Sequence[Outgoing], now: float) -> list[Transmission]:
         """Frames that carry these packets, super-frames where they can be."""

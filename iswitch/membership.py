@@ -6,9 +6,9 @@ contributor bitmaps; controllers are numbered from 63 down, so that they take no
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from .answers import Answers
 from .packets import Address
 from .wire import MAX_MEMBERS, MemberType, round_distance
 
@@ -32,7 +32,7 @@ class Member:
     contributed: int | None = None
     held_back: bool = False
     workers: int = 1  # for how many it stands, if it is a switch
-    answers: OrderedDict[int, bytes] = field(default_factory=OrderedDict)  # by Request
+    answers: Answers = field(default_factory=Answers)
 
     @property
     def contributes(self) -> bool:

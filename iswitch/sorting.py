@@ -126,6 +126,7 @@ class Flow(NamedTuple):
     peer: Address
     tos: int
     mac: bytes
+    spoofed: bool = False  # its source is a member's behind another port
 
 
 def read_flow(head: bytes, ingress: int, address: bytes, port: int) -> Flow | None:

@@ -9,15 +9,18 @@ What comes out are views of the switch's buffers: send (or copy) it before the n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import copy_context
 
 import numpy as np
 
 from .accelerator import Outcome, Run
 from .arbiter import Traffic, classify
-from .control import ControlPlane, Limits
+from .control import ControlPlane
 from .counters import Counters
 from .job import Job
+from .keys import Keys
+from .limits import Limits
 from .membership import Member
 from .packets import Address, Burst, Outgoing, Rows
 from .wire import SEG_SIZE, TOS_DATA
@@ -32,6 +35,10 @@ class Switch:
         parent: the switch above, which this one joins as one contributor of each job.
         incarnation: of this switch, as a member there: larger in a new process (seconds since 1970
             serve).
+        keys: of the jobs that are keyed, by number, or `Keys`.
+
+    Raises:
+        KeyUnusable: one of them cannot be a key.
     """
 
     def __init__(
@@ -40,6 +47,7 @@ class Switch:
         reproducible: bool = False,
         parent: Address | None = None,
         incarnation: int = 0,
+        keys: Keys | Mapping[int, bytes] | None = None,
     ) -> None:
         self.counters = Counters()
         # Overflow, NaN and infinity are the members' business. (np.errstate would do the same for
@@ -48,7 +56,13 @@ class Switch:
         quiet.run(np.seterr, all="ignore")
         self._quietly = quiet.run
         self.control = ControlPlane(
-            self.counters, self.deliver, limits or Limits(), reproducible, parent, incarnation
+            self.counters,
+            self.deliver,
+            limits or Limits(),
+            reproducible,
+            parent,
+            incarnation,
+            keys if isinstance(keys, Keys) else Keys(keys),
         )
 
     @property
@@ -72,11 +86,23 @@ class Switch:
                 return []
         if kind is Traffic.DATA:
             return self._counted(self._quietly(self._data, burst.peer, rows, tail, now))
+        return self._counted(self._control(burst.peer, rows, tail, now))
+
+    def _control(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
+        """Have as many packets handled as their source may send; the rest costs nothing."""
+        count, handled = len(rows), 0
         sends: list[Outgoing] = []
-        for i, row in enumerate(rows, 1):
-            payload = row.tobytes() if i < len(rows) else row[:tail].tobytes()
-            sends += self._quietly(self.control.handle, burst.peer, payload, now)
-        return self._counted(sends)
+        while handled < count:
+            allowed = self.control.throttle.take(peer, count - handled, now)
+            if not allowed:
+                break
+            for row in rows[handled : handled + allowed]:
+                handled += 1
+                payload = row.tobytes() if handled < count else row[:tail].tobytes()
+                sends += self._quietly(self.control.handle, peer, payload, now)
+        self.counters["control"] += count
+        self.counters["throttled"] += count - handled
+        return sends
 
     def _data(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
         count = len(rows)

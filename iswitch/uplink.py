@@ -11,7 +11,17 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from .packets import Address, Outgoing
-from .wire import HEARTBEAT, ROUND_MASK, Ack, Action, Control, Segments, SwitchJoin, Value
+from .wire import (
+    HEARTBEAT,
+    ROUND_MASK,
+    Ack,
+    Action,
+    Control,
+    Segments,
+    SwitchJoin,
+    Value,
+    round_distance,
+)
 
 FIRST_PAUSE = 0.02  # seconds before an unanswered request is repeated; doubles
 LONGEST_PAUSE = 1.0
@@ -50,6 +60,7 @@ class Uplink:
     _seen: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _helped: dict[Segments, float] = field(default_factory=dict)
     _last: int = 0
+    _halt: int | None = None  # Request of the newest Halt
 
     def __post_init__(self) -> None:
         self._last = self.incarnation
@@ -81,10 +92,24 @@ class Uplink:
         del self._pending[packet.request]
         return pending.packet
 
+    def ask_anew(self, request: int, last: int, now: float) -> list[Outgoing]:
+        """The parent wants a number above `last`: our process before had used up so many."""
+        self._last = max(self._last, last)
+        pending = self._pending.pop(request, None)
+        if pending is None:  # Help: who waits asks again
+            return []
+        number, sends = self.request(pending.packet.action, pending.packet.value, now)
+        if request in self.forwarded:
+            self.forwarded[number] = self.forwarded.pop(request)
+        return sends
+
     def acknowledge(self, packet: Control) -> tuple[Outgoing, bool]:
         """The Ack to what the parent relayed, and whether it is new."""
         ack = Control(Action.ACK, self.job, packet.request, Ack(packet.action))
         new = packet.request not in self._seen
+        if packet.action is Action.HALT:  # an old one must not come again: nothing here ends it
+            new = self._halt is None or round_distance(packet.request, self._halt) > 0
+            self._halt = packet.request if new else self._halt
         if new:
             self._seen.append(packet.request)
         return self._out(ack), new
@@ -92,6 +117,7 @@ class Uplink:
     def begin_anew(self) -> None:
         """The parent does not know us: it was restarted, or our lease ran out."""
         self.member = False
+        self._halt = None
         self._seen.clear()  # a switch that was restarted numbers from the start again
         self._pending = {n: p for n, p in self._pending.items() if n != self.incarnation}
 

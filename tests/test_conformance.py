@@ -1,18 +1,71 @@
 """Every conformance case against the switch this package starts, over real sockets."""
 
+import itertools
+import json
 from collections.abc import Iterator
 
 import pytest
 
+from tests.conformance.__main__ import main
 from tests.conformance.case import run
 from tests.conformance.cases import CASES
 from tests.conformance.client import Address, CaseSkipped
 
+from .conftest import StartSwitch
+
+KEYED = {60_000 + n: f"key {n} of these tests".encode() for n in range(3)}
+NEEDS_KEY = [name for name in CASES if name.startswith("keyed_")]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of keys."""
+    path = tmp_path_factory.mktemp("keys") / "keys.toml"
+    path.touch(0o600)
+    path.write_text("\n".join(f'{job} = "hex:{key.hex()}"' for job, key in KEYED.items()))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def switch(start_switch: StartSwitch, keys: str) -> Address:
+    """Some of whose jobs are keyed."""
+    return start_switch("127.0.0.1:0", "--keys", keys)[1]
+
+
+@pytest.fixture(scope="module")
+def keyed() -> Iterator[tuple[int, bytes]]:
+    """Keyed jobs, in turn."""
+    return itertools.cycle(KEYED.items())
+
 
 @pytest.mark.parametrize("name", CASES)
-def test_conformance(name: str, switch: Address, jobs: Iterator[int]) -> None:
+def test_conformance(
+    name: str, switch: Address, jobs: Iterator[int], keyed: Iterator[tuple[int, bytes]]
+) -> None:
     """The switch keeps the promise this case is about."""
     try:
-        run(CASES[name], switch, jobs)
+        run(CASES[name], switch, jobs, keyed)
     except CaseSkipped as skipped:
+        if name in NEEDS_KEY:  # this switch has keyed jobs
+            raise
         pytest.skip(str(skipped))
+
+
+def outcomes(capsys: pytest.CaptureFixture[str], switch: Address, *options: str) -> dict[str, str]:
+    """Results and messages of the cases of keyed jobs, from the command."""
+    where = "{}:{}".format(*switch)
+    capsys.readouterr()
+    assert main(["--switch", where, "--json", *options, "--case", *NEEDS_KEY]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {each["name"]: f"{each['result']} {each['message']}" for each in found}
+
+
+def test_cases_of_keyed_jobs_are_never_skipped_silently(
+    switch: Address, start_switch: StartSwitch, keys: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are skipped, with the reason, where there is no keyed job."""
+    assert set(outcomes(capsys, switch, "--keys", keys).values()) == {"passed "}
+    assert len(NEEDS_KEY) == 8
+    assert all("--keys FILE" in why for why in outcomes(capsys, switch).values())
+    unkeyed = outcomes(capsys, start_switch()[1], "--keys", keys)
+    assert all("skipped the switch has no key for job" in why for why in unkeyed.values())

@@ -100,7 +100,7 @@ def test_topology_files() -> None:
     from topologies import Queue, Topology
     from topologies.toml import loads
 
-    (text,) = [text for _, text in blocks("toml")]
+    (text,) = [text for page, text in blocks("toml") if page.name == "topologies.md"]
     lab = loads(text)
     assert lab.nodes == Topology.parse("rack:2x2").nodes
     assert [link.rate for link in lab.links] == [10**10] * 2 + [10**9] * 4

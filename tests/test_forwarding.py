@@ -259,14 +259,6 @@ def test_what_is_too_large_for_a_member_is_dropped_there() -> None:
     assert bench.drops() == {"too_large": 1}
 
 
-def test_the_same_host_at_another_port_is_somebody_else() -> None:
-    bench = Bench()
-    shape = bench.join(0, numel=4)
-    (packet,) = data(shape, 0, np.ones(4))
-    assert bench.put(1, slow.VNET + slow.tagged(0, packet, DATA)) == []
-    assert bench.drops() == {"stranger": 1}
-
-
 def test_arp_for_the_switch_is_answered_and_not_flooded() -> None:
     bench = Bench()
     request = slow.VNET + arp(ARP_REQUEST, A, slow.IPS[0], bytes(6), slow.SWITCH_IP)

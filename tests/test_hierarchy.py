@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from iswitch.control import Limits
+from iswitch.limits import Limits
 from iswitch.packets import Address, Burst
 from iswitch.switch import Switch
 from iswitch.wire import TOS_DATA, Action, DType, Segments, Shape, Status, Threshold, Value

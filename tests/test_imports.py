@@ -19,6 +19,10 @@ CORE = [
     "impairment",
     "wire",
     "packets",
+    "keys",
+    "answers",
+    "limits",
+    "sources",
     "counters",
     "arbiter",
     "membership",
@@ -28,6 +32,7 @@ CORE = [
     "relay",
     "hierarchy",
     "uplink",
+    "requests",
     "control",
     "switch",
     "frame",
@@ -35,6 +40,7 @@ CORE = [
     "segmentation",
     "forwarding",
     "issuing",
+    "guard",
     "chassis",
     "pcapng",
 ]
@@ -194,7 +200,10 @@ def test_ports_and_engine_do_not_look_up() -> None:
 
 
 def test_worker_lib_uses_little_of_the_switch() -> None:
-    allowed = {f"iswitch.{name}" for name in ("wire", "packets", "counters", "ports.udp")}
+    allowed = {
+        f"iswitch.{name}"
+        for name in ("wire", "packets", "counters", "keys", "keyfiles", "ports.udp")
+    }
     workers = [name for name in MODULES if within(name, "worker_lib")]
     assert "worker_lib.client" in workers
     for name in workers:

@@ -20,7 +20,7 @@ import random
 import numpy as np
 import pytest
 
-from iswitch.control import Limits
+from iswitch.limits import Limits
 from iswitch.switch import Switch
 from iswitch.wire import Action, DType, Shape
 from worker_lib.session import Dropped, Gone, Session

@@ -2,7 +2,8 @@
 
 A packet on the page is a fenced block ```packet key=value ...``` of hex bytes, followed by a line
 of inline code that says what it means: `Help(job=7, ...)` or `Seg(round=.., index=..) dtype [..]`.
-Blocks with `conversation=NAME` are played, in order, against a switch.
+Blocks with `conversation=NAME` are played, in order, against a switch; those with `mac=right` or
+`mac=wrong` end in a MAC of the key that the page tells.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from iswitch import counters, wire
+from iswitch import counters, keys, wire
 from iswitch.packets import Address, Burst, Outgoing
 from iswitch.switch import Switch
 from iswitch.wire import Action, Control, DType, Mode, Op, Shape, Status
@@ -47,6 +48,11 @@ class Block(NamedTuple):
     @property
     def tos(self) -> int:
         return int(self.info["tos"], 16)
+
+    @property
+    def packet(self) -> bytes:
+        """Without the MAC."""
+        return self.payload[: -keys.MAC_SIZE] if "mac" in self.info else self.payload
 
     @property
     def is_data(self) -> bool:
@@ -152,8 +158,8 @@ def test_control_block_parses_and_builds(block: Block) -> None:
     if block.is_data:
         return
     meant = meant_control(block)
-    assert Control.parse(block.payload) == meant
-    assert meant.build() == block.payload
+    assert Control.parse(block.packet) == meant
+    assert meant.build() == block.packet
     allowed = {
         TO_SWITCH: not isinstance(meant.value, wire.Round),
         TO_WORKER: isinstance(meant.value, wire.Round | wire.Ack)
@@ -162,6 +168,21 @@ def test_control_block_parses_and_builds(block: Block) -> None:
     assert allowed[block.info["direction"]], "this action does not go that way"
     if isinstance(meant.value, wire.Join):
         meant.value.shape()
+
+
+def example_key() -> tuple[int, bytes]:
+    """The keyed job of the examples, and its key."""
+    found = re.search(r"Job (\d+) has a \[key\].*?the (\d+) bytes of the text `(.*?)`", PAGE, re.S)
+    assert found
+    assert len(found[3]) == int(found[2])
+    return int(found[1]), found[3].encode()
+
+
+@each_block
+def test_macs(block: Block) -> None:
+    _, secret = example_key()
+    opened = keys.Key(secret).opened(block.payload)
+    assert (opened is not None) == (block.info.get("mac") == "right")
 
 
 @each_block
@@ -241,7 +262,7 @@ def packets(sends: list[Outgoing]) -> list[Sent]:
 
 def play(blocks: list[Block]) -> Switch:
     """Send what workers send; the switch must send exactly what the page says, in that order."""
-    switch = Switch()
+    switch = Switch(keys=dict([example_key()]))
     now, due = 0.0, list[Sent]()
     for block in blocks:
         at, where = float(block.info["at"]), f"docs/protocol.md:{block.line}"
@@ -278,7 +299,7 @@ def conversation(name: str) -> list[Block]:
 
 
 def test_there_are_conversations() -> None:
-    assert {"round", "restart", "versions"} <= set(CONVERSATIONS)
+    assert {"round", "restart", "versions", "keyed"} <= set(CONVERSATIONS)
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
@@ -290,6 +311,11 @@ def test_conversation_drops_are_those_told() -> None:
     """In "round": one contribution late, one in a Halt, one from before the Reset."""
     switch = play(conversation("round"))
     assert switch.counters.drops() == {"late": 1, "halted": 1, "out_of_window": 1}
+
+
+def test_drops_of_the_keyed_conversation() -> None:
+    switch = play(conversation("keyed"))
+    assert switch.counters.drops() == {"bad_mac": 2, "replayed": 1}
 
 
 def test_wrong_answer_on_the_page_is_found() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from iswitch.control import Limits
+from iswitch.limits import Limits
 from iswitch.packets import Address
 from iswitch.switch import Switch
 from iswitch.wire import (

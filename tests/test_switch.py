@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iswitch.control import ANSWERS_PER_MEMBER, GONE_REMEMBERED, Limits
+from iswitch.answers import PER_MEMBER, REMEMBERED
+from iswitch.limits import Limits
 from iswitch.packets import Address, Burst, Outgoing
 from iswitch.switch import Switch
 from iswitch.wire import (
@@ -171,8 +172,9 @@ def is_bounded(bench: Bench) -> None:
     control = bench.switch.control
     assert control.reserved <= LIMITS.memory
     assert len(bench.switch.jobs) <= LIMITS.jobs
-    assert len(control._answers) <= GONE_REMEMBERED
-    assert all(len(answers) <= ANSWERS_PER_MEMBER for answers in control._answers.values())
+    assert len(control.former) <= REMEMBERED
+    kept = [former.answers for former in control.former._former.values()]
+    assert all(len(answers) <= PER_MEMBER for answers in kept)
     buffers = 0
     for job in bench.switch.jobs.values():
         assert (job.accelerator is None) == (not job.members.contributors())

@@ -7,6 +7,7 @@ from numbers import Integral, Real
 
 import numpy.typing as npt
 
+from iswitch.keys import Key, KeyUnusable
 from iswitch.packets import Address
 from iswitch.ports.udp import UdpPort
 from iswitch.wire import DType, Op, Shape, WireError
@@ -39,6 +40,20 @@ def seconds(name: str, value: object) -> float:
 def job_number(value: object) -> int:
     """A job's number."""
     return whole("job", value, 0, 0xFFFF, "a job number is 0..65535")
+
+
+def key(value: bytes | None) -> Key | None:
+    """The key of a keyed job.
+
+    Raises:
+        ValueError: it cannot be one.
+    """
+    if value is None:
+        return None
+    try:
+        return Key(value)
+    except KeyUnusable as error:
+        raise ValueError(f"key: {error} (Worker.from_env reads it from a file)") from None
 
 
 def shape(numel: object, dtype: npt.DTypeLike, op: object, elements: object) -> Shape:

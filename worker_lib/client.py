@@ -76,6 +76,7 @@ class Worker:
         restart_safe: keep a copy of the last vector for a switch that loses its state.
         offload: use segmentation offload where the machine has it.
         bind: local (host, port).
+        key: of a keyed job, 1 to 64 bytes.
 
     Raises:
         SwitchUnreachable: nobody answers there.
@@ -101,6 +102,7 @@ class Worker:
         restart_safe: bool = True,
         offload: bool = True,
         bind: tuple[str, int] = ("0.0.0.0", 0),
+        key: bytes | None = None,
     ) -> None:
         switch = arguments.address("switch", switch, least_port=1)
         bind = arguments.address("bind", bind)
@@ -109,6 +111,7 @@ class Worker:
             most = "a switch takes 1 to 64 workers a job"
             num_workers = arguments.whole("num_workers", num_workers, 1, MAX_MEMBERS, most)
         shape = arguments.shape(numel, dtype, op, elements_per_segment)
+        arguments.key(key)
         self.job = job
         self.num_workers = num_workers
         self.elastic = bool(elastic)
@@ -136,6 +139,7 @@ class Worker:
             reproducible=self.reproducible,
             restart_safe=bool(restart_safe),
             ceiling=min(CEILING, self._port.buffer),
+            key=key,
         )
         self._poller = select.poll()
         self._poller.register(self._port, select.POLLIN)
@@ -156,7 +160,8 @@ class Worker:
         """Make the worker that `iswitch run` started this process to be.
 
         The switch, the job and the number of workers are those in the environment variables
-        ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE.
+        ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE; the key, if there is one, is ISWITCH_KEY, or
+        in the file ISWITCH_KEY_FILE.
 
         Args:
             numel: elements of every vector.
@@ -166,6 +171,7 @@ class Worker:
             ValueError: one of the variables lacks or is wrong; the message names it.
         """
         place = environment.read(os.environ)
+        kwargs.setdefault("key", place.key)
         return cls(place.switch, place.job, numel, place.num_workers, **kwargs)
 
     def __enter__(self) -> Self:
@@ -454,7 +460,8 @@ class Worker:
                 seconds = f"{time.monotonic() - began:.1f}"
                 assigned = os.environ.get("ISWITCH_SWITCH", "")
                 refused = self._port.refused
-                raise SwitchUnreachable.silent(self._address, seconds, refused, assigned)
+                denied = self._session.denied
+                raise SwitchUnreachable.silent(self._address, seconds, refused, assigned, denied)
 
     def _refused(self, answer: Answered) -> Refused:
         detail = ""
@@ -525,9 +532,11 @@ class Worker:
         segments = f"{count} of {self.shape.segments} segments missing ({named}{more})"
         silence = time.monotonic() - session.heard
         if session.waiting_for is None or silence > 2 * session.round_trip.ceiling:
+            why = "is it running, and is the network to it up?"
+            if session.denied:
+                why = "the job has another key there now, or none: has it been restarted?"
             return AllreduceTimeout(
-                f"{what}: {segments}; the switch at {self._address} does not answer: is it "
-                "running, and is the network to it up?",
+                f"{what}: {segments}; the switch at {self._address} does not answer: {why}",
                 round_,
                 missing,
                 None,

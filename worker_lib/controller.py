@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import ClassVar, Self
 
-from iswitch.packets import Address, Burst, Outgoing
+from iswitch.packets import Address, Outgoing
 from iswitch.ports.udp import UdpPort
 from iswitch.wire import (
     ROUND_MASK,
@@ -29,6 +29,7 @@ from iswitch.wire import (
     WireError,
 )
 
+from . import arguments
 from .errors import Refused, SwitchUnreachable, WorkerError
 from .session import REPEAT_CEILING, REPEAT_PAUSE
 
@@ -55,7 +56,8 @@ class CommandRefused(Refused):
         "it, the lease ran out, or the switch was restarted); join, and ask again",
         Status.FULL: "the switch has no room: 64 members a job at most, and a limited number of "
         "jobs; let a member leave, or try again when a job without members has been forgotten",
-        Status.DENIED: "the job is keyed; only who has its key may command it",
+        Status.DENIED: "the job is keyed; only who has its key may command it: give it with "
+        "--key-file FILE, ISWITCH_KEY or ISWITCH_KEY_FILE",
         Status.HALTED: "the job is halted; a reset resumes it",
         Status.GONE: "the switch no longer keeps that round; name the current one",
     }
@@ -90,6 +92,7 @@ class Controller:
         job: the job's number, 0..65535.
         timeout: seconds an answer may take.
         bind: local (host, port). A membership belongs to this address.
+        key: of a keyed job, 1 to 64 bytes.
 
     Raises:
         OSError: the address cannot be bound, or no route leads to the switch.
@@ -103,12 +106,16 @@ class Controller:
         *,
         timeout: float = 5.0,
         bind: tuple[str, int] = ("0.0.0.0", 0),
+        key: bytes | None = None,
     ) -> None:
         if not 0 <= job <= 0xFFFF:
             raise ValueError(f"job = {job}: a job number is 0..65535")
         self.switch = Address(*switch)
         self.job = job
         self.timeout = timeout
+        self._key = arguments.key(key)
+        if self._key and bind[1]:  # a former process at this place may have begun in this second
+            time.sleep(1.0 - time.time() % 1.0)
         self._port = UdpPort(bind, connect=switch)
         self._poller = select.poll()
         self._poller.register(self._port, select.POLLIN)
@@ -144,8 +151,10 @@ class Controller:
         return self._next(action, value, self.timeout)
 
     def leave(self) -> Ack:
-        """Leave the job."""
-        return self.request(Action.LEAVE)
+        """Leave the job; to join it again is to be somebody new."""
+        ack = self.request(Action.LEAVE)
+        self._incarnation = self._request
+        return ack
 
     @contextmanager
     def membership(self) -> Iterator[Ack]:
@@ -156,6 +165,7 @@ class Controller:
         finally:
             with suppress(WorkerError):  # nobody is there to be told
                 self._next(Action.LEAVE, None, min(self.timeout, LEAVE_PATIENCE))
+                self._incarnation = self._request
 
     @contextmanager
     def settings(self) -> Iterator[Ack]:
@@ -178,43 +188,62 @@ class Controller:
         return self._ask(Control(action, self.job, self._request, value), timeout)
 
     def _ask(self, packet: Control, timeout: float) -> Ack:
-        out = Outgoing.control(self.switch, packet.build())
         port = self._port
         port.refused = False
+        denied = False
         due = began = time.monotonic()
         pause = REPEAT_PAUSE
         while (now := time.monotonic()) < began + timeout:
             if due <= now:
-                port.push([out])
+                out = Outgoing.control(self.switch, packet.build())
+                port.push([self._key.sealed(out) if self._key else out])
                 due = now + pause
                 pause = min(2 * pause, REPEAT_CEILING)
             self._poller.poll((min(due, began + timeout) - now) * 1000)
-            for burst in port.pull():
-                found = _answer(packet, burst)
+            for found in self._answers(packet):
                 if found is None:
+                    denied = True
                     continue
                 status, ack = found
+                if self._key and status is Status.DENIED and packet.action is not Action.JOIN:
+                    # A process before used up so many numbers here.
+                    self._request = max(self._request, ack.round) + 1
+                    packet, due = packet._replace(request=self._request), now
+                    break
                 if status is not Status.OK:
                     raise CommandRefused(packet.action, status, self.job, ack)
                 return ack
-        raise SwitchUnreachable.silent(self.switch, f"{timeout:g}", port.refused)
+        raise SwitchUnreachable.silent(self.switch, f"{timeout:g}", port.refused, denied=denied)
 
-
-def _answer(asked: Control, burst: Burst) -> tuple[Status, Ack] | None:
-    """What these packets answer to a request; None: nothing."""
-    if burst.tos & TOS_MASK != TOS_CONTROL:
-        return None
-    for rows in burst.pieces():
-        for row in rows:
-            try:
-                packet = Control.parse(row.tobytes())
-            except WireError:
+    def _answers(self, asked: Control) -> Iterator[tuple[Status, Ack] | None]:
+        """What has come in answer to a request; None: a refusal without a MAC, in a keyed job."""
+        for burst in self._port.pull():
+            if burst.tos & TOS_MASK != TOS_CONTROL:
                 continue
-            ack = packet.value
-            if (
-                isinstance(ack, Ack)
-                and (packet.job, packet.request) == (asked.job, asked.request)
-                and ack.action == asked.action
-            ):
-                return Status.of(packet.status), ack
+            for rows in burst.pieces():
+                for row in rows:
+                    payload = row.tobytes()
+                    opened = self._key.opened(payload) if self._key else payload
+                    found = _answer(asked, payload if opened is None else opened)
+                    if found is None:
+                        continue
+                    if opened is not None:
+                        yield found
+                    elif found[0] in (Status.DENIED, Status.BAD_REQUEST):
+                        yield None
+
+
+def _answer(asked: Control, payload: bytes) -> tuple[Status, Ack] | None:
+    """What a control packet answers to a request; None: nothing."""
+    try:
+        packet = Control.parse(payload)
+    except WireError:
+        return None
+    ack = packet.value
+    if (
+        isinstance(ack, Ack)
+        and (packet.job, packet.request) == (asked.job, asked.request)
+        and ack.action == asked.action
+    ):
+        return Status.of(packet.status), ack
     return None

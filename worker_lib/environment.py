@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from iswitch.keyfiles import key_in
+
 from . import arguments
 
 
@@ -14,10 +16,11 @@ class Place(NamedTuple):
     switch: tuple[str, int]
     job: int
     num_workers: int
+    key: bytes | None
 
 
 def read(environment: Mapping[str, str]) -> Place:
-    """The place of a worker, from ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE.
+    """The place of a worker, from ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE; and its key, if any.
 
     Raises:
         ValueError: one of them lacks or is wrong; the message names it.
@@ -27,7 +30,7 @@ def read(environment: Mapping[str, str]) -> Place:
     if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
         raise ValueError(f"ISWITCH_SWITCH is {where!r}: write HOST:PORT, such as 127.0.0.1:26963")
     job = arguments.job_number(number(environment, "ISWITCH_JOB"))
-    return Place((host, int(port)), job, number(environment, "WORLD_SIZE"))
+    return Place((host, int(port)), job, number(environment, "WORLD_SIZE"), key_in(environment))
 
 
 def number(environment: Mapping[str, str], name: str) -> int:

@@ -8,6 +8,11 @@ from typing import ClassVar, Self
 from iswitch.packets import Address
 from iswitch.wire import Action, Status
 
+KEY_MEND = (
+    "give it the switch's key for this job: key=..., or ISWITCH_KEY or ISWITCH_KEY_FILE in the "
+    "environment (Worker.from_env and `iswitch ctl` read them)"
+)
+
 
 class WorkerError(Exception):
     """Any failure of a Worker that is not a misuse of its interface."""
@@ -17,7 +22,14 @@ class SwitchUnreachable(WorkerError):
     """No answer from the switch."""
 
     @classmethod
-    def silent(cls, address: Address, seconds: str, refused: bool, assigned: str = "") -> Self:
+    def silent(
+        cls,
+        address: Address,
+        seconds: str,
+        refused: bool,
+        assigned: str = "",
+        denied: bool = False,
+    ) -> Self:
         """Nobody answered at the address for so long.
 
         Args:
@@ -25,7 +37,14 @@ class SwitchUnreachable(WorkerError):
             seconds: how long.
             refused: no process listens there.
             assigned: the switch that `iswitch run` has for this process, "" outside of it.
+            denied: something without a MAC came that says that the keys differ.
         """
+        if denied:
+            return cls(
+                f"no answer with the right MAC from the switch at {address} within {seconds} s, "
+                "but one without: the job is keyed, and the key differs, or it is not keyed there; "
+                + KEY_MEND
+            )
         heard = "the connection was refused" if refused else "nothing was heard"
         mend = f"start one there with `iswitch switch --listen {address}`, or mend the address"
         if assigned not in ("", str(address)):
@@ -50,8 +69,8 @@ class Refused(WorkerError):
         "its --memory; use fewer workers, smaller vectors, or a switch with more",
         Status.BAD_REQUEST: "the switch could not make sense of the request; do the switch and "
         "this library speak the same protocol version?",
-        Status.DENIED: "this address and port already contribute to another job, or the job is "
-        "keyed; use another Worker for another job",
+        Status.DENIED: "this address and port already contribute to another job (use another "
+        "Worker for that), or the job is keyed: " + KEY_MEND,
         Status.HALTED: "the job is halted; reset() resumes it",
         Status.GONE: "the switch no longer keeps that round; catch up (take weights from a peer)",
     }

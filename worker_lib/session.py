@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
+from iswitch.keys import Key
 from iswitch.packets import Address, Burst, Cutter, Outgoing, Rows, spans, super_packets
 from iswitch.wire import (
     FLAG_FIRST,
@@ -108,6 +109,7 @@ class _Pending:
     packet: Control
     due: float
     pause: float
+    asked: int  # the Request it had at first
 
     @property
     def heartbeat(self) -> bool:
@@ -133,6 +135,7 @@ class Session:
             as the paper's does.
         ceiling: most bytes to have under way.
         heartbeat: seconds between heartbeats.
+        key: of a keyed job.
     """
 
     def __init__(
@@ -149,6 +152,7 @@ class Session:
         resends: bool = True,
         ceiling: int = CEILING,
         heartbeat: float = HEARTBEAT,
+        key: bytes | None = None,
     ) -> None:
         self.switch = switch
         self.job = job
@@ -157,6 +161,8 @@ class Session:
         self.expected = expected
         self.heartbeat = heartbeat
         self.resends = resends
+        self.key = None if key is None else Key(key)
+        self.denied = False  # somebody without the key says that the switch has another, or none
         self.member = False
         self.leaving = False
         self.rank = 0
@@ -185,6 +191,7 @@ class Session:
         self._pending: dict[int, _Pending] = {}
         self._help_requests: set[int] = set()
         self._relays: deque[int] = deque(maxlen=REMEMBERED_RELAYS)
+        self._halt: int | None = None  # Request of the newest Halt
         self._request = incarnation
         self._flags = FLAG_REPRODUCIBLE * reproducible | FLAG_WHOLE * whole
         self._next_heartbeat = float("inf")
@@ -258,7 +265,7 @@ class Session:
 
     def transmissions(self, now: float) -> list[Outgoing]:
         """What is to be sent now: control, and as much data as the window allows."""
-        out = list(self._out)
+        out = [self.key.sealed(one) for one in self._out] if self.key else list(self._out)
         self._out.clear()
         transfer = self.transfer
         self.may_send = False
@@ -336,11 +343,18 @@ class Session:
         self._request = (self._request + 1) & ROUND_MASK
         return self._request
 
-    def _ask(self, packet: Control, now: float) -> None:
-        self._pending[packet.request] = _Pending(packet, now + REPEAT_PAUSE, REPEAT_PAUSE)
+    def _ask(self, packet: Control, now: float, asked: int | None = None) -> None:
+        asked = packet.request if asked is None else asked
+        self._pending[packet.request] = _Pending(packet, now + REPEAT_PAUSE, REPEAT_PAUSE, asked)
         self._out.append(Outgoing.control(self.switch, packet.build()))
 
     def _control(self, payload: bytes, now: float) -> None:
+        if self.key is not None:
+            packet_in_it = self.key.opened(payload)
+            if packet_in_it is None:
+                self._note_denial(payload)
+                return
+            payload, self.denied = packet_in_it, False
         try:
             packet = Control.parse(payload)
         except WireError:
@@ -358,14 +372,40 @@ class Session:
             return
         self._relays.append(packet.request)
         if packet.action is Action.HALT:
-            self._was_halted(now)
+            if self._halt is None or round_distance(packet.request, self._halt) > 0:
+                self._halt = packet.request
+                self._was_halted(now)
         elif isinstance(packet.value, Round):
             self._was_reset(packet.value.round)
         elif isinstance(packet.value, Segments):
             self._help_the_switch(packet.value, now)
 
+    def _note_denial(self, payload: bytes) -> None:
+        """Without a MAC, so nothing to act upon; but why nothing else comes, perhaps."""
+        try:
+            packet = Control.parse(payload)
+        except WireError:
+            return
+        refused = packet.action is Action.ACK and packet.status in (
+            Status.DENIED,
+            Status.BAD_REQUEST,
+        )
+        asked = packet.request in self._pending or packet.request in self._help_requests
+        self.denied |= refused and asked and packet.job == self.job
+
+    def _ask_anew(self, request: int, last: int, now: float) -> None:
+        """The switch wants a Request above `last`: a process before used up so many here."""
+        self._request = max(self._request, last)
+        self._help_requests.discard(request)
+        pending = self._pending.pop(request, None)
+        if pending is not None:
+            self._ask(pending.packet._replace(request=self._number()), now, pending.asked)
+
     def _answered(self, packet: Control, ack: Ack, now: float) -> None:
         status = Status.of(packet.status)
+        if self.key and status is Status.DENIED and ack.action != Action.JOIN:
+            self._ask_anew(packet.request, ack.round, now)
+            return
         if packet.request in self._help_requests:
             self._help_requests.discard(packet.request)
             self._help_answered(status, ack, now)
@@ -378,6 +418,8 @@ class Session:
                 del self._pending[packet.request]
                 self._rejoin(now)
             return
+        if pending.heartbeat and self.key and status is not Status.OK:
+            return  # answered long ago: a heartbeat is not refused
         del self._pending[packet.request]
         if pending.packet.action is Action.JOIN:
             if status is Status.OK:
@@ -392,7 +434,7 @@ class Session:
             and round_distance(ack.round, self.round) > 0  # else its relay has come before
         ):
             self.resume_at(ack.round)
-        self._events.append(Answered(packet.request, pending.packet.action, status, ack))
+        self._events.append(Answered(pending.asked, pending.packet.action, status, ack))
 
     def _joined(self, ack: Ack, now: float) -> None:
         self.rank = ack.rank
@@ -405,6 +447,10 @@ class Session:
             return
         self._rejoining = False
         self._relays.clear()  # a switch that was restarted numbers from the start again
+        self._halt = None
+        if self.key is not None:  # no request of before may be repeated to it by others
+            nothing = Segments(self.round, 0, 0)
+            self._ask(Control(Action.HELP, self.job, self._number(), nothing), now)
         if round_distance(ack.round, self.round) > 0:
             self._events.append(Dropped(self.round, ack.round))
             self.abandon()
@@ -433,6 +479,8 @@ class Session:
     def _was_reset(self, round_: int) -> None:
         if round_ == self._moved_to:
             return  # a repeat; or the answer GONE has told it before
+        if self.key and round_distance(round_, self.round) <= 0:
+            return  # a replay: a Reset leads onwards
         ours = any(pending.packet.action is Action.RESET for pending in self._pending.values())
         self.resume_at(round_)
         if not ours:

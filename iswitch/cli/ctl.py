@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,6 +68,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
             metavar="SECONDS",
             help="how long to wait for an answer (default: %(default)s)",
         )
+        action.add_argument(
+            "--key-file",
+            metavar="FILE",
+            help="the key of a keyed job (default: ISWITCH_KEY or ISWITCH_KEY_FILE)",
+        )
         action.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -80,7 +86,9 @@ def run(args: argparse.Namespace) -> int:
     where = "{}:{}".format(*args.switch)
     head = {"action": args.action, "switch": where, "job": args.job}
     try:
-        controller = Controller(args.switch, args.job, timeout=args.timeout, bind=args.bind)
+        controller = Controller(
+            args.switch, args.job, timeout=args.timeout, bind=args.bind, key=key(args.key_file)
+        )
     except OSError as error:
         local = "{}:{}".format(*args.bind)
         raise UsageError(
@@ -101,6 +109,17 @@ def run(args: argparse.Namespace) -> int:
         return 1
     print(json.dumps({**head, "status": "OK", **report.fields}) if args.json else report.line)
     return 0
+
+
+def key(path: str | None) -> bytes | None:
+    """The key from the file named, or from the environment."""
+    from ..keyfiles import key_in, read_key
+    from ..keys import KeyUnusable
+
+    try:
+        return read_key(path) if path else key_in(os.environ)
+    except KeyUnusable as error:
+        raise UsageError(str(error)) from None
 
 
 # The actions

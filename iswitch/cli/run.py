@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_capture(parser)
     parser.add_argument(
+        "--key-file",
+        metavar="FILE",
+        help="a key of all jobs, for switches and commands (ISWITCH_KEY_FILE in their environment)",
+    )
+    parser.add_argument(
         "--json", metavar="FILE", help="write how each worker ended, and the switches' counters"
     )
     parser.add_argument(
@@ -71,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     check_members(topology, args.workers_per_host)
     check_writable(args.json)
     capture = capture_folder(args.capture, args.world)
+    hand_on_key(args.key_file)
     report: dict[str, Any] = {
         "topology": args.topology,
         "world": args.world,
@@ -135,6 +142,24 @@ def _run(
         report["workers"] = crew.report()
         report["switches"] = switches.counters
     return status
+
+
+def hand_on_key(path: str | None) -> None:
+    """Put a key file into the environment, which switches and commands get.
+
+    Raises:
+        UsageError: there is no key in it, or in what the environment names.
+    """
+    from ..keyfiles import KEY, KEY_FILE, key_in
+    from ..keys import KeyUnusable
+
+    if path is not None:
+        os.environ[KEY_FILE] = os.path.abspath(path)
+        os.environ.pop(KEY, None)
+    try:
+        key_in(os.environ)
+    except KeyUnusable as error:
+        raise UsageError(str(error)) from None
 
 
 def check_members(topology: Topology, per_host: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import os
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ from . import UsageError, host_port, quantity
 if TYPE_CHECKING:
     from ..engine import Engine
     from ..impairment import Impairment, Impairments
+    from ..keys import Keys
     from ..switch import Switch
 
 MAC_PREFIX = bytes([0x02, 0x69])  # locally administered; the address follows
@@ -100,6 +102,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a member that is silent for so long is out (default: %(default)s)",
     )
     parser.add_argument(
+        "--control-rate",
+        type=quantity(1),
+        default=2000.0,
+        metavar="N",
+        help="control packets a second taken of one source (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--keys",
+        metavar="FILE",
+        help='keys of keyed jobs, lines such as 7 = "KEY"; without it, ISWITCH_KEY or '
+        "ISWITCH_KEY_FILE in the environment is the key of all jobs",
+    )
+    parser.add_argument(
         "--reproducible",
         action="store_true",
         help="sum every synchronous job in rank order, so that runs repeat bit for bit",
@@ -150,7 +165,7 @@ def mac(text: str) -> bytes:
 
 def run(args: argparse.Namespace) -> int:
     """Serve."""
-    from ..control import Limits
+    from ..limits import Limits
     from ..packets import Address
     from ..switch import Switch
     from ..wire import ROUND_MASK
@@ -162,12 +177,14 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--listen is for a switch without --ports; with them it has an --address")
     if args.uplink and not args.parent:
         raise UsageError(f"--uplink {args.uplink} leads to no --parent; name it, or leave both out")
-    limits = Limits(memory=int(args.memory * 2**20), lease=args.lease)
+    limits = Limits(
+        memory=int(args.memory * 2**20), lease=args.lease, control_rate=args.control_rate
+    )
     parent = None
     if args.parent:
         parent = Address(*resolved(args.parent), uplink(args))
     incarnation = int(time.time()) & ROUND_MASK
-    switch = Switch(limits, args.reproducible, parent, incarnation)
+    switch = Switch(limits, args.reproducible, parent, incarnation, keys(args.keys))
     impaired = impairments(args)
     engine, where = raw(args, switch) if args.ports else loopback(args, switch)
     if impaired:
@@ -189,6 +206,17 @@ def run(args: argparse.Namespace) -> int:
         print_counters(dict(switch.counters))
     sys.stdout.flush()
     return 0
+
+
+def keys(path: str | None) -> Keys:
+    """From the file named, or of all jobs from the environment."""
+    from ..keyfiles import key_in, read_keys
+    from ..keys import Keys, KeyUnusable
+
+    try:
+        return read_keys(path) if path else Keys(default=key_in(os.environ))
+    except KeyUnusable as error:
+        raise UsageError(str(error)) from None
 
 
 def resolved(parent: tuple[str, int]) -> tuple[str, int]:

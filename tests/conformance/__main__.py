@@ -6,8 +6,10 @@ import json
 import random
 import socket
 import sys
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from tests.conformance.case import Case, Outcome, judge
 from tests.conformance.cases import CASES
@@ -31,6 +33,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--switch", type=address, default=DEFAULT_SWITCH, metavar="HOST:PORT")
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--list", action="store_true", help="name the cases and run none")
+    parser.add_argument(
+        "--keys",
+        metavar="FILE",
+        help='TOML of keyed jobs and their keys as the switch has them, lines such as 7 = "text"',
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
         "--first-job",
@@ -39,6 +46,20 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="job numbers count from here (default: random, as a switch remembers old jobs)",
     )
     return parser.parse_args(argv)
+
+
+def keyed_jobs(path: str | None) -> Iterator[tuple[int, bytes]]:
+    """The keyed jobs of a file with their keys, over and over; none without a file."""
+    if path is None:
+        return iter(())
+    table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    found = [(int(job), key_bytes(text)) for job, text in table.items() if job.isdecimal()]
+    return itertools.cycle(found)
+
+
+def key_bytes(text: str) -> bytes:
+    """A key as the file has it: text, or after hex: digits."""
+    return bytes.fromhex(text[4:]) if text.startswith("hex:") else text.encode()
 
 
 def describe_case(case: Case, *, as_json: bool) -> str:
@@ -65,13 +86,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(*(describe_case(case, as_json=arguments.json) for case in chosen), sep="\n")
         return 0
     jobs = itertools.count(arguments.first_job)
+    keyed = keyed_jobs(arguments.keys)
     outcomes = []
     for case in chosen:
-        outcomes.append(judge(case, arguments.switch, jobs))
+        outcomes.append(judge(case, arguments.switch, jobs, keyed))
         print(describe_outcome(outcomes[-1], as_json=arguments.json), flush=True)
     failed = [outcome.name for outcome in outcomes if outcome.result == "failed"]
     if not arguments.json:
-        print(f"{len(outcomes)} cases, {len(failed)} failed")
+        skipped = sum(outcome.result == "skipped" for outcome in outcomes)
+        print(f"{len(outcomes)} cases, {len(failed)} failed, {skipped} skipped")
     return 1 if failed else 0
 
 

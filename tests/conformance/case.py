@@ -15,7 +15,7 @@ from tests.conformance.client import (
     expect_sum,
     wait_readable,
 )
-from tests.conformance.wire import MemberType, Shape
+from tests.conformance.wire import Action, MemberType, Shape, Status
 
 FAREWELL = 0.3  # seconds allowed for the answers to a finished case's Leaves
 
@@ -23,9 +23,13 @@ FAREWELL = 0.3  # seconds allowed for the answers to a finished case's Leaves
 class Bench:
     """A case's own sockets and job numbers on one switch."""
 
-    def __init__(self, switch: Address, jobs: Iterator[int]) -> None:
+    def __init__(
+        self, switch: Address, jobs: Iterator[int], keyed: Iterator[tuple[int, bytes]]
+    ) -> None:
         self._switch = switch
         self._jobs = jobs
+        self._keyed = keyed
+        self._key: bytes | None = None  # of the job
         self._peers: list[Peer] = []
         self.job = next(jobs) & 0xFFFF
 
@@ -34,9 +38,26 @@ class Bench:
         self.job = next(self._jobs) & 0xFFFF
         return self.job
 
+    def keyed_job(self) -> bytes:
+        """Go on with a keyed job, of which all further sockets have the key; returns it.
+
+        Raises:
+            CaseSkipped: nobody has named one, or the switch knows of no key for it.
+        """
+        job, key = next(self._keyed, (None, None))
+        if job is None or key is None:
+            raise CaseSkipped("no keyed job is named: --keys FILE, as the switch has it")
+        self.job = job
+        answer = self.stranger(Shape()).request(Action.LEAVE)
+        if answer.status != Status.DENIED:
+            got = Status(answer.status).name
+            raise CaseSkipped(f"the switch has no key for job {job}: {got} to who has none")
+        self._key = key
+        return key
+
     def stranger(self, shape: Shape, *, gro: bool = False) -> Peer:
         """A socket that has joined nothing."""
-        peer = Peer(self._switch, self.job, shape, gro=gro)
+        peer = Peer(self._switch, self.job, shape, gro=gro, key=self._key)
         self._peers.append(peer)
         return peer
 
@@ -111,14 +132,16 @@ def case(section: str) -> Callable[[Callable[[Bench], None]], Callable[[Bench], 
     return register
 
 
-def run(case_: Case, switch: Address, jobs: Iterator[int]) -> None:
-    """Run one case.
+def run(
+    case_: Case, switch: Address, jobs: Iterator[int], keyed: Iterator[tuple[int, bytes]]
+) -> None:
+    """Run one case; `keyed` are jobs that have a key at the switch, and these.
 
     Raises:
         CaseFailure: the switch did not do what the page promises.
-        CaseSkipped: this machine cannot run the case.
+        CaseSkipped: the case cannot be run on this machine, or with this switch.
     """
-    bench = Bench(switch, jobs)
+    bench = Bench(switch, jobs, keyed)
     try:
         case_.run(bench)
         expect_equal(bench.violations(), [], "packets the page does not allow")
@@ -126,12 +149,14 @@ def run(case_: Case, switch: Address, jobs: Iterator[int]) -> None:
         bench.close()
 
 
-def judge(case_: Case, switch: Address, jobs: Iterator[int]) -> Outcome:
+def judge(
+    case_: Case, switch: Address, jobs: Iterator[int], keyed: Iterator[tuple[int, bytes]]
+) -> Outcome:
     """Run one case and say how it went."""
     start = time.monotonic()
     result, message = "passed", ""
     try:
-        run(case_, switch, jobs)
+        run(case_, switch, jobs, keyed)
     except CaseFailure as failure:
         result, message = "failed", str(failure)
     except CaseSkipped as skipped:

@@ -6,12 +6,13 @@ from tests.conformance import (
     commands,
     elements,
     hostile,
+    keyed,
     membership,
     rounds,
 )
 from tests.conformance.case import REGISTERED, Case
 
-_MODULES = (carrying, membership, rounds, commands, elements, asynchronous, hostile)
+_MODULES = (carrying, membership, rounds, commands, elements, asynchronous, hostile, keyed)
 
 CASES: dict[str, Case] = {
     name: case

@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -66,8 +67,17 @@ def is_relay(action: Action | None = None) -> Predicate:
 class Peer:
     """A socket that speaks to the switch as a worker, a controller or a stranger."""
 
-    def __init__(self, switch: Address, job: int, shape: Shape, *, gro: bool = False) -> None:
+    def __init__(
+        self,
+        switch: Address,
+        job: int,
+        shape: Shape,
+        *,
+        gro: bool = False,
+        key: bytes | None = None,
+    ) -> None:
         self.switch = switch
+        self.key = key
         self.job = job
         self.shape = shape
         numbers = next(_FIRST_NUMBERS)
@@ -97,7 +107,16 @@ class Peer:
     # -- sending
 
     def send(self, datagram: bytes, tos: int, segment_size: int = 0) -> None:
-        """Send one datagram with this ToS, or a super-datagram cut into `segment_size` bytes."""
+        """Send one datagram with this ToS, or a super-datagram cut into `segment_size` bytes.
+
+        Control of a peer that has a key gets its MAC.
+        """
+        if self.key is not None and tos & wire.TOS_MASK == wire.TOS_CONTROL:
+            datagram += wire.mac(self.key, datagram)
+        self.send_raw(datagram, tos, segment_size)
+
+    def send_raw(self, datagram: bytes, tos: int, segment_size: int = 0) -> None:
+        """The same, just as it is."""
         ancillary = [(socket.IPPROTO_IP, socket.IP_TOS, struct.pack("=i", tos))]
         if segment_size:
             ancillary.append((SOL_UDP, UDP_SEGMENT, struct.pack("=H", segment_size)))
@@ -284,7 +303,7 @@ class Peer:
 
     def _take(self, datagram: bytes, tos: int) -> None:
         try:
-            packet = wire.parse(datagram, tos)
+            packet = self._parse(datagram, tos)
         except wire.ProtocolViolation as violation:
             self.violations.append(str(violation))
             return
@@ -297,6 +316,18 @@ class Peer:
                 return
             self._relays_seen.add(key)
         self._inbox.append((time.monotonic(), packet))
+
+    def _parse(self, datagram: bytes, tos: int) -> Packet:
+        if self.key is None or tos & wire.TOS_MASK != wire.TOS_CONTROL:
+            return wire.parse(datagram, tos)
+        whole, mac = datagram[: -wire.MAC_SIZE], datagram[-wire.MAC_SIZE :]
+        if mac == wire.mac(self.key, whole):
+            packet = wire.parse(whole, tos)
+            return replace(packet, sealed=True) if isinstance(packet, Ack) else packet
+        packet = wire.parse(datagram, tos)
+        if not (isinstance(packet, Ack) and packet.status == Status.DENIED):
+            raise wire.ProtocolViolation(f"without the right MAC in a keyed job: {packet}")
+        return packet
 
     def _fits(self, packet: Data) -> bool:
         if packet.index >= self.shape.segments:

@@ -4,6 +4,7 @@ Parsing is strict where the page is strict: whatever a switch sends that is not 
 Help, Halt or Reset, or a data packet of the right form raises `ProtocolViolation`.
 """
 
+import hashlib
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -23,6 +24,7 @@ _RANGE = struct.Struct("!III")
 _WORD = struct.Struct("!I")
 
 SEG_SIZE = _SEG.size
+MAC_SIZE = 16
 
 
 class Action(IntEnum):
@@ -146,6 +148,7 @@ class Ack:
     threshold: int
     round: int
     contributors: int
+    sealed: bool = False  # it had the right MAC of a keyed job
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,11 @@ class ProtocolViolation(Exception):
 def control(action: int, job: int, request: int, value: bytes = b"") -> bytes:
     """A control packet with Status 0, as every request has."""
     return _HEADER.pack(action, 0, job, request) + value
+
+
+def mac(key: bytes, packet: bytes) -> bytes:
+    """What a control packet of a keyed job ends in."""
+    return hashlib.blake2b(packet, digest_size=MAC_SIZE, key=key).digest()
 
 
 def data(round_: int, index: int, payload: bytes) -> bytes:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from iswitch.keyfiles import key_in
 from worker_lib import Worker, WorkerError
 
 from .actor_critic import ActorCritic, Settings
@@ -94,6 +95,7 @@ def main() -> int:
             probe.weights.size,
             args.workers,
             reproducible=True,
+            key=key_in(os.environ),
         ) as worker:
             rank = args.first_rank + worker.rank
             report({"event": "joined", "rank": rank, "pid": os.getpid()})

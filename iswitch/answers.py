@@ -1,0 +1,89 @@
+"""What was answered to whom: a repeated request is answered from here, and not executed again.
+
+Answers outlive their member, so that a repeated Leave finds its own. In a keyed job this memory is
+also what refuses replays: the Request numbers that an address uses in a job only grow, over all
+processes it has had there.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from .packets import Address
+
+PER_MEMBER = 64
+REMEMBERED = 1024  # former members, the newest
+LINGER = 0.1  # seconds after a Leave in which a Join of the same process can only be a late copy
+
+
+class Answers:
+    """The newest answers to one address in one job, by Request, and the largest Request of all."""
+
+    def __init__(self, last: int = -1) -> None:
+        self.last = last
+        self._payloads: OrderedDict[int, bytes] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def get(self, request: int) -> bytes | None:
+        """What was answered to this request, if that is still known."""
+        return self._payloads.get(request)
+
+    def put(self, request: int, payload: bytes) -> None:
+        """Keep an answer as the newest."""
+        self.last = max(self.last, request)
+        self._payloads[request] = payload
+        self._payloads.move_to_end(request)
+        if len(self._payloads) > PER_MEMBER:
+            self._payloads.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """A member that is gone: what it was answered, its incarnation, and when it left.
+
+    `left` is None if it did not leave: its lease ran out, or another process took its place.
+    """
+
+    answers: Answers = field(default_factory=Answers)
+    incarnation: int = -1
+    left: float | None = None
+
+    def outdates(self, incarnation: int, keyed: bool, now: float) -> bool:
+        """Whether a Join of this incarnation is a late copy, or in a keyed job a replay."""
+        if self.left is None:
+            return keyed and incarnation < self.incarnation
+        return incarnation <= self.incarnation and (keyed or now - self.left < LINGER)
+
+
+class FormerMembers:
+    """The members that went last, by address and job."""
+
+    def __init__(self) -> None:
+        self._former: OrderedDict[tuple[Address, int], Former] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._former)
+
+    def __contains__(self, who: tuple[Address, int]) -> bool:
+        return who in self._former
+
+    def get(self, peer: Address, job: int) -> Former:
+        """What is known of a former member; of another, nothing."""
+        return self._former.get((peer, job), _NOBODY)
+
+    def put(self, peer: Address, job: int, former: Former) -> None:
+        """Remember one as the last that went."""
+        self._former[peer, job] = former
+        self._former.move_to_end((peer, job))
+        if len(self._former) > REMEMBERED:
+            self._former.popitem(last=False)
+
+    def pop(self, peer: Address, job: int) -> Former:
+        """Forget one, who is a member again."""
+        return self._former.pop((peer, job), _NOBODY)
+
+
+_NOBODY = Former()
