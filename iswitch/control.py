@@ -20,6 +20,7 @@ from .keys import Keys
 from .limits import Limits, Throttle
 from .membership import Member
 from .packets import Address, Outgoing
+from .paper import Counting
 from .relay import Relays
 from .requests import Answer, Refusal, Request
 from .sources import Sources
@@ -60,6 +61,7 @@ class ControlPlane:
         parent: the switch above.
         incarnation: of this switch, as a member of jobs there.
         keys: of the keyed jobs.
+        counting: how contributions are counted.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class ControlPlane:
         parent: Address | None,
         incarnation: int,
         keys: Keys,
+        counting: Counting,
     ) -> None:
         self.hierarchy = Hierarchy(self, parent, incarnation) if parent else None
         self.keys = keys
@@ -82,6 +85,7 @@ class ControlPlane:
         self.deliver = deliver
         self.limits = limits
         self.reproducible = reproducible
+        self.counting = counting
         self.jobs: dict[int, Job] = {}
         self.by_source: dict[Address, tuple[Job, Member]] = {}
         self.relays = Relays(counters)
@@ -309,7 +313,9 @@ class ControlPlane:
         Raises:
             Refusal: it cannot be taken in; nothing has changed.
         """
-        job = self.jobs.get(packet.job) or Job(packet.job, self.counters, bool(self.hierarchy))
+        job = self.jobs.get(packet.job) or Job(
+            packet.job, self.counters, bool(self.hierarchy), self.counting
+        )
         contributes = type_ is not MemberType.CONTROLLER
         if contributes and peer in self.by_source:
             # Data names no job: an address and port can contribute to one job only.
@@ -320,7 +326,7 @@ class ControlPlane:
         if shape is not None and job.shape is not None:
             if shape != job.shape or asks_rank_order > job.reproducible:
                 raise Refusal(Status.MISMATCH)
-        elif shape is not None and asks_rank_order and shape.mode is Mode.ASYNCHRONOUS:
+        elif shape is not None and asks_rank_order and not job.tells_ranks_apart(shape.mode):
             raise Refusal(Status.BAD_REQUEST)
         sends: list[Outgoing] = []
         fills_up = False

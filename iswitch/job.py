@@ -16,6 +16,7 @@ from .asynchronous import AsynchronousAccelerator
 from .counters import Counters
 from .membership import Member, Membership
 from .packets import Rows, Stretch
+from .paper import Counting, PaperAccelerator
 from .wire import FLAG_FIRST, FLAG_STANDS_AT, ROUND_MASK, Join, Mode, Shape, round_distance
 
 JobAccelerator = SynchronousAccelerator | AsynchronousAccelerator
@@ -102,6 +103,7 @@ class Job:
     number: int
     counters: Counters
     has_parent: bool = False  # its sums go on to another switch
+    counting: Counting = Counting.EXACT
     members: Membership = field(default_factory=Membership)
     window: Window = field(default_factory=Window)
     threshold: int = 0  # H; 0: every current member
@@ -125,7 +127,8 @@ class Job:
         self.dormant_since = None
         self.synchronous = shape.mode is Mode.SYNCHRONOUS
         if self.synchronous:
-            self.accelerator = SynchronousAccelerator(
+            kind = PaperAccelerator if self.counts_packets else SynchronousAccelerator
+            self.accelerator = kind(
                 shape, self.is_complete, self.counters, reproducible, self.has_parent
             )
         else:
@@ -152,6 +155,15 @@ class Job:
         self.dormant_since = now
 
     @property
+    def counts_packets(self) -> bool:
+        """Whether nothing tells whose contributions a sum holds."""
+        return self.counting is Counting.PAPER
+
+    def tells_ranks_apart(self, mode: Mode) -> bool:
+        """Whether sums of this mode can be in rank order."""
+        return mode is Mode.SYNCHRONOUS and not self.counts_packets
+
+    @property
     def threshold_in_force(self) -> int:
         """H as it counts now: what was set, or the number of contributors."""
         return self.threshold or max(len(self.members.contributor_addresses()), self.members.least)
@@ -159,11 +171,11 @@ class Job:
     def is_complete(self, round_: int, held: int) -> bool:
         """Whether a segment is complete.
 
-        `held` is the bitmap of its contributors, or in an asynchronous job their number.
+        `held` is the bitmap of its contributors, or where they are only counted their number.
         """
         if not self.members.gathered:
             return False
-        if not self.synchronous:
+        if not self.synchronous or self.counts_packets:
             return held >= self.threshold_in_force
         if self.threshold:
             return held.bit_count() >= self.threshold

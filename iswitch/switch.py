@@ -23,6 +23,7 @@ from .keys import Keys
 from .limits import Limits
 from .membership import Member
 from .packets import Address, Burst, Outgoing, Rows
+from .paper import Counting
 from .wire import SEG_SIZE, TOS_DATA
 
 
@@ -36,6 +37,8 @@ class Switch:
         incarnation: of this switch, as a member there: larger in a new process (seconds since 1970
             serve).
         keys: of the jobs that are keyed, by number, or `Keys`.
+        counting: exactly once each member's contribution, or packets, as the paper does; not with
+            `reproducible`.
 
     Raises:
         KeyUnusable: one of them cannot be a key.
@@ -48,7 +51,13 @@ class Switch:
         parent: Address | None = None,
         incarnation: int = 0,
         keys: Keys | Mapping[int, bytes] | None = None,
+        counting: Counting = Counting.EXACT,
     ) -> None:
+        if reproducible and counting is Counting.PAPER:
+            raise ValueError(
+                "packets that are only counted cannot be summed in rank order; leave out "
+                "reproducible, or count exactly"
+            )
         self.counters = Counters()
         # Overflow, NaN and infinity are the members' business. (np.errstate would do the same for
         # ten times the price, on every burst.)
@@ -63,6 +72,7 @@ class Switch:
             parent,
             incarnation,
             keys if isinstance(keys, Keys) else Keys(keys),
+            counting,
         )
 
     @property

@@ -28,6 +28,7 @@ CORE = [
     "membership",
     "accelerator",
     "asynchronous",
+    "paper",
     "job",
     "relay",
     "hierarchy",

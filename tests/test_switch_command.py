@@ -224,6 +224,7 @@ def test_usage(words: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("--ports a,b --address 10.0.0.9 --uplink a", "--uplink a leads to no --parent"),
         ("--ports a --address 10.0.0.9 --parent 10.0.0.9", "--parent 10.0.0.9 is this switch"),
         ("--address 10.0.0.9", "--address is for a switch with ports"),
+        ("--reproducible --counting paper", "--counting paper does not know whose packets"),
     ],
 )
 def test_options_that_do_not_go_together(

@@ -120,6 +120,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="sum every synchronous job in rank order, so that runs repeat bit for bit",
     )
     parser.add_argument(
+        "--counting",
+        choices=("exact", "paper"),
+        default="exact",
+        help="exact: each member's contribution once; paper: a bare counter, as in the paper, "
+        "which loss makes wrong (docs/guarantees.md; default: %(default)s)",
+    )
+    parser.add_argument(
         "--spin",
         type=quantity(0),
         default=0.0,
@@ -167,6 +174,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve."""
     from ..limits import Limits
     from ..packets import Address
+    from ..paper import Counting
     from ..switch import Switch
     from ..wire import ROUND_MASK
 
@@ -184,7 +192,19 @@ def run(args: argparse.Namespace) -> int:
     if args.parent:
         parent = Address(*resolved(args.parent), uplink(args))
     incarnation = int(time.time()) & ROUND_MASK
-    switch = Switch(limits, args.reproducible, parent, incarnation, keys(args.keys))
+    if args.reproducible and args.counting == "paper":
+        raise UsageError(
+            "--counting paper does not know whose packets it counts, so it cannot sum in rank "
+            "order; leave out --reproducible"
+        )
+    switch = Switch(
+        limits,
+        args.reproducible,
+        parent,
+        incarnation,
+        keys(args.keys),
+        Counting(args.counting),
+    )
     impaired = impairments(args)
     engine, where = raw(args, switch) if args.ports else loopback(args, switch)
     if impaired:
