@@ -156,17 +156,20 @@ class Worker:
         """Make the worker that `iswitch run` started this process to be.
 
         The switch, the job and the number of workers are those in the environment variables
-        ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE.
+        ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE, and `bind` is ISWITCH_BIND: with it a process
+        that is started again (`--max-restarts`) takes the place of the one that failed.
 
         Args:
             numel: elements of every vector.
-            kwargs: all else that `Worker` takes.
+            kwargs: all else that `Worker` takes; `bind` goes before ISWITCH_BIND.
 
         Raises:
             ValueError: one of the variables lacks or is wrong; the message names it.
         """
         place = environment.read(os.environ)
-        return cls(place.switch, place.job, numel, place.num_workers, **kwargs)
+        return cls(
+            place.switch, place.job, numel, place.num_workers, **{"bind": place.bind} | kwargs
+        )
 
     def __enter__(self) -> Self:
         return self
