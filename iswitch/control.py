@@ -271,6 +271,8 @@ class ControlPlane:
                 if same or type_ is member.type is MemberType.SWITCH:
                     if type_ is not member.type or (job.shape and shape not in (None, job.shape)):
                         raise Refusal(Status.MISMATCH)
+                    if not same:  # its Request numbers begin anew
+                        member.answers.clear()
                     member.incarnation = packet.request
                     member.last_seen = now
                     if isinstance(join, SwitchJoin):
@@ -306,11 +308,20 @@ class ControlPlane:
                 return self._end_lease(job, member, now)
         raise Refusal(Status.FULL, job.members.workers)
 
-    def _begin_anew(self, job: Job, newcomer: Member, now: float) -> list[Outgoing]:
+    def gate_opened(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
+        """As many workers have come as are expected: go on, all from the same round."""
+        if job.is_out_of_step():
+            return self._begin_anew(job, newcomer, now)
+        return self.reevaluate(job)
+
+    def _begin_anew(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
         """A place in a whole job was taken again: all go on from a round of their own."""
         if self.hierarchy:
+            job.awaits_reset = True
             return self.hierarchy.tell(job, Action.RESET, None, now)
         sends = self.reset(job, None, now)
+        if newcomer is None:
+            return sends
         self.relays.cancel(newcomer.address, job.number)  # its Ack says it
         return [out for out in sends if newcomer.address not in out.peers]
 
@@ -319,14 +330,19 @@ class ControlPlane:
         switch.workers = join.workers
         members = job.members
         members.expected = max(members.expected, join.expected)
-        sends = self.reevaluate(job) if members.count() else []
+        sends = self.gate_opened(job, None, now) if members.count() else []
         return sends + (self.hierarchy.changed(job, now) if self.hierarchy else [])
+
+    def _workers(self, job: Job, now: float) -> int:
+        """Workers that are there: with a parent, as that tells of the whole tree."""
+        above = job.members.above
+        return job.workers_there(now, self.limits.lease) if above is None else above
 
     def _joined(
         self, peer: Address, packet: Control, join: Join, job: Job, member: Member, now: float
     ) -> Outgoing:
         """The Ack; a member that comes back and takes part in every round stays where it is."""
-        ack = Request(job, member, Action.JOIN, None, now).ack(job.members.workers)
+        ack = Request(job, member, Action.JOIN, None, now).ack(self._workers(job, now))
         stays = bool(join.flags & FLAG_STANDS_AT) and member.first_round is None
         if stays and job.synchronous and join.round in job.window:
             ack = replace(ack, round=join.round)
@@ -377,7 +393,7 @@ class ControlPlane:
             self._reserve(job, shape, rank, asks_rank_order or self.reproducible)
         self.jobs[packet.job] = job
         job.dormant_since = None
-        member = Member(peer, type_, rank, packet.request, None, now)
+        member = Member(peer, type_, rank, packet.request, None, now, flags=join.flags)
         if isinstance(join, SwitchJoin):
             member.workers = join.workers
         self._answers.pop((peer, packet.job), None)
@@ -395,7 +411,7 @@ class ControlPlane:
         assert job.accelerator is not None
         job.accelerator.join(rank)
         if job.members.gathered and not was_gathered:
-            sends += self.reevaluate(job)
+            sends += self.gate_opened(job, member, now)
         if fills_up:
             sends += self._begin_anew(job, member, now)
         return job, member, sends
@@ -611,6 +627,8 @@ class ControlPlane:
         for job in list(self.jobs.values()):
             for member in job.silent(now, self.limits.lease):
                 sends += [out.copy() for out in self._end_lease(job, member, now)]
+            if self.hierarchy and job.keeps_places:  # who keeps its place is not counted now
+                sends += self.hierarchy.changed(job, now)
             expiries = (m.last_seen + self.limits.lease for m in job.members.by_address.values())
             coming = (expiry for expiry in expiries if expiry > now)
             self._next_expiry = min(self._next_expiry, min(coming, default=float("inf")))

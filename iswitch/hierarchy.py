@@ -92,13 +92,13 @@ class Hierarchy:
         assert isinstance(value, SwitchJoin)
         return uplink.join(replace(value, round=join.round), False, now)
 
-    def _join_value(self, job: Job, flags: int) -> SwitchJoin:
+    def _join_value(self, job: Job, flags: int, now: float) -> SwitchJoin:
         members = job.members
         assert job.shape is not None
         flags |= FLAG_REPRODUCIBLE * job.reproducible | FLAG_WHOLE * members.whole
         value = SwitchJoin.for_shape(job.shape, MemberType.SWITCH, members.expected, flags)
         assert isinstance(value, SwitchJoin)
-        return replace(value, workers=members.workers_here())
+        return replace(value, workers=job.workers_there(now, self.plane.limits.lease))
 
     def changed(self, job: Job, now: float) -> list[Outgoing]:
         """Contributors have come or gone: the parent has to know how many workers there are."""
@@ -109,7 +109,7 @@ class Hierarchy:
             uplink.leaving = True
             uplink.next_join = None
             return uplink.request(Action.LEAVE, None, now)[1]
-        return uplink.join(self._join_value(job, FLAG_HEARTBEAT), job.members.gathered, now)
+        return uplink.join(self._join_value(job, FLAG_HEARTBEAT, now), job.members.gathered, now)
 
     def _rejoin(self, uplink: Uplink, now: float) -> list[Outgoing]:
         job = self.plane.jobs.get(uplink.job)
@@ -120,7 +120,7 @@ class Hierarchy:
         assert isinstance(job.accelerator, SynchronousAccelerator)
         before = job.accelerator.has_all((at - 1) & ROUND_MASK)
         flags = FLAG_STANDS_AT if before else FLAG_STANDS_AT | FLAG_FIRST
-        return uplink.join(replace(self._join_value(job, flags), round=at), False, now)
+        return uplink.join(replace(self._join_value(job, flags, now), round=at), False, now)
 
     def _joined(self, uplink: Uplink, ack: Ack, now: float) -> list[Outgoing]:
         plane = self.plane
@@ -145,7 +145,9 @@ class Hierarchy:
             return sends + ([] if uplink.leaving else self._give_up(uplink, now))
         job.members.above = ack.contributors
         if job.members.count():
-            sends += plane.reevaluate(job)
+            sends += plane.gate_opened(job, None, now)
+        elif again and job.awaits_reset:  # the parent that was asked for it is no more
+            sends += self.tell(job, Action.RESET, None, now)
         return sends
 
     def _give_up(self, uplink: Uplink, now: float) -> list[Outgoing]:

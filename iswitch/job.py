@@ -112,6 +112,7 @@ class Job:
     reserved: dict[int, int] = field(default_factory=dict)  # bytes by rank
     accelerator: JobAccelerator | None = None
     completed_any: bool = False
+    awaits_reset: bool = False  # by the switch above; until then nothing completes
     dormant_since: float | None = None  # when the last member left
 
     def __post_init__(self) -> None:
@@ -142,6 +143,7 @@ class Job:
         self.accelerator = None
         self.reserved.clear()
         self.completed_any = False
+        self.awaits_reset = False
         self.members.expect_nobody()
         self.window.skip()
 
@@ -161,7 +163,7 @@ class Job:
 
         `held` is the bitmap of its contributors, or in an asynchronous job their number.
         """
-        if not self.members.gathered:
+        if not self.members.gathered or self.awaits_reset:
             return False
         if not self.synchronous:
             return held >= self.threshold_in_force
@@ -178,6 +180,36 @@ class Job:
         it stays until another takes its place.
         """
         return self.members.whole and self.members.gathered and not self.threshold
+
+    def is_out_of_step(self) -> bool:
+        """Whether, in a whole job that has just gathered, some stand where others have never been.
+
+        So it is when a switch has lost its state and a worker was replaced meanwhile: some came
+        back to a round they are at, and others know nothing of it. (Who is in its first round has
+        no more behind it than a new one.)
+        """
+        if not self.keeps_places or not self.synchronous:
+            return False
+        high, members = self.window.high, self.members.contributors()
+        came_back = [m for m in members if m.flags & FLAG_STANDS_AT and not m.flags & FLAG_FIRST]
+        new = [m for m in members if not m.flags & FLAG_STANDS_AT]
+        ahead = [
+            m
+            for m in members
+            if m.held_back and m.first_round is not None and round_distance(m.first_round, high) > 0
+        ]
+        return bool(came_back and (new or ahead))
+
+    def workers_there(self, now: float, lease: float) -> int:
+        """Workers at this switch and below it that can be counted on.
+
+        Once a whole job has begun, those that keep their place though their lease has run out are
+        not there.
+        """
+        members = self.members.contributors()
+        if self.keeps_places:
+            members = [m for m in members if m.last_seen + lease > now]
+        return sum(m.workers for m in members)
 
     def silent(self, now: float, lease: float) -> list[Member]:
         """Who has said nothing for a lease time and is out, therefore.
@@ -335,6 +367,7 @@ class Job:
         """Empty all buffers and go on two rounds further, or from the round the parent says."""
         self.window.skip(round_)
         self.halted = False
+        self.awaits_reset = False
         self.completed_any = False
         self.members.all_begin_anew()
         if self.accelerator is not None:

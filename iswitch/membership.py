@@ -31,6 +31,7 @@ class Member:
     last_seen: float
     contributed: int | None = None
     held_back: bool = False
+    flags: int = 0  # of the Join that made it a member
     workers: int = 1  # for how many it stands, if it is a switch
     answers: OrderedDict[int, bytes] = field(default_factory=OrderedDict)  # by Request
 
