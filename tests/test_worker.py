@@ -437,7 +437,7 @@ def test_who_resets_is_not_told_of_it(make: Make) -> None:
 
 
 def test_leave(make: Make, pool: ThreadPoolExecutor) -> None:
-    first, second, third = make(3, elastic=True)
+    first, second, third = make(3, on_member_lost="continue")
     waiting = [pool.submit(w.allreduce, ones(2)) for w in (first, second)]
     third.leave()  # what waited only for it completes
     assert all((w.result(PATIENCE) == 4).all() for w in waiting)
@@ -495,7 +495,7 @@ def test_a_worker_that_computes_for_long_stays_a_member(
     """Between calls its own thread keeps the lease; one that is stopped loses it."""
     _, where = start_switch("127.0.0.1:0", "--lease", "5")
     first, second = pool.map(
-        lambda _: Worker(where, 1, NUMEL, 2, elastic=True, timeout=PATIENCE), range(2)
+        lambda _: Worker(where, 1, NUMEL, 2, on_member_lost="continue", timeout=PATIENCE), range(2)
     )
     second._left.set()  # its thread ends: nobody speaks for it any more
     time.sleep(6.5)

@@ -147,6 +147,7 @@ class Session:
         self.rank = 0
         self.round = 0  # of the allreduce under way, or the next
         self.joined = 0  # workers that have joined, or are members since all had; by the last Ack
+        self.threshold = 0  # H in force, by the last Ack
         self.halted = False
         self.transfer: Transfer | None = None
         self.may_send = False  # more than the last `transmissions` gave out
@@ -220,12 +221,16 @@ class Session:
         if self._rejoining and not self._pending:  # a switch that refused us may take us now
             self.join(now)
         self.transfer = Transfer(self._contributions[0], vector, out)
-        self.waiting_for = None
-        self._asked_anew = True
-        self._help_requests.clear()
+        self.forget_who_is_missing()
         self._timed = None
         self.round_trip.backoff = 1.0
         self._timer = now + self.round_trip.timeout
+
+    def forget_who_is_missing(self) -> None:
+        """Only answers to a Help that is still to be asked say for whom the round waits."""
+        self.waiting_for = None
+        self._asked_anew = True
+        self._help_requests.clear()
 
     def finish(self) -> None:
         """The transfer is done: go on to the next round."""
@@ -372,6 +377,7 @@ class Session:
     def _joined(self, ack: Ack, now: float) -> None:
         self.rank = ack.rank
         self.joined = ack.contributors
+        self.threshold = ack.threshold
         if self.member:
             return
         self.member = True
