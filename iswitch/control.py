@@ -515,7 +515,10 @@ class ControlPlane:
         return Answer(request.ack(fewest), sends, Status.GONE if gone else Status.OK)
 
     def _help(self, request: Request) -> Answer:
-        """Send kept aggregates again; ask those for their contributions who have not sent them."""
+        """Send kept aggregates again; ask those for their contributions who have not sent them.
+
+        If no segments are named, the answer says who is lost.
+        """
         job = request.job
         round_, start, stop = request.segments()
         assert job.accelerator is not None
@@ -539,6 +542,8 @@ class ControlPlane:
         if self.hierarchy and above:
             sends += self.hierarchy.help(job, above, request.now)
         absent = reduce(or_, (bits for bits, _ in missing), 0)
+        if start == stop:
+            absent = job.lost(request.now, self.limits.lease)
         if status is Status.GONE:
             sends += self._move_up(job, request.member)
         ack = replace(request.ack(absent & 0xFFFFFFFF), threshold=absent >> 32)

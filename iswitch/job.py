@@ -206,10 +206,12 @@ class Job:
         Once a whole job has begun, those that keep their place though their lease has run out are
         not there.
         """
-        members = self.members.contributors()
-        if self.keeps_places:
-            members = [m for m in members if m.last_seen + lease > now]
-        return sum(m.workers for m in members)
+        lost = self.lost(now, lease) if self.keeps_places else 0
+        return sum(m.workers for m in self.members.contributors() if not lost & m.bit)
+
+    def lost(self, now: float, lease: float) -> int:
+        """Bitmap of the contributors whose lease has run out though they are members still."""
+        return sum(m.bit for m in self.members.contributors() if m.last_seen + lease <= now)
 
     def silent(self, now: float, lease: float) -> list[Member]:
         """Who has said nothing for a lease time and is out, therefore.

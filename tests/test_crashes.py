@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
+from iswitch.cli.worlds import LOCALHOST
 from topologies import Topology
 
 from .test_demo import children, processes
@@ -25,27 +28,26 @@ WORLDS = [
     pytest.param("mininet", "rack:2x2", marks=as_root),
 ]
 TRAIN = """
-    import os
+    import os, time
     import numpy as np
     from worker_lib import JobReset, Worker, catch_up
-    state, step = np.zeros(300, np.float32), 0
+    total, step = np.zeros(300), 0
     with Worker.from_env(numel=1000, timeout=40) as worker:
         print("joined", flush=True)
-        while step < 40:
+        while True:
             try:
-                step = catch_up(worker, [state], step, int(os.environ["RANK"]))
-                while step < 40:
-                    vector = np.full(1000, step, np.float32)
-                    total = worker.allreduce(vector)
-                    assert (total == worker.num_workers * step).all()
-                    state += total[:300]
+                step = catch_up(worker, [total], step, int(os.environ["RANK"]))
+                while step < 60:
+                    sums = worker.allreduce(np.full(1000, step, np.float32))
+                    assert (sums == worker.num_workers * step).all(), sums
+                    total += sums[:300]
                     step += 1
-                    import time
-                    time.sleep(0.05)
-                worker.allreduce(np.zeros(1000, np.float32))
+                    time.sleep(0.02)
+                worker.allreduce(np.zeros(1000, np.float32))  # until all are done
+                break
             except JobReset:
-                step = min(step, 39) if step < 40 else step
-        print("sum", state[0], flush=True)
+                pass
+        print("total", total[0], flush=True)
 """
 
 
@@ -135,3 +137,74 @@ def test_demo(world: str, form: str, killed: list[str], tmp_path: Path) -> None:
     assert said.count("was killed by SIGKILL; starting it again") == len(killed)
     assert report["restarts"]["switches"] == {names[w]: 1 for w in killed if w in names}
     assert list(report["restarts"]["workers"].values()) == [1] * killed.count("worker")
+
+
+RUNS = [
+    pytest.param(world, form, killed, marks=marks, id=f"{world}-{killed}")
+    for world, form, marks in [(*param.values, param.marks) for param in WORLDS]
+    for killed in ("worker", "root", *["child"] * (world != "loopback"))
+]
+
+
+@pytest.mark.parametrize(("world", "form", "killed"), RUNS)
+def test_run(world: str, form: str, killed: str, tmp_path: Path) -> None:
+    """A script of a user's, with `--max-restarts`; captures of both processes of a switch."""
+    folder = tmp_path / "captures"
+    captures = [] if world == "loopback" else ["--capture", str(folder)]
+    code = textwrap.dedent(TRAIN)
+    command = ["--max-restarts", "1", *captures, "--", sys.executable, "-c", code]
+    running = Running("run", world, form, tmp_path / "report.json", *command)
+    hosts = len(running.topology.hosts)
+    name = {"root": running.topology.root.name, "child": "tor2"}.get(killed)
+    try:
+        running.until("joined", hosts)
+        time.sleep(0.4)
+        os.kill(running.worker("total") if name is None else running.switch(name), signal.SIGKILL)
+        said, report = running.end()
+    finally:
+        running.stop()
+    assert said.count("was killed by SIGKILL; starting it again") == 1
+    totals = [line.partition("total ")[2] for line in said.splitlines() if "total " in line]
+    assert totals == [str(float(hosts * sum(range(60))))] * hosts
+    assert report["switch_restarts"] == ({} if name is None else {name: 1})
+    assert sum(worker["restarts"] for worker in report["workers"]) == (name is None)
+    if captures:
+        wanted = {f"{switch.name}.pcapng" for switch in running.topology.tree}
+        wanted |= {f"{name}.2.pcapng"} if name else set()
+        assert {path.name for path in folder.iterdir()} == wanted
+
+
+def test_a_command_that_fails_too_often_fails_the_run(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    words = ["--topology", "star:2", "--max-restarts", "2", "--json", str(report), "--"]
+    command = "echo $ISWITCH_BIND; exit $((RANK == 1 ? 7 : 0))"
+    done = subprocess.run(
+        [sys.executable, "-m", "iswitch", "run", *words, "sh", "-c", command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 7
+    said = [line for line in done.stderr.splitlines() if "h2 (rank 1, process" in line]
+    assert [line.partition(") ")[2] for line in said] == [
+        "ended with status 7; starting it again (1 of 2)",
+        "ended with status 7; starting it again (2 of 2)",
+        "ended with status 7",
+    ]
+    addresses = {line for line in done.stdout.splitlines() if line.startswith("h2")}
+    assert len(addresses) == 1
+    assert f"| {LOCALHOST}:" in addresses.pop()
+    assert [w["restarts"] for w in json.loads(report.read_text())["workers"]] == [0, 2]
+
+
+def test_without_restarts_no_address_is_given() -> None:
+    words = ["--topology", "star:1", "--", "sh", "-c", "echo bind=$ISWITCH_BIND"]
+    done = subprocess.run(
+        [sys.executable, "-m", "iswitch", "run", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.stdout == "h1 | bind=\n"

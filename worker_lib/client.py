@@ -427,6 +427,7 @@ class Worker:
     def _note_refusal(self) -> None:
         """Have the next allreduce raise it when a membership could not be taken up again."""
         for answer in self._events():
+            self._waiting.answered(answer)
             if answer.action is Action.JOIN and answer.status is not Status.OK:
                 self._notice = self._refused(answer)
 

@@ -111,8 +111,8 @@ class MemberLost(WorkerError):
 
     Attributes:
         round: the round.
-        ranks: the ranks whose contributions are missing at the switch; none if it has left, or is
-            a member of another switch.
+        ranks: the ranks of those whose leases have run out at the switch; none for who has left,
+            or is a member of another switch.
     """
 
     def __init__(self, round_: int, ranks: Sequence[int], there: int, num_workers: int) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from iswitch.wire import MAX_MEMBERS
+from iswitch.wire import MAX_MEMBERS, Action, Segments, Status
 
 from .errors import AllreduceTimeout, JobHalted, MemberLost
-from .session import Session
+from .session import Answered, Session
 
 OnMemberLost = Literal["wait", "continue", "raise"]
 CHOICES: tuple[OnMemberLost, ...] = get_args(OnMemberLost)
@@ -21,7 +21,7 @@ class Waiting:
 
     A member is lost when the switch tells of fewer workers than there should be, and tells
     afterwards that a contribution is missing. (One that has left when all was done is not missed,
-    even by who still lacks aggregates.) If it names no rank, the member has left, or is one of
+    even by who still lacks aggregates.) If none is missing there, the member has left, or is one of
     another switch; then time shows whether the aggregates are only late.
 
     Args:
@@ -41,6 +41,8 @@ class Waiting:
         """Another allreduce is under way."""
         self._since: float | None = None  # when somebody was found to be absent, or came progress
         self._remaining = 0
+        self._asked: int | None = None  # the Request that asks for the ranks
+        self._ranks: list[int] | None = None
 
     def lost(self, now: float) -> MemberLost | None:
         """Whom to give up now, if that is to be told."""
@@ -57,13 +59,19 @@ class Waiting:
         if self._since is None or transfer.remaining != self._remaining:
             self._since, self._remaining = now, transfer.remaining
             session.forget_who_is_missing()  # what was missing before says nothing
-        if session.waiting_for is None:
+            self._ranks = None
+            nothing = Segments(transfer.round, 0, 0)  # so that the answer says who is lost
+            self._asked = session.request(Action.HELP, nothing, now)
+        if self._ranks is None or session.waiting_for is None:
             return None
         if not session.waiting_for and now < self._since + ELSEWHERE:
             return None
-        return MemberLost(
-            transfer.round, _ranks(session.waiting_for), session.joined, self.num_workers
-        )
+        return MemberLost(transfer.round, self._ranks, session.joined, self.num_workers)
+
+    def answered(self, answer: Answered) -> None:
+        """Take an answer; it may be to what was asked here."""
+        if answer.request == self._asked and answer.status is Status.OK:
+            self._ranks = _ranks(answer.ack.missing)
 
     def too_late(self, seconds: float, now: float, failed: int) -> AllreduceTimeout:
         """The round was not done within so many seconds; `failed` packets could not be sent."""
