@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from .accelerator import Held, Run, merge
 from .counters import Counters
 from .hierarchy import Hierarchy
-from .job import Job, Window, memory_needed
+from .job import Job, memory_needed
 from .membership import Member
 from .packets import Address, Outgoing
 from .relay import Relays
@@ -277,7 +277,9 @@ class ControlPlane:
                     member.last_seen = now
                     if isinstance(join, SwitchJoin):
                         sends = self._recount(job, member, join, now)
-                    return [self._joined(peer, packet, join, job, member, now), *sends]
+                    if not same and job.is_beyond(join):
+                        sends += self._begin_anew(job, None, now)
+                    return [*self._joined(peer, packet, join, job, member, now), *sends]
                 former = member if member.contributes else None
                 sends = self._remove(job, member, now)
             if join.flags & FLAG_HEARTBEAT:
@@ -293,7 +295,7 @@ class ControlPlane:
             return [*sends, self.bare_answer(peer, packet, Status.BAD_REQUEST)]
         except Refusal as refusal:
             return [*sends, self.bare_answer(peer, packet, refusal.status, refusal.workers)]
-        return [*sends, self._joined(peer, packet, join, job, member, now), *more]
+        return [*sends, *self._joined(peer, packet, join, job, member, now), *more]
 
     def _make_room(self, job: Job, now: float) -> list[Outgoing]:
         """A job that keeps places takes in nobody else; who died makes room for another.
@@ -316,11 +318,12 @@ class ControlPlane:
 
     def _begin_anew(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
         """A place in a whole job was taken again: all go on from a round of their own."""
+        comes_back = newcomer is not None and newcomer.named is not None
         if self.hierarchy:
             job.awaits_reset = True
             return self.hierarchy.tell(job, Action.RESET, None, now)
         sends = self.reset(job, None, now)
-        if newcomer is None:
+        if newcomer is None or comes_back:
             return sends
         self.relays.cancel(newcomer.address, job.number)  # its Ack says it
         return [out for out in sends if newcomer.address not in out.peers]
@@ -340,13 +343,19 @@ class ControlPlane:
 
     def _joined(
         self, peer: Address, packet: Control, join: Join, job: Job, member: Member, now: float
-    ) -> Outgoing:
-        """The Ack; a member that comes back and takes part in every round stays where it is."""
+    ) -> list[Outgoing]:
+        """The Ack; a member that comes back and takes part in every round stays where it is.
+
+        Until the switch above has reset the job, nobody can be told where to begin.
+        """
+        if job.awaits_reset and not join.flags & FLAG_HEARTBEAT:
+            return []
         ack = Request(job, member, Action.JOIN, None, now).ack(self._workers(job, now))
         stays = bool(join.flags & FLAG_STANDS_AT) and member.first_round is None
         if stays and job.synchronous and join.round in job.window:
             ack = replace(ack, round=join.round)
-        return Outgoing.control(peer, Control(Action.ACK, packet.job, packet.request, ack).build())
+        payload = Control(Action.ACK, packet.job, packet.request, ack).build()
+        return [Outgoing.control(peer, payload)]
 
     def _admit(
         self,
@@ -393,7 +402,9 @@ class ControlPlane:
             self._reserve(job, shape, rank, asks_rank_order or self.reproducible)
         self.jobs[packet.job] = job
         job.dormant_since = None
-        member = Member(peer, type_, rank, packet.request, None, now, flags=join.flags)
+        member = Member(peer, type_, rank, packet.request, None, now, replaces=former is not None)
+        if join.flags & FLAG_STANDS_AT:
+            member.named, member.begins = join.round, bool(join.flags & FLAG_FIRST)
         if isinstance(join, SwitchJoin):
             member.workers = join.workers
         self._answers.pop((peer, packet.job), None)
@@ -432,8 +443,7 @@ class ControlPlane:
                 raise Refusal(Status.FULL)
             job.reserved[rank] = needed
         if begins and self.hierarchy:
-            round_ = self.hierarchy.uplinks[job.number].first_round
-            job.window = Window(round_, round_, named=True)
+            job.window = self.hierarchy.uplinks[job.number].window()
         if begins:
             job.begin(shape, reproducible and shape.mode is Mode.SYNCHRONOUS)
 

@@ -87,6 +87,7 @@ class Hierarchy:
         """Join the parent with the layout and the place that the first worker here named."""
         shape = join.shape()
         assert shape is not None
+        uplink.named = join.round if join.flags & FLAG_STANDS_AT else None
         kept = FLAG_REPRODUCIBLE | FLAG_WHOLE | FLAG_STANDS_AT | FLAG_FIRST
         value = SwitchJoin.for_shape(shape, MemberType.SWITCH, join.expected, join.flags & kept)
         assert isinstance(value, SwitchJoin)
@@ -103,12 +104,12 @@ class Hierarchy:
     def changed(self, job: Job, now: float) -> list[Outgoing]:
         """Contributors have come or gone: the parent has to know how many workers there are."""
         uplink = self.uplinks.get(job.number)
-        if uplink is None or not uplink.member or uplink.leaving:
+        if uplink is None or uplink.leaving:
             return []
-        if job.shape is None:
-            uplink.leaving = True
-            uplink.next_join = None
-            return uplink.request(Action.LEAVE, None, now)[1]
+        if job.shape is None:  # also while joining anew: who comes next is no part of that
+            return self._give_up(uplink, now)
+        if not uplink.member:
+            return []
         return uplink.join(self._join_value(job, FLAG_HEARTBEAT, now), job.members.gathered, now)
 
     def _rejoin(self, uplink: Uplink, now: float) -> list[Outgoing]:
@@ -118,7 +119,13 @@ class Hierarchy:
         uplink.begin_anew()
         at = job.stands_at()
         assert isinstance(job.accelerator, SynchronousAccelerator)
-        before = job.accelerator.has_all((at - 1) & ROUND_MASK)
+        last = (at - 1) & ROUND_MASK
+        before = job.accelerator.has_all(last) or any(
+            # Those below may have had it from a former process of this switch.
+            (m.named == at and not m.begins)
+            or (m.contributed == at and last in job.window and m.takes_part_in(last))
+            for m in job.members.contributors()
+        )
         flags = FLAG_STANDS_AT if before else FLAG_STANDS_AT | FLAG_FIRST
         return uplink.join(replace(self._join_value(job, flags, now), round=at), False, now)
 
@@ -152,7 +159,7 @@ class Hierarchy:
 
     def _give_up(self, uplink: Uplink, now: float) -> list[Outgoing]:
         uplink.leaving = True
-        uplink.next_join = None
+        uplink.forget_join()
         return uplink.request(Action.LEAVE, None, now)[1]
 
     def _refused(self, uplink: Uplink, status: Status) -> list[Outgoing]:

@@ -182,23 +182,40 @@ class Job:
         return self.members.whole and self.members.gathered and not self.threshold
 
     def is_out_of_step(self) -> bool:
-        """Whether, in a whole job that has just gathered, some stand where others have never been.
+        """Whether, in a whole job that has just gathered, not all go on from the same place.
 
         So it is when a switch has lost its state and a worker was replaced meanwhile: some came
-        back to a round they are at, and others know nothing of it. (Who is in its first round has
-        no more behind it than a new one.)
+        back to a round they are at, and others know nothing of it, or have not heard of a reset. Or
+        one was replaced before all had come: it begins later than they, for no packet of the old
+        process may count as its own.
         """
         if not self.keeps_places or not self.synchronous:
             return False
-        high, members = self.window.high, self.members.contributors()
-        came_back = [m for m in members if m.flags & FLAG_STANDS_AT and not m.flags & FLAG_FIRST]
-        new = [m for m in members if not m.flags & FLAG_STANDS_AT]
-        ahead = [
-            m
-            for m in members
-            if m.held_back and m.first_round is not None and round_distance(m.first_round, high) > 0
-        ]
-        return bool(came_back and (new or ahead))
+        members = self.members.contributors()
+        if any(m.replaces for m in members):
+            return True
+        going_on = {m.named for m in members if m.named is not None and not m.begins}
+        beginning = {m.named for m in members if m.begins}
+        if None in beginning:  # new ones
+            return bool(going_on) or len(beginning) > 1
+        # All begin at one round, and who has finished that is at the next.
+        rounds = beginning or going_on
+        return len(beginning) > 1 or any(
+            round_distance(to, at) not in ((0, 1) if beginning else (-1, 0, 1))
+            for at in rounds
+            for to in going_on
+            if at is not None and to is not None
+        )
+
+    def is_beyond(self, join: Join) -> bool:
+        """Whether a new process of a switch below knows, in a whole job, nothing of the others.
+
+        Its first worker is new, then: a place was taken again.
+        """
+        if not self.keeps_places or not self.synchronous:
+            return False
+        ahead = round_distance(join.round, self.window.high) > 0
+        return not join.flags & FLAG_STANDS_AT or (bool(join.flags & FLAG_FIRST) and ahead)
 
     def workers_there(self, now: float, lease: float) -> int:
         """Workers at this switch and below it that can be counted on.

@@ -495,6 +495,7 @@ class Worker:
                     raise
             most = max(most, self._session.joined)
             if most >= (self.num_workers or 0):
+                self._notice = None  # a reset while all were gathering: nothing was under way
                 return
             if time.monotonic() + JOIN_PAUSE >= limit:
                 raise TooFewWorkers(

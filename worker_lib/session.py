@@ -382,10 +382,10 @@ class Session:
             return
         self.member = True
         if not self._rejoining:
-            self.round = ack.round
+            if self._moved_to is None:  # else a Reset has overtaken the Ack
+                self.round = ack.round
             return
         self._rejoining = False
-        self._relays.clear()  # a switch that was restarted numbers from the start again
         if round_distance(ack.round, self.round) > 0:
             self._events.append(Dropped(self.round, ack.round))
             self.abandon()
@@ -399,6 +399,8 @@ class Session:
         if self.member and not self.leaving:
             self.member = False
             self._rejoining = True
+            self._relays.clear()  # a switch that was restarted numbers from the start again
+            self._moved_to = None
             self.stats["rejoins"] += 1
             self.join(now)
 
