@@ -366,8 +366,8 @@ def test_workers_are_replaced_while_switches_restart(seed: int) -> None:
     """No sum mixes a newcomer with who has not heard of it, and everybody gets on.
 
     Where a switch and the one above it restart in the same round, the upper one may lack what the
-    lower one has only the aggregate of. Then an allreduce runs out of time, and a reset helps, which
-    is what the demo's workers do. (2 of 600 histories need it.)
+    lower one has only the aggregate of. Then an allreduce runs out of time, and a reset helps, as
+    the demo's workers ask for. (2 of 600 histories need it.)
 
     What a dead process sent has arrived when the new one comes, as ever (a switch that knows
     nothing of it could not tell its packets from the new one's).
