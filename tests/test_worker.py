@@ -260,6 +260,8 @@ def test_wrong_out(make: Make, out: np.ndarray, error: type[Exception], text: st
         ({"switch": ("localhost", "7")}, ValueError, r"switch = .* pass"),
         ({"switch": ("127.0.0.1", 0)}, ValueError, r"switch = .* pass"),
         ({"bind": ("127.0.0.1", 70000)}, ValueError, r"bind = .* pass"),
+        ({"on_member_lost": "ignore"}, ValueError, "pass 'wait', 'continue' or 'raise'"),
+        ({"on_member_lost": "raise"}, ValueError, "pass num_workers"),
         ({"bind": ("192.0.2.1", 0)}, BindError, "cannot bind .*no address of this machine"),
     ],
 )
@@ -505,11 +507,12 @@ def test_a_worker_is_killed_in_the_middle_of_a_round(
         vector = np.ones(LONG, np.float32)
         together(pool, [first, second], [vector] * 2)
         lost = int(process.stdout.readline())
-        begun = pool.submit(first.allreduce, vector, timeout=9.0)
+        patience = 9.0 if how == "wait" else PATIENCE
+        begun = pool.submit(first.allreduce, vector, timeout=patience)
         time.sleep(0.5)  # the round is under way, without the second's contribution
         process.kill()
         died = time.monotonic()
-        other = pool.submit(second.allreduce, vector, timeout=9.0)
+        other = pool.submit(second.allreduce, vector, timeout=patience)
         if how == "continue":
             for future in (begun, other):
                 sums = future.result(PATIENCE)

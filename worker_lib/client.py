@@ -242,7 +242,7 @@ class Worker:
         session.begin(np.ascontiguousarray(vector).reshape(-1), result.reshape(-1), began)
         transfer = session.transfer
         assert transfer is not None
-        self._waiting.begin()
+        self._waiting.begin(began)
         try:
             while not transfer.done:
                 in_time = self._step(limit)

@@ -148,6 +148,7 @@ class Session:
         self.round = 0  # of the allreduce under way, or the next
         self.joined = 0  # workers that have joined, or are members since all had; by the last Ack
         self.threshold = 0  # H in force, by the last Ack
+        self.told = float("-inf")  # when that Ack came
         self.halted = False
         self.transfer: Transfer | None = None
         self.may_send = False  # more than the last `transmissions` gave out
@@ -378,6 +379,7 @@ class Session:
         self.rank = ack.rank
         self.joined = ack.contributors
         self.threshold = ack.threshold
+        self.told = now
         if self.member:
             return
         self.member = True

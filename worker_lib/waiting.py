@@ -35,10 +35,11 @@ class Waiting:
         self.num_workers = num_workers
         self.on_member_lost = on_member_lost
         self._threshold = 0  # H when all were there
-        self.begin()
+        self.begin(float("-inf"))
 
-    def begin(self) -> None:
+    def begin(self, now: float) -> None:
         """Another allreduce is under way."""
+        self._began = now  # what was told before, others may have seen to
         self._since: float | None = None  # when somebody was found to be absent, or came progress
         self._remaining = 0
         self._asked: int | None = None  # the Request that asks for the ranks
@@ -52,6 +53,8 @@ class Waiting:
             return None
         if session.joined >= self.num_workers:
             self._threshold = session.threshold
+        if session.told < self._began:
+            return None
         by_hand = session.threshold < self._threshold  # then the others go on without it
         if not session.member or session.joined >= self.num_workers or by_hand:
             self._since = None
