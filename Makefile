@@ -19,7 +19,7 @@ check: $(VENV)/dev.ready
 
 # The random model of joins, crashes and restarts, on more seeds than `make test` takes.
 model: $(VENV)/dev.ready
-	ISWITCH_MODEL_SEEDS=3000 $(BIN)/python -m pytest -q tests/test_model.py
+	ISWITCH_MODEL_SEEDS=3000 $(BIN)/python -m pytest -q tests/test_model.py tests/test_replacement.py
 
 bench: $(VENV)/dev.ready
 	$(BIN)/python -m tests.bench.loopback

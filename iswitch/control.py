@@ -15,7 +15,7 @@ from .accelerator import Held, Run, merge
 from .answers import Answers, Former, FormerMembers
 from .counters import Counters
 from .hierarchy import Hierarchy
-from .job import Job, Window, memory_needed
+from .job import Job, memory_needed
 from .keys import Keys
 from .limits import Limits, Throttle
 from .membership import Member
@@ -236,11 +236,15 @@ class ControlPlane:
                 if same or type_ is member.type is MemberType.SWITCH:
                     if type_ is not member.type or (job.shape and shape not in (None, job.shape)):
                         raise Refusal(Status.MISMATCH)
+                    if not same:  # its Request numbers begin anew
+                        member.answers = Answers(max(packet.request, member.answers.last))
                     member.incarnation = packet.request
                     member.last_seen = now
                     if isinstance(join, SwitchJoin):
                         sends = self._recount(job, member, join, now)
-                    return [self._joined(peer, packet, join, job, member, now), *sends]
+                    if not same and job.is_beyond(join):
+                        sends += self._begin_anew(job, None, now)
+                    return [*self._joined(peer, packet, join, job, member, now), *sends]
                 former = member if member.contributes else None
                 sends = self._remove(job, member, now)
             if join.flags & FLAG_HEARTBEAT:
@@ -256,7 +260,7 @@ class ControlPlane:
             return [*sends, self.bare_answer(peer, packet, Status.BAD_REQUEST)]
         except Refusal as refusal:
             return [*sends, self.bare_answer(peer, packet, refusal.status, refusal.workers)]
-        return [*sends, self._joined(peer, packet, join, job, member, now), *more]
+        return [*sends, *self._joined(peer, packet, join, job, member, now), *more]
 
     def _make_room(self, job: Job, now: float) -> list[Outgoing]:
         """A job that keeps places takes in nobody else; who died makes room for another.
@@ -271,11 +275,21 @@ class ControlPlane:
                 return self._end_lease(job, member, now)
         raise Refusal(Status.FULL, job.members.workers)
 
-    def _begin_anew(self, job: Job, newcomer: Member, now: float) -> list[Outgoing]:
+    def gate_opened(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
+        """As many workers have come as are expected: go on, all from the same round."""
+        if job.is_out_of_step():
+            return self._begin_anew(job, newcomer, now)
+        return self.reevaluate(job)
+
+    def _begin_anew(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
         """A place in a whole job was taken again: all go on from a round of their own."""
+        comes_back = newcomer is not None and newcomer.named is not None
         if self.hierarchy:
+            job.awaits_reset = True
             return self.hierarchy.tell(job, Action.RESET, None, now)
         sends = self.reset(job, None, now)
+        if newcomer is None or comes_back:
+            return sends
         self.relays.cancel(newcomer.address, job.number)  # its Ack says it
         return [out for out in sends if newcomer.address not in out.peers]
 
@@ -285,18 +299,29 @@ class ControlPlane:
         self.throttle.count(switch.address, join.workers)
         members = job.members
         members.expected = max(members.expected, join.expected)
-        sends = self.reevaluate(job) if members.count() else []
+        sends = self.gate_opened(job, None, now) if members.count() else []
         return sends + (self.hierarchy.changed(job, now) if self.hierarchy else [])
+
+    def _workers(self, job: Job, now: float) -> int:
+        """Workers that are there: with a parent, as that tells of the whole tree."""
+        above = job.members.above
+        return job.workers_there(now, self.limits.lease) if above is None else above
 
     def _joined(
         self, peer: Address, packet: Control, join: Join, job: Job, member: Member, now: float
-    ) -> Outgoing:
-        """The Ack; a member that comes back and takes part in every round stays where it is."""
-        ack = Request(job, member, Action.JOIN, None, now).ack(job.members.workers)
+    ) -> list[Outgoing]:
+        """The Ack; a member that comes back and takes part in every round stays where it is.
+
+        Until the switch above has reset the job, nobody can be told where to begin.
+        """
+        if job.awaits_reset and not join.flags & FLAG_HEARTBEAT:
+            return []
+        ack = Request(job, member, Action.JOIN, None, now).ack(self._workers(job, now))
         stays = bool(join.flags & FLAG_STANDS_AT) and member.first_round is None
         if stays and job.synchronous and join.round in job.window:
             ack = replace(ack, round=join.round)
-        return Outgoing.control(peer, Control(Action.ACK, packet.job, packet.request, ack).build())
+        payload = Control(Action.ACK, packet.job, packet.request, ack).build()
+        return [Outgoing.control(peer, payload)]
 
     def _admit(
         self,
@@ -345,7 +370,9 @@ class ControlPlane:
             self._reserve(job, shape, rank, asks_rank_order or self.reproducible)
         self.jobs[packet.job] = job
         job.dormant_since = None
-        member = Member(peer, type_, rank, packet.request, None, now)
+        member = Member(peer, type_, rank, packet.request, None, now, replaces=former is not None)
+        if join.flags & FLAG_STANDS_AT:
+            member.named, member.begins = join.round, bool(join.flags & FLAG_FIRST)
         if isinstance(join, SwitchJoin):
             member.workers = join.workers
         gone = self.former.pop(peer, packet.job)
@@ -365,7 +392,7 @@ class ControlPlane:
         assert job.accelerator is not None
         job.accelerator.join(rank)
         if job.members.gathered and not was_gathered:
-            sends += self.reevaluate(job)
+            sends += self.gate_opened(job, member, now)
         if fills_up:
             sends += self._begin_anew(job, member, now)
         return job, member, sends
@@ -390,8 +417,7 @@ class ControlPlane:
                 raise Refusal(Status.FULL)
             job.reserved[rank] = needed
         if begins and self.hierarchy:
-            round_ = self.hierarchy.uplinks[job.number].first_round
-            job.window = Window(round_, round_, named=True)
+            job.window = self.hierarchy.uplinks[job.number].window()
         if begins:
             job.begin(shape, reproducible and shape.mode is Mode.SYNCHRONOUS)
 
@@ -476,7 +502,10 @@ class ControlPlane:
         return Answer(request.ack(fewest), sends, Status.GONE if gone else Status.OK)
 
     def _help(self, request: Request) -> Answer:
-        """Send kept aggregates again; ask those for their contributions who have not sent them."""
+        """Send kept aggregates again; ask those for their contributions who have not sent them.
+
+        If no segments are named, the answer says who is lost.
+        """
         job = request.job
         round_, start, stop = request.segments()
         assert job.accelerator is not None
@@ -501,6 +530,8 @@ class ControlPlane:
         if self.hierarchy and above:
             sends += self.hierarchy.help(job, above, request.now)
         absent = reduce(or_, (bits for bits, _ in missing), 0)
+        if start == stop:
+            absent = job.lost(request.now, self.limits.lease)
         if status is Status.GONE:
             sends += self._move_up(job, request.member)
         ack = replace(request.ack(absent & 0xFFFFFFFF), threshold=absent >> 32)
@@ -590,6 +621,8 @@ class ControlPlane:
         for job in list(self.jobs.values()):
             for member in job.silent(now, self.limits.lease):
                 sends += [out.copy() for out in self._end_lease(job, member, now)]
+            if self.hierarchy and job.keeps_places:  # who keeps its place is not counted now
+                sends += self.hierarchy.changed(job, now)
             expiries = (m.last_seen + self.limits.lease for m in job.members.by_address.values())
             coming = (expiry for expiry in expiries if expiry > now)
             self._next_expiry = min(self._next_expiry, min(coming, default=float("inf")))

@@ -87,29 +87,30 @@ class Hierarchy:
         """Join the parent with the layout and the place that the first worker here named."""
         shape = join.shape()
         assert shape is not None
+        uplink.named = join.round if join.flags & FLAG_STANDS_AT else None
         kept = FLAG_REPRODUCIBLE | FLAG_WHOLE | FLAG_STANDS_AT | FLAG_FIRST
         value = SwitchJoin.for_shape(shape, MemberType.SWITCH, join.expected, join.flags & kept)
         assert isinstance(value, SwitchJoin)
         return uplink.join(replace(value, round=join.round), False, now)
 
-    def _join_value(self, job: Job, flags: int) -> SwitchJoin:
+    def _join_value(self, job: Job, flags: int, now: float) -> SwitchJoin:
         members = job.members
         assert job.shape is not None
         flags |= FLAG_REPRODUCIBLE * job.reproducible | FLAG_WHOLE * members.whole
         value = SwitchJoin.for_shape(job.shape, MemberType.SWITCH, members.expected, flags)
         assert isinstance(value, SwitchJoin)
-        return replace(value, workers=members.workers_here())
+        return replace(value, workers=job.workers_there(now, self.plane.limits.lease))
 
     def changed(self, job: Job, now: float) -> list[Outgoing]:
         """Contributors have come or gone: the parent has to know how many workers there are."""
         uplink = self.uplinks.get(job.number)
-        if uplink is None or not uplink.member or uplink.leaving:
+        if uplink is None or uplink.leaving:
             return []
-        if job.shape is None:
-            uplink.leaving = True
-            uplink.next_join = None
-            return uplink.request(Action.LEAVE, None, now)[1]
-        return uplink.join(self._join_value(job, FLAG_HEARTBEAT), job.members.gathered, now)
+        if job.shape is None:  # also while joining anew: who comes next is no part of that
+            return self._give_up(uplink, now)
+        if not uplink.member:
+            return []
+        return uplink.join(self._join_value(job, FLAG_HEARTBEAT, now), job.members.gathered, now)
 
     def _rejoin(self, uplink: Uplink, now: float) -> list[Outgoing]:
         job = self.plane.jobs.get(uplink.job)
@@ -118,9 +119,15 @@ class Hierarchy:
         uplink.begin_anew()
         at = job.stands_at()
         assert isinstance(job.accelerator, SynchronousAccelerator)
-        before = job.accelerator.has_all((at - 1) & ROUND_MASK)
+        last = (at - 1) & ROUND_MASK
+        before = job.accelerator.has_all(last) or any(
+            # Those below may have had it from a former process of this switch.
+            (m.named == at and not m.begins)
+            or (m.contributed == at and last in job.window and m.takes_part_in(last))
+            for m in job.members.contributors()
+        )
         flags = FLAG_STANDS_AT if before else FLAG_STANDS_AT | FLAG_FIRST
-        return uplink.join(replace(self._join_value(job, flags), round=at), False, now)
+        return uplink.join(replace(self._join_value(job, flags, now), round=at), False, now)
 
     def _joined(self, uplink: Uplink, ack: Ack, now: float) -> list[Outgoing]:
         plane = self.plane
@@ -145,12 +152,14 @@ class Hierarchy:
             return sends + ([] if uplink.leaving else self._give_up(uplink, now))
         job.members.above = ack.contributors
         if job.members.count():
-            sends += plane.reevaluate(job)
+            sends += plane.gate_opened(job, None, now)
+        elif again and job.awaits_reset:  # the parent that was asked for it is no more
+            sends += self.tell(job, Action.RESET, None, now)
         return sends
 
     def _give_up(self, uplink: Uplink, now: float) -> list[Outgoing]:
         uplink.leaving = True
-        uplink.next_join = None
+        uplink.forget_join()
         return uplink.request(Action.LEAVE, None, now)[1]
 
     def _refused(self, uplink: Uplink, status: Status) -> list[Outgoing]:

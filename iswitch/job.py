@@ -114,6 +114,7 @@ class Job:
     reserved: dict[int, int] = field(default_factory=dict)  # bytes by rank
     accelerator: JobAccelerator | None = None
     completed_any: bool = False
+    awaits_reset: bool = False  # by the switch above; until then nothing completes
     dormant_since: float | None = None  # when the last member left
 
     def __post_init__(self) -> None:
@@ -145,6 +146,7 @@ class Job:
         self.accelerator = None
         self.reserved.clear()
         self.completed_any = False
+        self.awaits_reset = False
         self.members.expect_nobody()
         self.window.skip()
 
@@ -173,7 +175,7 @@ class Job:
 
         `held` is the bitmap of its contributors, or where they are only counted their number.
         """
-        if not self.members.gathered:
+        if not self.members.gathered or self.awaits_reset:
             return False
         if not self.synchronous or self.counts_packets:
             return held >= self.threshold_in_force
@@ -190,6 +192,55 @@ class Job:
         it stays until another takes its place.
         """
         return self.members.whole and self.members.gathered and not self.threshold
+
+    def is_out_of_step(self) -> bool:
+        """Whether, in a whole job that has just gathered, not all go on from the same place.
+
+        So it is when a switch has lost its state and a worker was replaced meanwhile: some came
+        back to a round they are at, and others know nothing of it, or have not heard of a reset. Or
+        one was replaced before all had come: it begins later than they, for no packet of the old
+        process may count as its own.
+        """
+        if not self.keeps_places or not self.synchronous:
+            return False
+        members = self.members.contributors()
+        if any(m.replaces for m in members):
+            return True
+        going_on = {m.named for m in members if m.named is not None and not m.begins}
+        beginning = {m.named for m in members if m.begins}
+        if None in beginning:  # new ones
+            return bool(going_on) or len(beginning) > 1
+        # All begin at one round, and who has finished that is at the next.
+        rounds = beginning or going_on
+        return len(beginning) > 1 or any(
+            round_distance(to, at) not in ((0, 1) if beginning else (-1, 0, 1))
+            for at in rounds
+            for to in going_on
+            if at is not None and to is not None
+        )
+
+    def is_beyond(self, join: Join) -> bool:
+        """Whether a new process of a switch below knows, in a whole job, nothing of the others.
+
+        Its first worker is new, then: a place was taken again.
+        """
+        if not self.keeps_places or not self.synchronous:
+            return False
+        ahead = round_distance(join.round, self.window.high) > 0
+        return not join.flags & FLAG_STANDS_AT or (bool(join.flags & FLAG_FIRST) and ahead)
+
+    def workers_there(self, now: float, lease: float) -> int:
+        """Workers at this switch and below it that can be counted on.
+
+        Once a whole job has begun, those that keep their place though their lease has run out are
+        not there.
+        """
+        lost = self.lost(now, lease) if self.keeps_places else 0
+        return sum(m.workers for m in self.members.contributors() if not lost & m.bit)
+
+    def lost(self, now: float, lease: float) -> int:
+        """Bitmap of the contributors whose lease has run out though they are members still."""
+        return sum(m.bit for m in self.members.contributors() if m.last_seen + lease <= now)
 
     def silent(self, now: float, lease: float) -> list[Member]:
         """Who has said nothing for a lease time and is out, therefore.
@@ -346,6 +397,7 @@ class Job:
         """Empty all buffers and go on two rounds further, or from the round the parent says."""
         self.window.skip(round_)
         self.halted = False
+        self.awaits_reset = False
         self.completed_any = False
         self.members.all_begin_anew()
         if self.accelerator is not None:

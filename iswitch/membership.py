@@ -31,6 +31,9 @@ class Member:
     last_seen: float
     contributed: int | None = None
     held_back: bool = False
+    named: int | None = None  # the round its Join named
+    begins: bool = True  # it took no part in the round before that one, or named none
+    replaces: bool = False  # an older process at its address
     workers: int = 1  # for how many it stands, if it is a switch
     answers: Answers = field(default_factory=Answers)
 
@@ -175,7 +178,9 @@ class Membership:
     def all_begin_anew(self) -> None:
         """Everybody takes part from the lowest round on: the job was reset."""
         for member in self.by_address.values():
-            member.first_round = member.contributed = None
+            member.first_round = member.contributed = member.named = None
+            member.begins = True
+            member.replaces = False
             member.held_back = False
         self._participants.clear()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from .job import Window
 from .packets import Address, Outgoing
 from .wire import (
     HEARTBEAT,
@@ -52,6 +53,7 @@ class Uplink:
     incarnation: int
     member: bool = False
     leaving: bool = False
+    named: int | None = None  # the round that our first Join named
     first_round: int = 0  # where we take part from
     waiting: dict[Address, Control] = field(default_factory=dict)  # Joins that wait for ours
     forwarded: dict[int, tuple[Address, Control]] = field(default_factory=dict)  # by our Request
@@ -69,6 +71,12 @@ class Uplink:
         """Join, be a member still, or tell how many workers there are now."""
         self.next_join = now + (HEARTBEAT if gathered else GATHER_PAUSE)
         return self._ask(Control(Action.JOIN, self.job, self.incarnation, value), now)
+
+    def window(self) -> Window:
+        """Where the job begins here: if the parent was moved on meanwhile, no earlier."""
+        moved = self.named is not None and round_distance(self.first_round, self.named) > 0
+        lowest = self.first_round if moved else None
+        return Window(self.first_round, self.first_round, lowest, named=True)
 
     def request(self, action: Action, value: Value, now: float) -> tuple[int, list[Outgoing]]:
         """Have the parent do something; the Request, and what to send."""
@@ -119,7 +127,12 @@ class Uplink:
         self.member = False
         self._halt = None
         self._seen.clear()  # a switch that was restarted numbers from the start again
-        self._pending = {n: p for n, p in self._pending.items() if n != self.incarnation}
+        self.forget_join()
+
+    def forget_join(self) -> None:
+        """Repeat no Join that is under way."""
+        self.next_join = None
+        self._pending.pop(self.incarnation, None)
 
     def deadline(self) -> float | None:
         """When something is due."""

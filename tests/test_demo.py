@@ -108,9 +108,11 @@ def test_learns(tmp_path: Path) -> None:
     assert measured["checks"] == {"learned": True, "weights equal": True, "sum exact": True}
     assert measured["mean_return_end"] >= 195 > measured["mean_return_start"]
     segments = -(-measured["elements"] // 366)
-    assert measured["packets_aggregated"] == 4 * 300 * segments
-    assert measured["aggregates"] == 300 * segments
-    assert measured["bytes_aggregated"] == 4 * 300 * 4 * measured["elements"]
+    rounds = 302  # one more at the start, to agree, and one at the end, to stay until all are done
+    assert measured["packets_aggregated"] == 4 * rounds * segments
+    assert measured["aggregates"] == rounds * segments
+    assert measured["bytes_aggregated"] == 4 * rounds * 4 * measured["elements"]
+    assert measured["restarts"] == {"switches": {}, "workers": {}}
     assert sum(measured["share"].values()) == pytest.approx(1)
     assert len(measured["per_worker"]) == 4
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -162,6 +164,7 @@ def test_judgement_of_learning(iterations: int, mean: float, line: str) -> None:
         "mean_return_start": 20.0, "mean_return_end": mean, "episodes": 9, "bytes_aggregated": 0,
         "packets_aggregated": 0, "allreduce_p50": 0.0, "allreduce_p99": 0.0,
         "share": dict.fromkeys(PARTS, 0.0), "checks": {"learned": mean >= LEARNED},
+        "restarts": {"switches": {}, "workers": {}},
     }  # fmt: skip
     printed = StringIO()
     summarise(Training(4, iterations, 0), report, Console(file=printed))
@@ -186,23 +189,38 @@ def test_rate_is_of_what_was_timed() -> None:
         assert run.rate == rate
 
 
-def test_killed_worker_is_named() -> None:
+def kill_again_and_again(demo: int, needle: str, pid: int) -> int:
+    """Kill what takes the place of a process, as soon as it is there, until nothing does."""
+    while True:
+        others = set(children(demo, needle)) - {pid}
+        os.kill(pid, signal.SIGKILL)
+        limit = time.monotonic() + 6
+        while not (found := set(children(demo, needle)) - others - {pid}):
+            if demo not in processes() or time.monotonic() > limit:
+                return pid
+            time.sleep(0.02)
+        (pid,) = found
+
+
+def test_worker_that_dies_again_and_again_is_named() -> None:
     with running_demo() as (process, workers, _):
-        os.kill(workers[1], signal.SIGKILL)
+        last = kill_again_and_again(process.pid, "worker_lib.rl.train", workers[1])
         assert process.wait(10) == 1
         assert process.stderr is not None
         error = process.stderr.read()
-        assert f"(process {workers[1]}) was killed by SIGKILL" in error
+        assert f"(process {last}) was killed by SIGKILL, after 5 restarts in a row" in error
         assert error.startswith("iswitch demo: worker of rank ")
         assert "Traceback" not in error
 
 
-def test_killed_switch_is_named() -> None:
+def test_switch_that_dies_again_and_again_is_named() -> None:
     with running_demo() as (process, _, switch):
-        os.kill(switch, signal.SIGKILL)
+        last = kill_again_and_again(process.pid, "iswitch switch", switch)
         assert process.wait(10) == 1
         assert process.stderr is not None
-        assert f"the switch (process {switch}) was killed by SIGKILL" in process.stderr.read()
+        error = process.stderr.read()
+        wanted = f"switch (process {last}) was killed by SIGKILL, after 5 restarts in a row"
+        assert wanted in error
 
 
 def test_interrupt_ends_all() -> None:
@@ -262,14 +280,19 @@ def test_curve() -> None:
 
 def recorded(contributions: list[np.ndarray], aggregates: list[np.ndarray]) -> Training:
     run = Training(len(contributions), 1, 0)
-    for contribution, aggregate in zip(contributions, aggregates, strict=True):
-        member = WorkerProcess(SimpleNamespace())  # type: ignore[arg-type]
-        member.recorded = {
-            "contribution": base64.b64encode(contribution.tobytes()).decode(),
-            "aggregate": base64.b64encode(aggregate.tobytes()).decode(),
-        }
+    for rank, parts in enumerate(zip(contributions, aggregates, strict=True)):
+        member = WorkerProcess(SimpleNamespace(), f"h{rank}")  # type: ignore[arg-type]
+        member.recorded = {3: record(rank, *parts)}
         run.members.append(member)
     return run
+
+
+def record(rank: int, contribution: np.ndarray, aggregate: np.ndarray) -> dict[str, object]:
+    return {
+        "rank": rank,
+        "contribution": base64.b64encode(contribution.tobytes()).decode(),
+        "aggregate": base64.b64encode(aggregate.tobytes()).decode(),
+    }
 
 
 def test_sum_check_finds_one_flipped_bit() -> None:
@@ -281,6 +304,31 @@ def test_sum_check_finds_one_flipped_bit() -> None:
     wrong.view(np.uint32)[7] ^= 1
     assert not sum_is_exact(recorded(parts, [total, wrong, total]))
     assert not sum_is_exact(recorded(parts, [wrong] * 3))
+
+
+def test_sum_check_takes_the_newest_round_that_all_have_recorded() -> None:
+    """With the ranks as they were then: after a restart of the switch they are others."""
+    parts = [np.array([x], np.float32) for x in (1e8, -1e8, 1.0)]  # the order matters
+    run = recorded(parts, [parts[2] * 0] * 3)
+    assert not sum_is_exact(run)  # (1e8 - 1e8) + 1 is 1
+    for member, rank, part in zip(run.members, (0, 2, 1), parts, strict=True):
+        member.recorded[5] = record(rank, part, parts[2] * 0)
+    assert sum_is_exact(run)  # (1e8 + 1) - 1e8 is 0
+    run.members[1].recorded[6] = record(0, parts[0], parts[0])
+    assert sum_is_exact(run)
+    del run.members[0].recorded[3], run.members[0].recorded[5]
+    assert not sum_is_exact(run)
+
+
+def test_iterations_of_one_that_was_started_again() -> None:
+    """What it skips and what it does again leaves every iteration at its place."""
+    run = Training(1, 10, 0)
+    member = WorkerProcess(SimpleNamespace())  # type: ignore[arg-type]
+    run.members.append(member)
+    for iteration, seconds in [(0, 1.0), (1, 2.0), (4, 3.0), (3, 4.0)]:
+        parts = dict.fromkeys(PARTS, seconds)
+        run.hear(member, {"event": "iteration", "iteration": iteration, "returns": [], **parts})
+    assert member.seconds["aggregate"] == [1.0, 2.0, 0.0, 4.0]
 
 
 def test_rolling_mean() -> None:

@@ -27,6 +27,7 @@ from worker_lib import (
     BindError,
     JobHalted,
     JobReset,
+    MemberLost,
     MembershipLost,
     Refused,
     SwitchUnreachable,
@@ -259,6 +260,8 @@ def test_wrong_out(make: Make, out: np.ndarray, error: type[Exception], text: st
         ({"switch": ("localhost", "7")}, ValueError, r"switch = .* pass"),
         ({"switch": ("127.0.0.1", 0)}, ValueError, r"switch = .* pass"),
         ({"bind": ("127.0.0.1", 70000)}, ValueError, r"bind = .* pass"),
+        ({"on_member_lost": "ignore"}, ValueError, "pass 'wait', 'continue' or 'raise'"),
+        ({"on_member_lost": "raise"}, ValueError, "pass num_workers"),
         ({"bind": ("192.0.2.1", 0)}, BindError, "cannot bind .*no address of this machine"),
     ],
 )
@@ -437,7 +440,7 @@ def test_who_resets_is_not_told_of_it(make: Make) -> None:
 
 
 def test_leave(make: Make, pool: ThreadPoolExecutor) -> None:
-    first, second, third = make(3, elastic=True)
+    first, second, third = make(3, on_member_lost="continue")
     waiting = [pool.submit(w.allreduce, ones(2)) for w in (first, second)]
     third.leave()  # what waited only for it completes
     assert all((w.result(PATIENCE) == 4).all() for w in waiting)
@@ -451,7 +454,7 @@ def test_leave(make: Make, pool: ThreadPoolExecutor) -> None:
 
 
 def test_no_sum_of_fewer(switch: Where, make: Make, pool: ThreadPoolExecutor) -> None:
-    """Unless the job is elastic, who is left waits, and is told who is there."""
+    """With on_member_lost="wait" who is left waits, and is told who is there."""
     first, second, third = make(3)
     waiting = [pool.submit(w.allreduce, ones(2), timeout=0.5) for w in (first, second)]
     third.leave()
@@ -469,6 +472,84 @@ def test_no_sum_of_fewer(switch: Where, make: Make, pool: ThreadPoolExecutor) ->
         Worker(switch, first.job, NUMEL, 3, timeout=0.1)
     assert refused.value.taken
     again.leave()
+
+
+LONG = 2_000_000  # elements, more than what a worker has under way
+
+STOPPED = """
+    import os, sys, time
+    import numpy as np
+    from worker_lib import Worker
+    how, *where = sys.argv[1:]
+    switch, LONG = (where[0], int(where[1])), int(where[2])
+    worker = Worker(switch, 1, LONG, 3, on_member_lost=how)
+    worker.allreduce(np.ones(LONG, np.float32))
+    print(worker.rank, flush=True)
+    worker.allreduce(np.ones(LONG, np.float32), timeout=1e6)
+"""
+
+
+@pytest.mark.parametrize("how", ["continue", "raise", "wait"])
+def test_a_worker_is_killed_in_the_middle_of_a_round(
+    pool: ThreadPoolExecutor, start_switch: StartSwitch, how: str
+) -> None:
+    """The others finish, or all are told whom they wait for, soon after the lease has run out."""
+    _, where = start_switch("127.0.0.1:0", "--lease", "5")
+    command = [sys.executable, "-c", textwrap.dedent(STOPPED)]
+    words = [*command, how, *map(str, (*where, LONG))]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        joining = [
+            pool.submit(Worker, where, 1, LONG, 3, on_member_lost=how, timeout=PATIENCE)  # type: ignore[arg-type]
+            for _ in range(2)
+        ]
+        first, second = (future.result(PATIENCE) for future in joining)
+        vector = np.ones(LONG, np.float32)
+        together(pool, [first, second], [vector] * 2)
+        lost = int(process.stdout.readline())
+        patience = 9.0 if how == "wait" else PATIENCE
+        begun = pool.submit(first.allreduce, vector, timeout=patience)
+        time.sleep(0.5)  # the round is under way, without the second's contribution
+        process.kill()
+        died = time.monotonic()
+        other = pool.submit(second.allreduce, vector, timeout=patience)
+        if how == "continue":
+            for future in (begun, other):
+                sums = future.result(PATIENCE)
+                assert set(np.unique(sums)) == {2.0, 3.0}  # what had come of it counts
+            assert 4 < time.monotonic() - died < 10
+        elif how == "raise":
+            for future in (begun, other):
+                with pytest.raises(MemberLost, match=f"rank {lost} is lost: 2 of 3") as error:
+                    future.result(PATIENCE)
+                assert error.value.ranks == [lost]
+            assert 4 < time.monotonic() - died < 10
+            with pytest.raises(MemberLost):  # and again, as long as nobody has come
+                first.allreduce(vector)
+            first.set_threshold(2)
+            sums = together(pool, [first, second], [vector] * 2)
+            assert {float(out.min()) for out in sums} == {2.0}
+        else:
+            wanted = f"only 2 of 3 workers are in job 1, and the contribution of ranks? .*{lost} is"
+            for future in (begun, other):  # the other may have had to stop before some segments
+                with pytest.raises(AllreduceTimeout, match=wanted) as late:
+                    future.result(PATIENCE)
+                assert lost in (late.value.ranks or ())
+        first.leave()
+        second.leave()
+
+
+def test_a_worker_that_leaves_is_missed_only_if_it_is_needed(
+    make: Make, pool: ThreadPoolExecutor
+) -> None:
+    first, second, third = make(3, on_member_lost="raise")
+    together(pool, [first, second, third], [ones()] * 3)
+    waiting = pool.submit(first.allreduce, ones())
+    third.leave()
+    with pytest.raises(MemberLost, match=r"a worker is lost \(it has left, .*2 of 3") as error:
+        waiting.result(PATIENCE)
+    assert error.value.ranks == []
+    assert error.value.round == first.round
 
 
 def test_a_run_that_was_killed_and_started_again_at_once(
@@ -495,7 +576,7 @@ def test_a_worker_that_computes_for_long_stays_a_member(
     """Between calls its own thread keeps the lease; one that is stopped loses it."""
     _, where = start_switch("127.0.0.1:0", "--lease", "5")
     first, second = pool.map(
-        lambda _: Worker(where, 1, NUMEL, 2, elastic=True, timeout=PATIENCE), range(2)
+        lambda _: Worker(where, 1, NUMEL, 2, on_member_lost="continue", timeout=PATIENCE), range(2)
     )
     second._left.set()  # its thread ends: nobody speaks for it any more
     time.sleep(6.5)

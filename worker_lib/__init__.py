@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .catching_up import catch_up
     from .client import Worker
     from .errors import (
         AllreduceTimeout,
         BindError,
         JobHalted,
         JobReset,
+        MemberLost,
         MembershipLost,
         Refused,
         RoundGone,
@@ -29,6 +31,7 @@ __all__ = [
     "BindError",
     "JobHalted",
     "JobReset",
+    "MemberLost",
     "MembershipLost",
     "Refused",
     "RoundGone",
@@ -36,7 +39,9 @@ __all__ = [
     "TooFewWorkers",
     "Worker",
     "WorkerError",
+    "catch_up",
 ]
+HOMES = {"Worker": ".client", "catch_up": ".catching_up"}  # all else is an error
 
 
 def __getattr__(name: str) -> Any:
@@ -45,7 +50,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(".client" if name == "Worker" else ".errors", __name__), name)
+    return getattr(import_module(HOMES.get(name, ".errors"), __name__), name)
 
 
 def __dir__() -> list[str]:

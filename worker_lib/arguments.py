@@ -13,6 +13,7 @@ from iswitch.ports.udp import UdpPort
 from iswitch.wire import DType, Op, Shape, WireError
 
 from .errors import BindError, SwitchUnreachable
+from .waiting import CHOICES, OnMemberLost
 
 
 def address(name: str, value: object, least_port: int = 0) -> tuple[str, int]:
@@ -54,6 +55,16 @@ def key(value: bytes | None) -> Key | None:
         return Key(value)
     except KeyUnusable as error:
         raise ValueError(f"key: {error} (Worker.from_env reads it from a file)") from None
+
+
+def on_member_lost(value: object, num_workers: int | None) -> OnMemberLost:
+    """What to do when a worker is lost."""
+    found = next((choice for choice in CHOICES if choice == value), None)
+    if found is None:
+        raise ValueError(f"on_member_lost = {value!r}: pass 'wait', 'continue' or 'raise'")
+    if found == "raise" and num_workers is None:
+        raise ValueError("on_member_lost = 'raise': pass num_workers, else nobody can be missed")
+    return found
 
 
 def shape(numel: object, dtype: npt.DTypeLike, op: object, elements: object) -> Shape:

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, Self
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from iswitch.packets import Address
 from iswitch.wire import (
+    HEARTBEAT,
     IP_UDP_HEADERS,
     MAX_MEMBERS,
     Ack,
@@ -32,8 +33,6 @@ from iswitch.wire import (
 
 from . import arguments, environment
 from .errors import (
-    AllreduceTimeout,
-    JobHalted,
     JobReset,
     MembershipLost,
     Refused,
@@ -43,6 +42,7 @@ from .errors import (
     WorkerError,
 )
 from .session import Answered, Dropped, Gone, Halted, Session, WasReset
+from .waiting import LOOK_PAUSE, OnMemberLost, Waiting
 from .window import CEILING
 
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
@@ -65,7 +65,8 @@ class Worker:
         numel: elements of every vector.
         num_workers: wait until so many have joined, and take no sum of fewer contributions; None:
             join alone, whoever else comes.
-        elastic: when a worker leaves or dies, go on with the sums of the others.
+        on_member_lost: when a worker of `num_workers` leaves or dies: "wait" until another takes
+            its place; "continue" with the sums of the others; "raise" `MemberLost` in each of them.
         dtype: element type: float32, float16, bfloat16 (from ml_dtypes) or int32.
         op: "sum", "max" or "min".
         reproducible: sum in rank order rather than in order of arrival, so that a run can be
@@ -93,7 +94,7 @@ class Worker:
         numel: int,
         num_workers: int | None = None,
         *,
-        elastic: bool = False,
+        on_member_lost: OnMemberLost = "wait",
         dtype: npt.DTypeLike = np.float32,
         op: Literal["sum", "max", "min"] = "sum",
         reproducible: bool = False,
@@ -114,7 +115,7 @@ class Worker:
         arguments.key(key)
         self.job = job
         self.num_workers = num_workers
-        self.elastic = bool(elastic)
+        self.on_member_lost = arguments.on_member_lost(on_member_lost, num_workers)
         self.reproducible = bool(reproducible)
         self.timeout = arguments.seconds("timeout", timeout)
         self.allreduces = 0
@@ -135,12 +136,14 @@ class Worker:
             shape,
             incarnation=int(time.time()) & 0xFFFFFFFF,
             expected=num_workers or 0,
-            whole=num_workers is not None and not elastic,
+            whole=num_workers is not None and on_member_lost != "continue",
             reproducible=self.reproducible,
             restart_safe=bool(restart_safe),
             ceiling=min(CEILING, self._port.buffer),
             key=key,
+            heartbeat=LOOK_PAUSE if on_member_lost == "raise" else HEARTBEAT,
         )
+        self._waiting = Waiting(self._session, num_workers or 0, on_member_lost)
         self._poller = select.poll()
         self._poller.register(self._port, select.POLLIN)
         self._notice: WorkerError | None = None  # to be raised by the next allreduce
@@ -160,19 +163,20 @@ class Worker:
         """Make the worker that `iswitch run` started this process to be.
 
         The switch, the job and the number of workers are those in the environment variables
-        ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE; the key, if there is one, is ISWITCH_KEY, or
-        in the file ISWITCH_KEY_FILE.
+        ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE, and `bind` is ISWITCH_BIND: with it a process
+        that is started again (`--max-restarts`) takes the place of the one that failed. The key, if
+        there is one, is ISWITCH_KEY, or in the file ISWITCH_KEY_FILE.
 
         Args:
             numel: elements of every vector.
-            kwargs: all else that `Worker` takes.
+            kwargs: all else that `Worker` takes; `bind` goes before ISWITCH_BIND.
 
         Raises:
             ValueError: one of the variables lacks or is wrong; the message names it.
         """
         place = environment.read(os.environ)
-        kwargs.setdefault("key", place.key)
-        return cls(place.switch, place.job, numel, place.num_workers, **kwargs)
+        own = {"bind": place.bind, "key": place.key}
+        return cls(place.switch, place.job, numel, place.num_workers, **own | kwargs)
 
     def __enter__(self) -> Self:
         return self
@@ -209,7 +213,7 @@ class Worker:
         Raises:
             TypeError, ValueError: wrong dtype or size.
             AllreduceTimeout: the round was not done in time; the message names whom it waits for.
-            JobHalted, JobReset, MembershipLost, RoundGone: see worker_lib.errors.
+            JobHalted, JobReset, MemberLost, MembershipLost, RoundGone: see worker_lib.errors.
         """
         self._check(vector, "vector")
         result = np.empty(vector.shape, self._dtype) if out is None else out
@@ -242,14 +246,19 @@ class Worker:
         session.begin(np.ascontiguousarray(vector).reshape(-1), result.reshape(-1), began)
         transfer = session.transfer
         assert transfer is not None
+        self._waiting.begin(began)
         try:
             while not transfer.done:
                 in_time = self._step(limit)
                 if not in_time:
                     self._ask_who_is_there()
                 self._raise_notice()
+                now = time.monotonic()
+                if (lost := self._waiting.lost(now)) is not None:
+                    raise lost
                 if not in_time and not transfer.done:
-                    raise self._late(limit - began)
+                    failed = self._port.counters["tx_failed"]
+                    raise self._waiting.too_late(limit - began, now, failed)
         except BaseException:
             session.abandon()
             raise
@@ -423,6 +432,7 @@ class Worker:
     def _note_refusal(self) -> None:
         """Have the next allreduce raise it when a membership could not be taken up again."""
         for answer in self._events():
+            self._waiting.answered(answer)
             if answer.action is Action.JOIN and answer.status is not Status.OK:
                 self._notice = self._refused(answer)
 
@@ -491,6 +501,7 @@ class Worker:
                     raise
             most = max(most, self._session.joined)
             if most >= (self.num_workers or 0):
+                self._notice = None  # a reset while all were gathering: nothing was under way
                 return
             if time.monotonic() + JOIN_PAUSE >= limit:
                 raise TooFewWorkers(
@@ -509,54 +520,10 @@ class Worker:
         if self._left.is_set():
             raise WorkerError("this Worker has left its job; make a new one")
 
-    # What to say when it takes too long
-
     def _ask_who_is_there(self) -> None:
         with suppress(SwitchUnreachable, Refused):
             self._session.join(time.monotonic())
             self._await(_answers_join, time.monotonic() + WHO_PATIENCE)
-
-    def _late(self, seconds: float) -> AllreduceTimeout:
-        session = self._session
-        assert session.transfer is not None
-        round_ = session.round
-        missing = session.transfer.missing()
-        count = sum(stop - start for start, stop in missing)
-        what = f"round {round_} not done within {seconds:g} s"
-        if session.halted:
-            return JobHalted(
-                f"{what}: the job is halted; reset() resumes it", round_, missing, None
-            )
-        named = ", ".join(_range(start, stop) for start, stop in missing[:4])
-        more = ", ..." if len(missing) > 4 else ""
-        segments = f"{count} of {self.shape.segments} segments missing ({named}{more})"
-        silence = time.monotonic() - session.heard
-        if session.waiting_for is None or silence > 2 * session.round_trip.ceiling:
-            why = "is it running, and is the network to it up?"
-            if session.denied:
-                why = "the job has another key there now, or none: has it been restarted?"
-            return AllreduceTimeout(
-                f"{what}: {segments}; the switch at {self._address} does not answer: {why}",
-                round_,
-                missing,
-                None,
-            )
-        ranks = [rank for rank in range(64) if session.waiting_for >> rank & 1]
-        joined, wanted = session.joined, self.num_workers or 0
-        if joined < wanted and not (self.elastic and ranks):
-            whom = (
-                f"only {joined} of {wanted} workers are in job {self.job}: has one not started, "
-                "left or died? Start one in its place"
-                + " (another worker asked for sums of all)"
-                * self.elastic
-            )
-        elif ranks:
-            whom = f"waiting for the contribution of rank{_plural(ranks)}: did it stop?"
-        else:
-            whom = "no contribution is missing: the aggregates are lost on their way here"
-        if failed := self._port.counters["tx_failed"]:
-            whom += f" ({failed} packets of this worker could not be sent: is the MTU too small?)"
-        return AllreduceTimeout(f"{what}: {segments}; {whom}", round_, missing, ranks)
 
 
 def _attend(worker_ref: weakref.ref[Worker], left: threading.Event) -> None:
@@ -585,11 +552,3 @@ def _overlap(vector: Vector, out: Vector) -> bool:
         return False
     begin = vector.__array_interface__["data"][0] - out.__array_interface__["data"][0]
     return bool(begin)
-
-
-def _range(start: int, stop: int) -> str:
-    return str(start) if stop - start == 1 else f"{start}-{stop - 1}"
-
-
-def _plural(ranks: Sequence[int]) -> str:
-    return ("s " if len(ranks) > 1 else " ") + ", ".join(map(str, ranks))

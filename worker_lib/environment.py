@@ -9,6 +9,8 @@ from iswitch.keyfiles import key_in
 
 from . import arguments
 
+ANY = ("0.0.0.0", 0)
+
 
 class Place(NamedTuple):
     """The arguments of a `Worker` that depend on where it runs."""
@@ -16,21 +18,34 @@ class Place(NamedTuple):
     switch: tuple[str, int]
     job: int
     num_workers: int
+    bind: tuple[str, int]  # of this side; port 0: any
     key: bytes | None
 
 
 def read(environment: Mapping[str, str]) -> Place:
-    """The place of a worker, from ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE; and its key, if any.
+    """The place of a worker, from ISWITCH_SWITCH, ISWITCH_JOB, WORLD_SIZE and ISWITCH_BIND.
+
+    The last need not be there: a process that would be started again has it, to be the same member.
+    Nor need a key.
 
     Raises:
         ValueError: one of them lacks or is wrong; the message names it.
     """
-    where = text(environment, "ISWITCH_SWITCH")
+    switch = address(environment, "ISWITCH_SWITCH", "127.0.0.1:26963")
+    job = arguments.job_number(number(environment, "ISWITCH_JOB"))
+    bind = ANY
+    if environment.get("ISWITCH_BIND"):
+        bind = address(environment, "ISWITCH_BIND", "127.0.0.1:40000")
+    return Place(switch, job, number(environment, "WORLD_SIZE"), bind, key_in(environment))
+
+
+def address(environment: Mapping[str, str], name: str, example: str) -> tuple[str, int]:
+    """A variable that holds HOST:PORT."""
+    where = text(environment, name)
     host, _, port = where.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
-        raise ValueError(f"ISWITCH_SWITCH is {where!r}: write HOST:PORT, such as 127.0.0.1:26963")
-    job = arguments.job_number(number(environment, "ISWITCH_JOB"))
-    return Place((host, int(port)), job, number(environment, "WORLD_SIZE"), key_in(environment))
+        raise ValueError(f"{name} is {where!r}: write HOST:PORT, such as {example}")
+    return host, int(port)
 
 
 def number(environment: Mapping[str, str], name: str) -> int:

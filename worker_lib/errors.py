@@ -122,6 +122,31 @@ class JobHalted(AllreduceTimeout):
     """The job is halted and was not resumed within the timeout."""
 
 
+class MemberLost(WorkerError):
+    """A member of the job has died or left, and the round waits for it (`on_member_lost="raise"`).
+
+    The round stays open. Calling `allreduce` again with the same vector goes on waiting for it; it
+    raises this again as long as nobody has come in its place.
+
+    Attributes:
+        round: the round.
+        ranks: the ranks of those whose leases have run out at the switch; none for who has left,
+            or is a member of another switch.
+    """
+
+    def __init__(self, round_: int, ranks: Sequence[int], there: int, num_workers: int) -> None:
+        self.round = round_
+        self.ranks = list(ranks)
+        named = ", ".join(map(str, ranks))
+        who = f"rank{'s' * (len(ranks) > 1)} {named}" if ranks else "a worker"
+        where = "" if ranks else " (it has left, or is one of another switch)"
+        super().__init__(
+            f"{who} is lost{where}: {there} of {num_workers} workers are there, and round {round_} "
+            "waits; start it again with the same `bind`, or go on with those who are left by "
+            "set_threshold(n)"
+        )
+
+
 class JobReset(WorkerError):
     """Somebody reset the job: the allreduce under way is void.
 

@@ -168,6 +168,8 @@ class Session:
         self.rank = 0
         self.round = 0  # of the allreduce under way, or the next
         self.joined = 0  # workers that have joined, or are members since all had; by the last Ack
+        self.threshold = 0  # H in force, by the last Ack
+        self.told = float("-inf")  # when that Ack came
         self.halted = False
         self.transfer: Transfer | None = None
         self.may_send = False  # more than the last `transmissions` gave out
@@ -245,10 +247,14 @@ class Session:
         if self._rejoining and not self._pending:  # a switch that refused us may take us now
             self.join(now)
         self.transfer = Transfer(self._contributions[0], vector, out)
+        self.forget_who_is_missing()
+        self._moves(now)
+
+    def forget_who_is_missing(self) -> None:
+        """Only answers to a Help that is still to be asked say for whom the round waits."""
         self.waiting_for = None
         self._asked_anew = True
         self._help_requests.clear()
-        self._moves(now)
 
     def finish(self) -> None:
         """The transfer is done: go on to the next round."""
@@ -439,15 +445,16 @@ class Session:
     def _joined(self, ack: Ack, now: float) -> None:
         self.rank = ack.rank
         self.joined = ack.contributors
+        self.threshold = ack.threshold
+        self.told = now
         if self.member:
             return
         self.member = True
         if not self._rejoining:
-            self.round = ack.round
+            if self._moved_to is None:  # else a Reset has overtaken the Ack
+                self.round = ack.round
             return
         self._rejoining = False
-        self._relays.clear()  # a switch that was restarted numbers from the start again
-        self._halt = None
         if self.key is not None:  # no request of before may be repeated to it by others
             nothing = Segments(self.round, 0, 0)
             self._ask(Control(Action.HELP, self.job, self._number(), nothing), now)
@@ -466,6 +473,9 @@ class Session:
         if self.member and not self.leaving:
             self.member = False
             self._rejoining = True
+            self._relays.clear()  # a switch that was restarted numbers from the start again
+            self._halt = None
+            self._moved_to = None
             self.stats["rejoins"] += 1
             self.join(now)
 

@@ -1,7 +1,8 @@
 """Train a policy on four processes whose gradients the switch adds up.
 
 One switch process and N worker processes, each with CartPole environments and seeds of its own; the
-gradients are averaged through the switch in every iteration. At the end: has it learned, are the
+gradients are averaged through the switch in every iteration. A process that dies is started again,
+and catches up with the others. At the end: has it learned, are the
 weights of all workers equal to the last bit, is the recorded round the sum of its contributions?
 Exit status 0 if all three hold, 1 if not, as when the iterations were too few to learn.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from . import UsageError, check_writable
 from .processes import Child, Fleet
+from .restarts import Restarts
 from .switches import Switches, SwitchFailed
 from .worlds import WORLDS, add_capture, capture_folder, make_world, read_topology
 
 if TYPE_CHECKING:
     from topologies import Topology
 
-    from .demo_report import Screen
-
 JOB = 1
-SILENCE_PATIENCE = 60.0  # seconds without a word from any worker
 PICTURES = (".png", ".svg", ".pdf")
 WINDOW = 20  # episodes in a mean return
 LEARNED = 195.0  # the return at which CartPole used to count as solved
@@ -76,8 +74,9 @@ class WorkerProcess:
     seconds: dict[str, list[float]] = field(
         default_factory=lambda: {"compute": [], "aggregate": [], "update": []}
     )
-    recorded: dict[str, Any] | None = None
+    recorded: dict[int, dict[str, Any]] = field(default_factory=dict)  # by iteration
     done: dict[str, Any] | None = None
+    restarts: Restarts = field(default_factory=lambda: Restarts(0))
 
     @property
     def iterations(self) -> int:
@@ -99,6 +98,7 @@ class Training:
     seed: int
     members: list[WorkerProcess] = field(default_factory=list)
     counters: dict[str, dict[str, int]] = field(default_factory=dict)  # by switch
+    restarts: dict[str, int] = field(default_factory=dict)  # by switch
     spent: Counter[str] = field(default_factory=Counter)  # all workers' seconds, by part
     topology: Topology | None = None
     started: float | None = None  # when all workers had done their first iteration
@@ -115,14 +115,24 @@ class Training:
             case "iteration":
                 member.returns += [(message["iteration"], r) for r in message["returns"]]
                 for name, values in member.seconds.items():
+                    # One that caught up skips some, or does again what nobody knows of.
+                    at = message["iteration"]
+                    values[at:] = [0.0] * (at - len(values))
                     values.append(message[name])
                     self.spent[name] += message[name]
             case "round":
-                member.recorded = message
+                member.recorded[message["iteration"]] = message
             case "done":
                 member.done = message
             case "error":
-                raise DemoFailed(f"worker {_called(member)}: {message['message']}")
+                from .demo_crew import called
+
+                raise DemoFailed(f"worker {called(member)}: {message['message']}")
+
+    @property
+    def done(self) -> bool:
+        """Whether all workers are."""
+        return all(member.done is not None for member in self.members)
 
     @property
     def iteration(self) -> int:
@@ -154,6 +164,7 @@ class Training:
 def run(args: argparse.Namespace) -> int:
     """Training the demo."""
     _check_arguments(args)
+    from .demo_crew import DemoCrew
     from .demo_report import Screen, check, plot, summarise
 
     topology = _topology(args)
@@ -162,7 +173,13 @@ def run(args: argparse.Namespace) -> int:
     screen = Screen(training)
     try:
         with make_world(args.world, topology) as world, Fleet() as fleet, screen:
-            _train(fleet, Switches(fleet, world, capture), training, screen)
+            switches = Switches(fleet, world, capture, screen.say)
+            switches.start()
+            crew = DemoCrew(fleet, switches, training, screen.say)
+            crew.start()
+            crew.run(screen)
+            training.counters = switches.stop()
+            training.restarts = switches.restarted()
     except (DemoFailed, SwitchFailed) as error:
         screen.fail(str(error))
         return 1
@@ -217,49 +234,3 @@ def _check_arguments(args: argparse.Namespace) -> None:
         raise UsageError(f"needs {' and '.join(missing)}: in a checkout: pip install '.[demo]'")
     for path in (args.json, args.plot):
         check_writable(path)
-
-
-def _train(fleet: Fleet, switches: Switches, training: Training, screen: Screen) -> None:
-    from .demo_sums import first_ranks
-
-    switches.start()
-    topology = switches.world.topology
-    arguments = ["-m", "worker_lib.rl.train", "--job", str(JOB)]
-    arguments += ["--workers", str(training.workers), "--seed", str(training.seed)]
-    arguments += ["--iterations", str(training.iterations)]
-    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    by_child: dict[Child, WorkerProcess] = {}
-    first = first_ranks(topology)
-    for host in (host.name for host in topology.hosts):
-        own = ["--switch", switches.at(host), "--first-rank", str(first[topology.switch_of(host)])]
-        place = switches.world.place(host)
-        child = fleet.start(f"worker on {host}", [*arguments, *own], one_thread, place)
-        by_child[child] = WorkerProcess(child, host)
-        training.members.append(by_child[child])
-    heard = time.monotonic()
-    while any(member.done is None for member in training.members):
-        for child, line in fleet.listen(0.1):
-            heard = time.monotonic()
-            if line is None and switches.has(child):
-                raise switches.died(child)
-            _take(by_child, training, child, line)
-        if time.monotonic() - heard > SILENCE_PATIENCE:
-            raise DemoFailed(f"no worker has said anything for {SILENCE_PATIENCE:.0f} s")
-        training.keep_time(time.monotonic())
-        screen.refresh()
-    training.counters = switches.stop()
-
-
-def _take(
-    by_child: dict[Child, WorkerProcess], training: Training, child: Child, line: str | None
-) -> None:
-    member = by_child.get(child)
-    if line is not None and member is not None:
-        training.hear(member, json.loads(line))
-    elif line is None and member is not None and member.done is None:
-        raise DemoFailed(f"worker {_called(member)} {child.ending()}")
-
-
-def _called(member: WorkerProcess) -> str:
-    rank = "that has not joined yet" if member.rank is None else f"of rank {member.rank}"
-    return f"{rank} (process {member.child.process.pid})"

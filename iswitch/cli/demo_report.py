@@ -67,6 +67,10 @@ class Screen:
         """Say why the run ended early."""
         print(f"iswitch demo: {message}", file=sys.stderr)
 
+    def say(self, message: str) -> None:
+        """Tell the user something meanwhile."""
+        self.console.print(f" {message}", soft_wrap=True, markup=False)
+
     def refresh(self) -> None:
         """Show how far it is."""
         training = self.training
@@ -131,6 +135,7 @@ def check(training: Training) -> dict[str, Any]:
     done = [member.done for member in training.members if member.done is not None]
     weights = {message["weights"] for message in done}
     aggregation = np.concatenate([member.seconds["aggregate"] for member in training.members])
+    aggregation = aggregation[aggregation > 0]  # else the iteration was skipped
     shape = Shape.of(done[0]["elements"])
     counters: Counter[str] = Counter()
     for of_one in training.counters.values():
@@ -152,6 +157,10 @@ def check(training: Training) -> dict[str, Any]:
         "packets_aggregated": counters["accumulated"],
         "aggregates": counters["aggregates"],
         "drops": {name: count for name, count in drops.items() if count},
+        "restarts": {
+            "switches": training.restarts,
+            "workers": {m.host: m.restarts.count for m in training.members if m.restarts.count},
+        },
         "allreduce_p50": float(np.percentile(aggregation, 50)),
         "allreduce_p99": float(np.percentile(aggregation, 99)),
         "share": {part: share(training, part) for part in PARTS},
@@ -182,6 +191,13 @@ def summarise(training: Training, report: dict[str, Any], console: Console) -> N
             f"p99 {ms * report['allreduce_p99']:.2f} ms, with the wait for the slowest"),
         ("time", split),
     ]  # fmt: skip
+    restarts = {**report["restarts"]["switches"], **report["restarts"]["workers"]}
+    if report["restarts"]["switches"]:
+        name, value = rows[2]
+        rows[2] = name, f"{value} (what a killed switch had counted is lost)"
+    if restarts:
+        said = ", ".join(name + (f" ({n} times)" if n > 1 else "") for name, n in restarts.items())
+        rows.append(("restarted", said))
     for name, value in rows:
         console.print(f" {name:12} {value}", soft_wrap=True)
     meaning = {

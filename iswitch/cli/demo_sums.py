@@ -26,17 +26,18 @@ Vector = npt.NDArray[np.float32]
 
 def sum_is_exact(training: Training) -> bool:
     """Whether all workers got, bit for bit, the recorded contributions added up in order."""
-    recorded = [member.recorded for member in training.members]
-    if not all(recorded):
+    rounds = set.intersection(*(set(member.recorded) for member in training.members))
+    if not rounds:
         return False
-    contributions = [_vector(message, "contribution") for message in recorded]
-    got = {_vector(message, "aggregate").tobytes() for message in recorded}
+    # Of the newest that all have recorded; ranks as they were then.
+    recorded = {m.host: m.recorded[max(rounds)] for m in training.members}
+    ranks = {host: message["rank"] for host, message in recorded.items()}
+    vectors = {host: _vector(message, "contribution") for host, message in recorded.items()}
+    got = {_vector(message, "aggregate").tobytes() for message in recorded.values()}
     topology = training.topology
     if topology is None or len(topology.tree) == 1:
-        right = {_added(contributions)}
+        right = {_added([vectors[host] for host in sorted(vectors, key=ranks.__getitem__)])}
     else:
-        ranks = {m.host: m.rank or 0 for m in training.members}
-        vectors = dict(zip(ranks, contributions, strict=True))
         right = set(sums(topology, topology.root.name, ranks, vectors))
     return len(got) == 1 and got <= right
 
@@ -72,10 +73,12 @@ def sums(
         ]
         for child in topology.children(switch)
     ]
-    free = [place for place in range(len(members) + len(below)) if place not in members]
+    # Ranks may have gaps, after restarts.
+    last = max(len(members) + len(below), 1 + max(members, default=0))
+    free = [place for place in range(last) if place not in members]
     for chosen in product(*below):
-        for order in permutations(chosen):
-            placed = members | dict(zip(free, order, strict=True))
+        for places in permutations(free, len(chosen)):
+            placed = members | dict(zip(places, chosen, strict=True))
             yield _added([placed[place] for place in sorted(placed)])
 
 
@@ -86,6 +89,5 @@ def _added(vectors: Sequence[Vector]) -> bytes:
     return total.tobytes()
 
 
-def _vector(message: dict[str, Any] | None, name: str) -> Vector:
-    assert message is not None
+def _vector(message: dict[str, Any], name: str) -> Vector:
     return np.frombuffer(base64.b64decode(message[name]), np.float32)

@@ -7,13 +7,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from math import inf
 from typing import IO, TYPE_CHECKING, Any
 
 from . import UsageError
 from .processes import Child, Fleet, ended
+from .restarts import Restarts
 
 if TYPE_CHECKING:
     from .switches import Switches
@@ -67,7 +69,9 @@ class Worker:
     rank: int
     local_rank: int
     name: str  # what its lines begin with
+    environment: Mapping[str, str]
     child: Child
+    restarts: Restarts = field(default_factory=lambda: Restarts(0))
     status: int | None = None  # as a shell has it: 128 + n for a signal
 
     @property
@@ -99,15 +103,35 @@ class Printer:
 
 
 class Crew:
-    """The processes of a command, so many on each host of a world."""
+    """The processes of a command, so many on each host of a world.
 
-    def __init__(self, fleet: Fleet, world: World, switches: Switches, per_host: int) -> None:
+    Args:
+        fleet: has the processes.
+        world: where they are started.
+        switches: what they talk to.
+        per_host: how many on each host.
+        max_restarts: how often one that fails is started again, at the same UDP port.
+        say: tells the user of a restart.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        world: World,
+        switches: Switches,
+        per_host: int,
+        max_restarts: int = 0,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.fleet = fleet
         self.world = world
         self.switches = switches
         self.per_host = per_host
+        self.max_restarts = max_restarts
+        self.say = say
         self.workers: list[Worker] = []
-        self.failed: Worker | None = None  # the first one
+        self.failed: Worker | None = None  # the first one for good
+        self._ending = False
         self._by_child: dict[Child, Worker] = {}
         names = [self._name(host.name, i) for host in world.topology.hosts for i in range(per_host)]
         self._printer = Printer(names)
@@ -123,40 +147,51 @@ class Crew:
         Raises:
             UsageError: there is no such command.
         """
-        hosts = [host.name for host in self.world.topology.hosts]
+        self._command = command
+        hosts = [host.name for host in self.world.topology.hosts for _ in range(self.per_host)]
         shared = self._shared_environment(job)
-        for rank in range(self.size):
-            host, local = hosts[rank // self.per_host], rank % self.per_host
+        binds = bindings(self.world, hosts) if self.max_restarts else [{} for _ in hosts]
+        for rank, (host, bind) in enumerate(zip(hosts, binds, strict=True)):
+            local = rank % self.per_host
             own = {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(local),
                 "ISWITCH_SWITCH": self.switches.at(host),
                 **defaults(self.world.environment(host)),
+                **bind,
             }
             name = self._name(host, local)
-            try:
-                child = self.fleet.launch(
-                    name, command, shared | own, self.world.place(host), heard=True
-                )
-            except OSError as error:
-                raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None
-            worker = Worker(host, rank, local, name, child)
+            child = self._launch(name, host, shared | own)
+            worker = Worker(
+                host, rank, local, name, shared | own, child, Restarts(self.max_restarts, inf)
+            )
+            worker.restarts.began(time.monotonic())
             self.workers.append(worker)
             self._by_child[child] = worker
 
+    def _launch(self, name: str, host: str, environment: Mapping[str, str]) -> Child:
+        place = self.world.place(host)
+        try:
+            return self.fleet.launch(name, self._command, environment, place, heard=True)
+        except OSError as error:
+            raise UsageError(f"cannot run {self._command[0]}: {error.strerror}") from None
+
     def run(self) -> None:
-        """Print what they print, until all have ended or one has failed, or a switch.
+        """Print what they print, until all have ended or one has failed for good, or a switch.
 
         Raises:
-            SwitchFailed: a switch has died.
+            SwitchFailed: a switch has died too often.
         """
         while not self.failed and any(worker.status is None for worker in self.workers):
             self._hear(LOOK_PAUSE)
             self._look()
+            self._tend()
+            self.switches.tend()
         self._drain()
 
     def end(self, signum: int = signal.SIGTERM) -> None:
         """End those that still run; what they have to say until then is printed."""
+        self._ending = True
         for worker in self.workers:
             worker.child.signal(signum)
         for _ in range(round(GRACE / LOOK_PAUSE)):
@@ -173,8 +208,8 @@ class Crew:
             worker = self._by_child.get(child)
             if worker is not None and line is not None:
                 self._printer.print(worker.name, line, is_error)
-            elif switches and line is None and self.switches.has(child):
-                raise self.switches.died(child)
+            elif switches and self.switches.has(child):
+                self.switches.hear(child, line)
 
     def _drain(self) -> None:
         """Print what is there to be read, such as the last words of one that has failed."""
@@ -184,10 +219,25 @@ class Crew:
 
     def _look(self) -> None:
         for worker in self.workers:
-            if worker.status is None and (status := worker.child.status()) is not None:
-                worker.status = 128 - status if status < 0 else status
-                if status and self.failed is None:
-                    self.failed = worker
+            waits = worker.restarts.due is not None and not self._ending
+            if worker.status is not None or waits or (status := worker.child.status()) is None:
+                continue
+            if status and not self._ending and worker.restarts.plan(time.monotonic()):
+                count = f"{worker.restarts.count} of {self.max_restarts}"
+                self.say(f"{worker.called} {ended(status)}; starting it again ({count})")
+                continue
+            worker.status = 128 - status if status < 0 else status
+            if status and self.failed is None:
+                self.failed = worker
+
+    def _tend(self) -> None:
+        """Start those again that are due, without what they had started themselves."""
+        for worker in self.workers:
+            if worker.restarts.is_due(time.monotonic()):
+                worker.child.signal(signal.SIGKILL)
+                worker.child = self._launch(worker.name, worker.host, worker.environment)
+                worker.restarts.began(time.monotonic())
+                self._by_child[worker.child] = worker
 
     def _name(self, host: str, local_rank: int) -> str:
         return host if self.per_host == 1 else f"{host}.{local_rank}"
@@ -209,7 +259,10 @@ class Crew:
     def report(self) -> list[dict[str, Any]]:
         """How each has ended."""
         keys = ("host", "rank", "local_rank", "status")
-        return [{key: getattr(worker, key) for key in keys} for worker in self.workers]
+        return [
+            {key: getattr(w, key) for key in keys} | {"restarts": w.restarts.count}
+            for w in self.workers
+        ]
 
 
 def how(worker: Worker) -> str:
@@ -222,6 +275,21 @@ def how(worker: Worker) -> str:
 def defaults(variables: Mapping[str, str]) -> dict[str, str]:
     """What the user has not set otherwise."""
     return {name: value for name, value in variables.items() if name not in os.environ}
+
+
+def bindings(world: World, hosts: Sequence[str]) -> list[dict[str, str]]:
+    """A local UDP address for a worker on each of these hosts, to have it again when restarted.
+
+    The ports are free now, of those that the kernel gives out.
+    """
+    found = []
+    with ExitStack() as held:  # all at once, so that no two get the same
+        for host in hosts:
+            with world.place(host):
+                sock = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+                sock.bind((world.address(host), 0))
+            found.append({"ISWITCH_BIND": "{}:{}".format(*sock.getsockname())})
+    return found
 
 
 def free_port(address: str) -> int:

@@ -5,7 +5,8 @@ iswitch run --topology rack:2x3 --world netns -- python train.py
 Builds the network, starts a switch process for every switch, and runs the command on every host,
 with ISWITCH_SWITCH (HOST:PORT of the host's switch), ISWITCH_JOB, RANK, WORLD_SIZE, LOCAL_RANK,
 LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment: `Worker.from_env` reads these.
-Lines of output begin with the host's name. When the commands have ended, or one of them has failed,
+Lines of output begin with the host's name. A switch that dies is started again, and so is a command
+that fails, with --max-restarts. When the commands have ended, or one of them has failed for good,
 everything is ended and removed. The exit status is that of the first that failed, 128 + n if it was
 killed by signal n.
 """
@@ -43,6 +44,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers-per-host", type=int, default=1, metavar="N", help="processes on each host (1)"
     )
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start a command that fails again, so many times, as the same RANK (0)",
+    )
     parser.add_argument("--job", type=int, default=1, help="ISWITCH_JOB (default: %(default)s)")
     parser.add_argument(
         "--no-offload",
@@ -73,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("nothing to run: put a command at the end, such as -- python train.py")
     if not 0 <= args.job <= 0xFFFF:
         raise UsageError(f"--job {args.job}: a job number is 0..65535")
+    if args.max_restarts < 0:
+        raise UsageError(f"--max-restarts {args.max_restarts}: 0 or more")
     topology = read_topology(args.topology)
     check_members(topology, args.workers_per_host)
     check_writable(args.json)
@@ -85,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
         "status": 1,
         "workers": [],
         "switches": {},
+        "switch_restarts": {},
     }
     with Signals() as signals:
         try:
@@ -113,8 +124,8 @@ def _run(
     from .worlds import make_world
 
     with make_world(args.world, topology, offload=not args.no_offload) as world, Fleet() as fleet:
-        switches = Switches(fleet, world, capture)
-        crew = Crew(fleet, world, switches, args.workers_per_host)
+        switches = Switches(fleet, world, capture, say)
+        crew = Crew(fleet, world, switches, args.workers_per_host, args.max_restarts, say)
         say(f"{crew.size} x {command[0]} in {args.topology} ({args.world})")
         status = 0
         try:
@@ -141,6 +152,7 @@ def _run(
             say(f"stopped by {signal.Signals(stopped.signum).name}; all processes have ended")
         report["workers"] = crew.report()
         report["switches"] = switches.counters
+        report["switch_restarts"] = switches.restarted()
     return status
 
 

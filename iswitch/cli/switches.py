@@ -1,19 +1,25 @@
-"""The switch processes of a world: started from the root down, ended for their counters."""
+"""The switch processes of a world: started from the root down, ended for their counters.
+
+One that dies by itself is started again in its place: with the same options, at the same address.
+"""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .processes import Child, Fleet
+from .restarts import Restarts
 
 if TYPE_CHECKING:
     from .worlds import World
 
 START_PATIENCE = 20.0  # seconds for a switch to listen
 STOP_PATIENCE = 10.0  # seconds for a switch to tell its counters
+MOST_RESTARTS = 5  # of a switch, in a row
 
 
 class SwitchFailed(Exception):
@@ -23,16 +29,32 @@ class SwitchFailed(Exception):
 class Switches:
     """One process per switch of the world's tree.
 
-    With `capture`, a folder, each writes the frames at its ports to SWITCH.pcapng there.
+    With `capture`, a folder, each writes the frames at its ports to SWITCH.pcapng there, and after
+    its first restart to SWITCH.2.pcapng, and so on.
+
+    Args:
+        fleet: has the processes.
+        world: where they are started.
+        capture: a folder.
+        say: tells the user of a restart.
     """
 
-    def __init__(self, fleet: Fleet, world: World, capture: Path | None = None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        world: World,
+        capture: Path | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.fleet = fleet
         self.world = world
         self.capture = capture
+        self.say = say
         self.listening: dict[str, str] = {}  # by name: HOST:PORT
         self.counters: dict[str, dict[str, int]] = {}  # by name, when they have ended
-        self._names: dict[Child, str] = {}
+        self.restarts: dict[str, Restarts] = {}  # by name
+        self._names: dict[Child, str] = {}  # of all that were ever started
+        self._up: dict[str, Child] = {}  # those that listen
 
     def start(self) -> None:
         """Start them, parents before children.
@@ -43,14 +65,49 @@ class Switches:
         level = [self.world.topology.root.name]
         while level:
             for name in level:
-                options = self.world.switch_options(name, self.listening)
-                if self.capture is not None:
-                    options += ["--capture", str(self.capture / f"{name}.pcapng")]
-                command = ["-m", "iswitch", "switch", "--json", *options]
-                place = self.world.place(name)
-                self._names[self.fleet.start(self.called(name), command, place=place)] = name
+                self.restarts[name] = Restarts(MOST_RESTARTS)
+                self._launch(name)
             self._await_listening(level)
             level = [child.name for name in level for child in self.world.topology.children(name)]
+
+    def _launch(self, name: str) -> Child:
+        options = self.world.switch_options(name, self.listening)
+        count = self.restarts[name].count
+        if self.capture is not None:
+            file = f"{name}.{count + 1}.pcapng" if count else f"{name}.pcapng"
+            options += ["--capture", str(self.capture / file)]
+        command = ["-m", "iswitch", "switch", "--json", *options]
+        child = self.fleet.start(self.called(name), command, place=self.world.place(name))
+        self._names[child] = name
+        return child
+
+    def hear(self, child: Child, line: str | None) -> None:
+        """Take what one of them prints while it serves: None if it has died, to be started again.
+
+        Raises:
+            SwitchFailed: it has died too often.
+        """
+        name = self._names[child]
+        now = time.monotonic()
+        if line is not None:
+            self._listens(child, line)
+            return
+        self._up.pop(name, None)
+        restarts = self.restarts[name]
+        ending = self._ending(child)
+        if not restarts.plan(now):
+            raise SwitchFailed(f"{ending}, after {restarts.row} restarts in a row")
+        self.say(f"{ending}; starting it again")
+
+    def tend(self) -> None:
+        """Start again what has died and is due."""
+        for name, restarts in self.restarts.items():
+            if restarts.is_due(time.monotonic()):
+                self._launch(name)
+
+    def restarted(self) -> dict[str, int]:
+        """By name: how often it was started again, if it was."""
+        return {name: r.count for name, r in self.restarts.items() if r.count}
 
     def at(self, host: str) -> str:
         """Where the switch listens that a host is plugged into."""
@@ -60,20 +117,18 @@ class Switches:
         """Whether a child is one of them."""
         return child in self._names
 
-    def died(self, child: Child) -> SwitchFailed:
-        """What to say of one that has ended unasked."""
-        return SwitchFailed(f"the {child.name} (process {child.process.pid}) {child.ending()}")
-
     def stop(self) -> dict[str, dict[str, int]]:
-        """End them, and return their counters by name.
+        """End them, and return their counters by name: of each the process that served last.
+
+        One that is just being started again has none.
 
         Raises:
             SwitchFailed: one does not tell.
         """
-        for child in self._names:
+        for child in self._up.values():
             child.process.terminate()
         limit = time.monotonic() + STOP_PATIENCE
-        while silent := [c for c, name in self._names.items() if name not in self.counters]:
+        while silent := [c for name, c in self._up.items() if name not in self.counters]:
             if time.monotonic() > limit:
                 raise SwitchFailed(
                     f"the {silent[0].name} (process {silent[0].process.pid}) did not tell its "
@@ -101,5 +156,14 @@ class Switches:
                 raise SwitchFailed(f"the {called} did not listen within {START_PATIENCE:.0f} s")
             for child, line in self.fleet.listen(0.1):
                 if line is None:
-                    raise SwitchFailed(f"the {child.name} {child.ending()}")
-                self.listening[self._names[child]] = json.loads(line)["listening"]
+                    raise SwitchFailed(self._ending(child))
+                self._listens(child, line)
+
+    def _listens(self, child: Child, line: str) -> None:
+        name = self._names[child]
+        self.listening[name] = json.loads(line)["listening"]
+        self.restarts[name].began(time.monotonic())
+        self._up[name] = child
+
+    def _ending(self, child: Child) -> str:
+        return f"the {child.name} (process {child.process.pid}) {child.ending()}"

@@ -36,7 +36,10 @@ class World(Protocol):
         """A context in which what is started belongs to the node."""
 
     def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
-        """The options of a switch's process, `listening` saying where those above it are."""
+        """The options of a switch's process.
+
+        `listening` says where those above it are, and where it was itself, if it is started again.
+        """
 
     def address(self, host: str) -> str:
         """The IP address of a host."""
@@ -69,8 +72,8 @@ class Loopback:
         return nullcontext()
 
     def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
-        """At any free port."""
-        options = ["--listen", f"{LOCALHOST}:0"]
+        """At any free port, and there again."""
+        options = ["--listen", listening.get(name, f"{LOCALHOST}:0")]
         (parent,) = (switch.parent for switch in self.topology.tree if switch.name == name)
         if parent is not None:
             options += ["--parent", listening[parent]]
@@ -150,7 +153,8 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capture",
         metavar="DIR",
-        help="write the frames at each switch's ports to DIR/SWITCH.pcapng (not in loopback)",
+        help="write the frames at each switch's ports to DIR/SWITCH.pcapng; of one that was "
+        "started again also to DIR/SWITCH.2.pcapng, ... (not in loopback)",
     )
 
 

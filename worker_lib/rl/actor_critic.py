@@ -145,7 +145,7 @@ class ActorCritic:
     """One worker's learner: its environments, and its copy of the weights.
 
     Attributes:
-        weights: flat float32; changed in place, and only by `update`.
+        weights: flat float32; changed in place, by `update` and `go_on_from`.
         returns: undiscounted return of every finished episode, in order of finishing.
     """
 
@@ -175,7 +175,7 @@ class ActorCritic:
         self._remaining = 1.0  # the part of the run still ahead
         self._num_updates = 0
         self._moment1, self._moment2 = np.zeros_like(self.weights), np.zeros_like(self.weights)
-        self._decay1 = self._decay2 = 1.0  # BETA1, BETA2 to the power of _num_updates
+        self._decays = np.ones(2)  # BETA1, BETA2 to the power of _num_updates
 
     def gradient(self) -> NDArray[np.float32]:
         """Play num_steps in every environment; return the loss gradient, a new flat float32."""
@@ -201,13 +201,26 @@ class ActorCritic:
         gradient = mean_gradient * min(1.0, self.settings.max_norm / (norm + EPSILON))
         self._moment1 += (1 - BETA1) * (gradient - self._moment1)
         self._moment2 += (1 - BETA2) * (np.square(gradient) - self._moment2)
-        self._decay1 *= BETA1
-        self._decay2 *= BETA2
+        self._decays *= BETA1, BETA2
         step = self.settings.learning_rate * self._remaining
-        step *= math.sqrt(1 - self._decay2) / (1 - self._decay1)  # undo the moments' start at zero
+        decay1, decay2 = self._decays.tolist()
+        step *= math.sqrt(1 - decay2) / (1 - decay1)  # undo the moments' start at zero
         self.weights -= step * self._moment1 / (np.sqrt(self._moment2) + EPSILON)
-        self._num_updates += 1
-        self._remaining = max(0.0, 1 - self._num_updates / self.settings.iterations)
+        self.go_on_from(self._num_updates + 1)
+
+    @property
+    def num_updates(self) -> int:
+        """Updates since the start of the run."""
+        return self._num_updates
+
+    def state(self) -> list[Floats]:
+        """The arrays that, with `num_updates`, make up what all workers have in common."""
+        return [self.weights, self._moment1, self._moment2, self._decays]
+
+    def go_on_from(self, num_updates: int) -> None:
+        """The arrays of `state` are those after so many updates."""
+        self._num_updates = num_updates
+        self._remaining = max(0.0, 1 - num_updates / self.settings.iterations)
 
     def _rollout(self) -> Batch:
         """Play on from where the last rollout stopped; label the samples with n-step returns."""

@@ -1,7 +1,10 @@
 """One worker of a distributed training run: play, add up, update; a process of its own.
 
 `python -m worker_lib.rl.train --switch HOST:PORT ...` prints a JSON object per line for whoever
-started it: `joined`, one `iteration` each, one recorded `round`, and `done` or `error`.
+started it: `joined`, one `iteration` each, a recorded `round`, and `done` or `error`.
+
+It may be started again in the place of one that was killed. Then the job is reset, and all workers
+go on from the state of whoever is furthest.
 """
 
 from __future__ import annotations
@@ -20,7 +23,15 @@ from typing import Any
 import numpy as np
 
 from iswitch.keyfiles import key_in
-from worker_lib import Worker, WorkerError
+from worker_lib import (
+    AllreduceTimeout,
+    JobReset,
+    MembershipLost,
+    RoundGone,
+    Worker,
+    WorkerError,
+    catch_up,
+)
 
 from .actor_critic import ActorCritic, Settings
 
@@ -32,31 +43,95 @@ def encode(vector: np.ndarray[Any, np.dtype[np.float32]]) -> str:
     return base64.b64encode(vector.tobytes()).decode()
 
 
-def train(worker: Worker, learner: ActorCritic, num_workers: int, report: Report) -> None:
-    """Train with gradients averaged over all workers; report every iteration.
+def address(text: str) -> tuple[str, int]:
+    """HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return host, int(port)
 
-    The round in the middle is recorded: this worker's contribution and the aggregate it got.
+
+class Training:
+    """What a worker does, from its start to the end, whoever is replaced meanwhile.
+
+    The round in the middle is recorded: this worker's contribution and the aggregate it got. As one
+    that was under way when the job was reset may have been seen by some only, the first round after
+    a later reset is recorded, too.
+
+    Args:
+        worker: a member of the job.
+        learner: what it trains.
+        num_workers: over how many gradients are averaged.
+        number: this worker's number among all.
+        first_rank: what its rank is counted from, in reports.
+        report: tells whoever started this.
     """
-    iterations = learner.settings.iterations
-    aggregate = np.empty_like(learner.weights)
-    for iteration in range(iterations):
+
+    def __init__(
+        self,
+        worker: Worker,
+        learner: ActorCritic,
+        num_workers: int,
+        number: int,
+        first_rank: int,
+        report: Report,
+    ) -> None:
+        self.worker = worker
+        self.learner = learner
+        self.num_workers = num_workers
+        self.number = number
+        self.first_rank = first_rank
+        self.report = report
+        self._aggregate = np.empty_like(learner.weights)
+
+    def run(self) -> None:
+        """Train to the end."""
+        while True:
+            try:
+                self._go_on()
+                return
+            except JobReset:
+                pass  # so it is for all: they agree anew
+            except (AllreduceTimeout, MembershipLost, RoundGone):
+                self.worker.reset()
+
+    def _go_on(self) -> None:
+        """Train from where the furthest is."""
+        learner, iterations = self.learner, self.learner.settings.iterations
+        start = catch_up(self.worker, learner.state(), learner.num_updates, self.number)
+        learner.go_on_from(start)
+        middle = iterations // 2
+        for iteration in range(start, iterations):
+            self._iterate(iteration, iteration == middle or middle < iteration == start)
+        self.report(
+            {
+                "event": "done",
+                "weights": hashlib.sha256(learner.weights.tobytes()).hexdigest(),
+                "elements": learner.weights.size,
+                "stats": self.worker.stats(),
+            }
+        )
+        # Who was replaced at the very end needs somebody to tell it how far the others are.
+        self.worker.allreduce(np.zeros_like(learner.weights))
+
+    def _iterate(self, iteration: int, record: bool) -> None:
+        learner, aggregate = self.learner, self._aggregate
         episodes = len(learner.returns)
         start = time.perf_counter()
         gradient = learner.gradient()
         computed = time.perf_counter()
-        worker.allreduce(gradient, out=aggregate)
+        self.worker.allreduce(gradient, out=aggregate)
         added = time.perf_counter()
-        if iteration == iterations // 2:
-            report(
+        if record:
+            self.report(
                 {
                     "event": "round",
                     "iteration": iteration,
+                    "rank": self.first_rank + self.worker.rank,
                     "contribution": encode(gradient),
                     "aggregate": encode(aggregate),
                 }
             )
-        learner.update(aggregate / np.float32(num_workers))
-        report(
+        learner.update(aggregate / np.float32(self.num_workers))
+        self.report(
             {
                 "event": "iteration",
                 "iteration": iteration,
@@ -77,6 +152,8 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--first-rank", type=int, default=0, help="of the members of this switch")
+    parser.add_argument("--number", type=int, required=True, help="of this worker among all")
+    parser.add_argument("--bind", default="0.0.0.0:0", metavar="HOST:PORT", help="local address")
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
 
@@ -85,31 +162,24 @@ def main() -> int:
         sys.stdout.flush()
 
     settings = Settings(iterations=args.iterations)
-    host, _, port = args.switch.rpartition(":")
     try:
         # Sums in rank order, and seeds by rank: the whole run can be repeated bit for bit.
         probe = ActorCritic(seed=0, weights_seed=args.seed, settings=settings)
         with Worker(
-            (host, int(port)),
+            address(args.switch),
             args.job,
             probe.weights.size,
             args.workers,
             reproducible=True,
             key=key_in(os.environ),
+            bind=address(args.bind),
         ) as worker:
             rank = args.first_rank + worker.rank
             report({"event": "joined", "rank": rank, "pid": os.getpid()})
             seed = args.seed * 1000 + rank
             learner = ActorCritic(seed=seed, weights_seed=args.seed, settings=settings)
-            train(worker, learner, args.workers, report)
-            report(
-                {
-                    "event": "done",
-                    "weights": hashlib.sha256(learner.weights.tobytes()).hexdigest(),
-                    "elements": learner.weights.size,
-                    "stats": worker.stats(),
-                }
-            )
+            numbers = (args.workers, args.number, args.first_rank)
+            Training(worker, learner, *numbers, report).run()
     except WorkerError as error:
         report({"event": "error", "message": str(error)})
         return 1

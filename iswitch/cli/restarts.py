@@ -1,0 +1,51 @@
+"""What has ended by itself is started again: when, and when that is given up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST_PAUSE = 0.25  # seconds before the first restart in a row; doubles
+LONGEST_PAUSE = 4.0
+LEAST_AGE = 1.0  # seconds between two starts: processes at one address are told apart by seconds
+SOUND = 10.0  # seconds after which a process counts as sound, and its next end as the first
+
+
+@dataclass
+class Restarts:
+    """The restarts of one process.
+
+    Args:
+        most: restarts in a row; more are not made.
+        sound: seconds after which a new row begins; infinity: never.
+    """
+
+    most: int
+    sound: float = SOUND
+    count: int = 0  # restarts in all
+    row: int = 0  # restarts in a row
+    due: float | None = None  # when the next one is to be
+    _began: float | None = None  # None: it does not run yet
+
+    def began(self, now: float) -> None:
+        """The process runs."""
+        self._began = now
+
+    def plan(self, now: float) -> bool:
+        """The process has ended: say in `due` when to start it again; False: it is given up."""
+        began, self._began = self._began, None
+        if began is not None and now - began >= self.sound:
+            self.row = 0
+        if self.row >= self.most:
+            return False
+        pause = min(FIRST_PAUSE * 2**self.row, LONGEST_PAUSE)
+        self.due = now + pause if began is None else max(now + pause, began + LEAST_AGE)
+        self.row += 1
+        self.count += 1
+        return True
+
+    def is_due(self, now: float) -> bool:
+        """Whether to start it now; says so once."""
+        if self.due is None or now < self.due:
+            return False
+        self.due = None
+        return True

@@ -1,0 +1,117 @@
+"""Have all workers go on from the state of whoever is furthest, over the switch itself.
+
+First every worker says how far it is, each in a place of its own of one vector; then the furthest
+contributes its state, and all others what changes nothing. Bytes travel as small whole numbers, of
+which every element type holds each exactly: so what arrives is the source's to the last bit, and
+the state need not be of the job's element type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from iswitch.wire import MAX_MEMBERS, Op
+
+from . import arguments
+
+if TYPE_CHECKING:
+    from .client import Worker
+
+Units = npt.NDArray[np.unsignedinteger[Any]]
+
+
+def catch_up(
+    worker: Worker, arrays: Sequence[npt.NDArray[Any]], step: int, rank: int | None = None
+) -> int:
+    """Give all workers of a job the arrays of the one that is furthest.
+
+    All workers have to call it together, as they do `allreduce`: at the start, and whenever the job
+    was reset. It takes one allreduce if all are equally far (then nothing is copied), else as many
+    more as the arrays need, at one or two of their bytes per element.
+
+    Args:
+        worker: a member of the job.
+        arrays: what makes up the state (weights, moments of the optimizer, ...), C-contiguous; the
+            same number of bytes in all workers. They are written to when all has come.
+        step: how far this worker is, 0 for one that has only begun.
+        rank: this worker's number among all, 0 to 63. Default: `worker.rank`, which numbers the
+            workers of one switch; with switches above switches name RANK (of `iswitch run`).
+
+    Returns:
+        the step to go on from: that of the furthest, whose state the arrays hold now.
+
+    Raises:
+        JobReset: somebody was replaced meanwhile: call it again. Nothing was written.
+        ValueError: an argument out of its range, or workers with the same rank, or with states of
+            other sizes.
+        WorkerError: all else that `allreduce` raises.
+    """
+    if not worker.shape.numel:
+        raise ValueError("vectors of no elements carry nothing; make the Worker with numel > 0")
+    rank = worker.rank if rank is None else rank
+    rank = arguments.whole("rank", rank, 0, MAX_MEMBERS - 1, "a rank is 0..63")
+    step = arguments.whole("step", step, 0, 2**62, "pass the steps that are done, 0 or more")
+    for array in arrays:
+        if not (array.flags.c_contiguous and array.flags.writeable):
+            raise ValueError("arrays must be writable and C-contiguous")
+    size = sum(array.nbytes for array in arrays)
+    steps = _tell(worker, rank, step, size)
+    furthest = max(steps.values())
+    if min(steps.values()) == furthest:
+        return furthest
+    source = min(rank for rank, at in steps.items() if at == furthest)
+    unit = _unit(worker)
+    count = -(-size // unit.itemsize)
+    ours = np.empty(0, unit)
+    if rank == source:
+        held = b"".join(array.tobytes() for array in arrays)
+        ours = np.frombuffer(held.ljust(count * unit.itemsize, b"\0"), unit)
+    state = _exchange(worker, ours, 0, count).astype(unit).view(np.uint8)
+    for array in arrays:
+        array.reshape(-1).view(np.uint8)[:] = state[: array.nbytes]
+        state = state[array.nbytes :]
+    return furthest
+
+
+def _tell(worker: Worker, rank: int, step: int, size: int) -> dict[int, int]:
+    """The steps of all, by rank."""
+    unit = _unit(worker)
+    told = np.array([step, size], "<u8").view(unit)
+    ours = np.concatenate([np.ones(1, unit), told])  # the one says that somebody is there
+    places = _exchange(worker, ours, rank * len(ours), MAX_MEMBERS * len(ours))
+    places = places.reshape(MAX_MEMBERS, -1)
+    there = [r for r in range(MAX_MEMBERS) if places[r, 0] != _neutral(worker)]
+    if (places[there, 0] > 1).any():
+        raise ValueError(
+            "two workers have the same rank: worker.rank numbers those of one switch; pass "
+            "rank=int(os.environ['RANK']) where switches stand above switches"
+        )
+    values = {r: places[r, 1:].astype(unit).view("<u8").tolist() for r in there}
+    if len({its_size for _, its_size in values.values()}) > 1:
+        sizes = ", ".join(f"{its_size} at rank {r}" for r, (_, its_size) in values.items())
+        raise ValueError(f"the arrays must have as many bytes in all workers; they have {sizes}")
+    return {r: its_step for r, (its_step, _) in values.items()}
+
+
+def _exchange(worker: Worker, ours: Units, start: int, count: int) -> npt.NDArray[np.int64]:
+    """Numbers to which every worker contributes some of its own, from the place `start` on."""
+    dtype, numel = worker.shape.dtype.numpy, worker.shape.numel
+    vectors = np.full(-(-count // numel) * numel, _neutral(worker), dtype)
+    vectors[start : start + len(ours)] = ours
+    for vector in vectors.reshape(-1, numel):
+        worker.allreduce(vector, out=vector)
+    return vectors[:count].astype(np.int64)
+
+
+def _unit(worker: Worker) -> np.dtype[np.unsignedinteger[Any]]:
+    """Whole numbers that the job's element type holds exactly (bfloat16: up to 256)."""
+    return np.dtype("<u2" if worker.shape.dtype.itemsize == 4 else "u1")
+
+
+def _neutral(worker: Worker) -> int:
+    """A number that changes no other one."""
+    return int(np.iinfo(_unit(worker)).max) if worker.shape.op is Op.MIN else 0

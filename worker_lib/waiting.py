@@ -1,0 +1,136 @@
+"""A round that takes long: when to give a member up, and what to say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from iswitch.wire import MAX_MEMBERS, Action, Segments, Status
+
+from .errors import AllreduceTimeout, JobHalted, MemberLost
+from .session import Answered, Session
+
+OnMemberLost = Literal["wait", "continue", "raise"]
+CHOICES: tuple[OnMemberLost, ...] = get_args(OnMemberLost)
+LOOK_PAUSE = 1.0  # seconds between two questions who is there, with "raise"
+ELSEWHERE = 2.0  # seconds without progress, before it is a member of another switch that lacks
+
+
+class Waiting:
+    """Watches the round under way.
+
+    A member is lost when the switch tells of fewer workers than there should be, and tells
+    afterwards that a contribution is missing. (One that has left when all was done is not missed,
+    even by who still lacks aggregates.) If none is missing there, the member has left, or is one of
+    another switch; then time shows whether the aggregates are only late.
+
+    Args:
+        session: this worker's.
+        num_workers: how many there should be; 0: any number.
+        on_member_lost: what is to be done then.
+    """
+
+    def __init__(self, session: Session, num_workers: int, on_member_lost: OnMemberLost) -> None:
+        self.session = session
+        self.num_workers = num_workers
+        self.on_member_lost = on_member_lost
+        self._threshold = 0  # H when all were there
+        self.begin(float("-inf"))
+
+    def begin(self, now: float) -> None:
+        """Another allreduce is under way."""
+        self._began = now  # what was told before, others may have seen to
+        self._since: float | None = None  # when somebody was found to be absent, or came progress
+        self._remaining = 0
+        self._asked: int | None = None  # the Request that asks for the ranks
+        self._ranks: list[int] | None = None
+
+    def lost(self, now: float) -> MemberLost | None:
+        """Whom to give up now, if that is to be told."""
+        session = self.session
+        transfer = session.transfer
+        if self.on_member_lost != "raise" or transfer is None or transfer.done or session.halted:
+            return None
+        if session.joined >= self.num_workers:
+            self._threshold = session.threshold
+        if session.told < self._began:
+            return None
+        by_hand = session.threshold < self._threshold  # then the others go on without it
+        if not session.member or session.joined >= self.num_workers or by_hand:
+            self._since = None
+            return None
+        if self._since is None or transfer.remaining != self._remaining:
+            self._since, self._remaining = now, transfer.remaining
+            session.forget_who_is_missing()  # what was missing before says nothing
+            self._ranks = None
+            nothing = Segments(transfer.round, 0, 0)  # so that the answer says who is lost
+            self._asked = session.request(Action.HELP, nothing, now)
+        if self._ranks is None or session.waiting_for is None:
+            return None
+        if not session.waiting_for and now < self._since + ELSEWHERE:
+            return None
+        return MemberLost(transfer.round, self._ranks, session.joined, self.num_workers)
+
+    def answered(self, answer: Answered) -> None:
+        """Take an answer; it may be to what was asked here."""
+        if answer.request == self._asked and answer.status is Status.OK:
+            self._ranks = _ranks(answer.ack.missing)
+
+    def too_late(self, seconds: float, now: float, failed: int) -> AllreduceTimeout:
+        """The round was not done within so many seconds; `failed` packets could not be sent."""
+        session = self.session
+        assert session.transfer is not None
+        round_ = session.round
+        missing = session.transfer.missing()
+        count = sum(stop - start for start, stop in missing)
+        what = f"round {round_} not done within {seconds:g} s"
+        if session.halted:
+            return JobHalted(
+                f"{what}: the job is halted; reset() resumes it", round_, missing, None
+            )
+        named = ", ".join(_range(start, stop) for start, stop in missing[:4])
+        more = ", ..." if len(missing) > 4 else ""
+        segments = f"{count} of {session.shape.segments} segments missing ({named}{more})"
+        silence = now - session.heard
+        if session.waiting_for is None or silence > 2 * session.round_trip.ceiling:
+            why = "is it running, and is the network to it up?"
+            if session.denied:
+                why = "the job has another key there now, or none: has it been restarted?"
+            return AllreduceTimeout(
+                f"{what}: {segments}; the switch at {session.switch} does not answer: {why}",
+                round_,
+                missing,
+                None,
+            )
+        ranks = _ranks(session.waiting_for)
+        whom = self._whom(ranks)
+        if failed:
+            whom += f" ({failed} packets of this worker could not be sent: is the MTU too small?)"
+        return AllreduceTimeout(f"{what}: {segments}; {whom}", round_, missing, ranks)
+
+    def _whom(self, ranks: Sequence[int]) -> str:
+        """For whom the round waits, in words."""
+        session = self.session
+        elastic = self.on_member_lost == "continue"
+        whose = f"the contribution of rank{_plural(ranks)}" if ranks else ""
+        if session.joined < self.num_workers and not (elastic and ranks):
+            only = f"only {session.joined} of {self.num_workers} workers are in job {session.job}"
+            if ranks:
+                return f"{only}, and {whose} is missing: did it die? Start one in its place"
+            others = " (another worker asked for sums of all)" * elastic
+            return f"{only}: has one not started, left or died? Start one in its place{others}"
+        if ranks:
+            return f"waiting for {whose}: did it stop?"
+        return "no contribution is missing: the aggregates are lost on their way here"
+
+
+def _ranks(bits: int) -> list[int]:
+    return [rank for rank in range(MAX_MEMBERS) if bits >> rank & 1]
+
+
+def _range(start: int, stop: int) -> str:
+    return str(start) if stop - start == 1 else f"{start}-{stop - 1}"
+
+
+def _plural(ranks: Sequence[int]) -> str:
+    return ("s " if len(ranks) > 1 else " ") + ", ".join(map(str, ranks))
