@@ -14,10 +14,10 @@ from typing import Generic, Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..frame import ETH, ETHERTYPE_ARP, HEAD, HEADERS, IP, Frames, Transmission
-from ..line import Ints
-from ..packets import Burst, Outgoing, Rows
-from ..segmentation import MOST_HEADERS, Super, read_super, select, wire_frames
+from .frame import ETH, ETHERTYPE_ARP, HEAD, HEADERS, IP, Frames, Transmission
+from .line import Ints
+from .packets import Burst, Outgoing, Rows
+from .segmentation import MOST_HEADERS, Super, read_super, select, wire_frames
 
 MAX_PACKET = 65535  # bytes of IP, of a super-frame, too
 
