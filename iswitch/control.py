@@ -316,8 +316,12 @@ class ControlPlane:
 
     def _recount(self, job: Job, switch: Member, join: SwitchJoin, now: float) -> list[Outgoing]:
         """A switch below says for how many workers it stands now."""
-        switch.workers = join.workers
         members = job.members
+        if members.above is not None:
+            # Until the parent says so: a switch that was restarted lacks workers, and must not be
+            # told the number of before, by which its gate would open.
+            members.above = max(0, members.above - max(0, switch.workers - join.workers))
+        switch.workers = join.workers
         members.expected = max(members.expected, join.expected)
         sends = self.reevaluate(job) if members.count() else []
         return sends + (self.hierarchy.changed(job, now) if self.hierarchy else [])

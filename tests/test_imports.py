@@ -1,4 +1,4 @@
-"""Imports run one way: core <- ports, engine <- worker_lib <- topologies <- cli.
+"""Imports run one way: core <- ports, engine, sim <- worker_lib <- topologies <- soak <- cli.
 
 Importing stays cheap.
 """
@@ -179,6 +179,17 @@ def test_a_line_is_core_and_brings_its_own_chance() -> None:
     assert chances == {"np.random.default_rng"}
 
 
+def test_the_simulated_world_imports_the_core_only() -> None:
+    """So it looks at no clock, and what is random in it is what a line draws."""
+    inside = {"iswitch", "iswitch.line", *(f"iswitch.{core}" for core in CORE)}
+    simulated = [name for name in MODULES if within(name, "iswitch.sim")]
+    assert "iswitch.sim.network" in simulated
+    for name in simulated:
+        used = {i for i in MODULES[name].all if not within(i, "iswitch.sim")}
+        assert project(used) <= inside, name
+        assert not {imported.partition(".")[0] for imported in used} & OUTSIDE_WORLD, name
+
+
 def test_ports_and_engine_do_not_look_up() -> None:
     lower = [name for name in MODULES if within(name, "iswitch.ports", "iswitch.engine")]
     assert "iswitch.ports.udp" in lower
@@ -189,7 +200,7 @@ def test_ports_and_engine_do_not_look_up() -> None:
         up = {
             i
             for i in MODULES[name].all
-            if within(i, "worker_lib", "topologies", "iswitch.cli", "tests")
+            if within(i, "worker_lib", "topologies", "iswitch.cli", "iswitch.sim", "tests")
         }
         assert not up, name
 
@@ -203,7 +214,7 @@ def test_worker_lib_uses_little_of_the_switch() -> None:
         assert used <= allowed, name
 
 
-BUILDERS = ("netns", "mininet", "mn", "namespaces", "ethtool", "children")
+BUILDERS = ("netns", "mininet", "mn", "namespaces", "ethtool", "children", "simulated")
 
 
 def test_topologies_are_below_the_cli_only() -> None:
