@@ -278,6 +278,8 @@ class ControlPlane:
                     return [self._joined(peer, packet, join, job, member, now), *sends]
                 former = member if member.contributes else None
                 sends = self._remove(job, member, now)
+                if job.shape is None:  # it was the last: the job goes on beyond all it has sent
+                    former = None
             if join.flags & FLAG_HEARTBEAT:
                 raise Refusal(Status.NOT_MEMBER)
             if self.hierarchy and type_ is not MemberType.CONTROLLER:
@@ -317,10 +319,7 @@ class ControlPlane:
     def _recount(self, job: Job, switch: Member, join: SwitchJoin, now: float) -> list[Outgoing]:
         """A switch below says for how many workers it stands now."""
         members = job.members
-        if members.above is not None:
-            # Until the parent says so: a switch that was restarted lacks workers, and must not be
-            # told the number of before, by which its gate would open.
-            members.above = max(0, members.above - max(0, switch.workers - join.workers))
+        members.are_fewer(switch.workers - join.workers)
         switch.workers = join.workers
         members.expected = max(members.expected, join.expected)
         sends = self.reevaluate(job) if members.count() else []
@@ -436,6 +435,8 @@ class ControlPlane:
     def _remove(self, job: Job, member: Member, now: float) -> list[Outgoing]:
         """Take a member out; what waited only for it completes."""
         job.members.remove(member)
+        if member.contributes:
+            job.members.are_fewer(member.workers)
         _put(self._answers, (member.address, job.number), member.answers)
         self.relays.cancel(member.address, job.number)
         if member.contributes:
