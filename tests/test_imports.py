@@ -214,12 +214,25 @@ def test_worker_lib_uses_little_of_the_switch() -> None:
         assert used <= allowed, name
 
 
+def test_a_soak_is_of_simulated_worlds_and_for_the_cli() -> None:
+    own = [name for name in MODULES if within(name, "iswitch.soak")]
+    assert "iswitch.soak.run" in own
+    others = ("worker_lib", "topologies", "iswitch.ports", "iswitch.engine", "iswitch.cli")
+    for name in own:
+        used = {i for i in MODULES[name].all if within(i, *others)}
+        allowed = {"worker_lib", "worker_lib.session", "topologies", "topologies.simulated"}
+        assert used <= allowed, name
+        assert not {"socket", "time", "threading"} & MODULES[name].all, name
+    users = {name for name, i in MODULES.items() if any(within(x, "iswitch.soak") for x in i.all)}
+    assert all(within(name, "iswitch.soak", "iswitch.cli") for name in users)
+
+
 BUILDERS = ("netns", "mininet", "mn", "namespaces", "ethtool", "children", "simulated")
 
 
 def test_topologies_are_below_the_cli_only() -> None:
     for name, imports in MODULES.items():
-        if not within(name, "topologies", "iswitch.cli"):
+        if not within(name, "topologies", "iswitch.cli", "iswitch.soak"):
             assert not {i for i in imports.all if within(i, "topologies")}, name
         if within(name, "topologies"):
             assert not {i for i in imports.all if within(i, "iswitch.cli", "tests")}, name
