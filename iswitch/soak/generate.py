@@ -44,7 +44,7 @@ class _Generator:
             links=self.links(),
             events=tuple(sorted(self.events, key=lambda event: event.at)),
             horizon=self.horizon,
-            think=self.horizon / 20,
+            think=self.horizon / 40,
             latency=self.rng.choice((2e-5, 1e-4, 5e-4)),
             lease=self.lease,
         )
@@ -57,7 +57,7 @@ class _Generator:
         job = self.job(self.rng.choice((WHOLE, ELASTIC)), len(self.hosts))
         # A Reset that not all have heard of is forgotten with the state of the switch.
         commands = self.rng.random() < 0.3
-        self.faults(self.rng.randrange(5), restarts=not commands)
+        self.faults(self.rng.randrange(3, 10), restarts=not commands)
         self.commands(commands)
         return (job,)
 
@@ -93,7 +93,7 @@ class _Generator:
                 # A whole job waits for the place to be taken; it was promised nothing less.
                 back = mode == WHOLE or self.rng.random() < 0.5
                 self.event(what, host, self.rng.choice((1e-3, 2e-2)) if back else 0.0)
-        self.faults(self.rng.randrange(3), restarts=False)
+        self.faults(self.rng.randrange(2, 6), restarts=False)
         self.commands(self.rng.random() < 0.2)
         return (job,)
 
@@ -143,7 +143,7 @@ class _Generator:
         for _ in range(self.rng.randrange(3)):
             value = self.rng.randint(0, len(self.hosts))
             self.event("seth", self.rng.choice(self.hosts), value=value)
-        self.faults(self.rng.randrange(3), restarts=False)
+        self.faults(self.rng.randrange(2, 6), restarts=False)
         return (job,)
 
     def forced(self) -> tuple[Job, ...]:
@@ -152,7 +152,7 @@ class _Generator:
         job = self.job(self.rng.choice((WHOLE, ELASTIC)), len(self.hosts))
         for _ in range(self.rng.randint(1, 3)):
             self.event("fbcast", self.rng.choice(self.hosts))
-        self.faults(self.rng.randrange(3), restarts=False)
+        self.faults(self.rng.randrange(2, 6), restarts=False)
         return (job,)
 
     def asynchronous(self) -> tuple[Job, ...]:
@@ -160,7 +160,7 @@ class _Generator:
         self.form = self.rng.choice(STARS[:4])
         self.hosts, self.switches = nodes(self.form)
         job = self.versions(1, self.hosts)
-        self.faults(self.rng.randrange(3), restarts=False)
+        self.faults(self.rng.randrange(2, 6), restarts=False)
         return (job,)
 
     def several(self) -> tuple[Job, ...]:
