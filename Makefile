@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check model bench tools clean
+.PHONY: demo test check model soak bench tools clean
 
 demo: $(VENV)/demo.ready
 	$(BIN)/iswitch demo
@@ -20,6 +20,10 @@ check: $(VENV)/dev.ready
 # The random model of joins, crashes and restarts, on more seeds than `make test` takes.
 model: $(VENV)/dev.ready
 	ISWITCH_MODEL_SEEDS=3000 $(BIN)/python -m pytest -q tests/test_model.py tests/test_replacement.py
+
+# Random histories in the simulated world; docs/soak.md.
+soak: $(VENV)/dev.ready
+	$(BIN)/iswitch soak --seeds 2000
 
 bench: $(VENV)/dev.ready
 	$(BIN)/python -m tests.bench.loopback

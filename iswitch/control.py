@@ -236,17 +236,20 @@ class ControlPlane:
                 if same or type_ is member.type is MemberType.SWITCH:
                     if type_ is not member.type or (job.shape and shape not in (None, job.shape)):
                         raise Refusal(Status.MISMATCH)
-                    if not same:  # its Request numbers begin anew
+                    anew = not same and not join.flags & FLAG_HEARTBEAT  # a new process
+                    if anew:  # its Request numbers begin anew
                         member.answers = Answers(max(packet.request, member.answers.last))
                     member.incarnation = packet.request
                     member.last_seen = now
                     if isinstance(join, SwitchJoin):
                         sends = self._recount(job, member, join, now)
-                    if not same and job.is_beyond(join):
+                    if anew and job.is_beyond(join):
                         sends += self._begin_anew(job, None, now)
                     return [*self._joined(peer, packet, join, job, member, now), *sends]
                 former = member if member.contributes else None
                 sends = self._remove(job, member, now)
+                if job.shape is None:  # it was the last: the job goes on beyond all it has sent
+                    former = None
             if join.flags & FLAG_HEARTBEAT:
                 raise Refusal(Status.NOT_MEMBER)
             if self.hierarchy and type_ is not MemberType.CONTROLLER:
@@ -295,9 +298,10 @@ class ControlPlane:
 
     def _recount(self, job: Job, switch: Member, join: SwitchJoin, now: float) -> list[Outgoing]:
         """A switch below says for how many workers it stands now."""
-        switch.workers = join.workers
         self.throttle.count(switch.address, join.workers)
         members = job.members
+        members.are_fewer(switch.workers - join.workers)
+        switch.workers = join.workers
         members.expected = max(members.expected, join.expected)
         sends = self.gate_opened(job, None, now) if members.count() else []
         return sends + (self.hierarchy.changed(job, now) if self.hierarchy else [])
@@ -436,6 +440,8 @@ class ControlPlane:
         self.former.put(member.address, job.number, former)
         if self.sources.leave(member.address):
             self.throttle.dismiss(member.address)
+        if member.contributes:
+            job.members.are_fewer(member.workers)
         self.relays.cancel(member.address, job.number)
         if member.contributes:
             del self.by_source[member.address]

@@ -110,7 +110,12 @@ class Hierarchy:
             return self._give_up(uplink, now)
         if not uplink.member:
             return []
-        return uplink.join(self._join_value(job, FLAG_HEARTBEAT, now), job.members.gathered, now)
+        value = self._join_value(job, FLAG_HEARTBEAT, now)
+        if value.workers < uplink.told:
+            # An answer to an earlier Join must not be taken for one to this: it would count workers
+            # that are gone, and open the gate of a switch below that was restarted.
+            self._incarnation = uplink.incarnation = (self._incarnation + 1) & ROUND_MASK
+        return uplink.join(value, job.members.gathered, now)
 
     def _rejoin(self, uplink: Uplink, now: float) -> list[Outgoing]:
         job = self.plane.jobs.get(uplink.job)
@@ -334,10 +339,11 @@ class Hierarchy:
         return self.contribute(job, ours) + self.plane.ask_members(job, missing, now)
 
     def _reset(self, job: Job, round_: int, now: float) -> list[Outgoing]:
-        known = job.window.lowest == round_  # from the Ack, or from the parent's own relay
-        keyed = self.plane.keys.of(job.number) is not None  # then it is a replay: Resets lead on
-        if round_distance(round_, job.window.high) <= 0 and (known or keyed):
-            return []
+        keyed = self.plane.keys.of(job.number) is not None
+        if keyed and round_distance(round_, job.window.high) <= 0:
+            return []  # a replay: Resets lead on
+        if job.reset_to is not None and 0 <= round_distance(job.reset_to, round_) < 1 << 30:
+            return []  # the Ack, or the parent's own relay, has told us, maybe rounds ago
         return self.plane.reset(job, round_, now)
 
     # Time

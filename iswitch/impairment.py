@@ -1,6 +1,6 @@
 """What is wrong with a link in one direction: passive, and read from text.
 
-`loss=1%,delay=5ms,jitter=1ms,duplicate=0.1%,reorder=1%,corrupt=0.01%,rate=100Mbit,queue=100`
+`loss=1%,burst=8,delay=5ms,jitter=1ms,duplicate=0.1%,reorder=1%,corrupt=0.01%,rate=100Mbit,queue=100`
 
 docs/links.md defines each of these; line.py does them.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from .units import (
+    BURST,
     CORRUPT,
     DELAY,
     DUPLICATE,
@@ -29,6 +30,7 @@ LIMIT = 1000  # packets: the kernel's default length of a device's queue
 
 UNITS = {
     "loss": LOSS,
+    "burst": BURST,
     "delay": DELAY,
     "jitter": JITTER,
     "duplicate": DUPLICATE,
@@ -60,6 +62,7 @@ class Impairment:
     corrupt: float = 0.0
     rate: int | None = None
     queue: int = LIMIT
+    burst: float = 0.0  # mean length of runs of lost packets; 0: losses are independent
 
     def __post_init__(self) -> None:
         for name in PROBABILITIES:
@@ -68,6 +71,18 @@ class Impairment:
                     f"{name} {getattr(self, name)} is not in [0, 1]; write 1% or 0.01 for one in a "
                     "hundred"
                 )
+        if self.burst and not self.loss:
+            raise QuantityError(
+                f"burst {self.burst:g} is the length of runs of lost packets, and none is lost; "
+                "give a loss, such as 1%"
+            )
+        if self.burst and self.loss == 1:
+            raise QuantityError(f"burst {self.burst:g} cannot be where all are lost; leave it out")
+        if self.burst and not 1 / (1 - self.loss) <= self.burst < float("inf"):
+            raise QuantityError(
+                f"burst {self.burst:g} cannot be: independent losses come in runs of "
+                f"{1 / (1 - self.loss):g} already; give more, or leave it out"
+            )
         if not 0 <= self.delay < float("inf"):
             raise QuantityError(f"delay {self.delay} is not a time; give one of 0 s or more")
         if not 0 <= self.jitter <= self.delay:

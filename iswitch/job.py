@@ -116,6 +116,7 @@ class Job:
     completed_any: bool = False
     awaits_reset: bool = False  # by the switch above; until then nothing completes
     dormant_since: float | None = None  # when the last member left
+    reset_to: int | None = None  # the round from which the last Reset had it go on
 
     def __post_init__(self) -> None:
         if self.has_parent:
@@ -312,6 +313,12 @@ class Job:
         """The first round of which an aggregate from the parent is missing."""
         assert isinstance(self.accelerator, SynchronousAccelerator)
         high = self.window.high
+        before = (high - 1) & ROUND_MASK
+        if before in self.window and round_distance(self.window.base, before) <= 0:
+            # After a restart members may have named it, and wait for it still.
+            wanted = self.members.participants(before)
+            if wanted and not self.completed_any and not self.accelerator.has_all(before):
+                return before
         return (high + 1) & ROUND_MASK if self.accelerator.has_all(high) else high
 
     def name(self, round_: int, first: bool) -> None:
@@ -396,6 +403,7 @@ class Job:
     def reset(self, round_: int | None = None) -> None:
         """Empty all buffers and go on two rounds further, or from the round the parent says."""
         self.window.skip(round_)
+        self.reset_to = self.window.high
         self.halted = False
         self.awaits_reset = False
         self.completed_any = False

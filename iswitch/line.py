@@ -65,11 +65,13 @@ class Line:
 
     def __init__(self, impairment: Impairment, seed: Sequence[int], spared: int = 0) -> None:
         self.impairment = impairment
-        self._only_loses = impairment == Impairment(loss=impairment.loss, queue=impairment.queue)
+        loss = Impairment(loss=impairment.loss, burst=impairment.burst, queue=impairment.queue)
+        self._only_loses = impairment == loss
         self._chance = np.random.default_rng(seed)
         self._spared = spared
         self._leaving = np.empty(0)  # when those in the queue will have been sent
         self._latest = -np.inf  # when the last that kept its place comes out
+        self._losing: bool | None = None  # the last one was lost; None: there was none
 
     def fates(self, sizes: Ints, now: float) -> Fates:
         """Decide over packets of so many bytes that are sent now, one after the other.
@@ -79,7 +81,7 @@ class Line:
         given = self.impairment
         chances = self._chance.random((len(sizes), CHANCES))
         sent = self._send(sizes, now)
-        kept = np.flatnonzero(chances[: len(sent), 0] >= given.loss)
+        kept = np.flatnonzero(~self._lost(chances[: len(sent), 0]))
         left = sent[kept]
         _, corrupt, place, duplicate, reorder, jitter = chances[kept].T
 
@@ -113,7 +115,28 @@ class Line:
 
     def survivors(self, count: int) -> Ints:
         """Which of so many packets come out: what `fates` would say, for less."""
-        return np.flatnonzero(self._chance.random((count, CHANCES))[:, 0] >= self.impairment.loss)
+        return np.flatnonzero(~self._lost(self._chance.random((count, CHANCES))[:, 0]))
+
+    def _lost(self, chance: Times) -> npt.NDArray[np.bool_]:
+        """Which packets are lost on the wire.
+
+        In bursts: a packet behind a lost one is lost with probability 1 - 1/burst, one behind a
+        kept one so much less often that the overall rate is `loss` (Gilbert's model of two states).
+        A chance between the two probabilities lets the packet share the fate of the one before.
+        """
+        given = self.impairment
+        if not given.burst or not len(chance):
+            return chance < given.loss
+        again = 1 - 1 / given.burst
+        begins = given.loss / (given.burst * (1 - given.loss))
+        lost = chance < begins
+        settled = lost | (chance >= again)
+        if self._losing is None:
+            lost[0], settled[0] = chance[0] < given.loss, True
+        last = np.maximum.accumulate(np.where(settled, np.arange(len(chance)), -1))
+        lost = np.where(last < 0, bool(self._losing), lost[last])
+        self._losing = bool(lost[-1])
+        return lost
 
     def _send(self, sizes: Ints, now: float) -> Times:
         """When each has been sent, at the rate; those for which the queue has no room are none."""

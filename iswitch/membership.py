@@ -122,6 +122,15 @@ class Membership:
         """Workers of the job: with a parent, in the whole tree."""
         return self.workers_here() if self.above is None else self.above
 
+    def are_fewer(self, workers: int) -> None:
+        """So many workers are gone: with a parent, take them off what it told.
+
+        Until it tells anew: a switch below that was restarted must not be told the number of
+        before, by which its gate would open although it lacks workers.
+        """
+        if self.above is not None and workers > 0:
+            self.above = max(0, self.above - workers)
+
     def count(self) -> bool:
         """Open the gate if enough workers are there; whether it has opened just now.
 
@@ -188,3 +197,5 @@ class Membership:
         """The last contributor left: the next begin as if nobody had been there."""
         self.expected = self.met = self.least = 0
         self.whole = False
+        if self.above is not None:
+            self.above = 0

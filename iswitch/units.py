@@ -76,6 +76,7 @@ LOSS, DUPLICATE, REORDER, CORRUPT = (
     Unit(name, {"%": Decimal("0.01"), "": Decimal(1)}, "0.1%", bare="")
     for name in ("loss", "duplicate", "reorder", "corrupt")
 )
+BURST = Unit("burst", {"": Decimal(1)}, "8", bare="")
 MTU = Unit("mtu", {"": Decimal(1)}, "1500", bare="")
 PACKETS = {"packets": Decimal(1), "packet": Decimal(1)}
 BYTES = powers("B kB MB GB") | powers("KiB MiB GiB", base=1024, start=1)

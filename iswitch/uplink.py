@@ -57,8 +57,9 @@ class Uplink:
     first_round: int = 0  # where we take part from
     waiting: dict[Address, Control] = field(default_factory=dict)  # Joins that wait for ours
     forwarded: dict[int, tuple[Address, Control]] = field(default_factory=dict)  # by our Request
+    told: int = 0  # workers, by our last Join
     next_join: float | None = None  # when to ask who is there, or to be a member still
-    _pending: dict[int, _Pending] = field(default_factory=dict)
+    _pending: dict[tuple[bool, int], _Pending] = field(default_factory=dict)  # a Join? Request
     _seen: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _helped: dict[Segments, float] = field(default_factory=dict)
     _last: int = 0
@@ -69,6 +70,8 @@ class Uplink:
 
     def join(self, value: SwitchJoin, gathered: bool, now: float) -> list[Outgoing]:
         """Join, be a member still, or tell how many workers there are now."""
+        self.forget_join()
+        self.told = value.workers
         self.next_join = now + (HEARTBEAT if gathered else GATHER_PAUSE)
         return self._ask(Control(Action.JOIN, self.job, self.incarnation, value), now)
 
@@ -94,16 +97,17 @@ class Uplink:
 
     def answered(self, packet: Control, ack: Ack) -> Control | None:
         """What an Ack answers; None: nothing that is open. (An answer to Help has no request.)"""
-        pending = self._pending.get(packet.request)
+        key = ack.action == Action.JOIN, packet.request
+        pending = self._pending.get(key)
         if pending is None or pending.packet.action != ack.action:
             return None
-        del self._pending[packet.request]
+        del self._pending[key]
         return pending.packet
 
     def ask_anew(self, request: int, last: int, now: float) -> list[Outgoing]:
         """The parent wants a number above `last`: our process before had used up so many."""
         self._last = max(self._last, last)
-        pending = self._pending.pop(request, None)
+        pending = self._pending.pop((False, request), None)
         if pending is None:  # Help: who waits asks again
             return []
         number, sends = self.request(pending.packet.action, pending.packet.value, now)
@@ -132,7 +136,7 @@ class Uplink:
     def forget_join(self) -> None:
         """Repeat no Join that is under way."""
         self.next_join = None
-        self._pending.pop(self.incarnation, None)
+        self._pending = {key: p for key, p in self._pending.items() if not key[0]}
 
     def deadline(self) -> float | None:
         """When something is due."""
@@ -152,7 +156,8 @@ class Uplink:
         return sends
 
     def _ask(self, packet: Control, now: float) -> list[Outgoing]:
-        self._pending[packet.request] = _Pending(packet, now + FIRST_PAUSE, FIRST_PAUSE)
+        key = packet.action is Action.JOIN, packet.request
+        self._pending[key] = _Pending(packet, now + FIRST_PAUSE, FIRST_PAUSE)
         return [self._out(packet)]
 
     def _out(self, packet: Control) -> Outgoing:

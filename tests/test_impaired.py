@@ -16,8 +16,8 @@ from iswitch.frame import Frames, Transmission
 from iswitch.impairment import Impairment, Impairments
 from iswitch.issuing import Jack
 from iswitch.packets import Address, Burst, Outgoing
+from iswitch.parts import frame_parts
 from iswitch.ports.impaired import ImpairedDatagrams, ImpairedPorts, Way
-from iswitch.ports.parts import frame_parts
 from iswitch.segmentation import wire_frames
 from iswitch.switch import Switch
 from iswitch.wire import TOS_DATA

@@ -1,4 +1,4 @@
-"""Imports run one way: core <- ports, engine <- worker_lib <- topologies <- cli.
+"""Imports run one way: core <- ports, engine, sim <- worker_lib <- topologies <- soak <- cli.
 
 Importing stays cheap.
 """
@@ -44,6 +44,7 @@ CORE = [
     "guard",
     "chassis",
     "pcapng",
+    "parts",
 ]
 OUTSIDE_WORLD = {
     "socket",
@@ -158,7 +159,7 @@ def test_every_module_of_the_core_is_there() -> None:
 
 @pytest.mark.parametrize("name", CORE)
 def test_core_imports_the_core_only(name: str) -> None:
-    inside = {"iswitch", *(f"iswitch.{core}" for core in CORE)}
+    inside = {"iswitch", "iswitch.line", *(f"iswitch.{core}" for core in CORE)}
     assert project(MODULES[f"iswitch.{name}"].all) <= inside
 
 
@@ -185,6 +186,17 @@ def test_a_line_is_core_and_brings_its_own_chance() -> None:
     assert chances == {"np.random.default_rng"}
 
 
+def test_the_simulated_world_imports_the_core_only() -> None:
+    """So it looks at no clock, and what is random in it is what a line draws."""
+    inside = {"iswitch", "iswitch.line", *(f"iswitch.{core}" for core in CORE)}
+    simulated = [name for name in MODULES if within(name, "iswitch.sim")]
+    assert "iswitch.sim.network" in simulated
+    for name in simulated:
+        used = {i for i in MODULES[name].all if not within(i, "iswitch.sim")}
+        assert project(used) <= inside, name
+        assert not {imported.partition(".")[0] for imported in used} & OUTSIDE_WORLD, name
+
+
 def test_ports_and_engine_do_not_look_up() -> None:
     lower = [name for name in MODULES if within(name, "iswitch.ports", "iswitch.engine")]
     assert "iswitch.ports.udp" in lower
@@ -195,7 +207,7 @@ def test_ports_and_engine_do_not_look_up() -> None:
         up = {
             i
             for i in MODULES[name].all
-            if within(i, "worker_lib", "topologies", "iswitch.cli", "tests")
+            if within(i, "worker_lib", "topologies", "iswitch.cli", "iswitch.sim", "tests")
         }
         assert not up, name
 
@@ -212,12 +224,25 @@ def test_worker_lib_uses_little_of_the_switch() -> None:
         assert used <= allowed, name
 
 
-BUILDERS = ("netns", "mininet", "mn", "namespaces", "ethtool", "children")
+def test_a_soak_is_of_simulated_worlds_and_for_the_cli() -> None:
+    own = [name for name in MODULES if within(name, "iswitch.soak")]
+    assert "iswitch.soak.run" in own
+    others = ("worker_lib", "topologies", "iswitch.ports", "iswitch.engine", "iswitch.cli")
+    for name in own:
+        used = {i for i in MODULES[name].all if within(i, *others)}
+        allowed = {"worker_lib", "worker_lib.session", "topologies", "topologies.simulated"}
+        assert used <= allowed, name
+        assert not {"socket", "time", "threading"} & MODULES[name].all, name
+    users = {name for name, i in MODULES.items() if any(within(x, "iswitch.soak") for x in i.all)}
+    assert all(within(name, "iswitch.soak", "iswitch.cli") for name in users)
+
+
+BUILDERS = ("netns", "mininet", "mn", "namespaces", "ethtool", "children", "simulated")
 
 
 def test_topologies_are_below_the_cli_only() -> None:
     for name, imports in MODULES.items():
-        if not within(name, "topologies", "iswitch.cli"):
+        if not within(name, "topologies", "iswitch.cli", "iswitch.soak"):
             assert not {i for i in imports.all if within(i, "topologies")}, name
         if within(name, "topologies"):
             assert not {i for i in imports.all if within(i, "iswitch.cli", "tests")}, name

@@ -17,8 +17,16 @@ from iswitch.units import QuantityError
 MANY = 200_000
 PROBABILITY = st.floats(0, 1)
 IMPAIRMENTS = st.builds(
-    lambda loss, delay, part, duplicate, reorder, corrupt, rate, queue: Impairment(
-        loss, delay, delay * part, duplicate, reorder if delay else 0, corrupt, rate, queue
+    lambda loss, delay, part, duplicate, reorder, corrupt, rate, queue, burst: Impairment(
+        loss,
+        delay,
+        delay * part,
+        duplicate,
+        reorder if delay else 0,
+        corrupt,
+        rate,
+        queue,
+        burst / (1 - loss) if 0 < loss < 1 else 0,
     ),
     PROBABILITY,
     st.floats(0, 1e3),
@@ -28,6 +36,7 @@ IMPAIRMENTS = st.builds(
     PROBABILITY,
     st.none() | st.integers(1, 10**12),
     st.integers(1, 10**6),
+    st.just(0.0) | st.floats(1.001, 100),
 )
 
 
@@ -66,7 +75,10 @@ def test_none_is_false() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "'' is no impairment; write some of loss, delay, jitter, duplicate, reorder, corrupt"),
+        (
+            "",
+            "'' is no impairment; write some of loss, burst, delay, jitter, duplicate",
+        ),
         ("loss", "'loss' is no impairment"),
         ("speed=3", "such as loss=1%,delay=5ms"),
         ("loss=1%,loss=2%", "says loss twice; leave one of them out"),
@@ -74,6 +86,9 @@ def test_none_is_false() -> None:
         ("loss=many", "loss 'many' is not a number and a unit"),
         ("delay=-1ms", "delay -0.001 is not a time"),
         ("jitter=1ms", "jitter 0.001 s is not in 0 s..delay (0.0 s)"),
+        ("burst=8", "burst 8 is the length of runs of lost packets, and none is lost"),
+        ("loss=1,burst=8", "burst 8 cannot be where all are lost; leave it out"),
+        ("loss=50%,burst=1.9", "independent losses come in runs of 2 already; give more"),
         ("jitter=2 parsecs", "jitter '2 parsecs' is not a number and a unit (ns, us, ms, s)"),
         ("reorder=1%", "reorder lets a packet skip the delay, and there is none"),
         ("rate=0bit", "rate 0 is not positive; leave it out"),
@@ -151,6 +166,22 @@ def test_how_often(probability: float) -> None:
     assert within(fates.reordered, kept, p)
     first = fates.bit[np.unique(fates.which, return_index=True)[1]]
     assert within(int((first >= 0).sum()), kept, p)
+
+
+@pytest.mark.parametrize(("loss", "burst"), [(0.01, 8), (0.1, 4), (0.2, 1.25), (0.5, 2), (0.5, 30)])
+def test_losses_in_bursts(loss: float, burst: float) -> None:
+    """The overall rate is the loss, and runs are as long as is said, on average."""
+    fates = send(Line(Impairment(loss, burst=burst), (3,)), [100] * MANY)
+    lost = np.ones(MANY, bool)
+    lost[fates.which] = False
+    begins = int((lost[1:] & ~lost[:-1]).sum())
+    correlation = 1 - 1 / burst - loss / (burst * (1 - loss))  # of neighbours
+    inflated = math.sqrt((1 + correlation) / (1 - correlation))
+    assert within(fates.lost, MANY, loss, 5 * inflated)
+    spread = 5 * math.sqrt(burst * (burst - 1) / begins)  # of a geometric distribution
+    assert abs(lost.sum() / begins - burst) <= spread + 1 / begins
+    long = sum(all(lost[i : i + 3]) for i in np.flatnonzero(lost[1:] & ~lost[:-1]) + 1)
+    assert within(long, begins, (1 - 1 / burst) ** 2)
 
 
 def test_any_bit_behind_the_spared_is_as_likely() -> None:

@@ -61,7 +61,8 @@ class Scene(World):
 
     def quiet(self) -> Scene:
         """Let what is under way arrive, and forget it."""
-        self.let_pass(0.0 if not self._queue else 3 * LATENCY)
+        self.pump()
+        self.let_pass(3 * LATENCY if self.network.link_counts().under_way() else 0.0)
         self.lines.clear()
         self.since = self.now
         return self
@@ -70,26 +71,22 @@ class Scene(World):
         self.to_lose += lines
         return self
 
-    def _fate(self, source: Address, peer: Address, tos: int, payload: bytes) -> list[float]:
+    def lost(self, source: Address, peer: Address, tos: int, payload: bytes) -> bool:
         worker, arrow = (source, ">") if peer == SWITCH else (peer, "<")
         line = f"{chr(ord('A') + worker.port - 40000)}{arrow} {tell(tos, payload)}"
         self.lines.append((self.now, line))
         if line in self.to_lose:
             self.to_lose.remove(line)
-            return []
-        return super()._fate(source, peer, tos, payload)
+            return True
+        return super().lost(source, peer, tos, payload)
 
     def let_pass(self, seconds: float) -> None:
         end = self.now + seconds
         self.pump()
-        while (self._queue and self._queue[0][0] <= end) or self.due() <= end:
+        while (when := self.network.next_time()) is not None and when <= end:
             self.step()
             self.pump()
         self.now = max(self.now, end)
-
-    def due(self) -> float:
-        times = [s.deadline() for s in self.sessions.values()] + [self.switch.deadline()]
-        return min((t for t in times if t is not None), default=float("inf"))
 
     def told(self) -> list[str]:
         return [line for _, line in self.lines]
@@ -346,7 +343,7 @@ def test_doubled_relay_is_acked_but_executed_once() -> None:
     scene.quiet()
     help_ = Control(Action.HELP, 7, 99, Segments(0, 1, 2)).build()
     for _ in range(3):
-        scene.transmit(SWITCH, [outgoing(0, help_)])
+        scene.network.transmit(SWITCH, [outgoing(0, help_)])
     scene.let_pass(0.001)
     assert scene.told() == [
         *["A< help 0.1+2"] * 3,
@@ -374,7 +371,7 @@ def test_nonsense_from_the_switch_is_ignored() -> None:
         Control(Action.ACK, 7, 4711, Ack(Action.HELP)).build(),  # answers nothing
         Control(Action.ACK, 7, 1000, Ack(Action.JOIN, rank=9)).build(),  # answered before
     ]
-    scene.transmit(SWITCH, [outgoing(0, payload) for payload in nonsense[2:]])
+    scene.network.transmit(SWITCH, [outgoing(0, payload) for payload in nonsense[2:]])
     for payload in nonsense[:2]:
         scene.sessions[worker_address(0)].receive(burst_from_switch(payload), scene.now)
     scene.let_pass(0.001)
@@ -384,7 +381,7 @@ def test_nonsense_from_the_switch_is_ignored() -> None:
     # A Help for segments that the vector does not have is acked; nothing is sent.
     scene.quiet()
     beyond = Control(Action.HELP, 7, 52, Segments(0, 4, 2)).build()
-    scene.transmit(SWITCH, [outgoing(0, beyond)])
+    scene.network.transmit(SWITCH, [outgoing(0, beyond)])
     scene.let_pass(0.001)
     assert scene.told() == ["A< help 0.4+2", "A> ack help"]
     scene.round_of_all()
@@ -695,7 +692,7 @@ def test_late_answer_halted_after_a_reset() -> None:
     scene.workers[0].request(Action.RESET, None, scene.now)
     scene.let_pass(0.001)
     late = Control(Action.ACK, 7, number, Ack(Action.HELP), Status.HALTED).build()
-    scene.transmit(SWITCH, [outgoing(1, late)])
+    scene.network.transmit(SWITCH, [outgoing(1, late)])
     scene.let_pass(0.001)
     assert not b.halted
     scene.round_of_all()
@@ -717,7 +714,7 @@ def test_old_contributions_are_not_sent_after_a_reset() -> None:
     scene.let_pass(0.1)
     scene.quiet()
     old = Control(Action.HELP, 7, 77, Segments(0, 0, 5)).build()
-    scene.transmit(SWITCH, [outgoing(1, old)])
+    scene.network.transmit(SWITCH, [outgoing(1, old)])
     scene.let_pass(0.1)
     assert scene.told() == ["B< help 0.0+5", "B> ack help"]
 

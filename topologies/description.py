@@ -29,7 +29,7 @@ from .errors import TopologyError
 SUBNET = IPv4Network("10.26.0.0/16")
 MAC_PREFIX = 0x02_69  # locally administered unicast, and an "i"
 QUEUE = Queue(1000)  # the kernel's default length of a device's queue
-IMPAIRMENTS = ("delay", "loss", "jitter", "duplicate", "reorder", "corrupt")  # of a Link
+IMPAIRMENTS = ("delay", "loss", "jitter", "duplicate", "reorder", "corrupt", "burst")  # of a Link
 PORT_PREFIX = 0x06  # the next of these, and the port's number
 
 
@@ -54,8 +54,8 @@ class Link:
 
     `rate` in bit/s of whole Ethernet frames, None: as fast as the machine is; `delay` in seconds,
     one way; `loss` the probability that a frame is lost; `queue` the room before the bottleneck;
-    `mtu` the largest IP packet in bytes; `jitter`, `duplicate`, `reorder` and `corrupt` as an
-    `Impairment` has them.
+    `mtu` the largest IP packet in bytes; `jitter`, `duplicate`, `reorder`, `corrupt` and `burst` as
+    an `Impairment` has them.
     """
 
     a: str
@@ -69,6 +69,7 @@ class Link:
     duplicate: float = 0.0
     reorder: float = 0.0
     corrupt: float = 0.0
+    burst: float = 0.0
 
     def __post_init__(self) -> None:
         from .validation import check_link

@@ -19,7 +19,7 @@ from ..frame import ETH_HEADER, Frames, Transmission
 from ..impairment import DIRECTIONS, Impairments
 from ..line import Fates, Ints, Line, Times, Transit
 from ..packets import Burst, Outgoing
-from .parts import Part, Payloads, frame_parts, sent_parts, transmission
+from ..parts import Part, Payloads, frame_parts, sent_parts, transmission
 from .port import Port, earlier
 
 ROOM = 256 << 20  # bytes that may be under way in one direction

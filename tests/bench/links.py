@@ -188,6 +188,15 @@ def lost_of_super(net: Network) -> float:
     return lost(net, 40)
 
 
+def lost_run(net: Network) -> float:
+    """Mean length of the runs of numbers that never came."""
+    came = np.zeros(MANY + 1, bool)
+    came[probe(net, MANY, 0.002, 50).numbers] = True
+    came[MANY] = True
+    begins = np.diff(came.astype(int), prepend=1) < 0
+    return float((~came).sum() / begins.sum())
+
+
 def twice(net: Network) -> float:
     """Share that came twice."""
     numbers = probe(net, MANY, 0.002, 50).numbers
@@ -271,6 +280,9 @@ CASES = [
     share("loss=1%", "in", "lost, of super-frames", 0.01, lost_of_super),
     share("loss=1%", "out", "lost, of super-frames", 0.01, lost_of_super),
     share("loss=5%", "links", "lost", 1 - 0.95**2, lost),
+    # A geometric distribution, of some 1,000 runs.
+    Case("loss=10%,burst=4", "in", "run of lost ones", 4.0, 0.55, 0.55, "packets", lost_run),
+    Case("loss=10%,burst=4", "out", "run of lost ones", 4.0, 0.55, 0.55, "packets", lost_run),
     share("duplicate=1%", "in", "came twice", 0.01, twice),
     share("duplicate=1%", "out", "came twice", 0.01, twice),
     share("delay=20ms,reorder=1%", "in", "overtook others", 0.01, early),

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..frame import (
+from .frame import (
     ETH,
     ETHERTYPE_ARP,
     GSO_UDP_L4,
@@ -25,10 +25,10 @@ from ..frame import (
     Frames,
     Transmission,
 )
-from ..line import Ints
-from ..packets import Burst, Outgoing, Rows, super_packets
-from ..segmentation import MOST_HEADERS, Super, read_super, super_head, wire_frames
-from ..sorting import DATAGRAM
+from .line import Ints
+from .packets import Burst, Outgoing, Rows, super_packets
+from .segmentation import MOST_HEADERS, Super, read_super, super_head, wire_frames
+from .sorting import DATAGRAM
 
 ARP_TYPE = np.frombuffer(ETHERTYPE_ARP, np.uint8)
 

@@ -1,0 +1,167 @@
+"""Try random histories of faults in a simulated network; sums must be exact in all of them.
+
+Every seed is a network, jobs, and what happens to them. With --seed or --scenario one history is
+played and its timeline printed. Exit status: 0 all promises held, 1 one was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from . import UsageError, check_writable
+
+if TYPE_CHECKING:
+    from ..soak.scenario import Scenario
+
+SHOWN = 5  # failing seeds that are shrunk and shown
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--seeds", type=_count, default=200, metavar="N", help="seeds 0..N-1 (200)")
+    which.add_argument("--seed", type=int, metavar="N", help="one seed, with its timeline")
+    which.add_argument(
+        "--scenario", metavar="JSON", help="one history as a failure prints it, with its timeline"
+    )
+    parser.add_argument(
+        "--first", type=int, default=0, metavar="N", help="the first of the seeds (0)"
+    )
+    parser.add_argument(
+        "--processes", type=_count, default=os.cpu_count() or 1, metavar="N", help="all cores"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--pcapng", metavar="FILE", help="write what one history sent, to be opened in Wireshark"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Play and report."""
+    from ..soak.generate import generate
+    from ..soak.scenario import Scenario
+
+    if args.seed is not None:
+        return play_one(args, generate(args.seed))
+    if args.scenario is not None:
+        try:
+            return play_one(args, Scenario.from_json(args.scenario))
+        except ValueError as error:
+            raise UsageError(f"--scenario: {error}; take what a failure has printed") from None
+    if args.pcapng:
+        raise UsageError("--pcapng holds one history; name it with --seed or --scenario")
+    return play_many(args)
+
+
+def play_one(args: argparse.Namespace, scenario: Scenario) -> int:
+    """One history, with its timeline."""
+    from ..sim.trace import Trace
+    from ..soak.report import as_json, timeline
+    from ..soak.run import History, outcome
+
+    check_writable(args.pcapng)
+    trace = Trace()
+    history = History(scenario, trace)
+    result = outcome(history)
+    if args.pcapng:
+        with open(args.pcapng, "wb") as file:
+            file.write(trace.pcapng(history.network.names()))
+    if args.json:
+        print(json.dumps(as_json(scenario, result), indent=1))
+    else:
+        for line in (*scenario.lines(), *timeline(history, trace)):
+            print(line)
+        print(
+            result.message or f"all promises held: {result.rounds} sums, {result.packets} packets"
+        )
+    return 1 if result.violation else 0
+
+
+def play_many(args: argparse.Namespace) -> int:
+    """Many seeds, on all cores."""
+    from ..soak.generate import generate
+    from ..soak.many import play
+    from ..soak.report import as_json, failure
+    from ..soak.shrink import shrink
+
+    seeds = range(args.first, args.first + args.seeds)
+    with Ticker(len(seeds)) as tick:
+        results = []
+        for result in play(seeds, args.processes):
+            results.append(result)
+            tick(bool(result.violation))
+    failed = sorted((r for r in results if r.violation), key=lambda result: result.seed)
+    report: dict[str, Any] = {
+        "seeds": len(results),
+        "first": args.first,
+        "sums": sum(result.rounds for result in results),
+        "packets": sum(result.packets for result in results),
+        "violations": [],
+    }
+    for result in failed[:SHOWN]:
+        scenario = generate(result.seed)
+        shortest, its = shrink(scenario)
+        report["violations"].append(
+            {**as_json(scenario, result), "shortest": as_json(shortest, its)}
+        )
+        if not args.json:
+            print(*failure(scenario, result, shortest, its), sep="\n", end="\n\n")
+    report["failed"] = [result.seed for result in failed]
+    if args.json:
+        print(json.dumps(report, indent=1))
+    else:
+        count = f"{len(failed) or 'no'} violation{'s' * (len(failed) != 1)}"
+        sums, packets = report["sums"], report["packets"]
+        print(f"{len(results)} histories, {sums:,} sums, {packets:,} packets: {count}")
+        if len(failed) > SHOWN:
+            print("failed, too:", *(result.seed for result in failed[SHOWN:]))
+    return 1 if failed else 0
+
+
+class Ticker:
+    """A progress bar on a terminal; each call is one history done."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._bar = Progress(
+            TextColumn("histories"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[failed]} failed"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=total, failed=0)
+        self._failed = 0
+
+    def __enter__(self) -> Ticker:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, failed: bool) -> None:
+        """One more is done."""
+        self._failed += failed
+        self._bar.update(self._task, advance=1, failed=self._failed)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)

@@ -1,0 +1,334 @@
+"""A network of machines under a virtual clock.
+
+Whoever uses it starts machines, lets their owners speak (`poke`) and goes from one moment at which
+something happens to the next (`step`). All else follows: what comes out of a link is handed to
+its machine, or waits in the socket of one that is stopped; machines are woken at their deadlines;
+what they say is sent at once. Faults are calls: plug and unplug a link, pause, crash, restart.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+from ..impairment import Impairment
+from ..packets import Address, Burst, Outgoing
+from .events import Action, Events
+from .link import LATENCY, Arrival, Link, LinkCounts
+from .trace import RECEIVED, SENT, Record, Trace
+
+ROOM = 212_992  # bytes that wait in a socket: Linux' net.core.rmem_default
+OVERHEAD = 576  # bytes that a datagram takes there beside its own (struct sk_buff, rounded up)
+
+
+class Machine(Protocol):
+    """What is at a node: a `Switch`, or a `Session`, which has its words fetched."""
+
+    def receive(self, burst: Burst, now: float, /) -> Sequence[Outgoing] | None:
+        """Take packets; what is to be sent because of them."""
+
+    def deadline(self) -> float | None:
+        """When `handle_timer` wants to be called."""
+
+    def handle_timer(self, now: float, /) -> Sequence[Outgoing] | None:
+        """Do what is due; what is to be sent."""
+
+
+@runtime_checkable
+class Speaker(Protocol):
+    """A machine that is asked what it has to say."""
+
+    def transmissions(self, now: float, /) -> Sequence[Outgoing]:
+        """What is to be sent now; called until it is nothing."""
+
+
+@dataclass
+class Node:
+    """A place in the network.
+
+    Attributes:
+        machine: the process there; None: there is none.
+        room: bytes that wait in its socket while the process is stopped.
+        heed: called when the machine may have something new to tell its owner.
+        taken, overflow, dead, given: packets that the processes here took, that found no room in
+            the socket, that came while no process was there; and that they gave to be sent.
+        unread: packets in the sockets of processes that crashed.
+        unreachable: packets for whom no link leads to.
+    """
+
+    name: str
+    address: Address
+    machine: Machine | None = None
+    room: int = ROOM
+    heed: Callable[[], None] | None = None
+    paused: bool = False
+    taken: int = 0
+    overflow: int = 0
+    dead: int = 0
+    unread: int = 0
+    given: int = 0
+    unreachable: int = 0
+    waiting: deque[Burst] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    timer: float | None = None
+
+    def waiting_packets(self) -> int:
+        """How many packets are in the socket."""
+        return sum(len(burst.rows) for burst in self.waiting)
+
+    def make_room(self, burst: Burst) -> int:
+        """Of these packets so many, from the first, fit into the socket."""
+        each: int = burst.rows.shape[1] + OVERHEAD
+        fits = min(len(burst.rows), max(0, (self.room - self.waiting_bytes) // each))
+        self.waiting_bytes += fits * each
+        return fits
+
+
+class Network:
+    """Machines, links and the clock.
+
+    Args:
+        seed: of all chances.
+        latency: seconds that a packet needs on any link at least.
+        trace: where all is written down, if anywhere.
+    """
+
+    def __init__(self, seed: int = 0, latency: float = LATENCY, trace: Trace | None = None) -> None:
+        self.now = 0.0
+        self.seed = seed
+        self.latency = latency
+        self.trace = trace
+        self.nodes: dict[Address, Node] = {}
+        self.links: dict[tuple[Address, Address], Link] = {}
+        # Called with sender, receiver, ToS and payload of every packet; True: it is lost.
+        self.lose: Callable[[Address, Address, int, bytes], bool] | None = None
+        self.lost = 0  # packets that `lose` has lost
+        self._events = Events()
+
+    # Building
+
+    def add(self, name: str, address: Address, machine: Machine | None = None) -> Node:
+        """A new node, whose machine, if any, is started."""
+        node = self.nodes[address] = Node(name, address)
+        if machine is not None:
+            self.start(address, machine)
+        return node
+
+    def connect(self, a: Address, b: Address, impairment: Impairment | None = None) -> None:
+        """A cable between two nodes, with the same impairments in either direction."""
+        for source, target in ((a, b), (b, a)):
+            seed = (self.seed, len(self.links))
+            tell = None if self.trace is None else partial(self._note_damage, target)
+            link = Link(impairment or Impairment(), seed, self.latency, tell)
+            self.links[source, target] = link
+
+    def names(self) -> dict[Address, str]:
+        """The names of all nodes, in the order in which they were added."""
+        return {address: node.name for address, node in self.nodes.items()}
+
+    def link_counts(self) -> LinkCounts:
+        """The counts of all links together."""
+        total = LinkCounts()
+        for link in self.links.values():
+            total.add(link.counts)
+        return total
+
+    # Faults
+
+    def start(self, address: Address, machine: Machine) -> None:
+        """Start a process, in place of the one that was there, if any."""
+        node = self.nodes[address]
+        self._end(node)
+        node.machine = machine
+        self._note(node, "starts")
+        self.poke(address)
+
+    def crash(self, address: Address) -> None:
+        """End a process without a word; what comes from now on is lost."""
+        node = self.nodes[address]
+        self._end(node)
+        self._note(node, "crashes")
+
+    def pause(self, address: Address) -> None:
+        """Stop a process (SIGSTOP): what comes waits in its socket, as far as there is room."""
+        node = self.nodes[address]
+        node.paused = True
+        node.timer = None
+        self._note(node, "is paused")
+
+    def resume(self, address: Address) -> None:
+        """Let a stopped process go on: it takes what has waited, then does what is due."""
+        node = self.nodes[address]
+        if not node.paused:
+            return
+        node.paused = False
+        self._note(node, "goes on")
+        waiting, node.waiting = node.waiting, deque()
+        node.waiting_bytes = 0
+        for burst in waiting:
+            self._receive(node, burst)
+        self.poke(address)
+
+    def plug(self, a: Address, b: Address, up: bool) -> None:
+        """Plug the cable between two nodes in, or pull it out."""
+        for pair in ((a, b), (b, a)):
+            self.links[pair].up = up
+        self._note(self.nodes[a], f"{'joined with' if up else 'parted from'} {self.nodes[b].name}")
+
+    # Time
+
+    def at(self, when: float, action: Action) -> None:
+        """Have something done at a time, which is not past."""
+        self._events.put(max(when, self.now), action)
+
+    def next_time(self) -> float | None:
+        """When something happens next; None: nothing ever will.
+
+        It may turn out to be nothing: the deadline of a machine that was moved since.
+        """
+        return self._events.next_time()
+
+    def step(self) -> bool:
+        """Go to the next moment at which something happens; False: nothing ever will."""
+        if self._events.next_time() is None:
+            return False
+        self.now, action = self._events.pop()
+        action()
+        return True
+
+    def poke(self, address: Address) -> None:
+        """Somebody else has dealt with the machine here: send what it has to say."""
+        node = self.nodes[address]
+        if node.machine is not None and not node.paused:
+            self._speak(node)
+
+    # Inside
+
+    def _end(self, node: Node) -> None:
+        node.machine = node.timer = None
+        node.paused = False
+        node.unread += node.waiting_packets()
+        node.waiting.clear()
+        node.waiting_bytes = 0
+
+    def _speak(self, node: Node) -> None:
+        """After anything that may have changed a machine: its owner, its words, its deadline."""
+        if node.heed is not None:
+            node.heed()
+        machine = node.machine
+        if machine is None or node.paused:  # its owner has ended it
+            return
+        if isinstance(machine, Speaker):
+            while sends := machine.transmissions(self.now):
+                self.transmit(node.address, sends)
+        due = machine.deadline()
+        if due is None or due == float("inf"):
+            node.timer = None
+        elif due != node.timer:
+            node.timer = max(due, self.now)
+            self._events.put(node.timer, partial(self._ring, node, node.timer))
+
+    def _ring(self, node: Node, when: float) -> None:
+        machine = node.machine
+        if node.timer != when or machine is None or node.paused:
+            return
+        node.timer = None
+        due = machine.deadline()
+        if due is not None and due <= self.now:
+            self.transmit(node.address, machine.handle_timer(self.now) or ())
+        self._speak(node)
+
+    def transmit(self, source: Address, sends: Sequence[Outgoing]) -> None:
+        """Put packets on their links, as copies."""
+        for out in sends:
+            rows = out.rows.copy()
+            for peer in out.peers:
+                self._transmit(source, peer, Burst(source, out.tos, rows, out.tail))
+
+    def _transmit(self, source: Address, peer: Address, burst: Burst) -> None:
+        count = len(burst.rows)
+        self.nodes[source].given += count
+        self._note_packets(SENT, burst, peer)
+        if self.lose is not None:
+            kept = self._not_lost(burst, peer)
+            if kept is None:
+                return
+            burst = kept
+        link = self.links.get((source, peer))
+        if link is None:
+            self.nodes[source].unreachable += len(burst.rows)
+            return
+        for arrival in link.send(burst, self.now):
+            self._events.put(arrival.due, partial(self._arrive, link, peer, arrival))
+
+    def _not_lost(self, burst: Burst, peer: Address) -> Burst | None:
+        """What `lose` leaves of a burst."""
+        assert self.lose is not None
+        payloads = [payload(burst, i) for i in range(len(burst.rows))]
+        fates = [self.lose(burst.peer, peer, burst.tos, each) for each in payloads]
+        if not any(fates):
+            return burst
+        self.lost += sum(fates)
+        kept = [i for i, lost in enumerate(fates) if not lost]
+        if not kept:
+            return None
+        tail = len(payloads[kept[-1]])
+        return burst._replace(rows=burst.rows[kept], tail=tail)
+
+    def _arrive(self, link: Link, peer: Address, arrival: Arrival) -> None:
+        burst = arrival.burst
+        count = len(burst.rows)
+        link.counts.delivered += count
+        node = self.nodes[peer]
+        if node.machine is None:
+            node.dead += count
+            self._note_packets("dead", burst, peer)
+        elif node.paused:
+            fits = node.make_room(burst)
+            node.overflow += count - fits
+            if fits:
+                size = burst.rows.shape[1]
+                tail = burst.tail if fits == count else size
+                node.waiting.append(burst._replace(rows=burst.rows[:fits], tail=tail))
+            if fits < count:
+                rest = burst._replace(rows=burst.rows[fits:])
+                self._note_packets("overflow", rest, peer)
+        else:
+            self._receive(node, burst)
+            self._speak(node)
+
+    def _receive(self, node: Node, burst: Burst) -> None:
+        assert node.machine is not None
+        node.taken += len(burst.rows)
+        self._note_packets(RECEIVED, burst, node.address)
+        self.transmit(node.address, node.machine.receive(burst, self.now) or ())
+
+    # The trace
+
+    def _note(self, node: Node, what: str) -> None:
+        if self.trace is not None:
+            self.trace.records.append(Record(self.now, what, node.address))
+
+    def _note_packets(self, what: str, burst: Burst, target: Address) -> None:
+        if self.trace is not None:
+            for i in range(len(burst.rows)):
+                self._note_packet(what, burst, i, target)
+
+    def _note_damage(self, target: Address, burst: Burst, what: str, i: int, bit: int) -> None:
+        self._note_packet(what, burst, i, target, bit)
+
+    def _note_packet(self, what: str, burst: Burst, i: int, target: Address, bit: int = -1) -> None:
+        assert self.trace is not None
+        self.trace.records.append(
+            Record(self.now, what, burst.peer, target, burst.tos, payload(burst, i), bit)
+        )
+
+
+def payload(burst: Burst, i: int) -> bytes:
+    """One packet of a burst."""
+    last = i == len(burst.rows) - 1
+    data: bytes = burst.rows[i, : burst.tail if last else None].tobytes()
+    return data

@@ -1,0 +1,145 @@
+"""What happened in a simulated network: for people, to be compared, and for Wireshark."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from ipaddress import IPv4Address
+from typing import NamedTuple
+
+import numpy as np
+
+from ..frame import ETH, ETH_HEADER, HEADERS, Route, sums
+from ..packets import Address
+from ..pcapng import Direction, interface, packets, section
+from ..wire import TOS_DATA, Ack, Action, Control, Join, Segments, Status, WireError, split_seg
+
+SENT, RECEIVED = "sent", "received"
+DAMAGE = ("lost", "full", "corrupted", "cut")  # on a link
+MAC_PREFIX = b"\x02\x69"  # locally administered; the address follows
+
+
+class Record(NamedTuple):
+    """One packet at one moment, or something that happened to a machine.
+
+    `what`: `sent`, `received`; what kept a packet from coming out of a link (DAMAGE) or, at the
+    receiver, from being taken (`overflow`, `dead`: no process is there); or, without a packet, what
+    befell `source`. `bit`: the one that was flipped, counted from the frame's first, or -1.
+    """
+
+    time: float
+    what: str
+    source: Address
+    target: Address | None = None
+    tos: int = 0
+    payload: bytes = b""
+    bit: int = -1
+
+
+class Trace:
+    """Records in the order in which things happened."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def digest(self) -> str:
+        """A number that two traces share only if they are equal to the last bit."""
+        state = hashlib.blake2b(digest_size=16)
+        for record in self.records:
+            state.update(repr(record).encode())
+        return state.hexdigest()
+
+    def lines(self, names: Mapping[Address, str], last: int | None = None) -> list[str]:
+        """The timeline, a line for each record, times in milliseconds.
+
+        Args:
+            names: of the machines.
+            last: only so many, the newest.
+        """
+        chosen = self.records if last is None else self.records[-last:]
+        return [line(record, names) for record in chosen]
+
+    def pcapng(self, names: Mapping[Address, str]) -> bytes:
+        """A capture as of the network card of every machine, to be opened in Wireshark.
+
+        Frames have the headers they would have in the raw world. What a link has spoiled is there
+        at its receiver, with the bit flipped; what it has lost is not.
+        """
+        numbers = {address: number for number, address in enumerate(names)}
+        blocks = [section(), *map(interface, names.values())]
+        for record in self.records:
+            if record.target is None:
+                continue
+            leaves = record.what == SENT
+            if not leaves and record.what not in (RECEIVED, "corrupted", "overflow", "dead"):
+                continue
+            where = numbers[record.source if leaves else record.target]
+            direction = Direction.OUT if leaves else Direction.IN
+            time_ns = round(record.time * 1e9)
+            blocks.append(packets(where, time_ns, direction, frame(record)))
+        return b"".join(blocks)
+
+
+def frame(record: Record) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """The Ethernet frame of a packet, as one row."""
+    assert record.target is not None
+    source, target = record.source, record.target
+    route = Route(
+        mac(source), mac(target), ip(source), ip(target), source.port, target.port, record.tos
+    )
+    payload = np.frombuffer(record.payload, np.uint8).reshape(1, -1)
+    heads = route.heads(payload.shape[1], sums(payload))[:, ETH:]
+    whole = np.concatenate((heads, payload), axis=1)
+    assert whole.shape[1] == HEADERS + payload.shape[1]
+    if record.bit >= 8 * ETH_HEADER:
+        whole[0, record.bit // 8] ^= 0x80 >> record.bit % 8
+    return whole
+
+
+def ip(address: Address) -> bytes:
+    """The IPv4 address in four bytes."""
+    return IPv4Address(address.host).packed
+
+
+def mac(address: Address) -> bytes:
+    """The MAC that a machine is given."""
+    return MAC_PREFIX + ip(address)
+
+
+def line(record: Record, names: Mapping[Address, str]) -> str:
+    """A record, for people."""
+    source = names.get(record.source, str(record.source))
+    time = f"{record.time * 1000:10.3f} ms"
+    if record.target is None:
+        return f"{time}  {source} {record.what}"
+    target = names.get(record.target, str(record.target))
+    return (
+        f"{time}  {source:>5} > {target:5} {record.what:9} {describe(record.tos, record.payload)}"
+    )
+
+
+def describe(tos: int, payload: bytes) -> str:
+    """A packet in a few words."""
+    if tos == TOS_DATA:
+        round_, index = split_seg(int.from_bytes(payload[:8], "big"))
+        return f"data {round_}.{index}"
+    try:
+        packet = Control.parse(payload)
+    except WireError as error:
+        return f"? {error}"
+    text = f"{packet.action.name} #{packet.request}"
+    match packet.value:
+        case Ack() as ack:
+            action = Action(ack.action).name if ack.action in list(Action) else str(ack.action)
+            status = Status.of(packet.status).name
+            told = f"round {ack.round}, {ack.contributors} of {ack.threshold}"
+            if ack.action == Action.HELP:
+                told = f"round {ack.round}, missing {ack.missing:b}"
+            return f"{text} {action} {status}: {told}"
+        case Segments(round_, index, count):
+            return f"{text} {round_}.{index}+{count}"
+        case Join() as join:
+            return f"{text} flags {join.flags} round {join.round} expected {join.expected}"
+        case None:
+            return text
+    return f"{text} {packet.value}"

@@ -1,0 +1,270 @@
+"""Scenarios from a seed: what may happen together, and what may not, with the reason."""
+
+from __future__ import annotations
+
+from random import Random
+
+from topologies import Topology
+
+from ..wire import DType
+from .scenario import ASYNCHRONOUS, ELASTIC, WHOLE, Event, Job, Scenario
+from .values import most_lives
+
+STARS = ("star:1", "star:2", "star:3", "star:4", "star:5")
+TREES = (
+    "rack:1x2", "rack:2x1", "rack:2x2", "rack:1x3", "rack:3x1", "rack:2x3",
+    "tree:1x1x2", "tree:2x1x2", "tree:2x2x1", "tree:1x1x1x2", "leafspine:2x2x2",
+)  # fmt: skip
+NUMBERS = 40  # contributions of a worker of an asynchronous job, at most
+
+
+def generate(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    return _Generator(seed).scenario()
+
+
+class _Generator:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = Random(f"soak {seed}")
+        self.horizon = self.rng.choice((0.05, 0.1, 0.2, 0.4))
+        self.events: list[Event] = []
+
+    def scenario(self) -> Scenario:
+        plans = [self.steady, self.members, self.both, self.leases]
+        plans += [self.threshold, self.forced, self.asynchronous, self.several]
+        (plan,) = self.rng.choices(plans, (8, 5, 3, 3, 2, 2, 2, 2))
+        self.form = self.rng.choice(STARS if self.rng.random() < 0.5 else TREES)
+        self.lease = 0.0
+        jobs = plan()
+        return Scenario(
+            seed=self.seed,
+            topology=self.form,
+            jobs=jobs,
+            links=self.links(),
+            events=tuple(sorted(self.events, key=lambda event: event.at)),
+            horizon=self.horizon,
+            think=self.horizon / 40,
+            latency=self.rng.choice((2e-5, 1e-4, 5e-4)),
+            lease=self.lease,
+        )
+
+    # Plans
+
+    def steady(self) -> tuple[Job, ...]:
+        """The members stay the same; links and processes fail, switches lose their state."""
+        self.hosts, self.switches = nodes(self.form)
+        job = self.job(self.rng.choice((WHOLE, ELASTIC)), len(self.hosts))
+        # A Reset that not all have heard of is forgotten with the state of the switch.
+        commands = self.rng.random() < 0.3
+        self.faults(self.rng.randrange(3, 10), restarts=not commands)
+        self.commands(commands)
+        return (job,)
+
+    def members(self) -> tuple[Job, ...]:
+        """Workers come and go; no switch loses its state.
+
+        A switch that was restarted waits for as many as were expected at first, and takes in no
+        more without a round of its own: docs/protocol.md, "A switch that lost its state".
+        """
+        self.hosts, self.switches = nodes(self.form)
+        mode = self.rng.choice((WHOLE, ELASTIC))
+        mortals = list(self.hosts)
+        if len(self.switches) > 1:
+            # docs/hierarchy.md, "Limits": a switch must have somebody who takes part in the round;
+            # and the round that a newcomer to a whole job is given can be beyond that of the Reset.
+            mode = ELASTIC
+            stay = leaders(self.form)
+            mortals = [host for host in self.hosts if host not in stay]
+        late = mode == ELASTIC and len(mortals) > 1 and self.rng.random() < 0.5
+        newcomers = [mortals.pop()] if late else []
+        changes = self.rng.randint(1, 3) if mortals else 0
+        first = tuple(host for host in self.hosts if host not in newcomers)
+        job = self.job(mode, len(self.hosts) + changes, first)
+        for host in newcomers:
+            self.event("join", host)
+        leavers = [host for host in mortals if host != first[0]]  # somebody always stays
+        for _ in range(changes):
+            what = self.rng.choice(("reborn", "reborn", "leave"))
+            if what == "reborn":
+                self.event(what, self.rng.choice(mortals), self.rng.choice((1e-5, 1e-3, 2e-2)))
+            elif leavers:
+                host = leavers.pop(self.rng.randrange(len(leavers)))
+                # A whole job waits for the place to be taken; it was promised nothing less.
+                back = mode == WHOLE or self.rng.random() < 0.5
+                self.event(what, host, self.rng.choice((1e-3, 2e-2)) if back else 0.0)
+        self.faults(self.rng.randrange(2, 6), restarts=False)
+        self.commands(self.rng.random() < 0.2)
+        return (job,)
+
+    def both(self) -> tuple[Job, ...]:
+        """Workers crash and are replaced, and switches restart.
+
+        A crash and a restart are further apart than a packet can be late: a switch that knows
+        nothing of the old process could not tell its packets from the new one's.
+        """
+        self.form = self.rng.choice(STARS)  # see docs/soak.md, "What is left out"
+        self.hosts, self.switches = nodes(self.form)
+        count = self.rng.randint(2, 4)
+        job = self.job(ELASTIC, len(self.hosts) + count)
+        self.horizon = max(self.horizon, 0.2)
+        for i in range(count):
+            self.time = (i + self.rng.random() * 0.5) * self.horizon / count
+            if self.rng.random() < 0.5:
+                self.event("restart", self.rng.choice(self.switches), 1e-3, at=self.time)
+            else:
+                self.event("reborn", self.rng.choice(self.hosts), 1e-3, at=self.time)
+        return (job,)
+
+    def leases(self) -> tuple[Job, ...]:
+        """Workers die, or are silent for longer than their lease.
+
+        Somebody stays: a job whose last contributor is out begins anew, and waits for all.
+        """
+        self.form = self.rng.choice(STARS[2:])
+        self.hosts, self.switches = nodes(self.form)
+        self.lease = 1.5  # longer than any pause between two repeats of a Join
+        self.horizon = 5.0
+        mode = self.rng.choice((WHOLE, ELASTIC))
+        job = self.job(mode, len(self.hosts) + 2)
+        sleeper, mortal = self.rng.sample(self.hosts, 2)
+        self.event("pause", sleeper, self.rng.choice((0.5, 1.7, 3.0)))
+        if mode == ELASTIC:
+            self.event("die", mortal)
+        elif self.rng.random() < 0.5:
+            self.event("reborn", mortal, self.rng.choice((0.01, 2.0)))
+        return (job,)
+
+    def threshold(self) -> tuple[Job, ...]:
+        """H is set. A restarted switch knows no H, and SetH is a matter of one switch: a star."""
+        self.form = self.rng.choice(STARS[1:])
+        self.hosts, self.switches = nodes(self.form)
+        job = self.job(ELASTIC, len(self.hosts), threshold=self.rng.randint(1, len(self.hosts)))
+        for _ in range(self.rng.randrange(3)):
+            value = self.rng.randint(0, len(self.hosts))
+            self.event("seth", self.rng.choice(self.hosts), value=value)
+        self.faults(self.rng.randrange(2, 6), restarts=False)
+        return (job,)
+
+    def forced(self) -> tuple[Job, ...]:
+        """Rounds are broadcast as they are."""
+        self.hosts, self.switches = nodes(self.form)
+        job = self.job(self.rng.choice((WHOLE, ELASTIC)), len(self.hosts))
+        for _ in range(self.rng.randint(1, 3)):
+            self.event("fbcast", self.rng.choice(self.hosts))
+        self.faults(self.rng.randrange(2, 6), restarts=False)
+        return (job,)
+
+    def asynchronous(self) -> tuple[Job, ...]:
+        """Versions; trees refuse them. After a restart their numbers begin again: there is none."""
+        self.form = self.rng.choice(STARS[:4])
+        self.hosts, self.switches = nodes(self.form)
+        job = self.versions(1, self.hosts)
+        self.faults(self.rng.randrange(2, 6), restarts=False)
+        return (job,)
+
+    def several(self) -> tuple[Job, ...]:
+        """Two jobs at one star; a tree takes one at a time."""
+        self.form = self.rng.choice(STARS[2:])
+        self.hosts, self.switches = nodes(self.form)
+        middle = len(self.hosts) // 2
+        mine, others = self.hosts[:middle], self.hosts[middle:]
+        first = self.job(self.rng.choice((WHOLE, ELASTIC)), len(mine), mine)
+        if versions := self.rng.random() < 0.3:
+            second = self.versions(2, others)
+        else:
+            second = self.job(self.rng.choice((WHOLE, ELASTIC)), len(others), others, number=2)
+        commands = self.rng.random() < 0.3 and not versions
+        self.faults(self.rng.randrange(4), restarts=not (commands or versions))
+        self.commands(commands)
+        return first, second
+
+    # Parts
+
+    def job(
+        self,
+        mode: str,
+        lives: int,
+        hosts: tuple[str, ...] | None = None,
+        number: int = 1,
+        threshold: int = 0,
+    ) -> Job:
+        rng = self.rng
+        dtypes = [dtype for dtype in DType if most_lives(dtype) >= lives]
+        elements = rng.choice((1, 2, 3, 8, 33))
+        numel = rng.choice((0, 1, elements, rng.randint(1, 6 * elements), rng.randint(1, 200)))
+        numel = min(numel, 12 * elements)  # segments: the fewer, the more histories
+        dtype = rng.choice(dtypes).name.lower()
+        in_order = rng.random() < 0.15
+        return Job(number, mode, hosts or self.hosts, dtype, numel, elements, threshold, in_order)
+
+    def versions(self, number: int, hosts: tuple[str, ...]) -> Job:
+        rng = self.rng
+        elements = NUMBERS * len(hosts)
+        dtype = rng.choice(list(DType)).name.lower()
+        numel = elements * rng.randint(1, 3)
+        h = rng.choice((0, 0, rng.randint(1, len(hosts))))
+        return Job(number, ASYNCHRONOUS, hosts, dtype, numel, elements, h)
+
+    def links(self) -> str:
+        """Impairments of all links."""
+        rng = self.rng
+        parts = []
+        if rng.random() < 0.8:
+            loss = rng.choice((0.01, 0.05, 0.1, 0.2))
+            parts.append(f"loss={loss}")
+            if not self.lease and rng.random() < 0.3:  # a heartbeat must come through
+                parts.append(f"burst={rng.choice((2, 4, 8))}")
+        if rng.random() < 0.6:
+            parts.append(f"duplicate={rng.choice((0.01, 0.1, 0.3))}")
+        if rng.random() < 0.3:
+            parts.append(f"corrupt={rng.choice((0.01, 0.05))}")
+        if rng.random() < 0.6:
+            delay = rng.choice((100, 1000))
+            parts += [f"delay={delay}us", f"jitter={rng.choice((delay // 2, delay))}us"]
+            if rng.random() < 0.6:
+                parts.append(f"reorder={rng.choice((0.05, 0.3))}")
+        if rng.random() < 0.2:
+            parts += ["rate=20Mbit", f"queue={rng.choice((4, 20, 100))}"]
+        return ",".join(parts)
+
+    def faults(self, count: int, restarts: bool) -> None:
+        """Of processes and links, the members staying the same."""
+        for _ in range(count):
+            what = self.rng.choice(("pause", "cut", "restart") if restarts else ("pause", "cut"))
+            lasting = self.rng.choice((0.002, 0.02, 0.1))
+            if what == "restart":
+                who = self.rng.choice(self.switches)
+                lasting = self.rng.choice((1e-5, 2e-3, 5e-2))
+            elif what == "pause":
+                who = self.rng.choice((*self.hosts, *self.switches))
+            else:
+                who = self.rng.choice((*self.hosts, *self.switches[1:]))  # nothing is above a root
+            self.event(what, who, lasting)
+
+    def commands(self, wanted: bool) -> None:
+        """Halt and Reset."""
+        if wanted:
+            what = self.rng.choice(("halt", "reset"))
+            lasting = self.rng.choice((0.001, 0.03)) if what == "halt" else 0.0
+            self.event(what, self.rng.choice(self.hosts), lasting)
+
+    def event(
+        self, what: str, who: str, lasting: float = 0.0, value: int = 0, at: float | None = None
+    ) -> None:
+        when = self.rng.random() * 0.8 * self.horizon if at is None else at
+        self.events.append(Event(round(when, 6), what, who, lasting, value))
+
+
+def nodes(form: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Hosts and switches of a short form, the root first."""
+    topology = Topology.parse(form)
+    hosts = tuple(host.name for host in topology.hosts)
+    return hosts, tuple(switch.name for switch in topology.tree)
+
+
+def leaders(form: str) -> set[str]:
+    """The first host of every switch that has some."""
+    topology = Topology.parse(form)
+    places = [topology.hosts_at(switch.name) for switch in topology.tree]
+    return {hosts[0].name for hosts in places if hosts}

@@ -1,0 +1,256 @@
+"""Workers' applications: what a session is for, from its Join to its crash or Leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import numpy as np
+
+from worker_lib.session import Answered, Dropped, Gone, Session, WasReset
+
+from ..packets import Address
+from ..sim.network import Network
+from ..wire import Action, Segments, Status, Threshold, Vector
+from .contributor import Contributor
+from .oracle import Rounds, Versions
+from .scenario import WHOLE, Scenario
+
+HEARTBEAT = 0.1  # seconds
+AGAIN = 0.05  # seconds until a Join that was refused is tried again
+ENOUGH = 3  # rounds that everybody has to do when faults are over
+
+
+class Life:
+    """A worker of a synchronous job: one allreduce after the other.
+
+    Args:
+        oracle: of its job.
+        network: where it lives.
+        host: the name of its place.
+        address: of its place.
+        switch: where it joins.
+        identity: in its job.
+        incarnation: of its process, larger than that of the one before.
+        expected: how many workers it waits for.
+        look: called after every round.
+        leave_done: called when its Leave was answered.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        oracle: Rounds,
+        network: Network,
+        host: str,
+        address: Address,
+        switch: Address,
+        identity: int,
+        incarnation: int,
+        expected: int,
+        look: Callable[[], None],
+        leave_done: Callable[[Life], None],
+    ) -> None:
+        job = oracle.job
+        self.oracle = oracle
+        self.network = network
+        self.host = host
+        self.address = address
+        self.identity = identity
+        self.look = look
+        self.leave_done = leave_done
+        self.think = scenario.think
+        self.rng = Random(f"life {scenario.seed} {job.number} {identity}")
+        self.session = Session(
+            switch,
+            job.number,
+            job.shape(),
+            incarnation,
+            expected=expected,
+            whole=job.mode == WHOLE,
+            reproducible=job.reproducible,
+            heartbeat=HEARTBEAT,
+        )
+        self.rounds = 0
+        self.goal: int | None = None
+        self.thinking = False
+        self.leaving = False
+        self.comes_back: float | None = None  # seconds after it has left, another one starts
+        self.answers: dict[int, Callable[[], None]] = {}
+        self._out = np.empty(0)
+        self.session.join(network.now)
+
+    @property
+    def who(self) -> str:
+        """Its name in reports."""
+        return f"{self.host} (life {self.identity})"
+
+    @property
+    def done(self) -> bool:
+        """Whether it has done enough after the end of the faults."""
+        return self.goal is not None and self.rounds >= self.goal
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process is there."""
+        return self.network.nodes[self.address].machine is self.session
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be asked for something."""
+        return self.alive and self.session.member and not self.leaving
+
+    def state(self) -> str:
+        """Where it stands, for reports."""
+        session = self.session
+        lacks = session.transfer.missing() if session.transfer else "nothing"
+        return (
+            f"{self.who}: {self.rounds} rounds, at {session.round}, "
+            f"{'member' if session.member else 'no member'}{', halted' * session.halted}, "
+            f"lacks {lacks}"
+        )
+
+    def ask(
+        self,
+        action: Action,
+        value: Threshold | Segments | None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """Have the session ask for something; `then` is called when it is answered."""
+        request = self.session.request(action, value, self.network.now)
+        if then is not None:
+            self.answers[request] = then
+
+    def set_threshold(self, value: int) -> None:
+        """Ask for a threshold."""
+        self.oracle.asks_for_threshold(value)
+        self.ask(Action.SETH, Threshold(value), self.oracle.has_threshold)
+
+    def leave(self) -> None:
+        """Say so, and be gone when that is answered."""
+        self.leaving = True
+        self.ask(Action.LEAVE, None, lambda: self.leave_done(self))
+
+    def heed(self) -> None:
+        """Take what is done, begin the next."""
+        session, now = self.session, self.network.now
+        while (event := session.next_event()) is not None:
+            if isinstance(event, Gone | Dropped):
+                dropped = isinstance(event, Dropped)
+                self.oracle.falls_behind(self.who, event.round, event.now_at, dropped)
+            elif isinstance(event, Answered):
+                if event.action is Action.JOIN and event.status is not Status.OK:
+                    # Its place in a whole job is not free yet.
+                    self.network.at(now + AGAIN, self._join_again)
+                elif event.action is Action.JOIN:
+                    self._joined()
+                elif then := self.answers.pop(event.request, None):
+                    then()
+            elif isinstance(event, WasReset):
+                pass  # the next allreduce is of the round it names
+        transfer = session.transfer
+        if transfer is not None and transfer.done:
+            self.oracle.gets(self.who, self.identity, transfer.round, self._out)
+            session.finish()
+            self.rounds += 1
+            self.look()
+            self.thinking = True
+            pause = self.rng.expovariate(1 / self.think) if self.think else 0.0
+            self.network.at(now + pause, self._go_on)
+        if session.transfer is None and session.member and not (self.leaving or self.thinking):
+            vector = self.oracle.begins(self.identity, session.round)
+            self._out = np.zeros_like(vector)
+            session.begin(vector, self._out, now)
+
+    def _joined(self) -> None:
+        job = self.oracle.job
+        if job.threshold and self.identity == 0 and self.oracle.automatic:
+            self.set_threshold(job.threshold)
+
+    def _go_on(self) -> None:
+        self.thinking = False
+        if self.alive:
+            self.network.poke(self.address)
+
+    def _join_again(self) -> None:
+        if self.alive and not self.session.member:
+            self.session.join(self.network.now)
+            self.network.poke(self.address)
+
+
+class Contributing:
+    """A worker of an asynchronous job: contributions at its own pace."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        oracle: Versions,
+        network: Network,
+        host: str,
+        address: Address,
+        switch: Address,
+        identity: int,
+        look: Callable[[], None],
+    ) -> None:
+        job = oracle.job
+        self.oracle = oracle
+        self.network = network
+        self.host = host
+        self.address = address
+        self.identity = identity
+        self.look = look
+        self.think = scenario.think
+        self.rng = Random(f"life {scenario.seed} {job.number} {identity}")
+        threshold = job.threshold if identity == 0 else 0
+        shape = job.shape()
+        self.session = Contributor(switch, job.number, shape, 1000, len(job.hosts), threshold)
+        self.number = 0
+        self.started = False
+        self.goal: int | None = None
+        self.may_start: Callable[[], bool] = lambda: True  # H has been set
+
+    @property
+    def rounds(self) -> int:
+        """Versions that it has of every segment."""
+        return self.session.version
+
+    @property
+    def done(self) -> bool:
+        """Whether it has got enough after the end of the faults."""
+        return self.goal is not None and self.rounds >= self.goal
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process is there."""
+        return self.network.nodes[self.address].machine is self.session
+
+    @property
+    def ready(self) -> bool:
+        """Nobody asks it for anything."""
+        return False
+
+    def state(self) -> str:
+        """Where it stands, for reports."""
+        ready = "" if self.session.ready else ", not ready"
+        return f"{self.host}: {self.number} contributions, version {self.rounds}{ready}"
+
+    def heed(self) -> None:
+        """Look at what has come; begin when all are there."""
+        while self.session.new:
+            version, index, total = self.session.new.popleft()
+            self.oracle.gets(self.host, version, index, total)
+            self.look()
+        if self.session.ready and not self.started and self.may_start():
+            self.started = True
+            self._contribute()
+
+    def _contribute(self) -> None:
+        if not self.alive or self.number >= self.oracle.numbers:
+            return
+        # Half of its numbers are for when the faults are over.
+        if self.goal is not None or self.number < self.oracle.numbers // 2:
+            vector: Vector = self.oracle.contributes(self.identity, self.number)
+            self.session.contribute(self.number, vector)
+            self.number += 1
+            self.network.poke(self.address)
+        self.network.at(self.network.now + self.rng.expovariate(1 / self.think), self._contribute)

@@ -1,0 +1,283 @@
+"""What must hold: docs/soak.md has the list, with the promise that each check is of.
+
+The oracle sees what workers begin and what they get, and looks into the switches. It knows of the
+history only which workers there are and which commands were given.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..accelerator import SynchronousAccelerator
+from ..counters import DATA_DROPS
+from ..job import Job as SwitchJob
+from ..packets import Cutter
+from ..sim.network import Network, Node
+from ..switch import Switch
+from ..wire import Vector
+from .scenario import WHOLE, Job, Scenario
+from .values import Values
+
+
+class Violation(Exception):
+    """A promise was broken: `kind` says which, the message how."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+
+
+class Rounds:
+    """The oracle of one synchronous job.
+
+    Args:
+        scenario: the whole history.
+        job: which job of it.
+        lives: how many lives of workers it has at most.
+    """
+
+    def __init__(self, scenario: Scenario, job: Job, lives: int) -> None:
+        self.job = job
+        self.values = Values(job.shape(), lives)
+        self.workers = len(job.hosts)
+        self.begun: dict[int, set[int]] = {}  # lives by round
+        self.forced: set[int] = set()  # rounds that FBcast has named
+        self.seen: dict[tuple[int, int], tuple[bytes, int]] = {}  # aggregates by round and segment
+        self.finished = 0
+        self.in_force = {self.workers}  # H that may be in force now
+        self.allowed: dict[int, set[int]] = {}  # H that may have been, since a round was begun
+        self.asked = 0  # requests to set it that are not answered
+        self.batch: set[int] = set()  # what was asked for while another was not answered
+        self.automatic = True  # H has never been set
+        # Until every member is back, a restarted switch sums anew what some have had already.
+        forgets = scenario.changes or job.threshold or scenario.has("seth", "fbcast")
+        self.agree = not (scenario.restarts and forgets)
+        self.changes = scenario.changes
+        self.may_fall_behind = bool(
+            job.threshold
+            or (scenario.lease and job.mode != WHOLE)
+            or scenario.has("seth", "fbcast")
+        )
+        self.is_reset = scenario.has("halt", "reset") or (job.mode == WHOLE and scenario.changes)
+        # A worker reborn at a switch that lost its state begins where the others may have been.
+        self.may_be_dropped = self.may_fall_behind or not self.agree
+
+    def begins(self, identity: int, round_: int) -> Vector:
+        """A life begins a round; what it contributes."""
+        self.begun.setdefault(round_, set()).add(identity)
+        self.allowed.setdefault(round_, set(self.in_force))
+        return self.values.contribution(identity, round_)
+
+    def falls_behind(self, who: str, round_: int, now_at: int, dropped: bool) -> None:
+        """A life is told that its round is over."""
+        if self.may_be_dropped or (self.is_reset and not dropped):
+            return
+        what = "the job went on without it" if dropped else "the switch does not keep it"
+        raise Violation(
+            "aggregate missed", f"{who} did not get round {round_}: {what}, and is at {now_at}"
+        )
+
+    def asks_for_threshold(self, value: int) -> None:
+        """Somebody asks for this H: from now on it may be in force."""
+        self.automatic = False
+        if not self.asked:
+            self.batch = set()
+        self.batch.add(value or self.workers)
+        self.asked += 1
+        for allowed in (self.in_force, *self.allowed.values()):
+            allowed.add(value or self.workers)
+
+    def has_threshold(self) -> None:
+        """A request was answered; of several at a time nobody knows which was the last."""
+        self.asked -= 1
+        if not self.asked:
+            self.in_force = set(self.batch)
+
+    def gets(self, who: str, identity: int, round_: int, total: Vector) -> None:
+        """A life has got every aggregate of a round: look at each."""
+        self.finished += 1
+        begun = self.begun[round_]
+        if not len(total):
+            self._has_members(round_, len(begun), f"the barrier of round {round_}, {who}")
+            return
+        codes = self.values.codes(total)
+        expected = {code: self._members(who, identity, round_, code) for code in set(codes)}
+        elements = self.job.elements
+        totals = {code: self.values.total(s, round_) for code, s in expected.items()}
+        for index, code in enumerate(codes):
+            part = slice(index * elements, (index + 1) * elements)
+            if not (total[part] == totals[code][part]).all():
+                raise Violation(
+                    "wrong sum",
+                    f"{who} got in round {round_}, segment {index}: {total[part].tolist()}, which "
+                    f"is not the sum of lives {expected[code]}: {totals[code][part].tolist()}",
+                )
+            if self.agree:
+                mine = total[part].tobytes()
+                seen, other = self.seen.setdefault((round_, index), (mine, identity))
+                if seen != mine:
+                    raise Violation(
+                        "disagreement", f"{who} and life {other} got other sums in round {round_}"
+                    )
+
+    def _members(self, who: str, identity: int, round_: int, code: int) -> tuple[int, ...]:
+        """Whose contributions make up a sum, by its code, after looking whether they may."""
+        counts = self.values.counts(code)
+        where = f"round {round_} as {who} got it"
+        twice = [life for life, count in counts.items() if count > 1]
+        if twice:
+            raise Violation("counted twice", f"lives {twice} in {where}: {counts}")
+        if not counts or code >> 2 * self.values.lives:
+            raise Violation("wrong sum", f"{where} is of nobody: code {code}")
+        strangers = counts.keys() - self.begun[round_]
+        if strangers:
+            raise Violation("not entitled", f"{sorted(strangers)} did not contribute to {where}")
+        if identity not in counts and not self._may_lack(round_):
+            raise Violation("not counted", f"{who} itself is not in {where}: {sorted(counts)}")
+        self._has_members(round_, len(counts), f"{where}: {sorted(counts)}")
+        return tuple(sorted(counts))
+
+    def _may_lack(self, round_: int) -> bool:
+        return round_ in self.forced or not self.automatic
+
+    def _has_members(self, round_: int, count: int, where: str) -> None:
+        """Whether a sum is of as many as it must be (of an empty vector: as began the round)."""
+        if round_ in self.forced:
+            return
+        least, most = 0, self.values.lives
+        if not self.automatic:
+            least, most = min(self.allowed[round_]), max(self.allowed[round_])
+        elif self.job.mode == WHOLE or not self.changes:
+            least = most = self.workers
+        if count < least:
+            raise Violation("too few", f"{where} is of {count}, not of {least}")
+        if count > most and self.job.numel:
+            raise Violation("too many", f"{where} is of {count}, not of {most}")
+
+
+class Versions:
+    """The oracle of one asynchronous job: every number of every life has an element of its own."""
+
+    def __init__(self, job: Job, numbers: int) -> None:
+        self.job = job
+        self.numbers = numbers
+        self.h = job.threshold or len(job.hosts)
+        self.made: dict[tuple[int, int], bytes] = {}  # by segment and version
+        self.counted: set[tuple[int, int]] = set()  # segment and element
+        self.sent: set[int] = set()  # elements of what has been contributed
+        self.finished = 0
+
+    def contributes(self, identity: int, number: int) -> Vector:
+        """A life sends its contribution of this number; the vector."""
+        shape = self.job.shape()
+        element = identity * self.numbers + number
+        self.sent.add(element)
+        vector = np.zeros((shape.segments, shape.elements), shape.dtype.numpy)
+        vector[:, element] = 1
+        return vector.reshape(-1)
+
+    def gets(self, who: str, version: int, index: int, total: Vector) -> None:
+        """A life has got a version of a segment."""
+        key = index, version
+        where = f"version {version} of segment {index} as {who} got it"
+        mine = total.tobytes()
+        if key in self.made:
+            if self.made[key] != mine:
+                raise Violation("disagreement", where)
+            return
+        self.made[key] = mine
+        self.finished += 1
+        inside = np.flatnonzero(total).tolist()
+        if any(total[element] != 1 for element in inside):
+            raise Violation("counted twice", f"{where}: {total[inside].tolist()}")
+        if len(inside) != self.h:
+            raise Violation(
+                "too few" if len(inside) < self.h else "too many",
+                f"{where} is of {len(inside)} contributions, H is {self.h}",
+            )
+        if not set(inside) <= self.sent:
+            raise Violation("wrong sum", f"{where} holds what was never sent")
+        again = [element for element in inside if (index, element) in self.counted]
+        if again:
+            pairs = [divmod(element, self.numbers) for element in again]
+            raise Violation("counted twice", f"{pairs} are in {where} and in another version")
+        self.counted.update((index, element) for element in inside)
+
+
+class Books:
+    """Counters and memory of a switch process, from its start."""
+
+    def __init__(self, node: Node, switch: Switch) -> None:
+        self.node = node
+        self.switch = switch
+        self._taken, self._given = node.taken, node.given
+
+    def look(self) -> None:
+        """Whether everything that came is accounted for, and memory within what was reserved."""
+        name, n = self.node.name, self.switch.counters
+        door = n["ordinary"] + n["short"]
+        taken = n["accumulated"] + n["from_parent"] + sum(n[reason] for reason in DATA_DROPS)
+        equations = {
+            "packets taken from the network = rx_packets": (
+                self.node.taken - self._taken,
+                n["rx_packets"],
+            ),
+            "packets given to the network = tx_packets": (
+                self.node.given - self._given,
+                n["tx_packets"],
+            ),
+            "rx_packets = control + data + drops": (
+                n["rx_packets"],
+                n["control"] + n["data"] + door,
+            ),
+            "data = accumulated + from_parent + drops": (n["data"], taken),
+        }
+        for equation, (left, right) in equations.items():
+            if left != right:
+                raise Violation("not accounted for", f"{name}: {equation}: {left} and {right}")
+        reserved = self.switch.control.reserved
+        if reserved > self.switch.control.limits.memory:
+            raise Violation("memory", f"{name} has reserved {reserved} bytes, beyond its limit")
+        for job in self.switch.jobs.values():
+            held, reserved = bytes_held(job), sum(job.reserved.values())
+            if held > reserved:
+                raise Violation(
+                    "memory", f"{name}, job {job.number}: {held} bytes held, {reserved} reserved"
+                )
+
+    def made_once(self, segments: dict[int, int]) -> None:
+        """Whether no aggregate was made a second time: of each job at most so many."""
+        made = self.switch.counters["aggregates"]
+        most = sum(segments.values())
+        if made > most:
+            raise Violation(
+                "made again",
+                f"{self.node.name} has made {made} aggregates, of {most} segments that were begun",
+            )
+
+
+def bytes_held(job: SwitchJob) -> int:
+    """Bytes of a job's buffers at a switch."""
+    accelerator = job.accelerator
+    if accelerator is None:
+        return 0
+    held = accelerator.rows.nbytes + accelerator.shape.segments * Cutter.MEMORY
+    if accelerator.aggregates is not accelerator.rows:
+        held += accelerator.aggregates.nbytes
+    if isinstance(accelerator, SynchronousAccelerator):
+        held += sum(len(table.bytes) for table in accelerator.state)
+        held += sum(part.nbytes for part in accelerator._parts.values())
+    else:
+        held += len(accelerator.state.bytes)
+        held += sum(len(table.bytes) for table in accelerator._last.values())
+    return held
+
+
+def check_links(network: Network) -> None:
+    """Whether every packet is somewhere: delivered, under way, or lost for a reason."""
+    links, nodes = network.link_counts(), list(network.nodes.values())
+    gone = sum(node.taken + node.overflow + node.dead + node.unread for node in nodes)
+    waiting = sum(node.waiting_packets() for node in nodes)
+    given = sum(node.given - node.unreachable for node in nodes)
+    if given != links.sent or links.delivered != gone + waiting or links.under_way() < 0:
+        raise Violation("not accounted for", f"on the links: {links}, {given}, {gone}, {waiting}")

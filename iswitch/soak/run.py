@@ -1,0 +1,356 @@
+"""Plays a scenario in the simulated world under the eyes of the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from topologies import Topology
+from topologies.simulated import Simulation
+
+from ..impairment import Impairment
+from ..limits import Limits
+from ..sim.trace import Trace
+from ..switch import Switch
+from ..wire import Action, Segments
+from .generate import NUMBERS
+from .lives import ENOUGH, Contributing, Life
+from .oracle import Books, Rounds, Versions, Violation, check_links
+from .scenario import ELASTIC, Event, Job, Scenario
+
+BOUND = 30.0  # seconds after the end of all faults in which everybody must get on
+EVENTS = 1_000_000  # that may happen in a history: none needs a tenth of it
+SOON = 0.005  # seconds after which is tried again what cannot be done yet
+TIDY = 0.25  # seconds between two looks whether the job is still halted
+MEMORY = 1 << 22  # bytes that a switch lets its jobs reserve
+NEW_LIFE = {"reborn", "join", "leave"}  # the last if it lasts
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a history ended.
+
+    Attributes:
+        violation: the kind of promise that was broken; empty: none.
+        message: in what way.
+        time: virtual seconds at the end.
+        rounds: allreduces (and versions of segments) that were looked at.
+        packets: that were sent on links.
+    """
+
+    seed: int
+    violation: str
+    message: str
+    time: float
+    rounds: int
+    packets: int
+
+
+def run(scenario: Scenario, trace: Trace | None = None) -> Result:
+    """Play it to its end, or to the first violation."""
+    return outcome(History(scenario, trace))
+
+
+def outcome(history: History) -> Result:
+    """Play a history, and say how it ended."""
+    violation = message = ""
+    try:
+        history.play()
+    except Violation as broken:
+        violation, message = broken.kind, str(broken)
+    except Exception as error:  # whatever the machines raise is what is looked for here
+        violation = type(error).__name__
+        message = f"{violation}: {error}"
+    network = history.simulation.network
+    rounds = sum(oracle.finished for oracle in history.oracles.values())
+    packets = network.link_counts().sent
+    return Result(history.scenario.seed, violation, message, network.now, rounds, packets)
+
+
+class History:
+    """One history.
+
+    Args:
+        scenario: what happens in it.
+        trace: where it is written down, if anywhere.
+    """
+
+    def __init__(self, scenario: Scenario, trace: Trace | None = None) -> None:
+        self.scenario = scenario
+        links = f",{scenario.links}" if scenario.links else ""
+        topology = replace(Topology.parse(scenario.topology + links), seed=scenario.seed)
+        limits = Limits(MEMORY, lease=scenario.lease or float("inf"))
+        self.simulation = Simulation(topology, limits, trace, scenario.latency)
+        self.network = self.simulation.network
+        self.books = {switch.name: self._open(switch.name) for switch in topology.tree}
+        self.oracles = {job.number: self._oracle(job) for job in scenario.jobs}
+        self.lives: dict[str, Life | Contributing] = {}  # the last one at each host
+        self.identities = dict.fromkeys(self.oracles, 0)
+        self.open = len(scenario.events)  # what is still to happen, or to end
+        for job in scenario.jobs:
+            for host in job.hosts:
+                self._spawn(host)
+        for event in scenario.events:
+            self.network.at(event.at, partial(self._happen, event))
+        self.network.at(scenario.horizon, self._mend_links)
+
+    def play(self) -> None:
+        """Let it happen.
+
+        Raises:
+            Violation: a promise was broken.
+        """
+        network, limit = self.network, self.scenario.horizon + BOUND
+        for _ in range(EVENTS):
+            due = network.next_time()
+            faults = network.now < self.scenario.horizon or self.open
+            if not faults or due is None or (due >= self.scenario.horizon and not self.open):
+                break
+            if network.now > limit:
+                raise Violation("no progress", f"it does not even begin: {self._states()}")
+            network.step()
+        self._end_faults()
+        end = network.now + BOUND
+        for _ in range(EVENTS):
+            if all(life.done for life in self._alive()):
+                break
+            if network.now > end or not network.step():
+                raise Violation("no progress", f"{BOUND:g} s after the faults: {self._states()}")
+        else:
+            raise Violation("no progress", f"too much happens: {self._states()}")
+        self._look()
+        check_links(network)
+
+    # Building
+
+    def _open(self, name: str) -> Books:
+        switch = self.simulation.switch(name)
+        assert isinstance(switch, Switch)
+        return Books(self.simulation.node(name), switch)
+
+    def _oracle(self, job: Job) -> Rounds | Versions:
+        if job.asynchronous:
+            return Versions(job, NUMBERS)
+        lives = len(job.hosts)
+        for event in self.scenario.events:
+            if event.what in NEW_LIFE and self._job_of(event.who) is job:
+                lives += event.what != "leave" or event.lasting > 0
+        return Rounds(self.scenario, job, lives)
+
+    def _job_of(self, host: str) -> Job:
+        """The job that a host works on; who joins later works on the first."""
+        jobs = self.scenario.jobs
+        return next((job for job in jobs if host in job.hosts), jobs[0])
+
+    def _spawn(self, host: str) -> None:
+        """A new worker process at a host."""
+        job = self._job_of(host)
+        identity = self.identities[job.number]
+        self.identities[job.number] += 1
+        oracle = self.oracles[job.number]
+        at, above = self.simulation.address(host), self.simulation.switch_of(host)
+        life: Life | Contributing
+        if isinstance(oracle, Versions):
+            life = Contributing(
+                self.scenario, oracle, self.network, host, at, above, identity, self._look
+            )
+            first = self.lives.get(job.hosts[0], life)
+            assert isinstance(first, Contributing)
+            life.may_start = lambda: not first.session.threshold
+        else:
+            life = Life(
+                self.scenario, oracle, self.network, host, at, above, identity,
+                1000 * (identity + 1), self._expected(job, identity), self._look, self._has_left,
+            )  # fmt: skip
+        self.lives[host] = life
+        if self.network.now >= self.scenario.horizon and not self.open:
+            life.goal = ENOUGH
+        self.network.nodes[at].heed = life.heed
+        self.network.start(at, life.session)
+
+    def _expected(self, job: Job, identity: int) -> int:
+        """How many workers a life waits for.
+
+        Who comes to an elastic job that has begun need not wait for those that have left it; but
+        a switch that was restarted must be told how many there are.
+        """
+        newcomer = identity >= len(job.hosts) and job.mode == ELASTIC
+        return 0 if newcomer and not self.scenario.restarts else len(job.hosts)
+
+    # What happens
+
+    def _happen(self, event: Event) -> None:
+        """Do it, or try again soon if it is too early for it."""
+        if getattr(self, f"_{event.what}")(event):
+            return
+        self.network.at(self.network.now + SOON, partial(self._happen, event))
+
+    def _later(self, event: Event, action: Callable[[], object]) -> bool:
+        """What ends an event."""
+
+        def end() -> None:
+            action()
+            self.open -= 1
+
+        self.network.at(self.network.now + event.lasting, end)
+        return True
+
+    def _over(self) -> bool:
+        """An event that has no end, or no object."""
+        self.open -= 1
+        return True
+
+    def _gathered(self, host: str) -> bool:
+        """Whether the job has begun: who leaves before is missed for good."""
+        return self.oracles[self._job_of(host).number].finished > 0
+
+    def _pause(self, event: Event) -> bool:
+        node = self.simulation.node(event.who)
+        if node.machine is None or node.paused:
+            return self._over()
+        self.network.pause(node.address)
+        return self._later(event, partial(self.network.resume, node.address))
+
+    def _cut(self, event: Event) -> bool:
+        tree = {switch.name: switch.parent for switch in self.simulation.topology.tree}
+        above = tree.get(event.who) or self.simulation.topology.ports(event.who)[0].peer
+        a, b = self.simulation.address(event.who), self.simulation.address(above)
+        if not self.network.links[a, b].up:
+            return self._over()
+        self.network.plug(a, b, up=False)
+        return self._later(event, partial(self.network.plug, a, b, up=True))
+
+    def _restart(self, event: Event) -> bool:
+        node = self.simulation.node(event.who)
+        if node.machine is None:
+            return self._over()
+        self._look()
+        self.network.crash(node.address)
+
+        def start() -> None:
+            self.simulation.start_switch(event.who)
+            self.books[event.who] = self._open(event.who)
+
+        return self._later(event, start)
+
+    def _reborn(self, event: Event) -> bool:
+        life = self.lives[event.who]
+        if not life.alive:
+            return self._over()
+        if not self._gathered(event.who) or (isinstance(life, Life) and life.leaving):
+            return False
+        self.network.crash(life.address)
+        return self._later(event, partial(self._spawn, event.who))
+
+    def _die(self, event: Event) -> bool:
+        life = self.lives[event.who]
+        if not self._gathered(event.who):
+            return False
+        self.network.crash(life.address)
+        return self._over()
+
+    def _leave(self, event: Event) -> bool:
+        life = self.lives[event.who]
+        if not life.alive:
+            return self._over()
+        if not self._gathered(event.who) or not life.ready:
+            return False
+        assert isinstance(life, Life)
+        life.comes_back = event.lasting or None
+        life.leave()
+        self.network.poke(life.address)
+        return True
+
+    def _has_left(self, life: Life) -> None:
+        """Its Leave was answered."""
+        self.network.crash(life.address)
+        self.open -= 1
+        if life.comes_back is not None:
+            self.open += 1
+            event = Event(0.0, "leave", life.host, life.comes_back)
+            self._later(event, partial(self._spawn, life.host))
+
+    def _join(self, event: Event) -> bool:
+        if not self._gathered(event.who):
+            return False
+        self._spawn(event.who)
+        return self._over()
+
+    def _speaker(self, host: str) -> Life | None:
+        """Who gives a command: the worker at a host, or else another of its job."""
+        job = self._job_of(host)
+        hosts = (host, *job.hosts)
+        lives = (self.lives[name] for name in hosts if name in self.lives)
+        return next((life for life in lives if isinstance(life, Life) and life.ready), None)
+
+    def _command(self, event: Event, give: Callable[[Life], object]) -> bool:
+        life = self._speaker(event.who)
+        if life is None or not self._gathered(event.who):
+            return False
+        give(life)
+        self.network.poke(life.address)
+        return self._over()
+
+    def _halt(self, event: Event) -> bool:
+        def resume() -> None:
+            self.network.at(self.network.now + event.lasting, partial(self._resume, event.who))
+
+        return self._command(event, lambda life: life.ask(Action.HALT, None, resume))
+
+    def _resume(self, host: str) -> None:
+        life = self._speaker(host)
+        if life is not None:
+            life.ask(Action.RESET, None)
+            self.network.poke(life.address)
+
+    def _reset(self, event: Event) -> bool:
+        return self._command(event, lambda life: life.ask(Action.RESET, None))
+
+    def _seth(self, event: Event) -> bool:
+        return self._command(event, lambda life: life.set_threshold(event.value))
+
+    def _fbcast(self, event: Event) -> bool:
+        def force(life: Life) -> None:
+            life.oracle.forced.add(life.session.round)
+            named = Segments(life.session.round, 0, life.session.shape.segments)
+            life.ask(Action.FBCAST, named)
+
+        return self._command(event, force)
+
+    # The end
+
+    def _end_faults(self) -> None:
+        """Everybody has to do some rounds more."""
+        for life in self._alive():
+            life.goal = life.rounds + ENOUGH
+        if self.scenario.has("halt"):
+            self._tidy()
+
+    def _mend_links(self) -> None:
+        for link in self.network.links.values():
+            link.impairment = Impairment()
+
+    def _tidy(self) -> None:
+        """Somebody resets a job that is halted still: its Halt came late, or who gave it died."""
+        for job in self.scenario.jobs:
+            lives = [life for life in self._alive() if self._job_of(life.host) is job]
+            if any(isinstance(life, Life) and life.session.halted for life in lives):
+                self._resume(job.hosts[0])
+        self.network.at(self.network.now + TIDY, self._tidy)
+
+    def _alive(self) -> Iterator[Life | Contributing]:
+        return (life for life in self.lives.values() if life.alive)
+
+    def _states(self) -> str:
+        return "; ".join(life.state() for life in self.lives.values())
+
+    def _look(self) -> None:
+        """Look into the switches."""
+        rounds = [oracle for oracle in self.oracles.values() if isinstance(oracle, Rounds)]
+        begun = {o.job.number: o.job.shape().segments * len(o.begun) for o in rounds}
+        for name, books in self.books.items():
+            if self.simulation.node(name).machine is books.switch:
+                books.look()
+                if len(rounds) == len(self.oracles) and not any(o.is_reset for o in rounds):
+                    books.made_once(begun)

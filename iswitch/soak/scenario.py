@@ -1,0 +1,167 @@
+"""What a history is made of: passive, printable, and JSON in both directions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, fields
+from typing import Any
+
+from ..wire import DType, Mode, Shape
+
+WHOLE, ELASTIC, ASYNCHRONOUS = "whole", "elastic", "asynchronous"
+
+EVENTS = {
+    "pause": "the process of a host or switch is stopped for a while",
+    "cut": "the link upward of a host or switch is out for a while",
+    "restart": "a switch crashes, and after a while another process starts in its place",
+    "reborn": "a worker crashes, and after a while a new one starts in its place",
+    "die": "a worker crashes for good",
+    "leave": "a worker leaves; if it lasts, another one starts there after a while",
+    "join": "a worker joins where none has been",
+    "halt": "a worker halts the job, and after a while one resets it",
+    "reset": "a worker resets the job",
+    "seth": "a worker sets the threshold to `value`",
+    "fbcast": "a worker has its round broadcast as it is",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job, and who works on it from the beginning.
+
+    `threshold`: H that its first worker sets when it has joined; 0: automatic.
+    """
+
+    number: int
+    mode: str
+    hosts: tuple[str, ...]
+    dtype: str = "int32"
+    numel: int = 8
+    elements: int = 4
+    threshold: int = 0
+    reproducible: bool = False
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether it counts in versions."""
+        return self.mode == ASYNCHRONOUS
+
+    def shape(self) -> Shape:
+        """The layout of its vectors."""
+        mode = Mode.ASYNCHRONOUS if self.asynchronous else Mode.SYNCHRONOUS
+        dtype = DType[self.dtype.upper()]
+        return Shape.of(self.numel, dtype, mode=mode, elements=self.elements)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happens at a time, in seconds, to a node; see EVENTS."""
+
+    at: float
+    what: str
+    who: str
+    lasting: float = 0.0
+    value: int = 0
+
+    def __str__(self) -> str:
+        text = f"{self.at * 1000:7.1f} ms  {self.what} {self.who}"
+        if self.what == "seth":
+            text += f" to {self.value}"
+        return f"{text} for {self.lasting * 1000:.1f} ms" if self.lasting else text
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A history.
+
+    `links` impairs every link, in either direction, until `horizon` (seconds), when all faults are
+    over. Between two rounds a worker works for `think` seconds on average. `lease`: of every
+    switch, in seconds; 0: none runs out.
+    """
+
+    seed: int
+    topology: str
+    jobs: tuple[Job, ...]
+    links: str = ""
+    events: tuple[Event, ...] = ()
+    horizon: float = 0.1
+    think: float = 0.005
+    latency: float = 0.0001
+    lease: float = 0.0
+
+    @property
+    def restarts(self) -> bool:
+        """Whether switches lose their state."""
+        return self.has("restart")
+
+    @property
+    def changes(self) -> bool:
+        """Whether workers come and go."""
+        return self.has("reborn", "die", "leave", "join")
+
+    def has(self, *kinds: str) -> bool:
+        """Whether anything of such a kind happens."""
+        return any(event.what in kinds for event in self.events)
+
+    def to_json(self) -> str:
+        """One line, from which `from_json` makes an equal scenario."""
+        return json.dumps(_sparse(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Scenario:
+        """Read it back.
+
+        Raises:
+            ValueError: it is no scenario.
+        """
+        try:
+            values = json.loads(text)
+            jobs = tuple(
+                Job(**{**job, "hosts": tuple(job["hosts"])}) for job in values.pop("jobs", ())
+            )
+            events = tuple(Event(**event) for event in values.pop("events", ()))
+            found = cls(jobs=jobs, events=events, **values)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"no scenario: {error}") from error
+        unknown = [event.what for event in events if event.what not in EVENTS]
+        if unknown:
+            raise ValueError(f"no scenario: there is no event {unknown[0]!r}")
+        return found
+
+    def lines(self) -> list[str]:
+        """What it is, for people."""
+        found = [f"seed {self.seed}: {self.topology}, {self.links or 'sound links'}"]
+        for job in self.jobs:
+            text = f"  job {job.number}: {job.mode}, {' '.join(job.hosts)}: {job.numel} {job.dtype}"
+            text += f" in segments of {job.elements}"
+            text += f", H = {job.threshold}" if job.threshold else ""
+            found.append(text + (", in rank order" if job.reproducible else ""))
+        lease = f"leases of {self.lease * 1000:.0f} ms" if self.lease else "no leases"
+        found.append(
+            f"  {lease}, latency {self.latency * 1e6:.0f} us, "
+            f"{self.think * 1000:.1f} ms between rounds; faults end at {self.horizon * 1000:.0f} ms"
+        )
+        return found + [f"  {event}" for event in self.events]
+
+
+def _sparse(thing: Any) -> dict[str, Any]:
+    """The fields that have not their default."""
+    found = {}
+    for field in fields(thing):
+        value = getattr(thing, field.name)
+        if _is_default(field, value):
+            continue
+        if isinstance(value, tuple) and value and not isinstance(value[0], str):
+            value = [_sparse(part) for part in value]
+        found[field.name] = value
+    return found
+
+
+def _is_default(field: Field[Any], value: object) -> bool:
+    return field.default is not MISSING and value == field.default
+
+
+def as_mapping(scenario: Scenario) -> Mapping[str, Any]:
+    """All of it, for JSON."""
+    return asdict(scenario)

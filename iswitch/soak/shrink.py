@@ -1,0 +1,136 @@
+"""Makes a failing scenario shorter while it still fails: deterministic, in so many runs at most.
+
+One thing after the other is left out or made simpler; what fails in the same way is kept, and all
+is tried again, until nothing shorter fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from .generate import nodes
+from .run import Result, run
+from .scenario import Event, Job, Scenario
+
+MOST = 400  # runs
+CHANCES = (1, 2, 3, 4)  # seeds with which a smaller network is tried, too
+
+
+def shrink(
+    scenario: Scenario,
+    most: int = MOST,
+    play: Callable[[Scenario], Result] = run,
+    tell: Callable[[int], None] | None = None,
+) -> tuple[Scenario, Result]:
+    """The shortest scenario found that breaks the same promise, and how it ends.
+
+    Args:
+        scenario: one that fails.
+        most: runs to spend.
+        play: runs one.
+        tell: told of every run how many there were.
+    """
+    result = play(scenario)
+    assert result.violation
+    runs = 0
+    shorter = True
+    while shorter:
+        shorter = False
+        for candidate in candidates(scenario):
+            if runs == most:
+                return scenario, result
+            runs += 1
+            if tell is not None:
+                tell(runs)
+            found = play(candidate)
+            if found.violation == result.violation:
+                scenario, result, shorter = candidate, found, True
+                break
+    return scenario, result
+
+
+def candidates(scenario: Scenario) -> Iterator[Scenario]:
+    """Shorter scenarios, the boldest first."""
+    events = scenario.events
+    if len(events) > 1:
+        yield replace(scenario, events=())
+    for i in range(len(events)):
+        yield replace(scenario, events=events[:i] + events[i + 1 :])
+    if scenario.links:
+        yield replace(scenario, links="")
+    if len(scenario.jobs) > 1:
+        for job in scenario.jobs:
+            yield with_jobs(scenario, (job,))
+    for smaller in fewer_workers(scenario):
+        yield smaller
+        # Its packets have other fates than those of the larger one.
+        yield from (replace(smaller, seed=seed) for seed in CHANCES)
+    yield from sounder_links(scenario)
+    yield from plainer_jobs(scenario)
+    if events and scenario.horizon > 0.02:
+        yield earlier(scenario)
+
+
+def with_jobs(scenario: Scenario, jobs: tuple[Job, ...]) -> Scenario:
+    """Only these jobs, without what happens to the workers of others."""
+    hosts = {host for job in jobs for host in job.hosts}
+    others = {host for job in scenario.jobs for host in job.hosts} - hosts
+    events = tuple(event for event in scenario.events if event.who not in others)
+    return replace(scenario, jobs=jobs, events=events)
+
+
+def fewer_workers(scenario: Scenario) -> Iterator[Scenario]:
+    """One worker less, or a smaller network in which all that is named is still there."""
+    for job in scenario.jobs:
+        for host in reversed(job.hosts) if len(job.hosts) > 1 else ():
+            hosts = tuple(name for name in job.hosts if name != host)
+            left = replace(job, hosts=hosts, threshold=min(job.threshold, len(hosts)))
+            jobs = tuple(left if each is job else each for each in scenario.jobs)
+            events = tuple(event for event in scenario.events if event.who != host)
+            yield replace(scenario, jobs=jobs, events=events)
+    named = {host for job in scenario.jobs for host in job.hosts}
+    named |= {event.who for event in scenario.events}
+    for form in ("star:1", "star:2", "star:3", "star:4", "rack:1x1", "rack:1x2", "rack:2x1"):
+        if form == scenario.topology:
+            return
+        hosts, switches = nodes(form)
+        if named <= {*hosts, *switches}:
+            yield replace(scenario, topology=form)
+
+
+def sounder_links(scenario: Scenario) -> Iterator[Scenario]:
+    """Without one of the impairments, and those that need it."""
+    parts = scenario.links.split(",") if scenario.links else []
+    needs = {"loss": {"burst"}, "delay": {"jitter", "reorder"}, "rate": {"queue"}}
+    for part in parts:
+        name = part.partition("=")[0]
+        gone = {name, *needs.get(name, ())}
+        left = [other for other in parts if other.partition("=")[0] not in gone]
+        if left:
+            yield replace(scenario, links=",".join(left))
+
+
+def plainer_jobs(scenario: Scenario) -> Iterator[Scenario]:
+    """Smaller vectors, of a plain type."""
+    for job in scenario.jobs:
+        plainer = [replace(job, reproducible=False), replace(job, dtype="int32")]
+        plainer.append(replace(job, threshold=0))
+        if not job.asynchronous:
+            plainer.append(replace(job, numel=min(job.numel, 1), elements=1))
+            plainer.append(replace(job, numel=min(job.numel, 2 * job.elements)))
+        for other in plainer:
+            if other != job:
+                jobs = tuple(other if each is job else each for each in scenario.jobs)
+                yield replace(scenario, jobs=jobs)
+
+
+def earlier(scenario: Scenario) -> Scenario:
+    """The same in half the time."""
+
+    def half(event: Event) -> Event:
+        return replace(event, at=event.at / 2)
+
+    events = tuple(map(half, scenario.events))
+    horizon, think = scenario.horizon / 2, scenario.think / 2
+    return replace(scenario, events=events, horizon=horizon, think=think)

@@ -1,0 +1,384 @@
+"""Random histories: none breaks a promise, broken cores are caught, failures shrink and replay."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iswitch.accelerator import Held, Outcome, Run, SynchronousAccelerator
+from iswitch.cli import main
+from iswitch.control import Answer, ControlPlane, Request
+from iswitch.packets import Rows
+from iswitch.sim.trace import Trace
+from iswitch.soak.generate import generate
+from iswitch.soak.many import play
+from iswitch.soak.oracle import Rounds, Violation
+from iswitch.soak.run import run
+from iswitch.soak.scenario import ELASTIC, EVENTS, WHOLE, Event, Job, Scenario
+from iswitch.soak.shrink import shrink
+from iswitch.soak.values import EXACT, Values, most_lives
+from iswitch.wire import DType, Shape
+
+ROOT = Path(__file__).parent.parent
+SEEDS = int(os.environ.get("ISWITCH_SOAK_SEEDS", "60"))  # `make soak` takes more
+CAUGHT = 200  # seeds in which a broken core must be caught
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_all_promises_hold(seed: int) -> None:
+    result = run(generate(seed))
+    assert not result.violation, result.message
+    assert result.rounds > 0
+
+
+# Broken cores
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def no_bitmap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contribution that comes again is added again."""
+    original = SynchronousAccelerator._accumulate_run
+
+    def accumulate(
+        self: SynchronousAccelerator,
+        rank: int,
+        round_: int,
+        start: int,
+        stop: int,
+        rows: Rows,
+        outcome: Outcome,
+    ) -> None:
+        state = self.state[round_ & 1]
+        holds, how_far, bitmap = state.get(start)
+        if holds != round_ or how_far or not bitmap >> rank & 1 or self.reproducible:
+            original(self, rank, round_, start, stop, rows, outcome)
+            return
+        self._add(self._words[round_ & 1, start:stop], rows, first=False)
+        self.counters["accumulated"] += len(rows)
+
+    monkeypatch.setattr(SynchronousAccelerator, "_accumulate_run", accumulate)
+
+
+def kept_for_one_round_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The aggregate of a round is forgotten when the next round begins."""
+    original = SynchronousAccelerator.held
+
+    def held(
+        self: SynchronousAccelerator, round_: int, start: int, stop: int
+    ) -> Iterator[tuple[Run, Held, int]]:
+        for part, what, bitmap in original(self, round_, start, stop):
+            newer = self.state[(round_ + 1) & 1].get(part.start)
+            begun = newer[0] == round_ + 1 and bool(newer[1] or newer[2])
+            gone = what is Held.COMPLETE and begun
+            yield (part, Held.GONE, 0) if gone else (part, what, bitmap)
+
+    monkeypatch.setattr(SynchronousAccelerator, "held", held)
+
+
+def deaf_to_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Help is answered, and nothing is done."""
+
+    def help_(self: ControlPlane, request: Request) -> Answer:  # noqa: ARG001
+        return Answer(request.ack(), [])
+
+    monkeypatch.setattr(ControlPlane, "_help", help_)
+
+
+def late_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes for a complete segment is added to the kept aggregate."""
+    original = SynchronousAccelerator._accumulate_run
+
+    def accumulate(
+        self: SynchronousAccelerator,
+        rank: int,
+        round_: int,
+        start: int,
+        stop: int,
+        rows: Rows,
+        outcome: Outcome,
+    ) -> None:
+        slot = round_ & 1
+        holds, how_far, _ = self.state[slot].get(start)
+        if holds == round_ and how_far == self.COMPLETE:
+            headers = self._segs[slot, start:stop].copy()
+            self._add(self.aggregates[slot, start:stop].view(self._dtype), rows, first=False)
+            self.packets["seg"][slot, start:stop] = headers
+        original(self, rank, round_, start, stop, rows, outcome)
+
+    monkeypatch.setattr(SynchronousAccelerator, "_accumulate_run", accumulate)
+
+
+BROKEN = [no_bitmap, kept_for_one_round_less, deaf_to_help, late_counts]
+
+
+def first_caught() -> Scenario:
+    found = (generate(seed) for seed in range(CAUGHT))
+    return next(scenario for scenario in found if run(scenario).violation)
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_a_broken_core_is_caught(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    scenario = first_caught()
+    monkeypatch.undo()
+    assert not run(scenario).violation
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_a_failure_shrinks_and_replays(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    scenario = first_caught()
+    shortest, result = shrink(scenario)
+    assert result.violation
+    assert len(shortest.events) <= min(2, len(scenario.events))
+    assert sum(len(job.hosts) for job in shortest.jobs) <= 3
+    assert len(shortest.links.split(",")) <= 3
+    assert shrink(scenario) == (shortest, result)
+    assert run(Scenario.from_json(shortest.to_json())) == result
+
+
+def test_a_core_that_raises_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def held(*_: object) -> Iterator[tuple[Run, Held, int]]:
+        raise IndexError("made up")
+
+    monkeypatch.setattr(SynchronousAccelerator, "held", held)
+    result = run(Scenario(1, "star:2", (Job(1, WHOLE, ("h1", "h2")),), links="loss=0.3"))
+    assert result.violation == "IndexError"
+
+
+# Scenarios
+
+
+def test_every_event_and_mode_is_generated() -> None:
+    scenarios = [generate(seed) for seed in range(400)]
+    assert {event.what for s in scenarios for event in s.events} == set(EVENTS)
+    jobs = [job for s in scenarios for job in s.jobs]
+    assert {job.mode for job in jobs} == {"whole", "elastic", "asynchronous"}
+    assert {job.dtype for job in jobs} == {dtype.name.lower() for dtype in DType}
+    assert any(not job.numel for job in jobs)
+    assert any(job.numel % job.elements for job in jobs if job.numel > job.elements)
+    assert any(job.threshold for job in jobs)
+    assert any(len(s.jobs) > 1 for s in scenarios)
+    forms = {s.topology.partition(":")[0] for s in scenarios}
+    assert forms == {"star", "rack", "tree", "leafspine"}
+    for name in ("loss", "burst", "duplicate", "corrupt", "delay", "jitter", "reorder", "rate"):
+        assert any(f"{name}=" in s.links for s in scenarios), name
+
+
+def test_scenarios_read_back_equal() -> None:
+    for seed in range(100):
+        scenario = generate(seed)
+        assert Scenario.from_json(scenario.to_json()) == scenario
+        assert scenario == generate(seed)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", "{}", '{"seed":1,"topology":"star:1","jobs":[{}]}']
+)
+def test_what_is_no_scenario(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        Scenario.from_json(text)
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    """Also in another process, with other hashes."""
+    seeds = [s for s in range(40) if generate(s).events][:3]
+    code = (
+        "import sys; from iswitch.sim.trace import Trace; from iswitch.soak.run import run; "
+        "from iswitch.soak.generate import generate\n"
+        f"for seed in {seeds}: trace = Trace(); run(generate(seed), trace); print(trace.digest())"
+    )
+    mine = []
+    for seed in seeds:
+        trace = Trace()
+        run(generate(seed), trace)
+        mine.append(trace.digest())
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        )  # fmt: skip
+        assert done.stdout.split() == mine, done.stderr
+
+
+# The oracle itself
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("numel", [0, 1, 5, 12])
+def test_sums_of_values_are_exact_and_tell_who_is_in_them(dtype: DType, numel: int) -> None:
+    lives = most_lives(dtype)
+    shape = Shape.of(numel, dtype, elements=3)
+    values = Values(shape, lives)
+    everybody = tuple(range(lives))
+    exact = np.sum([values.contribution(i, 7).astype(np.int64) for i in everybody], axis=0)
+    assert (np.abs(exact) <= 1 << EXACT[dtype]).all()
+    total = np.zeros(numel, dtype.numpy)
+    for i in reversed(everybody):
+        total = (total + values.contribution(i, 7)).astype(dtype.numpy)
+    assert (total == values.total(everybody, 7)).all()
+    for code in values.codes(total):
+        assert values.counts(code) == dict.fromkeys(everybody, 1)
+    if numel > 1 and lives > 1:
+        assert (values.contribution(0, 7) != values.contribution(0, 8)).any()
+
+
+def oracle(mode: str = WHOLE) -> Rounds:
+    job = Job(1, mode, ("h1", "h2"), numel=6, elements=4)
+    made = Rounds(Scenario(1, "star:2", (job,)), job, 3)
+    for identity in (0, 1):
+        made.begins(identity, 5)
+    return made
+
+
+def test_the_oracle_is_content_with_exact_sums() -> None:
+    made = oracle()
+    made.gets("h1", 0, 5, made.values.total((0, 1), 5))
+    made.gets("h2", 1, 5, made.values.total((0, 1), 5))
+    assert made.finished == 2
+
+
+@pytest.mark.parametrize(
+    ("identities", "kind"),
+    [((0, 0, 1), "counted twice"), ((0,), "too few"), ((0, 1, 2), "not entitled")],
+)
+def test_the_oracle_sees_who_is_wrong(identities: tuple[int, ...], kind: str) -> None:
+    made = oracle(ELASTIC)
+    with pytest.raises(Violation) as caught:
+        made.gets("h1", 0, 5, made.values.total(identities, 5))
+    assert caught.value.kind == kind
+
+
+def test_the_oracle_sees_wrong_elements_and_other_rounds() -> None:
+    for wrong in ("element", "round"):
+        made = oracle()
+        total = made.values.total((0, 1), 6 if wrong == "round" else 5)
+        total[1] += wrong == "element"
+        with pytest.raises(Violation) as caught:
+            made.gets("h1", 0, 5, total)
+        assert caught.value.kind == "wrong sum"
+
+
+def test_the_oracle_sees_a_round_that_was_missed() -> None:
+    with pytest.raises(Violation, match="did not get round 5"):
+        oracle().falls_behind("h1", 5, 7, dropped=False)
+
+
+# The command
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["soak", "--seeds", "20", "--processes", "2", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["seeds"] == 20
+    assert report["sums"] > 100
+    assert report["failed"] == report["violations"] == []
+    assert main(["soak", "--seeds", "3", "--first", "5", "--processes", "1"]) == 0
+    assert capsys.readouterr().out.startswith("3 histories, ")
+
+
+def test_processes_find_what_one_does() -> None:
+    def by_seed(processes: int) -> list[object]:
+        return sorted(play(range(20), processes), key=lambda result: result.seed)
+
+    assert by_seed(2) == by_seed(1)
+
+
+def test_one_seed_with_its_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "seed.pcapng"
+    assert main(["soak", "--seed", "3", "--pcapng", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("seed 3: ")
+    assert " received  JOIN " in out
+    assert "all promises held: " in out.splitlines()[-1]
+    assert path.read_bytes()[:4] == b"\x0a\x0d\x0d\x0a"
+    assert main(["soak", "--seed", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scenario"]["seed"] == 3
+
+
+def test_a_failure_on_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says the shortest schedule, and how to play that again; the status is 1."""
+    no_bitmap(monkeypatch)
+    first = first_caught().seed
+    words = ["soak", "--first", str(first), "--seeds", "1", "--processes", "1"]
+    assert main(words) == 1
+    out = capsys.readouterr().out
+    assert f"seed {first} breaks a promise" in out
+    assert "the shortest schedule found that breaks it, too:" in out
+    (command,) = [line for line in out.splitlines() if "--scenario" in line]
+    scenario = command.split("--scenario ")[1].strip("'")
+    assert main(["soak", "--scenario", scenario]) == 1
+    assert "counted twice" in capsys.readouterr().out.splitlines()[-1]
+    assert main([*words, "--json"]) == 1
+    (violation,) = json.loads(capsys.readouterr().out)["violations"]
+    assert violation["shortest"]["violation"] == violation["violation"] == "counted twice"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--scenario", "nonsense"], ["--pcapng", "x"], ["--seeds", "0"], ["--seeds", "x"]],
+)
+def test_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = main(["soak", *words])
+    except SystemExit as ended:
+        status = int(str(ended.code))
+    assert status == 2
+    assert capsys.readouterr().err
+
+
+# What soaks have found
+
+
+def ms(at: float, what: str, who: str, lasting: float = 0.0) -> Event:
+    return Event(at / 1000, what, who, lasting / 1000)
+
+
+TWO, THREE, FOUR = (tuple(f"h{i}" for i in range(1, n + 1)) for n in (2, 3, 4))
+MENDED = {
+    "a Reset relayed again, rounds later, had a switch of a tree go back": Scenario(
+        3773, "rack:3x1", (Job(1, ELASTIC, THREE, "float16", 33, 33),),
+        "loss=0.2,duplicate=0.1", (ms(145.573, "reset", "h3"),), 0.2, 0.01, 0.0005,
+    ),
+    "a switch whose workers had all left was told how many there had been": Scenario(
+        2611, "tree:2x1x2", (Job(1, WHOLE, FOUR, "int32", 96, 8),), "loss=0.01,duplicate=0.3",
+        (ms(12.9, "cut", "s3", 100), ms(14.3, "reborn", "h2", 20), ms(24.5, "leave", "h3", 20),
+         ms(24.7, "cut", "h4", 2), ms(34.6, "leave", "h4", 20)), 0.05, 0.0025, 0.0001,
+    ),
+    "after restarts of two switches nobody knew of the older of two open rounds": Scenario(
+        5875, "rack:1x3", (Job(1, WHOLE, THREE, "bfloat16", 1, 8),),
+        "loss=0.05,duplicate=0.01,delay=100us,jitter=50us,reorder=0.3",
+        (ms(55.2, "cut", "h1", 100), ms(70.2, "restart", "tor1", 50), ms(74, "cut", "tor1", 100),
+         ms(221.5, "restart", "core1", 50)), 0.4, 0.02, 0.0001,
+    ),
+    "late answers to a switch in between told how many there had been": Scenario(
+        6150, "tree:1x1x1x2", (Job(1, WHOLE, TWO, "int32", 33, 33, reproducible=True),),
+        "loss=0.1,duplicate=0.1,delay=1000us,jitter=1000us,reorder=0.05",
+        (ms(83.84, "pause", "s3", 100), ms(120.373, "pause", "h1", 100),
+         ms(125.919, "restart", "s4", 0.01), ms(265.902, "pause", "h1", 100)), 0.4, 0.02, 2e-5,
+    ),
+    "the last of a whole job, replaced, began later than those who came after": Scenario(
+        8027, "star:2", (Job(1, WHOLE, TWO, "int32", 33, 33),),
+        "loss=0.2,duplicate=0.3,corrupt=0.01,delay=1000us,jitter=500us,reorder=0.3",
+        (ms(9.5, "reborn", "h1", 1), ms(52.1, "leave", "h2", 20), ms(134, "pause", "s1", 20)),
+        0.2, 0.01, 0.0001,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scenario", MENDED.values(), ids=MENDED)
+def test_what_was_mended_stays_so(scenario: Scenario) -> None:
+    for seed in range(scenario.seed, scenario.seed + 20):
+        result = run(replace(scenario, seed=seed))
+        assert not result.violation, (seed, result.message)

@@ -1,0 +1,89 @@
+"""Build a topology as a simulated network: the switches of its tree, and places for workers.
+
+Every direction of a link has what the topology says of it, its rate and queue included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from iswitch.impairment import Impairment
+from iswitch.limits import Limits
+from iswitch.packets import Address
+from iswitch.sim.link import LATENCY
+from iswitch.sim.network import Machine, Network, Node
+from iswitch.sim.trace import Trace
+from iswitch.switch import Switch
+from iswitch.wire import PORT
+
+from .description import Link, Topology
+
+WORKER_PORT = 40000
+
+
+class Simulation:
+    """A topology under a virtual clock; `network` is what runs it.
+
+    Args:
+        topology: what is built; its `seed` is that of all chances.
+        limits: of every switch.
+        trace: where all is written down, if anywhere.
+        latency: seconds that a packet needs on any link at least.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        limits: Limits | None = None,
+        trace: Trace | None = None,
+        latency: float = LATENCY,
+    ) -> None:
+        self.topology = topology
+        self.limits = limits
+        self.network = Network(topology.seed, latency, trace)
+        self.incarnations = dict.fromkeys((switch.name for switch in topology.tree), 0)
+        for switch in topology.tree:
+            self.network.add(switch.name, self.address(switch.name))
+        for host in topology.hosts:
+            self.network.add(host.name, self.address(host.name))
+        for link in filter(topology.active, topology.links):
+            self.network.connect(self.address(link.a), self.address(link.b), impairment(link))
+        for switch in topology.tree:
+            self.start_switch(switch.name)
+
+    def address(self, node: str) -> Address:
+        """Where a switch listens, or the worker of a host speaks."""
+        is_switch = node in self.incarnations
+        return Address(str(self.topology.address(node)), PORT if is_switch else WORKER_PORT)
+
+    def switch_of(self, host: str) -> Address:
+        """The switch that the worker of a host joins."""
+        return self.address(self.topology.switch_of(host))
+
+    def node(self, name: str) -> Node:
+        """A place in the network."""
+        return self.network.nodes[self.address(name)]
+
+    def switch(self, name: str) -> Switch | None:
+        """The switch process of this name; None: it has crashed."""
+        machine = self.node(name).machine
+        assert machine is None or isinstance(machine, Switch)
+        return machine
+
+    def start_switch(self, name: str) -> Switch:
+        """Start a switch, or start it again: it knows nothing of what was before."""
+        self.incarnations[name] += 1000  # seconds since 1970, as it were; jobs count from there
+        parent = next(s.parent for s in self.topology.tree if s.name == name)
+        above = None if parent is None else self.address(parent)
+        switch = Switch(self.limits, False, above, self.incarnations[name])
+        self.network.start(self.address(name), switch)
+        return switch
+
+    def start_worker(self, host: str, machine: Machine) -> None:
+        """Start the worker of a host."""
+        self.network.start(self.address(host), machine)
+
+
+def impairment(link: Link) -> Impairment:
+    """What `Line` has to do for a link: here the rate and its queue, too."""
+    return replace(link.impairment, rate=link.rate, queue=link.queue.packets(link.mtu))
