@@ -451,7 +451,8 @@ class Session:
             return
         self.member = True
         if not self._rejoining:
-            if self._moved_to is None:  # else a Reset has overtaken the Ack
+            moved = self._moved_to  # by a Reset that has overtaken the Ack, or an old one
+            if moved is None or round_distance(ack.round, moved) > 0:
                 self.round = ack.round
             return
         self._rejoining = False
