@@ -338,7 +338,13 @@ def test_garbage_does_not_stop_it() -> None:
 def parsed(*words: str) -> dict[tuple[int, str], Impairment]:
     parser = argparse.ArgumentParser()
     configure(parser)
-    return dict(impairments(parser.parse_args(words)))
+    return dict(impairments(parser.parse_args(words))[0])
+
+
+def seed_of(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    return impairments(parser.parse_args(words))[1]
 
 
 def test_impairments_by_port_and_direction() -> None:
@@ -356,6 +362,16 @@ def test_impairments_by_port_and_direction() -> None:
     }
 
 
+def test_the_seed_of_the_chances() -> None:
+    assert seed_of() == seed_of("--impair", "loss=1%") == 0
+    assert seed_of("--impair", "loss=1%", "--seed", "7") == 7
+    assert seed_of("--impair", "loss=0.2,duplicate=0.1,seed=1") == 1
+    both = ["--impair", "in:seed=3,loss=1%", "--impair", "out:loss=1%"]
+    assert seed_of(*both) == seed_of(*both[:3], "out:loss=1%,seed=3") == 3
+    bad = Impairment(loss=0.2, duplicate=0.1)
+    assert parsed("--impair", "loss=0.2,duplicate=0.1,seed=1") == {(0, "in"): bad, (0, "out"): bad}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -367,6 +383,11 @@ def test_impairments_by_port_and_direction() -> None:
         ("--ports a,b --impair a:up:loss=1%", "'up' is no direction"),
         ("--impair loss=1% --impair in:delay=1ms", "that direction is impaired already; write all"),
         ("--impair loss=1% --seed -1", "--seed -1: 0 or more"),
+        ("--impair loss=1%,seed=1 --seed 2", "the seed is 2 already; all chances have one"),
+        ("--impair in:loss=1%,seed=1 --impair out:loss=1%,seed=2", "the seed is 1 already"),
+        ("--impair loss=1%,seed=-1", "write one seed=N, N a whole number of 0 or more"),
+        ("--impair loss=1%,seed=1,seed=1", "write one seed=N, N a whole number of 0 or more"),
+        ("--impair seed=1", "impairs nothing; write loss=1%,seed=1"),
     ],
 )
 def test_impairments_that_are_refused(
