@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check model bench tools clean
+.PHONY: demo test check model lossy bench tools clean
 
 demo: $(VENV)/demo.ready
 	$(BIN)/iswitch demo
@@ -20,6 +20,10 @@ check: $(VENV)/dev.ready
 # The random model of joins, crashes and restarts, on more seeds than `make test` takes.
 model: $(VENV)/dev.ready
 	ISWITCH_MODEL_SEEDS=3000 $(BIN)/python -m pytest -q tests/test_model.py
+
+# The conformance cases over a path that loses and doubles packets, with more seeds.
+lossy: $(VENV)/dev.ready
+	ISWITCH_LOSSY_SEEDS=10 $(BIN)/python -m pytest -q tests/test_conformance.py -k under_loss
 
 bench: $(VENV)/dev.ready
 	$(BIN)/python -m tests.bench.loopback

@@ -31,6 +31,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--switch", type=address, default=DEFAULT_SWITCH, metavar="HOST:PORT")
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--list", action="store_true", help="name the cases and run none")
+    parser.add_argument(
+        "--lossy",
+        action="store_true",
+        help="the path loses and doubles packets: send again, skip cases about a single packet",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
         "--first-job",
@@ -67,11 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     jobs = itertools.count(arguments.first_job)
     outcomes = []
     for case in chosen:
-        outcomes.append(judge(case, arguments.switch, jobs))
+        outcomes.append(judge(case, arguments.switch, jobs, lossy=arguments.lossy))
         print(describe_outcome(outcomes[-1], as_json=arguments.json), flush=True)
-    failed = [outcome.name for outcome in outcomes if outcome.result == "failed"]
+    results = [outcome.result for outcome in outcomes]
+    failed, skipped = results.count("failed"), results.count("skipped")
     if not arguments.json:
-        print(f"{len(outcomes)} cases, {len(failed)} failed")
+        print(f"{len(outcomes)} cases, {failed} failed, {skipped} skipped")
     return 1 if failed else 0
 
 

@@ -23,8 +23,9 @@ FAREWELL = 0.3  # seconds allowed for the answers to a finished case's Leaves
 class Bench:
     """A case's own sockets and job numbers on one switch."""
 
-    def __init__(self, switch: Address, jobs: Iterator[int]) -> None:
+    def __init__(self, switch: Address, jobs: Iterator[int], *, lossy: bool = False) -> None:
         self._switch = switch
+        self._lossy = lossy
         self._jobs = jobs
         self._peers: list[Peer] = []
         self.job = next(jobs) & 0xFFFF
@@ -36,7 +37,7 @@ class Bench:
 
     def stranger(self, shape: Shape, *, gro: bool = False) -> Peer:
         """A socket that has joined nothing."""
-        peer = Peer(self._switch, self.job, shape, gro=gro)
+        peer = Peer(self._switch, self.job, shape, gro=gro, lossy=self._lossy)
         self._peers.append(peer)
         return peer
 
@@ -75,12 +76,16 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A promise of the page and the function that holds a switch to it."""
+    """A promise of the page and the function that holds a switch to it.
+
+    `lossless` says why it needs a path that loses and doubles nothing; empty: it does not.
+    """
 
     name: str
     section: str
     promise: str
     run: Callable[[Bench], None]
+    lossless: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,9 @@ class Outcome:
 REGISTERED: dict[str, Case] = {}
 
 
-def case(section: str) -> Callable[[Callable[[Bench], None]], Callable[[Bench], None]]:
+def case(
+    section: str, lossless: str = ""
+) -> Callable[[Callable[[Bench], None]], Callable[[Bench], None]]:
     """Register a function as the case of its name; its docstring's first line is the promise."""
 
     def register(function: Callable[[Bench], None]) -> Callable[[Bench], None]:
@@ -105,20 +112,22 @@ def case(section: str) -> Callable[[Callable[[Bench], None]], Callable[[Bench], 
         promise = (function.__doc__ or "").strip().splitlines()[0]
         if name in REGISTERED:
             raise ValueError(f"two cases of the name {name}")
-        REGISTERED[name] = Case(name, section, promise, function)
+        REGISTERED[name] = Case(name, section, promise, function, lossless)
         return function
 
     return register
 
 
-def run(case_: Case, switch: Address, jobs: Iterator[int]) -> None:
-    """Run one case.
+def run(case_: Case, switch: Address, jobs: Iterator[int], *, lossy: bool = False) -> None:
+    """Run one case; `lossy` says that the path to the switch loses and doubles packets.
 
     Raises:
         CaseFailure: the switch did not do what the page promises.
-        CaseSkipped: this machine cannot run the case.
+        CaseSkipped: this machine, or the path, is not one to run the case on.
     """
-    bench = Bench(switch, jobs)
+    if lossy and case_.lossless:
+        raise CaseSkipped(f"needs a lossless path: {case_.lossless}")
+    bench = Bench(switch, jobs, lossy=lossy)
     try:
         case_.run(bench)
         expect_equal(bench.violations(), [], "packets the page does not allow")
@@ -126,12 +135,12 @@ def run(case_: Case, switch: Address, jobs: Iterator[int]) -> None:
         bench.close()
 
 
-def judge(case_: Case, switch: Address, jobs: Iterator[int]) -> Outcome:
+def judge(case_: Case, switch: Address, jobs: Iterator[int], *, lossy: bool = False) -> Outcome:
     """Run one case and say how it went."""
     start = time.monotonic()
     result, message = "passed", ""
     try:
-        run(case_, switch, jobs)
+        run(case_, switch, jobs, lossy=lossy)
     except CaseFailure as failure:
         result, message = "failed", str(failure)
     except CaseSkipped as skipped:
