@@ -17,7 +17,7 @@ from .accelerator import Held, Run, merge
 from .counters import Counters
 from .hierarchy import Hierarchy
 from .job import Job, Window, memory_needed
-from .membership import Member
+from .membership import Member, Sources
 from .packets import Address, Outgoing
 from .relay import Relays
 from .wire import (
@@ -154,6 +154,9 @@ class ControlPlane:
         self.reproducible = reproducible
         self.jobs: dict[int, Job] = {}
         self.by_source: dict[Address, tuple[Job, Member]] = {}
+        self.sources = Sources()
+        if parent:
+            self.sources.add(parent)
         self.relays = Relays(counters)
         self._next_expiry = float("inf")  # no lease runs out before
         self._left: OrderedDict[tuple[Address, int], tuple[int, float]] = OrderedDict()
@@ -381,6 +384,7 @@ class ControlPlane:
         if isinstance(join, SwitchJoin):
             member.workers = join.workers
         self._answers.pop((peer, packet.job), None)
+        self.sources.add(peer)
         self._next_expiry = min(self._next_expiry, now + self.limits.lease)
         if not contributes:
             job.members.add(member)
@@ -432,6 +436,7 @@ class ControlPlane:
     def _remove(self, job: Job, member: Member, now: float) -> list[Outgoing]:
         """Take a member out; what waited only for it completes."""
         job.members.remove(member)
+        self.sources.remove(member.address)
         _put(self._answers, (member.address, job.number), member.answers)
         self.relays.cancel(member.address, job.number)
         if member.contributes:

@@ -6,7 +6,8 @@ contributor bitmaps; controllers are numbered from 63 down, so that they take no
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .packets import Address
@@ -56,6 +57,32 @@ class Member:
     def takes_part_in(self, round_: int) -> bool:
         """Whether its contribution to this round counts."""
         return self.first_round is None or round_distance(round_, self.first_round) >= 0
+
+
+class Sources:
+    """Addresses from which members speak, of all jobs; `changes` tells who keeps a copy."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self._memberships: Counter[Address] = Counter()
+
+    def __iter__(self) -> Iterator[Address]:
+        return iter(self._memberships)
+
+    def __len__(self) -> int:
+        return len(self._memberships)
+
+    def add(self, address: Address) -> None:
+        """It is a member of one job more."""
+        self._memberships[address] += 1
+        self.changes += 1
+
+    def remove(self, address: Address) -> None:
+        """It is a member of one job less."""
+        self._memberships[address] -= 1
+        if not self._memberships[address]:
+            del self._memberships[address]
+        self.changes += 1
 
 
 class Membership:

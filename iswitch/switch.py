@@ -18,7 +18,7 @@ from .arbiter import Traffic, classify
 from .control import ControlPlane, Limits
 from .counters import Counters
 from .job import Job
-from .membership import Member
+from .membership import Member, Sources
 from .packets import Address, Burst, Outgoing, Rows
 from .wire import SEG_SIZE, TOS_DATA
 
@@ -55,6 +55,11 @@ class Switch:
     def jobs(self) -> dict[int, Job]:
         """The jobs, by number."""
         return self.control.jobs
+
+    @property
+    def sources(self) -> Sources:
+        """From where members speak, and the parent."""
+        return self.control.sources
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
         """Take packets of one sender; returns what is to be sent because of them."""

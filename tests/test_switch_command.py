@@ -30,6 +30,8 @@ from iswitch.impairment import Impairment
 from iswitch.wire import Shape, Status
 from worker_lib import Refused, Worker
 
+from .conftest import pending
+
 ROOT = Path(__file__).parent.parent
 PATIENCE = 20.0  # seconds until a test is given up
 COMMAND = [sys.executable, "-m", "iswitch", "switch"]
@@ -114,15 +116,6 @@ def test_counters_as_text() -> None:
     assert "late" not in counts  # what is zero is not shown
     (ordinary,) = (line for line in lines if line.startswith("ordinary"))
     assert ordinary.endswith(f"drop: {DROPS['ordinary']}")
-
-
-def pending(port: int) -> int:
-    """Bytes in the receive buffer of the socket bound to this port."""
-    for line in Path("/proc/net/udp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if int(fields[1].rpartition(":")[2], 16) == port:
-            return int(fields[4].rpartition(":")[2], 16)
-    raise AssertionError(f"nobody listens on {port}")
 
 
 def test_stops_when_nobody_ever_came() -> None:

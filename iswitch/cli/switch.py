@@ -281,7 +281,12 @@ def loopback(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any]
 
     listen = args.listen or host_port(LISTEN)
     try:
-        port = UdpPort(listen, offload=not args.no_offload, counters=switch.counters)
+        port = UdpPort(
+            listen,
+            offload=not args.no_offload,
+            counters=switch.counters,
+            members=switch.sources,
+        )
     except OSError as error:
         where = "{}:{}".format(*listen)
         raise UsageError(f"cannot listen at {where}: {error.strerror}; {mend(error)}") from None
