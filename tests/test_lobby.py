@@ -18,8 +18,8 @@ from iswitch.impairment import Impairment
 from iswitch.membership import Sources
 from iswitch.packets import Address
 from iswitch.ports import lobby as lobby_module
-from iswitch.ports.lobby import MOST_NAMED, NOISY, Lobby, program
 from iswitch.ports.impaired import ImpairedDatagrams
+from iswitch.ports.lobby import MOST_NAMED, NOISY, Lobby, program
 from iswitch.ports.udp import UdpPort
 from iswitch.wire import Shape
 from worker_lib import Worker
