@@ -162,8 +162,9 @@ def test_a_member_that_says_too_much_waits_in_the_lobby(stack: ExitStack) -> Non
     assert bench.pull() == []
     bench.send(noisy, CONTROL, *[b"12345678"] * 100)
     bench.send(member, DATA, b"87654321")
-    first, *rest = bench.pull()
-    assert first[2] == b"87654321"
+    bench.send(noisy, DATA, b"12345678")  # its data does not
+    first, second, *rest = bench.pull()
+    assert (first[2], second[1:]) == (b"87654321", (DATA, b"12345678"))
     assert len(rest) == lobby_module.AT_ONCE
     bench.now += 10.0
     bench.send(member, CONTROL, b"12345678")
@@ -176,7 +177,8 @@ def test_a_member_that_says_too_much_waits_in_the_lobby(stack: ExitStack) -> Non
 
 def test_the_program_names_only_so_many() -> None:
     members = [Address("10.1.2.3", port) for port in range(1, MOST_NAMED + 100)]
-    assert len(program(members)) == 8 * (3 + 5 * MOST_NAMED + 1) < 8 * 4096
+    assert len(program(members)) == 8 * (3 + 5 * MOST_NAMED + 1)
+    assert len(program(members, members)) == 8 * (3 + 9 * MOST_NAMED + 1) < 8 * 4096
 
 
 def test_more_members_than_are_named(stack: ExitStack) -> None:

@@ -10,8 +10,8 @@ room of contributions, and not before the switch, which looks into the lobby for
 only. What the lobby then has no room for costs nothing more, and is counted (`rx_overflow`).
 
 Members that the program does not name, being too many or sending IP options, are served here, too;
-so is for a while who sends more control than any worker has reason to, be it the member of a job of
-its own making.
+so is for a while the control of who sends more of it than any worker has reason to, who may be the
+member of a job of its own making.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ from ..arbiter import Traffic, classify
 from ..counters import Counters
 from ..membership import Sources
 from ..packets import Address, Rows
-from ..wire import SEG_SIZE
+from ..wire import SEG_SIZE, TOS_DATA, TOS_MASK
 from .mmsg import SOCKADDR_SIZE, Receiver
 
 IP_RECVTOS = 13  # linux/in.h
@@ -46,20 +46,18 @@ SHARE = 0.1  # of the time, while there is more than a few packets
 FEW = 8  # packets after which the lobby need not be closed
 AT_ONCE = 32  # packets that may each need an answer; of strangers' data more
 BUFFER = 1 << 20  # bytes that may wait
-NOISY = (
-    2000  # control packets in a PERIOD; a worker that waits asks for 16 ranges, 50 times a second
-)
+NOISY = 10_000  # control packets in a PERIOD; a worker in need asks and answers some 3,000 times
 PERIOD = 1.0  # seconds
 USUAL = 1472  # bytes of a datagram
 CONTROL = 112  # bytes of control messages
-TOS_MESSAGE, INFO_MESSAGE = 24, 32  # bytes of one
+INFO_MESSAGE = 32  # bytes of the one that says our address
 
 # Classic BPF (linux/filter.h, linux/bpf_common.h), with the IP header at NETWORK.
 NETWORK = 0xFFF00000  # SKF_NET_OFF, as the kernel reads it
-LD_WORD, LD_HALF, LD_BYTE = 0x20, 0x28, 0x30
+LD_WORD, LD_HALF, LD_BYTE, AND = 0x20, 0x28, 0x30, 0x54
 JUMP_IF_EQUAL, RETURN = 0x15, 0x06
 PLAIN = 0x45  # first byte of an IPv4 header without options
-MOST_NAMED = 800  # members: five instructions each, and the kernel takes 4,096
+MOST_NAMED = 450  # members: at most nine instructions each, and the kernel takes 4,096
 OWN, LOBBY = 0, 1  # places of the two sockets in their group
 
 
@@ -71,19 +69,31 @@ class Guests(NamedTuple):
     meta: Rows
 
 
-def program(members: list[Address]) -> bytes:
-    """The kernel's choice: the socket for members, the lobby for all others."""
+def program(members: list[Address], noisy: Collection[Address] = ()) -> bytes:
+    """The kernel's choice: the socket for members, the lobby for all others.
+
+    Of members that are noisy only the data.
+    """
     step = struct.Struct("=HBBI")
     code = [step.pack(LD_BYTE, 0, 0, NETWORK)]
     code += [step.pack(JUMP_IF_EQUAL, 1, 0, PLAIN), step.pack(RETURN, 0, 0, LOBBY)]
     for member in members[:MOST_NAMED]:
         (host,) = struct.unpack(">I", socket.inet_aton(member.host))
+        admit = [step.pack(RETURN, 0, 0, OWN)]
+        if member in noisy:
+            admit = [
+                step.pack(LD_BYTE, 0, 0, NETWORK + 1),
+                step.pack(AND, 0, 0, TOS_MASK),
+                step.pack(JUMP_IF_EQUAL, 0, 1, TOS_DATA),
+                step.pack(RETURN, 0, 0, OWN),
+                step.pack(RETURN, 0, 0, LOBBY),
+            ]
         code += [
             step.pack(LD_WORD, 0, 0, NETWORK + 12),
-            step.pack(JUMP_IF_EQUAL, 0, 3, host),
+            step.pack(JUMP_IF_EQUAL, 0, 2 + len(admit), host),
             step.pack(LD_HALF, 0, 0, NETWORK + 20),
-            step.pack(JUMP_IF_EQUAL, 0, 1, member.port),
-            step.pack(RETURN, 0, 0, OWN),
+            step.pack(JUMP_IF_EQUAL, 0, len(admit), member.port),
+            *admit,
         ]
     return b"".join([*code, step.pack(RETURN, 0, 0, LOBBY)])
 
@@ -158,7 +168,7 @@ class Lobby:
             return
         self._changes = self.members.changes
         members = list(self.members)
-        code = program([member for member in members if member not in self._noisy])
+        code = program(members, self._noisy)
         memory = ctypes.create_string_buffer(code, len(code))
         filter_ = struct.pack("@HP", len(code) // 8, ctypes.addressof(memory))
         self._own.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, filter_)
