@@ -48,6 +48,8 @@ AT_ONCE = 32  # packets that may each need an answer; of strangers' data more
 BUFFER = 1 << 20  # bytes that may wait
 NOISY = 2000  # control packets in a PERIOD; beyond, a worker in need can wait a little
 PERIOD = 1.0  # seconds
+REMEMBERED = 1024  # who was noisy
+LONGEST_WAIT = 64.0  # seconds, for who was noisy again and again; the first time a PERIOD
 USUAL = 1472  # bytes of a datagram
 CONTROL = 112  # bytes of control messages
 INFO_MESSAGE = 32  # bytes of the one that says our address
@@ -127,7 +129,8 @@ class Lobby:
         self._known: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
         self._dropped = 0
         self._heard: Counter[Address] = Counter()
-        self._noisy: set[Address] = set()
+        self._noisy: dict[Address, float] = {}  # until when
+        self._waits: dict[Address, float] = {}  # how long the next time
         self._heard_until = 0.0
         self._most = AT_ONCE
         self._receiver = Receiver(name=SOCKADDR_SIZE, control=CONTROL)
@@ -183,12 +186,17 @@ class Lobby:
         if now >= self._heard_until:
             self._heard_until = now + PERIOD
             self._heard.clear()
-            if self._noisy:
-                self._noisy.clear()
+            forgiven = [one for one, until in self._noisy.items() if until <= now]
+            for one in forgiven:
+                del self._noisy[one]
                 self._changes = -1
+            if len(self._waits) > REMEMBERED:
+                self._waits.clear()
         self._heard[peer] += packets
         if self._heard[peer] > NOISY and peer not in self._noisy:
-            self._noisy.add(peer)
+            wait = self._waits.get(peer, PERIOD)
+            self._waits[peer] = min(2 * wait, LONGEST_WAIT)
+            self._noisy[peer] = now + wait
             self._changes = -1
 
     def pull(self) -> Iterator[Guests]:
