@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check model soak bench tools clean
+.PHONY: demo test check model soak lossy fuzz bench tools clean
 
 demo: $(VENV)/demo.ready
 	$(BIN)/iswitch demo
@@ -25,8 +25,20 @@ model: $(VENV)/dev.ready
 soak: $(VENV)/dev.ready
 	$(BIN)/iswitch soak --seeds 2000
 
+# The conformance cases over a path that loses and doubles packets, with more seeds.
+lossy: $(VENV)/dev.ready
+	ISWITCH_LOSSY_SEEDS=10 $(BIN)/python -m pytest -q tests/test_conformance.py -k under_loss
+
+# Random histories, new ones every time, and ten minutes of fuzzing for each target.
+FUZZ_TARGETS := control switch child chassis session
+fuzz: $(VENV)/dev.ready
+	ISWITCH_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest -q tests/fuzz
+	for target in $(FUZZ_TARGETS); do \
+	  $(BIN)/python -m tests.fuzz $$target -max_total_time=600 || exit 1; done
+
 bench: $(VENV)/dev.ready
 	$(BIN)/python -m tests.bench.loopback
+	$(BIN)/python -m tests.bench.stranger
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw --no-offload --no-gloo --no-tcp
 

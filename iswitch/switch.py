@@ -24,6 +24,7 @@ from .limits import Limits
 from .membership import Member
 from .packets import Address, Burst, Outgoing, Rows
 from .paper import Counting
+from .sources import Sources
 from .wire import SEG_SIZE, TOS_DATA
 
 
@@ -79,6 +80,11 @@ class Switch:
     def jobs(self) -> dict[int, Job]:
         """The jobs, by number."""
         return self.control.jobs
+
+    @property
+    def sources(self) -> Sources:
+        """From where members speak, and the parent."""
+        return self.control.sources
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
         """Take packets of one sender; returns what is to be sent because of them."""

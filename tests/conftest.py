@@ -50,6 +50,14 @@ def running_switch(listen: str = "127.0.0.1:0", *options: str) -> Iterator[Switc
             process.kill()
 
 
+def pending(port: int) -> int:
+    """Bytes in the receive buffers of the sockets bound to this port."""
+    lines = [line.split() for line in Path("/proc/net/udp").read_text().splitlines()[1:]]
+    bound = [line for line in lines if int(line[1].rpartition(":")[2], 16) == port]
+    assert bound, f"nobody listens on {port}"
+    return sum(int(line[4].rpartition(":")[2], 16) for line in bound)
+
+
 @pytest.fixture(scope="module")
 def start_switch() -> Iterator[StartSwitch]:
     """Starts a switch, at any free port or where and how it is told; the module's end ends it."""

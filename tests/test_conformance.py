@@ -1,7 +1,13 @@
-"""Every conformance case against the switch this package starts, over real sockets."""
+"""Every conformance case against the switch this package starts, over real sockets.
+
+Once as they are, and once over a path that loses a fifth of all packets and doubles a tenth.
+"""
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +17,7 @@ from tests.conformance.case import run
 from tests.conformance.cases import CASES
 from tests.conformance.client import Address, CaseSkipped
 
-from .conftest import StartSwitch
+from .conftest import ROOT, StartSwitch, running_switch
 
 KEYED = {60_000 + n: f"key {n} of these tests".encode() for n in range(3)}
 NEEDS_KEY = [name for name in CASES if name.startswith("keyed_")]
@@ -36,6 +42,10 @@ def switch(start_switch: StartSwitch, keys: str) -> Address:
 def keyed() -> Iterator[tuple[int, bytes]]:
     """Keyed jobs, in turn."""
     return itertools.cycle(KEYED.items())
+
+
+SEEDS = int(os.environ.get("ISWITCH_LOSSY_SEEDS", "1"))  # `make lossy` takes more
+LOSSLESS = {name: case.lossless for name, case in CASES.items() if case.lossless}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -69,3 +79,24 @@ def test_cases_of_keyed_jobs_are_never_skipped_silently(
     assert all("--keys FILE" in why for why in outcomes(capsys, switch).values())
     unkeyed = outcomes(capsys, start_switch()[1], "--keys", keys)
     assert all("skipped the switch has no key for job" in why for why in unkeyed.values())
+
+
+@pytest.mark.parametrize("seed", range(1, SEEDS + 1))
+def test_conformance_under_loss(seed: int) -> None:
+    """All but the cases about a single packet keep their promise when packets are lost."""
+    faults = f"loss=0.2,duplicate=0.1,seed={seed}"
+    with running_switch("127.0.0.1:0", "--impair", faults) as (_, (host, port)):
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.conformance", "--lossy", "--json", "--first-job", "1",
+             "--switch", f"{host}:{port}"],
+            cwd=ROOT, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+    outcomes = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [o["message"] for o in outcomes if o["result"] == "failed"] == []
+    assert done.returncode == 0, done.stderr
+    assert [o["name"] for o in outcomes] == list(CASES)
+    skipped = {o["name"]: o["message"] for o in outcomes if o["result"] == "skipped"}
+    for name, reason in LOSSLESS.items():
+        assert skipped.pop(name) == f"needs a lossless path: {reason}"
+    assert all("offload" in message for message in skipped.values()), skipped
+    assert sum(o["result"] == "passed" for o in outcomes) >= 0.9 * len(CASES)

@@ -138,7 +138,7 @@ def test_commands(switch: Where) -> None:
             assert words[2] in ("--listen", "--ports")  # the latter: tests/test_raw.py
             parser = argparse.ArgumentParser()
             configure(parser)
-            assert bool(impairments(parser.parse_args(words[2:]))) == ("--impair" in words)
+            assert bool(impairments(parser.parse_args(words[2:]))[0]) == ("--impair" in words)
         elif words[:2] == ["iswitch", "run"]:  # tests/test_run.py
             options = words[2 : words.index("--")]
             of_mininet = ["--world", "mininet", "--topology", "rack:2x3"]

@@ -30,6 +30,8 @@ from iswitch.impairment import Impairment
 from iswitch.wire import Shape, Status
 from worker_lib import Refused, Worker
 
+from .conftest import pending
+
 ROOT = Path(__file__).parent.parent
 PATIENCE = 20.0  # seconds until a test is given up
 COMMAND = [sys.executable, "-m", "iswitch", "switch"]
@@ -114,15 +116,6 @@ def test_counters_as_text() -> None:
     assert "late" not in counts  # what is zero is not shown
     (ordinary,) = (line for line in lines if line.startswith("ordinary"))
     assert ordinary.endswith(f"drop: {DROPS['ordinary']}")
-
-
-def pending(port: int) -> int:
-    """Bytes in the receive buffer of the socket bound to this port."""
-    for line in Path("/proc/net/udp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if int(fields[1].rpartition(":")[2], 16) == port:
-            return int(fields[4].rpartition(":")[2], 16)
-    raise AssertionError(f"nobody listens on {port}")
 
 
 def test_stops_when_nobody_ever_came() -> None:
@@ -339,7 +332,13 @@ def test_garbage_does_not_stop_it() -> None:
 def parsed(*words: str) -> dict[tuple[int, str], Impairment]:
     parser = argparse.ArgumentParser()
     configure(parser)
-    return dict(impairments(parser.parse_args(words)))
+    return dict(impairments(parser.parse_args(words))[0])
+
+
+def seed_of(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    return impairments(parser.parse_args(words))[1]
 
 
 def test_impairments_by_port_and_direction() -> None:
@@ -357,6 +356,16 @@ def test_impairments_by_port_and_direction() -> None:
     }
 
 
+def test_the_seed_of_the_chances() -> None:
+    assert seed_of() == seed_of("--impair", "loss=1%") == 0
+    assert seed_of("--impair", "loss=1%", "--seed", "7") == 7
+    assert seed_of("--impair", "loss=0.2,duplicate=0.1,seed=1") == 1
+    both = ["--impair", "in:seed=3,loss=1%", "--impair", "out:loss=1%"]
+    assert seed_of(*both) == seed_of(*both[:3], "out:loss=1%,seed=3") == 3
+    bad = Impairment(loss=0.2, duplicate=0.1)
+    assert parsed("--impair", "loss=0.2,duplicate=0.1,seed=1") == {(0, "in"): bad, (0, "out"): bad}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -368,6 +377,11 @@ def test_impairments_by_port_and_direction() -> None:
         ("--ports a,b --impair a:up:loss=1%", "'up' is no direction"),
         ("--impair loss=1% --impair in:delay=1ms", "that direction is impaired already; write all"),
         ("--impair loss=1% --seed -1", "--seed -1: 0 or more"),
+        ("--impair loss=1%,seed=1 --seed 2", "the seed is 2 already; all chances have one"),
+        ("--impair in:loss=1%,seed=1 --impair out:loss=1%,seed=2", "the seed is 1 already"),
+        ("--impair loss=1%,seed=-1", "write one seed=N, N a whole number of 0 or more"),
+        ("--impair loss=1%,seed=1,seed=1", "write one seed=N, N a whole number of 0 or more"),
+        ("--impair seed=1", "impairs nothing; write loss=1%,seed=1"),
     ],
 )
 def test_impairments_that_are_refused(

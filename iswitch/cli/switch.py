@@ -143,11 +143,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[IF:][in:|out:]SPEC",
-        help="make a link bad, such as s1-eth1:out:loss=1%%,delay=5ms; may be repeated "
+        help="make a link bad, such as s1-eth1:out:loss=1%%,delay=5ms,seed=1; may be repeated "
         "(docs/links.md; default: both directions)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of --impair's chances (default: %(default)s)"
+        "--seed", type=int, help="of --impair's chances, if none of them names it (default: 0)"
     )
     parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
 
@@ -205,13 +205,13 @@ def run(args: argparse.Namespace) -> int:
         keys(args.keys),
         Counting(args.counting),
     )
-    impaired = impairments(args)
+    impaired, seed = impairments(args)
     engine, where = raw(args, switch) if args.ports else loopback(args, switch)
     if impaired:
         from ..ports.impaired import ImpairedDatagrams, ImpairedPorts
 
         kind = ImpairedPorts if args.ports else ImpairedDatagrams
-        engine.port = kind(engine.port, impaired, args.seed, switch.counters)
+        engine.port = kind(engine.port, impaired, seed, switch.counters)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: engine.stop())
     print(json.dumps({"listening": where}) if args.json else f"listening {where}", flush=True)
@@ -259,13 +259,14 @@ def uplink(args: argparse.Namespace) -> int:
     return len(args.ports) - 1 if args.uplink is None else args.ports.index(args.uplink)
 
 
-def impairments(args: argparse.Namespace) -> Impairments:
-    """By port and direction."""
+def impairments(args: argparse.Namespace) -> tuple[Impairments, int]:
+    """By port and direction; and the seed of their chances."""
     from ..impairment import DIRECTIONS, Impairment
     from ..units import QuantityError
 
-    if args.seed < 0:
+    if args.seed is not None and args.seed < 0:
         raise UsageError(f"--seed {args.seed}: 0 or more")
+    seed: int | None = args.seed
     found: dict[tuple[int, str], Impairment] = {}
     for text in args.impair:
         *where, spec = text.split(":")
@@ -285,6 +286,13 @@ def impairments(args: argparse.Namespace) -> Impairments:
                 f"--impair {text}: {':'.join(where)!r} is no direction; write in, out, or neither "
                 f"for both, such as --impair out:loss=1%"
             )
+        spec, named = named_seed(spec)
+        if named is not None and seed not in (None, named):
+            raise UsageError(
+                f"--impair {text}: the seed is {seed} already; all chances have one, so name it "
+                "once, by seed=N in an --impair or by --seed N"
+            )
+        seed = seed if named is None else named
         try:
             impairment = Impairment.parse(spec)
         except QuantityError as error:
@@ -296,7 +304,22 @@ def impairments(args: argparse.Namespace) -> Impairments:
                     "--impair, with commas"
                 )
             found[port, direction] = impairment
-    return found
+    return found, seed or 0
+
+
+def named_seed(spec: str) -> tuple[str, int | None]:
+    """A SPEC without its `seed=N`, and N."""
+    parts = spec.split(",")
+    seeds = [part for part in parts if part.partition("=")[0].strip() == "seed"]
+    if not seeds:
+        return spec, None
+    text = seeds[0].partition("=")[2].strip()
+    if len(seeds) > 1 or not (text.isascii() and text.isdigit()):
+        raise UsageError(f"--impair {spec}: write one seed=N, N a whole number of 0 or more")
+    rest = [part for part in parts if part not in seeds]
+    if not rest:
+        raise UsageError(f"--impair {spec} impairs nothing; write loss=1%,{seeds[0]}, or --seed")
+    return ",".join(rest), int(text)
 
 
 def loopback(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str]:
@@ -306,7 +329,12 @@ def loopback(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any]
 
     listen = args.listen or host_port(LISTEN)
     try:
-        port = UdpPort(listen, offload=not args.no_offload, counters=switch.counters)
+        port = UdpPort(
+            listen,
+            offload=not args.no_offload,
+            counters=switch.counters,
+            members=switch.sources,
+        )
     except OSError as error:
         where = "{}:{}".format(*listen)
         raise UsageError(f"cannot listen at {where}: {error.strerror}; {mend(error)}") from None

@@ -166,8 +166,9 @@ class Impaired(Generic[In, Out]):
         return self.port.fileno()
 
     def deadline(self) -> float | None:
-        """When something that is late is due."""
-        return earlier(self._in.deadline(), self._out.deadline())
+        """When something that is late is due, or the port wants to be looked at."""
+        late = earlier(self._in.deadline(), self._out.deadline())
+        return earlier(late, self.port.deadline())
 
     def close(self) -> None:
         """Close the port; what is under way is lost."""

@@ -93,12 +93,13 @@ class Receiver:
         self._layouts: dict[int, _Layout] = {}
         self._used: tuple[_Layout, int] | None = None
 
-    def receive(self, fd: int, spacing: int) -> tuple[Rows, list[int]]:
+    def receive(self, fd: int, spacing: int, most: int = BATCH) -> tuple[Rows, list[int]]:
         """Receive what is there, without waiting.
 
         Args:
             fd: the socket.
             spacing: room for a body; more than JUMBO: super-datagrams are expected.
+            most: how many at most.
 
         Returns:
             the bodies, a row each, and how long each is with its head. They stay until the next
@@ -114,7 +115,7 @@ class Receiver:
             self.meta[:n] = 0
             self._used = None
         layout = self._layouts.get(spacing) or self._lay_out(spacing)
-        n = _recvmmsg(fd, layout.address, layout.most, socket.MSG_DONTWAIT, None)
+        n = _recvmmsg(fd, layout.address, min(layout.most, most), socket.MSG_DONTWAIT, None)
         if n < 0:
             error = ctypes.get_errno()
             if error not in (errno.EAGAIN, errno.EINTR):

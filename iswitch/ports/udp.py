@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,16 +30,14 @@ from ..packets import (
     trains,
     unpacked,
 )
+from ..sources import Sources
+from .lobby import IP_PKTINFO, IP_RECVTOS, MEMINFO_DROPS, NO_LOBBY, SO_MEMINFO, Lobby
 from .mmsg import SOCKADDR_SIZE, Block, Receiver, Sender, Spacing, size_buffers
 
 SOL_UDP = 17
 UDP_SEGMENT = 103  # linux/udp.h
 UDP_GRO = 104
-IP_RECVTOS = 13  # linux/in.h
 SO_RXQ_OVFL = 40
-SO_MEMINFO = 55
-MEMINFO_DROPS = 8  # index in SO_MEMINFO's array (linux/sock_diag.h)
-IP_PKTINFO = 8
 IP_MTU = 14
 
 BUFFER = 16 << 20  # bytes asked for; net.core.rmem_max may allow less
@@ -79,6 +77,8 @@ class UdpPort:
         offload: use UDP_SEGMENT and UDP_GRO. It is given up by itself where the kernel or the
             device refuses it.
         buffer: bytes of socket buffer to ask for, in each direction.
+        members: who is served first, and has a queue that others cannot fill (`Lobby`). Where the
+            kernel cannot part them, all are served alike.
 
     Raises:
         OSError: the address cannot be bound.
@@ -91,6 +91,7 @@ class UdpPort:
         offload: bool = True,
         buffer: int = BUFFER,
         counters: Counters | None = None,
+        members: Sources | None = None,
     ) -> None:
         self.counters = Counters() if counters is None else counters
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -120,16 +121,26 @@ class UdpPort:
         self._singly: set[Address] = set()  # who cannot be reached with super-datagrams
         self._controls: dict[tuple[int, int, bytes], Block] = {}
         self._overflow = 0
+        self.lobby: Lobby | None = None
+        if members is not None:
+            try:
+                self.lobby = Lobby(self.socket, members, self.counters)
+            except OSError as error:
+                if error.errno not in NO_LOBBY:
+                    raise
 
     def fileno(self) -> int:
-        """The socket's descriptor, to wait on."""
-        return self.socket.fileno()
+        """A descriptor to wait on."""
+        return self.lobby.fileno() if self.lobby else self.socket.fileno()
 
-    def deadline(self) -> None:
-        """Nothing is kept here until a time comes."""
+    def deadline(self) -> float | None:
+        """When it is time to look into the lobby again; else nothing waits here for a time."""
+        return self.lobby.closed_until if self.lobby else None
 
     def close(self) -> None:
         """Count what the kernel has dropped since the last packet that came, and close."""
+        if self.lobby:
+            self.lobby.close()
         if self.socket.fileno() >= 0:
             meminfo = self.socket.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36)
             self._note_overflow(struct.unpack_from("<I", meminfo, 4 * MEMINFO_DROPS)[0])
@@ -142,18 +153,35 @@ class UdpPort:
 
     # Receiving
 
-    def pull(self) -> list[Burst]:
+    def pull(self) -> Iterable[Burst]:
         """Packets that have come, without waiting. They are valid until the next call."""
-        receiver = self._receiver
+        if self.lobby is None:
+            return self._pull()
+        return self._pull_both(self.lobby)
+
+    def _pull_both(self, lobby: Lobby) -> Iterator[Burst]:
+        lobby.tell()
+        yield from self._pull()
+        for guests in lobby.pull():
+            yield from self._bursts(*guests)
+
+    def _pull(self) -> list[Burst]:
         try:
-            bodies, lengths = receiver.receive(self.fileno(), self._spacing.value)
+            bodies, lengths = self._receiver.receive(self.socket.fileno(), self._spacing.value)
         except ConnectionRefusedError:
             self.refused = True
             return []
         n = len(lengths)
         if not n:
             return []
-        meta = receiver.meta[:n]
+        meta = self._receiver.meta[:n]
+        bursts = self._bursts(bodies, lengths, meta)
+        self._spacing.expect(lengths, lambda i: self._kind(meta[i].tobytes()).segment)
+        return bursts
+
+    def _bursts(self, bodies: Rows, lengths: list[int], meta: Rows) -> list[Burst]:
+        """Datagrams, their lengths, and who sent them and how, by sender and kind."""
+        n = len(lengths)
         first = meta[0].tobytes()
         ranges = [(0, n)]
         if n > 1 and (lengths.count(lengths[0]) < n or meta.tobytes() != first * n):
@@ -168,7 +196,6 @@ class UdpPort:
             length, last = lengths[start], lengths[stop - 1]
             for rows, tail in unpacked(bodies[start:stop], length, kind.segment or length, last):
                 bursts.append(Burst(kind.peer, kind.tos, rows, tail))
-        self._spacing.expect(lengths, lambda i: self._kind(meta[i].tobytes()).segment)
         return bursts
 
     def _note_overflow(self, drops: int) -> None:
@@ -303,7 +330,7 @@ class UdpPort:
         code = errno.EINTR
         for _ in range(3):
             try:
-                return send(self.fileno(), *args)
+                return send(self.socket.fileno(), *args)
             except ConnectionRefusedError:  # of an earlier datagram; this one was not tried
                 self.refused = True
                 code = errno.ECONNREFUSED

@@ -24,9 +24,15 @@ class Bench:
     """A case's own sockets and job numbers on one switch."""
 
     def __init__(
-        self, switch: Address, jobs: Iterator[int], keyed: Iterator[tuple[int, bytes]]
+        self,
+        switch: Address,
+        jobs: Iterator[int],
+        keyed: Iterator[tuple[int, bytes]],
+        *,
+        lossy: bool = False,
     ) -> None:
         self._switch = switch
+        self._lossy = lossy
         self._jobs = jobs
         self._keyed = keyed
         self._key: bytes | None = None  # of the job
@@ -57,7 +63,7 @@ class Bench:
 
     def stranger(self, shape: Shape, *, gro: bool = False) -> Peer:
         """A socket that has joined nothing."""
-        peer = Peer(self._switch, self.job, shape, gro=gro, key=self._key)
+        peer = Peer(self._switch, self.job, shape, gro=gro, key=self._key, lossy=self._lossy)
         self._peers.append(peer)
         return peer
 
@@ -96,12 +102,16 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A promise of the page and the function that holds a switch to it."""
+    """A promise of the page and the function that holds a switch to it.
+
+    `lossless` says why it needs a path that loses and doubles nothing; empty: it does not.
+    """
 
     name: str
     section: str
     promise: str
     run: Callable[[Bench], None]
+    lossless: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +128,9 @@ class Outcome:
 REGISTERED: dict[str, Case] = {}
 
 
-def case(section: str) -> Callable[[Callable[[Bench], None]], Callable[[Bench], None]]:
+def case(
+    section: str, lossless: str = ""
+) -> Callable[[Callable[[Bench], None]], Callable[[Bench], None]]:
     """Register a function as the case of its name; its docstring's first line is the promise."""
 
     def register(function: Callable[[Bench], None]) -> Callable[[Bench], None]:
@@ -126,22 +138,36 @@ def case(section: str) -> Callable[[Callable[[Bench], None]], Callable[[Bench], 
         promise = (function.__doc__ or "").strip().splitlines()[0]
         if name in REGISTERED:
             raise ValueError(f"two cases of the name {name}")
-        REGISTERED[name] = Case(name, section, promise, function)
+        REGISTERED[name] = Case(name, section, promise, function, lossless)
         return function
 
     return register
 
 
 def run(
-    case_: Case, switch: Address, jobs: Iterator[int], keyed: Iterator[tuple[int, bytes]]
+    case_: Case,
+    switch: Address,
+    jobs: Iterator[int],
+    keyed: Iterator[tuple[int, bytes]],
+    *,
+    lossy: bool = False,
 ) -> None:
-    """Run one case; `keyed` are jobs that have a key at the switch, and these.
+    """Run one case.
+
+    Args:
+        case_: which.
+        switch: where it listens.
+        jobs: numbers, each used once.
+        keyed: jobs that have a key at the switch, and these.
+        lossy: the path to the switch loses and doubles packets.
 
     Raises:
         CaseFailure: the switch did not do what the page promises.
-        CaseSkipped: the case cannot be run on this machine, or with this switch.
+        CaseSkipped: this machine, the switch or the path is not one to run the case on.
     """
-    bench = Bench(switch, jobs, keyed)
+    if lossy and case_.lossless:
+        raise CaseSkipped(f"needs a lossless path: {case_.lossless}")
+    bench = Bench(switch, jobs, keyed, lossy=lossy)
     try:
         case_.run(bench)
         expect_equal(bench.violations(), [], "packets the page does not allow")
@@ -150,13 +176,18 @@ def run(
 
 
 def judge(
-    case_: Case, switch: Address, jobs: Iterator[int], keyed: Iterator[tuple[int, bytes]]
+    case_: Case,
+    switch: Address,
+    jobs: Iterator[int],
+    keyed: Iterator[tuple[int, bytes]],
+    *,
+    lossy: bool = False,
 ) -> Outcome:
     """Run one case and say how it went."""
     start = time.monotonic()
     result, message = "passed", ""
     try:
-        run(case_, switch, jobs, keyed)
+        run(case_, switch, jobs, keyed, lossy=lossy)
     except CaseFailure as failure:
         result, message = "failed", str(failure)
     except CaseSkipped as skipped:

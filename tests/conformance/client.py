@@ -21,7 +21,12 @@ from tests.conformance.wire import Ack, Action, Data, MemberType, Packet, Relay,
 
 TIMEOUT = 3.0  # seconds to wait for a packet that has to come; only a failure takes so long
 QUIET = 0.15  # seconds in which a packet that must not come would have come
-NUMBERS_EACH = 100  # Requests a peer has for itself; none needs half of them
+NUMBERS_EACH = 400  # Requests a peer has for itself; none needs half of them
+
+# On a path that loses packets (a fifth of them, say):
+PAUSE = 0.04  # seconds after which a request, or Help for an aggregate, is sent again
+PATIENCE = 5  # times as long as otherwise may pass until something has come
+COPIES = 12  # of a contribution, which nobody acknowledges: 1 in 200 million is lost, 0.2 ** 12
 
 SOL_UDP = 17
 UDP_SEGMENT = 103
@@ -31,7 +36,7 @@ MAX_SUPER_BYTES = 65_000
 
 # A port may come back in a later case, or run, and a repeated Request would then rightly be
 # answered from memory: so every peer counts from a number no peer before it has reached.
-_FIRST_NUMBERS = itertools.count(int(time.time() * 10_000) % (1 << 31), NUMBERS_EACH)
+_FIRST_NUMBERS = itertools.count(int(time.time() * 40_000) % (1 << 31), NUMBERS_EACH)
 
 Address = tuple[str, int]
 Predicate = Callable[[Packet], bool]
@@ -42,7 +47,7 @@ class CaseFailure(AssertionError):
 
 
 class CaseSkipped(Exception):
-    """This machine cannot run the case."""
+    """This machine, or the path to the switch, is not one to run the case on."""
 
 
 def is_data(round_: int | None = None, index: int | None = None) -> Predicate:
@@ -65,7 +70,13 @@ def is_relay(action: Action | None = None) -> Predicate:
 
 
 class Peer:
-    """A socket that speaks to the switch as a worker, a controller or a stranger."""
+    """A socket that speaks to the switch as a worker, a controller or a stranger.
+
+    On a `lossy` path it does what the page has a worker do about loss: a request is repeated, as it
+    is, until its Ack comes, and an aggregate that does not come is asked for by Help. Contributions
+    have no Ack; each packet of one is sent several times, one right after the other, so that what
+    the cases say of the order of contributions holds.
+    """
 
     def __init__(
         self,
@@ -75,7 +86,10 @@ class Peer:
         *,
         gro: bool = False,
         key: bytes | None = None,
+        lossy: bool = False,
     ) -> None:
+        self.lossy = lossy
+        self.known: set[Packet] = set()  # what has been waited for, and has come
         self.switch = switch
         self.key = key
         self.job = job
@@ -132,7 +146,8 @@ class Peer:
     ) -> None:
         """Send these segments of the vector (all of them by default), in this order."""
         for index in range(self.shape.segments) if indexes is None else indexes:
-            self.send(wire.data(round_, index, self.shape.payload(vector, index)), tos)
+            for _ in range(self._copies):
+                self.send(wire.data(round_, index, self.shape.payload(vector, index)), tos)
 
     def contribute_super(self, packets: Sequence[bytes]) -> None:
         """Send data packets as super-datagrams; all but the last have one and the same length."""
@@ -140,7 +155,8 @@ class Peer:
         size = len(packets[0])
         step = min(MAX_SUPER_SEGMENTS, MAX_SUPER_BYTES // size)
         for start in range(0, len(packets), step):
-            self.send(b"".join(packets[start : start + step]), wire.TOS_DATA, size)
+            for _ in range(self._copies):
+                self.send(b"".join(packets[start : start + step]), wire.TOS_DATA, size)
 
     def ack(self, relay: Relay) -> None:
         """Ack a relayed control packet."""
@@ -162,8 +178,16 @@ class Peer:
     ) -> Ack:
         """Send a request and return its Ack, which must echo Job, Request and action."""
         number = self.new_request() if request is None else request
-        self.send(wire.control(action, self.job, number, value), tos)
-        ack = self.wait_ack(number, f"Ack to action {action}")
+        packet = wire.control(action, self.job, number, value)
+        if self.lossy:  # copies of an Ack to the same request, sent before, are no answer
+            self.pump()
+            while self.take(is_ack(number)):
+                pass
+        self.send(packet, tos)
+        ack = self.wait(
+            is_ack(number), f"Ack to action {action}", again=lambda: self.send(packet, tos)
+        )
+        assert isinstance(ack, Ack)
         expect_equal(ack.job, self.job, f"Job in the Ack to action {action}")
         expect_equal(ack.action, action, "action named in the Ack")
         return ack
@@ -221,7 +245,9 @@ class Peer:
 
     def send_leave(self) -> None:
         """Leave without waiting for the answer: a case's cleaning up."""
-        self.send(wire.control(Action.LEAVE, self.job, self.new_request()), wire.TOS_CONTROL)
+        packet = wire.control(Action.LEAVE, self.job, self.new_request())
+        for _ in range(self._copies):
+            self.send(packet, wire.TOS_CONTROL)
 
     # -- receiving
 
@@ -253,30 +279,39 @@ class Peer:
                 return packet
         return None
 
-    def wait(self, predicate: Predicate, what: str, timeout: float = TIMEOUT) -> Packet:
-        """The first packet that satisfies the predicate.
+    def wait(
+        self,
+        predicate: Predicate,
+        what: str,
+        timeout: float = TIMEOUT,
+        again: Callable[[], None] | None = None,
+    ) -> Packet:
+        """The first packet that satisfies the predicate; on a lossy path it is asked for `again`.
 
         Raises:
             CaseFailure: none came in time; the message lists what came instead.
         """
-        deadline = time.monotonic() + timeout
+        now = time.monotonic()
+        if self.lossy:
+            timeout *= PATIENCE
+        deadline = now + timeout
+        ask = now + PAUSE if self.lossy and again is not None else deadline
         self.pump()
         while (packet := self.take(predicate)) is None:
-            remaining = deadline - time.monotonic()
+            now = time.monotonic()
+            if now >= ask and again is not None:
+                again()
+                ask = now + PAUSE
+            remaining = deadline - now
             if remaining <= 0:
                 got = [packet for _, packet in self._inbox]
                 raise CaseFailure(
                     f"{what}: expected at {self.describe()} within {timeout} s, "
                     f"got {got or 'nothing'}; violations: {self.violations or 'none'}"
                 )
-            wait_readable([self], remaining)
+            wait_readable([self], min(remaining, max(0.0, ask - now)))
             self.pump()
-        return packet
-
-    def wait_ack(self, request: int, what: str) -> Ack:
-        """The Ack that echoes this Request."""
-        packet = self.wait(is_ack(request), what)
-        assert isinstance(packet, Ack)
+        self.known.add(packet)
         return packet
 
     def wait_relay(self, action: Action, what: str, timeout: float = TIMEOUT) -> Relay:
@@ -289,11 +324,32 @@ class Peer:
     def aggregate(self, round_: int, indexes: Iterable[int] | None = None) -> np.ndarray:
         """The elements of these segments of the round's aggregate (all of them by default)."""
         payloads = []
-        for index in range(self.shape.segments) if indexes is None else indexes:
-            packet = self.wait(is_data(round_, index), f"aggregate {round_}:{index}")
+        left = list(range(self.shape.segments) if indexes is None else indexes)
+        while left:
+            packet = self.wait(
+                is_data(round_, left[0]),
+                f"aggregate {round_}:{left[0]}",
+                again=lambda: self._ask_for(round_, left),
+            )
             assert isinstance(packet, Data)
             payloads.append(packet.payload)
+            left.pop(0)
         return np.frombuffer(b"".join(payloads), self.shape.numpy)
+
+    def _ask_for(self, round_: int, indexes: Sequence[int]) -> None:
+        """Help for those of these aggregates that have not come; its Ack is of no interest."""
+        come = {packet.index for _, packet in self._inbox if is_data(round_)(packet)}
+        missing = sorted(set(indexes) - come)
+        runs = itertools.groupby(enumerate(missing), lambda pair: pair[1] - pair[0])
+        for _, run in runs:
+            (_, start), *more = run
+            value = wire.range_value(round_, start, 1 + len(more))
+            packet = wire.control(Action.HELP, self.job, self.new_request(), value)
+            self.send(packet, wire.TOS_CONTROL)
+
+    @property
+    def _copies(self) -> int:
+        return COPIES if self.lossy else 1
 
     def describe(self) -> str:
         """Who this is, for a message."""
@@ -407,7 +463,8 @@ def expect_quiet(
     """No such packet has come to any of the peers, nor comes in a short time.
 
     Peers that are members first repeat their Join and wait for the answer, so that the switch has
-    certainly worked off what was sent before.
+    certainly worked off what was sent before. On a lossy path, copies of what was waited for come
+    rightly: the path doubles packets, and the switch answers what was sent again.
     """
     for peer in peers:
         if peer.joined is not None:
@@ -416,7 +473,9 @@ def expect_quiet(
     while True:
         for peer in peers:
             peer.pump()
-            if (packet := peer.take(predicate)) is not None:
+            while (packet := peer.take(predicate)) is not None:
+                if peer.lossy and packet in peer.known:
+                    continue
                 raise CaseFailure(f"{what}: expected nothing at {peer.describe()}, got {packet}")
         if (remaining := deadline - time.monotonic()) <= 0:
             return

@@ -203,7 +203,7 @@ def halt_by_a_worker(bench: Bench) -> None:
     play(workers, fresh)
 
 
-@case("4")
+@case("4", lossless="it counts repeats, and a single Ack ends them")
 def relayed_halt_repeated_until_acked(bench: Bench) -> None:
     """A Halt that a worker does not Ack is repeated to that worker."""
     workers = bench.workers(2, Shape())

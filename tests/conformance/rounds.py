@@ -223,7 +223,7 @@ def help_gone(bench: Bench) -> None:
     expect_quiet(workers, is_relay(), "Help relayed for a round not kept")
 
 
-@case("4")
+@case("4", lossless="it is about when each repeat comes")
 def relayed_help_repeated_until_acked(bench: Bench) -> None:
     """Relayed control is repeated, with a growing pause, until Acked."""
     shape = Shape()
