@@ -166,7 +166,8 @@ class Accelerator(ABC):
             if len(short) == 1:
                 yield source[slot, short[0].start : stop], self.shape.tail(stop)
                 continue
-            indices = np.concatenate([np.arange(run.start, run.stop) for run in sorted(short)])
+            # Each once: in a packet behind the shorter last one the rest would mean something.
+            indices = np.unique(np.concatenate([np.arange(r.start, r.stop) for r in short]))
             yield source[slot, indices], self.shape.tail(stop)
 
     def _add(self, into: Vector, rows: Rows, first: bool) -> None:

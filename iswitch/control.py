@@ -574,8 +574,8 @@ class ControlPlane:
     def retransmit(self, job: Job, member: Member, kept: list[Run]) -> list[Outgoing]:
         """Kept aggregates, for one member."""
         assert job.accelerator is not None
-        self.counters["retransmitted"] += sum(run.segments for run in kept)
-        packed = job.accelerator.packed(kept)
+        packed = list(job.accelerator.packed(kept))
+        self.counters["retransmitted"] += sum(len(rows) for rows, _ in packed)
         return [Outgoing((member.address,), TOS_DATA, *packets) for packets in packed]
 
     # Time

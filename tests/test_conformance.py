@@ -82,13 +82,14 @@ def test_cases_of_keyed_jobs_are_never_skipped_silently(
 
 
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
-def test_conformance_under_loss(seed: int) -> None:
+def test_conformance_under_loss(seed: int, keys: str) -> None:
     """All but the cases about a single packet keep their promise when packets are lost."""
     faults = f"loss=0.2,duplicate=0.1,seed={seed}"
-    with running_switch("127.0.0.1:0", "--impair", faults) as (_, (host, port)):
+    options = ["--impair", faults, "--keys", keys]
+    with running_switch("127.0.0.1:0", *options) as (_, (host, port)):
         done = subprocess.run(
             [sys.executable, "-m", "tests.conformance", "--lossy", "--json", "--first-job", "1",
-             "--switch", f"{host}:{port}"],
+             "--keys", keys, "--switch", f"{host}:{port}"],
             cwd=ROOT, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
     outcomes = [json.loads(line) for line in done.stdout.splitlines()]

@@ -16,7 +16,7 @@ from worker_lib.session import RANGES_PER_HELP
 
 from .parts import JOB, Bench, assert_accounted, packets_of, peer, rows_of
 from .test_hierarchy import Tree
-from .world import World
+from .world import Faults, World
 
 SHAPE = Shape.of(6, elements=2)
 HELP = Control(Action.HELP, JOB, 9, Segments(0, 0, 3)).build()
@@ -179,9 +179,9 @@ def test_help_for_a_whole_lost_vector_is_not_throttled(segments: int) -> None:
     """Packets one by one, each fifth of them lost, so that much is asked for in small pieces."""
     shape = Shape.of(segments, elements=1)
     world = World(Switch(Limits(lease=1e6)))
-    workers = [world.join(i, shape, expected=4) for i in range(4)]
+    workers = [world.join(i, shape, expected=4, resends=False) for i in range(4)]
     world.gather(workers)
-    world.faults.loss = 0.2
+    world.faults = Faults(loss=0.2)
     vectors = [np.ones(segments, np.float32)] * 4
     for out in world.allreduce(workers, vectors):
         assert (out == 4).all()

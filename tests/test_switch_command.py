@@ -370,7 +370,7 @@ def test_the_seed_of_the_chances() -> None:
     ("words", "message"),
     [
         ("--impair loss=2", "--impair loss=2: loss 2.0 is not in [0, 1]; write 1%"),
-        ("--impair speed=2", "'speed=2' is no impairment; write some of loss, delay"),
+        ("--impair speed=2", "'speed=2' is no impairment; write some of loss, burst, delay"),
         ("--impair s1-eth1:loss=1%", "'s1-eth1' is no direction; write in, out, or neither"),
         ("--ports a,b --impair loss=1%", "name one of --ports a,b first, such as --impair a:loss"),
         ("--ports a,b --impair c:loss=1%", "--impair c:loss=1%: name one of --ports a,b first"),

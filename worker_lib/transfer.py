@@ -221,6 +221,10 @@ class Transfer:
         if stop > whole:
             self._last[...] = rows[-1, SEG_SIZE : self.shape.last_size].view(self._dtype)
 
+    def has(self, index: int) -> bool:
+        """Whether the aggregate of a segment has come."""
+        return bool(self._had[index])
+
     def _lacking(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """The stretches of start..stop-1 whose aggregate has not come."""
         if self._had.find(1, start, stop) < 0:

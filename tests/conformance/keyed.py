@@ -1,6 +1,7 @@
 """Section 6: keyed jobs. Whatever the switch sends in one has a MAC, or is a violation."""
 
 from collections.abc import Callable
+from functools import partial
 
 from tests.conformance import wire
 from tests.conformance.case import Bench, case, first_round, play
@@ -29,8 +30,14 @@ def sealed(ack: Ack, want: Status, what: str) -> Ack:
 def forge(peer: Peer, key: bytes, packet: bytes, request: int) -> None:
     """Send a packet with every wrong MAC; each has to be denied, without a MAC."""
     for number, forgery in enumerate(FORGERIES):
-        peer.send_raw(forgery(key, packet), wire.TOS_CONTROL)
-        ack = peer.wait_ack(request, f"Ack to forgery {number}")
+        forged = forgery(key, packet)
+        peer.send_raw(forged, wire.TOS_CONTROL)
+        ack = peer.wait(
+            is_ack(request),
+            f"Ack to forgery {number}",
+            again=partial(peer.send_raw, forged, wire.TOS_CONTROL),
+        )
+        assert isinstance(ack, Ack)
         expect_status(ack, Status.DENIED, f"forgery {number}")
         expect_equal(ack.sealed, False, "a MAC in the answer to a forgery")
 

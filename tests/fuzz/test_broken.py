@@ -66,7 +66,7 @@ def late_counted(patch: pytest.MonkeyPatch) -> None:
 
 
 def help_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ControlPlane, "retransmit", lambda self, job, member, run: None)
+    patch.setattr(ControlPlane, "retransmit", lambda self, job, member, kept: [])
     patch.setattr(SynchronousAccelerator, "held", lambda self, round_, start, stop: iter(()))
 
 
