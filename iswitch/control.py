@@ -243,7 +243,7 @@ class ControlPlane:
                     member.last_seen = now
                     if isinstance(join, SwitchJoin):
                         sends = self._recount(job, member, join, now)
-                    if anew and job.is_beyond(member, join):
+                    if anew and job.is_beyond(join):
                         sends += self._begin_anew(job, None, now)
                     return [*self._joined(peer, packet, join, job, member, now), *sends]
                 former = member if member.contributes else None

@@ -209,8 +209,8 @@ class Job:
             return True
         going_on = {m.named for m in members if m.named is not None and not m.begins}
         beginning = {m.named for m in members if m.begins}
-        if None in beginning:  # new ones; so are those who stand at the very first round
-            return bool(going_on) or not beginning <= {None, 0}
+        if None in beginning:  # new ones
+            return bool(going_on) or len(beginning) > 1
         # All begin at one round, and who has finished that is at the next.
         rounds = beginning or going_on
         return len(beginning) > 1 or any(
@@ -220,16 +220,12 @@ class Job:
             if at is not None and to is not None
         )
 
-    def is_beyond(self, switch: Member, join: Join) -> bool:
+    def is_beyond(self, join: Join) -> bool:
         """Whether a new process of a switch below knows, in a whole job, nothing of the others.
 
-        Its first worker is new, then: a place was taken again. If nothing has completed yet, and
-        nothing of that switch was counted, it is as if it had not come before.
+        Its first worker is new, then: a place was taken again.
         """
         if not self.keeps_places or not self.synchronous:
-            return False
-        assert self.accelerator is not None
-        if not self.completed_any and not self.accelerator.bits_held() & switch.bit:
             return False
         ahead = round_distance(join.round, self.window.high) > 0
         return not join.flags & FLAG_STANDS_AT or (bool(join.flags & FLAG_FIRST) and ahead)

@@ -59,6 +59,8 @@ class Rounds:
             or scenario.has("seth", "fbcast")
         )
         self.is_reset = scenario.has("halt", "reset") or (job.mode == WHOLE and scenario.changes)
+        # A worker whose first Join a switch had answered before it lost its state is as good as new.
+        self.may_begin_anew = job.mode == WHOLE and scenario.restarts
         # A worker reborn at a switch that lost its state begins where the others may have been.
         self.may_be_dropped = self.may_fall_behind or not self.agree
 
@@ -71,6 +73,8 @@ class Rounds:
     def falls_behind(self, who: str, round_: int, now_at: int, dropped: bool) -> None:
         """A life is told that its round is over."""
         if self.may_be_dropped or (self.is_reset and not dropped):
+            return
+        if self.may_begin_anew and not self.finished:
             return
         what = "the job went on without it" if dropped else "the switch does not keep it"
         raise Violation(
