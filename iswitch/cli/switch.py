@@ -175,6 +175,7 @@ def run(args: argparse.Namespace) -> int:
     from ..limits import Limits
     from ..packets import Address
     from ..paper import Counting
+    from ..ports.memory import keep_freed
     from ..switch import Switch
     from ..wire import ROUND_MASK
 
@@ -212,6 +213,7 @@ def run(args: argparse.Namespace) -> int:
 
         kind = ImpairedPorts if args.ports else ImpairedDatagrams
         engine.port = kind(engine.port, impaired, seed, switch.counters)
+    keep_freed()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: engine.stop())
     print(json.dumps({"listening": where}) if args.json else f"listening {where}", flush=True)

@@ -59,7 +59,7 @@ class Rounds:
             or scenario.has("seth", "fbcast")
         )
         self.is_reset = scenario.has("halt", "reset") or (job.mode == WHOLE and scenario.changes)
-        # A worker whose first Join a switch had answered before it lost its state is as good as new.
+        # Whose first Join was answered by a switch that lost its state is as good as new.
         self.may_begin_anew = job.mode == WHOLE and scenario.restarts
         # A worker reborn at a switch that lost its state begins where the others may have been.
         self.may_be_dropped = self.may_fall_behind or not self.agree

@@ -34,6 +34,7 @@ from iswitch.chassis import Chassis
 from iswitch.engine import Engine
 from iswitch.impairment import Impairments
 from iswitch.ports.impaired import ImpairedPorts
+from iswitch.ports.memory import keep_freed
 from iswitch.ports.raw import RawPorts
 from iswitch.switch import Switch
 from topologies import Topology
@@ -88,6 +89,7 @@ def serve(
     impaired = ImpairedPorts(ports, impairments, seed, switch.counters) if impairments else ports
     engine = Engine(chassis, impaired, spin=spin)
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
+    keep_freed()
     report.send("ready")
     engine.run()
     usage = os.times()
