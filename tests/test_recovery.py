@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from worker_lib.recovery import AGAIN_FLOOR, MOST_COPIES, SLACK_FLOOR, Losses
 
@@ -109,3 +111,33 @@ def test_a_round_trip_is_as_long_as_the_queue() -> None:
     assert losses.expected < half
     losses.came(slice(90, 100), 2 * RTT)
     assert losses.slack == pytest.approx(max(SLACK_FLOOR, losses.expected / 2))
+
+
+some = st.sets(st.integers(0, 9), min_size=1).map(sorted)
+acts = st.lists(st.tuples(st.sampled_from(("again", "came", "forget", "overdue")), some))
+
+
+@settings(max_examples=200, deadline=None)
+@given(acts)
+def test_what_is_in_flight_is_what_was_sent_and_neither_came_nor_was_given_up(
+    history: list[tuple[str, list[int]]],
+) -> None:
+    """Whatever is sent again, also what is in flight already: else the window would close."""
+    losses = sent(10)
+    flying = set(range(10))
+    for step, (what, which) in enumerate(history, 1):
+        now = step * RTT
+        if what == "again":
+            losses.sent(np.array(which), len(which), now, again=True)
+            flying |= set(which)
+        elif what == "came":
+            losses.came(np.array(which), now)
+            flying -= set(which)
+        elif what == "forget":
+            losses.forget(np.array(which))
+            flying -= set(which)
+        else:
+            first, second, _ = losses.overdue(now)
+            assert {*first.tolist(), *second.tolist()} <= flying
+            flying -= {*first.tolist(), *second.tolist()}
+        assert losses.in_flight == len(flying)

@@ -1108,6 +1108,43 @@ def test_lost_again_and_again() -> None:
     assert scene.told().count("A> help 1.2+1") >= 1
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_what_has_come_need_not_come_again_when_a_round_is_taken_up_again(own: bool) -> None:
+    """But where somebody else may have written over it."""
+    world, (session,) = bursts(workers=1)
+    vector = np.arange(session.shape.numel, dtype=np.int32)
+    before = dict(session.stats)
+    lost = range(40, 80)
+    world.faults = Faults(lose=lambda up, tos, p: not up and tos == TOS_DATA and p[7] in lost)
+    session.begin(vector, np.empty_like(vector), world.now, own)
+    world.run(lambda: session.transfer is not None and session.transfer.remaining == 40)
+    session.abandon()
+    world.faults = Faults()
+    out = np.empty_like(vector)
+    session.begin(vector, out, world.now, own)
+    world.run(lambda: session.transfer is not None and session.transfer.done)
+    session.finish()
+    assert (out == vector).all()
+    assert session.stats["received"] - before["received"] == (80 if own else 120)
+    # The next round is another one.
+    out = world.allreduce([session], [vector])[0]
+    assert (out == vector).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bursts_of_losses_in_a_long_vector(seed: int) -> None:
+    """Help, probes and what is sent again may name the same segments; the window stays open."""
+    shape = Shape.of(2000, DType.INT32, elements=1)
+    world = World(faults=Faults(), seed=seed)
+    sessions = [world.join(i, shape, expected=3, heartbeat=1e9) for i in range(3)]
+    world.gather(sessions)
+    world.faults = Faults(loss=0.2, burst=8)
+    vectors = [np.full(2000, 10**i, np.int32) for i in range(3)]
+    for out in world.allreduce(sessions, vectors):
+        assert (out == 111).all()
+    assert all(s.stats["sent_again"] < 5 * 2000 for s in sessions)
+
+
 def test_a_slow_worker_is_not_flooded_for() -> None:
     """A has sent everything and gets nothing: its window stays what it is, and Help is asked."""
     world, sessions = bursts(workers=2)

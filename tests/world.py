@@ -32,6 +32,7 @@ def worker_address(number: int) -> Address:
 class Faults:
     loss: float = 0.0
     duplicate: float = 0.0
+    burst: float = 0.0  # mean length of runs of lost packets
     jitter: float = 0.0  # seconds, uniform, for every other packet; reorders
     # Called with (to the switch?, ToS, payload); True: lose this packet.
     lose: Callable[[bool, int, bytes], bool] | None = None
@@ -39,7 +40,7 @@ class Faults:
     @property
     def impairment(self) -> Impairment:
         late, reorder = self.jitter / 2, 0.5 if self.jitter else 0.0
-        return Impairment(self.loss, late, late, self.duplicate, reorder)
+        return Impairment(self.loss, late, late, self.duplicate, reorder, burst=self.burst)
 
 
 class World:

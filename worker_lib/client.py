@@ -233,17 +233,17 @@ class Worker:
         wait = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
         with self._lock:
             self._ensure_open()
-            self._allreduce(vector, result, wait)
+            self._allreduce(vector, result, wait, own=out is None)
         return result
 
-    def _allreduce(self, vector: Vector, result: Vector, timeout: float) -> None:
+    def _allreduce(self, vector: Vector, result: Vector, timeout: float, own: bool) -> None:
         began = time.monotonic()
         limit = began + timeout
         session = self._session
         if self._poller.poll(0):  # since the last call: Help for that round, a Reset, a Halt
             self._receive()
         self._raise_notice()
-        session.begin(np.ascontiguousarray(vector).reshape(-1), result.reshape(-1), began)
+        session.begin(np.ascontiguousarray(vector).reshape(-1), result.reshape(-1), began, own)
         transfer = session.transfer
         assert transfer is not None
         self._waiting.begin(began)

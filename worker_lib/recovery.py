@@ -43,7 +43,9 @@ class Losses:
         self.measured: float | None = None  # the last of a segment that was sent once (Karn)
 
     def sent(self, which: Which, count: int, now: float, again: bool) -> None:
-        """So many segments, none of them in flight, are sent now, in ascending order."""
+        """So many segments are sent now, in ascending order; of new ones none is in flight."""
+        if again:
+            self.forget(which)  # the Help of the switch may name what was sent again already
         self._order[which] = np.arange(self._sent + 1, self._sent + 1 + count)
         self._at[which] = now
         self._sent += count

@@ -197,6 +197,8 @@ class Session:
         self._request = incarnation
         self._flags = FLAG_REPRODUCIBLE * reproducible | FLAG_WHOLE * whole
         self._next_heartbeat = float("inf")
+        self._own = False  # nobody else writes to the transfer's `out`
+        self._given_up: Transfer | None = None
         self._timer: float | None = None
         self._moved = 0.0  # when something came last, or the transfer began
         self._repair_at: float | None = None  # when something may have to be called lost
@@ -235,11 +237,12 @@ class Session:
         """Stop repeating a request."""
         self._pending.pop(request, None)
 
-    def begin(self, vector: Vector, out: Vector, now: float) -> None:
+    def begin(self, vector: Vector, out: Vector, now: float, own: bool = False) -> None:
         """Begin the allreduce of the current round, or begin it again after it was given up.
 
         `vector` and `out` are flat, (numel,). The second time the vector counts only where it had
-        not been sent yet.
+        not been sent yet. `own` says that nobody else writes to `out`: then what has come need not
+        come again.
         """
         if self._contributions[0].round != self.round:
             self._contributions.rotate(1)
@@ -247,6 +250,10 @@ class Session:
         if self._rejoining and not self._pending:  # a switch that refused us may take us now
             self.join(now)
         self.transfer = Transfer(self._contributions[0], vector, out)
+        given_up, self._given_up = self._given_up, None
+        if given_up is not None and given_up.round == self.round:
+            self.transfer.resume(given_up)
+        self._own = own
         self.forget_who_is_missing()
         self._moves(now)
 
@@ -259,11 +266,14 @@ class Session:
     def finish(self) -> None:
         """The transfer is done: go on to the next round."""
         self.abandon()
+        self._given_up = None
         self._finished = self.round
         self.round = (self.round + 1) & ROUND_MASK
 
     def abandon(self) -> None:
         """Give the transfer up; the round stays the current one."""
+        if self._own and self.transfer is not None:
+            self._given_up = self.transfer
         self.transfer = None
         self._timer = self._repair_at = None
 
@@ -502,6 +512,7 @@ class Session:
         self._moved_to = round_
         self.halted = False
         self.abandon()
+        self._given_up = None
         self.round = round_
         self._help_requests.clear()  # a late answer, HALTED say, is of no interest
         for contribution in self._contributions:

@@ -95,6 +95,16 @@ class Transfer:
         """Segments that were sent, are not known to be lost, and whose aggregate has not come."""
         return self.losses.in_flight
 
+    def resume(self, former: Transfer) -> None:
+        """Take over what has come of the same round before it was given up."""
+        had = former._has == 1
+        full = self.shape.full_segments
+        self._whole[had[:full]] = former._whole[had[:full]]
+        if had[full:].any():
+            self._last[...] = former._last
+        self._has[had] = 1
+        self.remaining -= int(had.sum())
+
     @property
     def done(self) -> bool:
         """Whether every aggregate has come."""
