@@ -59,31 +59,42 @@ class Former:
 
 
 class FormerMembers:
-    """The members that went last, by address and job."""
+    """The members that went last, by address and job.
+
+    Those of keyed jobs are kept apart: nobody without a key can have them forgotten.
+    """
 
     def __init__(self) -> None:
-        self._former: OrderedDict[tuple[Address, int], Former] = OrderedDict()
+        self._former: dict[bool, OrderedDict[tuple[Address, int], Former]] = {
+            False: OrderedDict(),
+            True: OrderedDict(),
+        }
 
     def __len__(self) -> int:
-        return len(self._former)
+        return sum(map(len, self._former.values()))
 
     def __contains__(self, who: tuple[Address, int]) -> bool:
-        return who in self._former
+        return any(who in former for former in self._former.values())
 
     def get(self, peer: Address, job: int) -> Former:
         """What is known of a former member; of another, nothing."""
-        return self._former.get((peer, job), _NOBODY)
+        found = (former.get((peer, job)) for former in self._former.values())
+        return next((one for one in found if one is not None), _NOBODY)
 
-    def put(self, peer: Address, job: int, former: Former) -> None:
+    def put(self, peer: Address, job: int, former: Former, keyed: bool) -> None:
         """Remember one as the last that went."""
-        self._former[peer, job] = former
-        self._former.move_to_end((peer, job))
-        if len(self._former) > REMEMBERED:
-            self._former.popitem(last=False)
+        memory = self._former[keyed]
+        memory[peer, job] = former
+        memory.move_to_end((peer, job))
+        if len(memory) > REMEMBERED:
+            memory.popitem(last=False)
 
     def pop(self, peer: Address, job: int) -> Former:
         """Forget one, who is a member again."""
-        return self._former.pop((peer, job), _NOBODY)
+        found = self.get(peer, job)
+        for former in self._former.values():
+            former.pop((peer, job), None)
+        return found
 
 
 _NOBODY = Former()

@@ -321,11 +321,17 @@ class ControlPlane:
         if job.awaits_reset and not join.flags & FLAG_HEARTBEAT:
             return []
         ack = Request(job, member, Action.JOIN, None, now).ack(self._workers(job, now))
+        sends: list[Outgoing] = []
+        first = member.first_round
+        if job.synchronous and first is not None and first != ack.round:
+            # It begins where it is told to; nothing before waits for it.
+            job.members.begin_at(member, ack.round)
+            sends = self.reevaluate(job)
         stays = bool(join.flags & FLAG_STANDS_AT) and member.first_round is None
         if stays and job.synchronous and join.round in job.window:
             ack = replace(ack, round=join.round)
         payload = Control(Action.ACK, packet.job, packet.request, ack).build()
-        return [Outgoing.control(peer, payload)]
+        return [Outgoing.control(peer, payload), *sends]
 
     def _admit(
         self,
@@ -437,7 +443,8 @@ class ControlPlane:
         """Take a member out, which may have left by itself; what waited only for it completes."""
         job.members.remove(member)
         former = Former(member.answers, member.incarnation, left)
-        self.former.put(member.address, job.number, former)
+        keyed = self.keys.of(job.number) is not None
+        self.former.put(member.address, job.number, former, keyed)
         if self.sources.leave(member.address):
             self.throttle.dismiss(member.address)
         if member.contributes:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from .accelerator import Held, Run, SynchronousAccelerator, merge
 from .job import Job
 from .packets import Address, Outgoing, Rows
+from .requests import Refusal
 from .uplink import Uplink
 from .wire import (
     FLAG_FIRST,
@@ -68,11 +69,14 @@ class Hierarchy:
 
         Raises:
             WireError: such a job cannot go through a tree.
+            Refusal: there are too many jobs.
         """
         if join.mode != Mode.SYNCHRONOUS:
             raise WireError("asynchronous jobs do not go through a tree")
         uplink = self.uplinks.get(packet.job)
         if uplink is None:
+            if len(self.uplinks) >= self.plane.limits.jobs:
+                raise Refusal(Status.FULL)
             self._incarnation = (self._incarnation + 1) & ROUND_MASK
             uplink = Uplink(self.parent, packet.job, self._incarnation)
             self.uplinks[packet.job] = uplink

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from iswitch.answers import REMEMBERED
+from iswitch.answers import REMEMBERED, Answers, Former, FormerMembers
 from iswitch.keys import Key, Keys, KeyUnusable, secret_of
 from iswitch.limits import Limits
 from iswitch.packets import Address, Burst, Outgoing
@@ -640,3 +640,14 @@ def test_a_command_under_way_to_the_parent_is_not_taken_for_a_replay() -> None:
     assert Control.parse(packets_of(answer)[0][:-MAC]).status == S.OK
     assert send(reset) == []
     assert child.counters["replayed"] == 0
+
+
+def test_members_of_other_jobs_do_not_have_those_of_keyed_jobs_forgotten() -> None:
+    """Who has no key can come and go as often as he likes."""
+    former = FormerMembers()
+    of_keyed = Former(Answers(7), 1000, 1.0)
+    former.put(peer(0), 7, of_keyed, True)
+    for number in range(2 * REMEMBERED):
+        former.put(peer(number % 50), 1000 + number, Former(), False)
+    assert former.get(peer(0), 7) is of_keyed
+    assert len(former) == REMEMBERED + 1

@@ -150,8 +150,28 @@ def test_a_full_lobby_does_not_fill_the_members_queue(stack: ExitStack) -> None:
 
 
 def test_the_program_names_only_so_many() -> None:
-    members = [Address("10.1.2.3", port) for port in range(1, MOST_NAMED + 100)]
+    members = [Address("10.1.2.3", port) for port in range(1, MOST_NAMED + 1)]
     assert len(program(members)) == 8 * (3 + 5 * MOST_NAMED + 1) < 8 * 4096
+
+
+def test_a_kernel_without_memory_for_many(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many are named as it takes; the others are served all the same."""
+    bench = Bench(stack)
+    attach = Lobby._attach
+
+    def tight(lobby: Lobby, code: bytes) -> bool:
+        return len(code) <= 8 * 100 and attach(lobby, code)
+
+    monkeypatch.setattr(Lobby, "_attach", tight)
+    for port in range(100):
+        bench.members.enter(Address("10.1.2.3", 1 + port))
+    member = bench.sender(member=True)
+    bench.pull()
+    assert 0 < bench.lobby._named < 20
+    bench.send(member, DATA, b"12345678")
+    assert bench.pull() == [(member.getsockname()[1], DATA, b"12345678")]
 
 
 def test_more_members_than_are_named(stack: ExitStack) -> None:

@@ -142,8 +142,8 @@ class MemberLost(WorkerError):
         where = "" if ranks else " (it has left, or is one of another switch)"
         super().__init__(
             f"{who} is lost{where}: {there} of {num_workers} workers are there, and round {round_} "
-            "waits; start it again with the same `bind`, or go on with those who are left by "
-            "set_threshold(n)"
+            "waits; start another in its place (with the same `bind`, if it had one), or go on "
+            "with those who are left by set_threshold(n)"
         )
 
 

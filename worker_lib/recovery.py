@@ -19,7 +19,7 @@ from iswitch.packets import Indices
 SLACK = 0.5  # round trips by which a segment may be later than others
 AGAIN = 2.0  # round trips for what was sent again; doubles with every copy
 AGAIN_FLOOR = 0.001  # seconds
-MOST_COPIES = 6  # for which it doubles
+MOST_COPIES = 10  # for which it doubles
 SLACK_FLOOR = 250e-6  # seconds; an idle core takes so long to wake up
 
 Which = slice | Indices
@@ -83,6 +83,11 @@ class Losses:
         if self._again_in_flight:
             self._again_in_flight -= int(np.count_nonzero(flying & (self._copies[which] > 0)))
         self._order[which] = 0
+
+    def land(self) -> None:
+        """After such a silence nothing is in flight any more."""
+        self._order[:] = 0
+        self.in_flight = self._again_in_flight = 0
 
     @property
     def doubtful(self) -> bool:

@@ -289,7 +289,9 @@ class Session:
             return out
         # Whole bursts only: fragments would cost as much as bursts.
         room = int(self.window.size - transfer.in_flight) // self._burst
-        bursts = min(room or not transfer.in_flight, BURSTS_AT_ONCE)
+        # If the window has become narrower than what is under way, what is lost may still go.
+        least = transfer.has_lost or not transfer.in_flight
+        bursts = min(max(room, least), BURSTS_AT_ONCE)
         while bursts > 0:
             lost = transfer.next_lost(self._burst, now)
             if len(lost):
@@ -574,6 +576,7 @@ class Session:
             self._timer = now + self.round_trip.timeout
             return
         self._asked_anew = True
+        transfer.losses.land()
         ranges = _bridged(transfer.missing(sent_only=True), RANGES_PER_HELP)
         if self.halted:  # nothing will come; but the Reset that ends it may have been lost
             ranges = [(0, 1)]

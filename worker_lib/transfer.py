@@ -115,6 +115,11 @@ class Transfer:
         """How many segments, from the first, have been given out to be sent."""
         return self.contribution.filled
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether something is to be sent again because it was lost."""
+        return len(self._lost) > 0
+
     def next_lost(self, most: int, now: float) -> Indices:
         """Take at most so many segments that were lost, to send them again."""
         some, self._lost = self._lost[:most], self._lost[most:]

@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from .demo import JOB, DemoFailed, Training, WorkerProcess
@@ -90,7 +91,8 @@ class DemoCrew:
                 if self.switches.has(child):
                     self.switches.hear(child, line)
                 elif line is not None:
-                    training.hear(self._members[child], json.loads(line))
+                    with suppress(json.JSONDecodeError):  # what it said when it was killed
+                        training.hear(self._members[child], json.loads(line))
                 else:
                     self._ended(self._members[child])
             self.switches.tend()

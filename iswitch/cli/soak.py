@@ -24,12 +24,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seeds", type=_count, default=200, metavar="N", help="seeds 0..N-1 (200)")
-    which.add_argument("--seed", type=int, metavar="N", help="one seed, with its timeline")
+    which.add_argument("--seed", type=_number, metavar="N", help="one seed, with its timeline")
     which.add_argument(
         "--scenario", metavar="JSON", help="one history as a failure prints it, with its timeline"
     )
     parser.add_argument(
-        "--first", type=int, default=0, metavar="N", help="the first of the seeds (0)"
+        "--first", type=_number, default=0, metavar="N", help="the first of the seeds (0)"
     )
     parser.add_argument(
         "--processes", type=_count, default=os.cpu_count() or 1, metavar="N", help="all cores"
@@ -159,6 +159,12 @@ class Ticker:
         """One more is done."""
         self._failed += failed
         self._bar.update(self._task, advance=1, failed=self._failed)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
 
 
 def _count(text: str) -> int:

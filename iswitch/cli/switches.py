@@ -161,7 +161,10 @@ class Switches:
 
     def _listens(self, child: Child, line: str) -> None:
         name = self._names[child]
-        self.listening[name] = json.loads(line)["listening"]
+        told = json.loads(line)
+        if "listening" not in told:  # its counters: somebody has asked it to end
+            return
+        self.listening[name] = told["listening"]
         self.restarts[name].began(time.monotonic())
         self._up[name] = child
 

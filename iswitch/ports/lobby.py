@@ -69,7 +69,7 @@ def program(members: list[Address]) -> bytes:
     step = struct.Struct("=HBBI")
     code = [step.pack(LD_BYTE, 0, 0, NETWORK)]
     code += [step.pack(JUMP_IF_EQUAL, 1, 0, PLAIN), step.pack(RETURN, 0, 0, LOBBY)]
-    for member in members[:MOST_NAMED]:
+    for member in members:
         (host,) = struct.unpack(">I", socket.inet_aton(member.host))
         code += [
             step.pack(LD_WORD, 0, 0, NETWORK + 12),
@@ -107,6 +107,7 @@ class Lobby:
         self.closed_until: float | None = None
         self._own = own
         self._changes = -1
+        self._named = MOST_NAMED
         self._known: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
         self._dropped = 0
         self._most = AT_ONCE
@@ -148,14 +149,24 @@ class Lobby:
             return
         self._changes = self.members.changes
         members = list(self.members)
-        code = program(members)
-        memory = ctypes.create_string_buffer(code, len(code))
-        filter_ = struct.pack("@HP", len(code) // 8, ctypes.addressof(memory))
-        self._own.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, filter_)
+        while not self._attach(program(members[: self._named])):
+            self._named = min(self._named, len(members)) // 2
         keys = b"".join(
             b"\0\0" + struct.pack(">H", m.port) + socket.inet_aton(m.host) for m in members
         )
         self._known = np.sort(np.frombuffer(keys, np.uint64))
+
+    def _attach(self, code: bytes) -> bool:
+        """Give the kernel a program; False: it has no memory for one so long (optmem_max)."""
+        memory = ctypes.create_string_buffer(code, len(code))
+        filter_ = struct.pack("@HP", len(code) // 8, ctypes.addressof(memory))
+        try:
+            self._own.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, filter_)
+        except OSError as error:
+            if error.errno != errno.ENOMEM or not self._named:
+                raise
+            return False
+        return True
 
     def pull(self) -> Iterator[Guests]:
         """What has come that wants a look, if it is time for the lobby."""

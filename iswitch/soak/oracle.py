@@ -52,7 +52,7 @@ class Rounds:
         # Until every member is back, a restarted switch sums anew what some have had already.
         forgets = scenario.changes or job.threshold or scenario.has("seth", "fbcast")
         self.agree = not (scenario.restarts and forgets)
-        self.changes = scenario.changes
+        self.changes = scenario.changes or bool(scenario.lease)
         self.may_fall_behind = bool(
             job.threshold
             or (scenario.lease and job.mode != WHOLE)
