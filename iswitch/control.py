@@ -321,17 +321,11 @@ class ControlPlane:
         if job.awaits_reset and not join.flags & FLAG_HEARTBEAT:
             return []
         ack = Request(job, member, Action.JOIN, None, now).ack(self._workers(job, now))
-        sends: list[Outgoing] = []
-        first = member.first_round
-        if job.synchronous and first is not None and first != ack.round:
-            # It begins where it is told to; nothing before waits for it.
-            job.members.begin_at(member, ack.round)
-            sends = self.reevaluate(job)
         stays = bool(join.flags & FLAG_STANDS_AT) and member.first_round is None
         if stays and job.synchronous and join.round in job.window:
             ack = replace(ack, round=join.round)
         payload = Control(Action.ACK, packet.job, packet.request, ack).build()
-        return [Outgoing.control(peer, payload), *sends]
+        return [Outgoing.control(peer, payload)]
 
     def _admit(
         self,

@@ -287,30 +287,45 @@ class Session:
         self.may_send = False
         if transfer is None or self.halted or not self.member:
             return out
-        # Whole bursts only: fragments would cost as much as bursts.
-        room = int(self.window.size - transfer.in_flight) // self._burst
         # If the window has become narrower than what is under way, what is lost may still go.
-        least = transfer.has_lost or not transfer.in_flight
-        bursts = min(max(room, least), BURSTS_AT_ONCE)
+        room = max(self._room(transfer.in_flight), transfer.must_resend)
+        bursts = min(room, BURSTS_AT_ONCE)
+        while bursts > 0 and len(lost := transfer.next_lost(self._burst, now)):
+            packets = transfer.contribution.pick(lost)
+            out.append(Outgoing((self.switch,), TOS_DATA, *packets))
+            self.stats["sent_again"] += len(lost)
+            self._repair_at = min(self._repair_at or inf, now + transfer.losses.patience)
+            bursts -= 1
+        bursts = self._give_out(transfer, bursts, now, True, out)
+        # A loss makes no room for new segments: nobody is further ahead of others than a window.
+        room_for_new = self._room(transfer.outstanding)
+        new = min(room_for_new or not transfer.outstanding, BURSTS_AT_ONCE)
+        left = self._give_out(transfer, new, now, False, out)
+        self.may_send = (room > BURSTS_AT_ONCE and not bursts) or (
+            room_for_new > BURSTS_AT_ONCE and left <= 0
+        )
+        return out
+
+    def _room(self, segments: int) -> int:
+        """Bursts that the window has room for beside these segments: whole ones.
+
+        Fragments would cost as much.
+        """
+        return int(self.window.size - segments) // self._burst
+
+    def _give_out(
+        self, transfer: Transfer, bursts: int, now: float, again: bool, out: list[Outgoing]
+    ) -> int:
+        """Add what is next, at most so many bursts; how many are left."""
         while bursts > 0:
-            lost = transfer.next_lost(self._burst, now)
-            if len(lost):
-                packets = transfer.contribution.pick(lost)
-                out.append(Outgoing((self.switch,), TOS_DATA, *packets))
-                self.stats["sent_again"] += len(lost)
-                self._repair_at = min(self._repair_at or inf, now + transfer.losses.patience)
-                bursts -= 1
-                continue
-            run = transfer.next_run(self._burst, bursts, now)
+            run = transfer.next_run(self._burst, bursts, now, again)
             if run is None:
                 break
             start, stop = run
             out.append(self._data(transfer.contribution, start, stop))
             self.stats["sent"] += stop - start
             bursts -= -(-(stop - start) // self._burst)
-        else:
-            self.may_send = room > BURSTS_AT_ONCE
-        return out
+        return bursts
 
     def receive(self, burst: Burst, now: float) -> None:
         """Take packets from the switch."""

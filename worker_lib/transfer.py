@@ -116,9 +116,14 @@ class Transfer:
         return self.contribution.filled
 
     @property
-    def has_lost(self) -> bool:
-        """Whether something is to be sent again because it was lost."""
-        return len(self._lost) > 0
+    def outstanding(self) -> int:
+        """Segments that were sent, be they lost or not, and whose aggregate has not come."""
+        return self.filled - (self.shape.segments - self.remaining)
+
+    @property
+    def must_resend(self) -> bool:
+        """Whether something is to be sent again because it was lost, or asked for."""
+        return len(self._lost) > 0 or bool(self._todo and self._todo[0][2])
 
     def next_lost(self, most: int, now: float) -> Indices:
         """Take at most so many segments that were lost, to send them again."""
@@ -128,10 +133,11 @@ class Transfer:
             self.losses.sent(some, len(some), now, again=True)
         return some
 
-    def next_run(self, burst: int, bursts: int, now: float) -> tuple[int, int] | None:
+    def next_run(self, burst: int, bursts: int, now: float, again: bool) -> tuple[int, int] | None:
         """Take the next segments to send, at most so many bursts; None: nothing is left to send.
 
-        Bursts begin at multiples of their size, so that those of all workers meet in the switch
+        `again` says whether it is the turn of those that were sent before, or of new ones. Bursts
+        begin at multiples of their size, so that those of all workers meet in the switch
         as the same runs.
         """
         while self._todo:
@@ -144,11 +150,17 @@ class Transfer:
                 if known >= 0:
                     self._todo.appendleft((known, stop, False))
                     stop = known
+            filled = self.filled
+            if again != (asked or start < filled):
+                self._todo.appendleft((start, stop, asked))
+                return None
+            if again and not asked and stop > filled:
+                self._todo.appendleft((filled, stop, False))
+                stop = filled
             boundary = (start // burst + bursts) * burst
             if stop > boundary:
                 self._todo.appendleft((boundary, stop, asked))
                 stop = boundary
-            again = start < self.filled
             self.contribution.fill(self._vector, stop)
             if asked:
                 lacking = start + np.flatnonzero(self._has[start:stop] == 0)
