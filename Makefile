@@ -40,6 +40,7 @@ bench: $(VENV)/dev.ready
 	$(BIN)/python -m tests.bench.loopback
 	$(BIN)/python -m tests.bench.stranger
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw
+	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.loss
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw --no-offload --no-gloo --no-tcp
 
 # What tests of real networks call, of which mnexec is Mininet's; only root can run those.
