@@ -8,6 +8,7 @@ processes it has had there.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .packets import Address
@@ -72,6 +73,9 @@ class FormerMembers:
 
     def __len__(self) -> int:
         return sum(map(len, self._former.values()))
+
+    def __iter__(self) -> Iterator[Former]:
+        return (one for former in self._former.values() for one in former.values())
 
     def __contains__(self, who: tuple[Address, int]) -> bool:
         return any(who in former for former in self._former.values())

@@ -173,7 +173,7 @@ def is_bounded(bench: Bench) -> None:
     assert control.reserved <= LIMITS.memory
     assert len(bench.switch.jobs) <= LIMITS.jobs
     assert len(control.former) <= REMEMBERED
-    kept = [former.answers for former in control.former._former.values()]
+    kept = [former.answers for former in control.former]
     assert all(len(answers) <= PER_MEMBER for answers in kept)
     buffers = 0
     for job in bench.switch.jobs.values():
