@@ -32,10 +32,10 @@ def worker_address(number: int) -> Address:
 class Faults:
     loss: float = 0.0
     duplicate: float = 0.0
-    burst: float = 0.0  # mean length of runs of lost packets
     jitter: float = 0.0  # seconds, uniform, for every other packet; reorders
     # Called with (to the switch?, ToS, payload); True: lose this packet.
     lose: Callable[[bool, int, bytes], bool] | None = None
+    burst: float = 0.0  # mean length of runs of lost packets
 
     @property
     def impairment(self) -> Impairment:
