@@ -144,31 +144,31 @@ class Accelerator(ABC):
     def reset(self, round_: int) -> None:
         """Empty everything; an asynchronous job goes on from version `round_`."""
 
-    def outgoing(self, run: Run) -> tuple[Rows, int]:
-        """The aggregates of a run as packets: rows (n, packet_size) and the size of the last."""
-        return self.aggregates[run.slot, run.start : run.stop], self.shape.tail(run.stop)
-
-    def packed(self, runs: Iterable[Run], partial: bool = False) -> Iterator[tuple[Rows, int]]:
-        """The same of many runs; all but long ones are put together, which takes a copy.
+    def outgoing(self, run: Run, partial: bool = False) -> tuple[Rows, int]:
+        """The aggregates of a run as packets: rows (n, packet_size) and the size of the last.
 
         `partial`: not the aggregates but the sums of the members here, the contribution to the
         parent.
         """
         source = self.rows if partial else self.aggregates
+        return source[run.slot, run.start : run.stop], self.shape.tail(run.stop)
+
+    def packed(self, runs: Iterable[Run], partial: bool = False) -> Iterator[tuple[Rows, int]]:
+        """The same of many runs; all but long ones are put together, which takes a copy."""
         together: dict[int, list[Run]] = {}
         for run in merge(runs):
             if run.segments < self._long:
                 together.setdefault(run.slot, []).append(run)
             else:
-                yield source[run.slot, run.start : run.stop], self.shape.tail(run.stop)
+                yield self.outgoing(run, partial)
         for slot, short in together.items():
-            stop = max(run.stop for run in short)
             if len(short) == 1:
-                yield source[slot, short[0].start : stop], self.shape.tail(stop)
+                yield self.outgoing(short[0], partial)
                 continue
             # Each once: in a packet behind the shorter last one the rest would mean something.
             indices = np.unique(np.concatenate([np.arange(r.start, r.stop) for r in short]))
-            yield source[slot, indices], self.shape.tail(stop)
+            rows = self.rows if partial else self.aggregates
+            yield rows[slot, indices], self.shape.tail(int(indices[-1]) + 1)
 
     def _add(self, into: Vector, rows: Rows, first: bool) -> None:
         """Accumulate whole packets.

@@ -92,6 +92,10 @@ class Frames(NamedTuple):
         heads, bodies = self.heads[start:stop], self.bodies[start:stop]
         return Frames(self.ingress, heads, bodies, self.lengths[start:stop])
 
+    def copy(self) -> Frames:
+        """The same frames, in memory of their own."""
+        return self._replace(heads=self.heads.copy(), bodies=self.bodies.copy())
+
     def row(self, i: int) -> bytes:
         """One frame, with its virtio_net_hdr."""
         length = self.lengths[i]

@@ -65,8 +65,6 @@ class Line:
 
     def __init__(self, impairment: Impairment, seed: Sequence[int], spared: int = 0) -> None:
         self.impairment = impairment
-        loss = Impairment(loss=impairment.loss, burst=impairment.burst, queue=impairment.queue)
-        self._only_loses = impairment == loss
         self._chance = np.random.default_rng(seed)
         self._spared = spared
         self._leaving = np.empty(0)  # when those in the queue will have been sent
@@ -111,7 +109,9 @@ class Line:
     @property
     def only_loses(self) -> bool:
         """Whether packets come out at once, as they are, or not at all: `survivors` then do."""
-        return self._only_loses
+        given = self.impairment
+        later = given.delay or given.jitter or given.reorder or given.rate is not None
+        return not (later or given.duplicate or given.corrupt)
 
     def survivors(self, count: int) -> Ints:
         """Which of so many packets come out: what `fates` would say, for less."""

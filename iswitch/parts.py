@@ -95,8 +95,7 @@ class Singles:
 
     def copy(self) -> Singles:
         """As a Part does."""
-        ingress, heads, bodies, lengths = self.frames
-        return Singles(Frames(ingress, heads.copy(), bodies.copy(), lengths))
+        return Singles(self.frames.copy())
 
 
 class Train:
@@ -148,8 +147,7 @@ class Train:
 
     def copy(self) -> Train:
         """As a Part does."""
-        ingress, heads, bodies, lengths = self.frames
-        return Train(Frames(ingress, heads.copy(), bodies.copy(), lengths), self.found)
+        return Train(self.frames.copy(), self.found)
 
     def _is_last(self, which: Ints) -> npt.NDArray[np.bool_]:
         """Which of these packets end a super-datagram."""
@@ -225,8 +223,7 @@ class Whole:
 
     def copy(self) -> Whole:
         """As a Part does."""
-        ingress, heads, bodies, lengths = self.frames
-        return Whole(Frames(ingress, heads.copy(), bodies.copy(), lengths), self.found)
+        return Whole(self.frames.copy(), self.found)
 
 
 def cut(frames: Frames, sizes: Ints) -> Singles:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.packets import Cutter, Indices, Rows, Stretch
+from iswitch.packets import Cutter, Indices, Rows, Stretch, spans
 from iswitch.wire import SEG_SIZE, Shape, Vector
 
 from .recovery import Losses
@@ -173,17 +172,15 @@ class Transfer:
     def lose(self, now: float) -> tuple[Indices, float | None]:
         """Have sent again what is lost by now; the first losses of it, and when to look again."""
         first, second, again_at = self.losses.overdue(now)
-        if len(first) or len(second):
-            self._lost = np.unique(np.concatenate((self._lost, first, second)))
+        self._lost = np.union1d(self._lost, np.concatenate((first, second)))
         return first, again_at
 
-    def probe(self, most: int) -> int:
-        """Have the first segments sent again whose aggregate has not come; says how many."""
+    def probe(self, most: int) -> None:
+        """Have the first segments sent again whose aggregate has not come."""
         waiting = np.flatnonzero(self._has[: self.filled] == 0)
         waiting = np.setdiff1d(waiting, self._lost)[:most]
         self.losses.forget(waiting)
         self._lost = np.union1d(self._lost, waiting)
-        return len(waiting)
 
     def resend(self, start: int, stop: int) -> int:
         """The switch lacks these segments: send those again that were sent; says how many."""
@@ -248,20 +245,13 @@ class Transfer:
         if stop > whole:
             self._last[...] = rows[-1, SEG_SIZE : self.shape.last_size].view(self._dtype)
 
-    def has(self, index: int) -> bool:
-        """Whether the aggregate of a segment has come."""
-        return bool(self._had[index])
-
     def _lacking(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """The stretches of start..stop-1 whose aggregate has not come."""
         if self._had.find(1, start, stop) < 0:
             yield start, stop
             return
-        had: npt.NDArray[np.uint8] = np.frombuffer(self._had, np.uint8)[start:stop]
-        bounds = [0, *(np.flatnonzero(np.diff(had)) + 1).tolist(), stop - start]
-        for a, b in pairwise(bounds):
-            if not had[a]:
-                yield start + a, start + b
+        had = self._has[start:stop]
+        yield from ((start + a, start + b) for a, b in spans(had, 0) if not had[a])
 
     def missing(self, sent_only: bool = False) -> list[tuple[int, int]]:
         """Ranges (start, stop) of segments whose aggregate has not come."""

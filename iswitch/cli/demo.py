@@ -83,6 +83,12 @@ class WorkerProcess:
         """Iterations completed."""
         return len(self.seconds["update"])
 
+    @property
+    def called(self) -> str:
+        """What it is called."""
+        rank = "that has not joined yet" if self.rank is None else f"of rank {self.rank}"
+        return f"{rank} (process {self.child.process.pid})"
+
     def recent_return(self) -> float:
         """Mean return of its last episodes; NaN before the first has ended."""
         last = [value for _, value in self.returns[-WINDOW:]]
@@ -125,9 +131,7 @@ class Training:
             case "done":
                 member.done = message
             case "error":
-                from .demo_crew import called
-
-                raise DemoFailed(f"worker {called(member)}: {message['message']}")
+                raise DemoFailed(f"worker {member.called}: {message['message']}")
 
     @property
     def done(self) -> bool:

@@ -112,7 +112,7 @@ class DemoCrew:
         """
         if self.training.done or member.child.status() == 0:
             return
-        ending = f"worker {called(member)} {member.child.ending()}"
+        ending = f"worker {member.called} {member.child.ending()}"
         if not member.restarts.plan(time.monotonic()):
             raise DemoFailed(f"{ending}, after {member.restarts.row} restarts in a row")
         self.say(f"{ending}; starting it again")
@@ -124,9 +124,3 @@ class DemoCrew:
                 member.child = self._launch(member.host)
                 member.restarts.began(time.monotonic())
                 self._members[member.child] = member
-
-
-def called(member: WorkerProcess) -> str:
-    """What a worker is called."""
-    rank = "that has not joined yet" if member.rank is None else f"of rank {member.rank}"
-    return f"{rank} (process {member.child.process.pid})"

@@ -10,6 +10,7 @@ from collections import deque
 
 import numpy as np
 
+from ..asynchronous import AsynchronousAccelerator
 from ..packets import Address, Burst, Outgoing
 from ..wire import (
     FLAG_HEARTBEAT,
@@ -30,8 +31,7 @@ from ..wire import (
 )
 
 PAUSE = 0.02  # seconds between two looks at what is missing, and two Joins until all are there
-HEARTBEAT = 0.1
-KEPT = 8  # versions that a switch keeps
+HEARTBEAT = 0.1  # seconds
 
 
 class Contributor:
@@ -114,7 +114,9 @@ class Contributor:
             value = Threshold(self.threshold)
             self._send(Control(Action.SETH, self.job, self._threshold_request, value))
         for index, newest in enumerate(self._newest):
-            self._lacking[index] = {v for v in self._lacking[index] if v > newest - KEPT}
+            self._lacking[index] = {
+                v for v in self._lacking[index] if v > newest - AsynchronousAccelerator.KEPT
+            }
             # And the one that may have been made since.
             for version in (*sorted(self._lacking[index]), newest + 1) if self.ready else ():
                 self._request += 1

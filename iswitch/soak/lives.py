@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from random import Random
 
@@ -12,28 +13,72 @@ from worker_lib.session import Answered, Dropped, Gone, Session, WasReset
 from ..packets import Address
 from ..sim.network import Network
 from ..wire import Action, Segments, Status, Threshold, Vector
-from .contributor import Contributor
+from .contributor import HEARTBEAT, Contributor
 from .oracle import Rounds, Versions
-from .scenario import WHOLE, Scenario
+from .scenario import WHOLE, Job, Scenario
 
-HEARTBEAT = 0.1  # seconds
 AGAIN = 0.05  # seconds until a Join that was refused is tried again
 ENOUGH = 3  # rounds that everybody has to do when faults are over
 
 
-class Life:
-    """A worker of a synchronous job: one allreduce after the other.
+class Application(ABC):
+    """What a process does with its session.
 
     Args:
-        oracle: of its job.
+        scenario: the whole history.
+        job: its job.
         network: where it lives.
         host: the name of its place.
         address: of its place.
-        switch: where it joins.
         identity: in its job.
+        look: called after every round.
+    """
+
+    session: Session | Contributor
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        job: Job,
+        network: Network,
+        host: str,
+        address: Address,
+        identity: int,
+        look: Callable[[], None],
+    ) -> None:
+        self.network = network
+        self.host = host
+        self.address = address
+        self.identity = identity
+        self.look = look
+        self.think = scenario.think
+        self.rng = Random(f"life {scenario.seed} {job.number} {identity}")
+        self.goal: int | None = None
+
+    @property
+    @abstractmethod
+    def rounds(self) -> int:
+        """How many it has done."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has done enough after the end of the faults."""
+        return self.goal is not None and self.rounds >= self.goal
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process is there."""
+        return self.network.nodes[self.address].machine is self.session
+
+
+class Life(Application):
+    """A worker of a synchronous job: one allreduce after the other.
+
+    Args, besides those of an `Application`:
+        oracle: of its job.
+        switch: where it joins.
         incarnation: of its process, larger than that of the one before.
         expected: how many workers it waits for.
-        look: called after every round.
         leave_done: called when its Leave was answered.
     """
 
@@ -52,16 +97,10 @@ class Life:
         leave_done: Callable[[Life], None],
     ) -> None:
         job = oracle.job
+        super().__init__(scenario, job, network, host, address, identity, look)
         self.oracle = oracle
-        self.network = network
-        self.host = host
-        self.address = address
-        self.identity = identity
-        self.look = look
         self.leave_done = leave_done
-        self.think = scenario.think
-        self.rng = Random(f"life {scenario.seed} {job.number} {identity}")
-        self.session = Session(
+        self.session: Session = Session(
             switch,
             job.number,
             job.shape(),
@@ -71,8 +110,7 @@ class Life:
             reproducible=job.reproducible,
             heartbeat=HEARTBEAT,
         )
-        self.rounds = 0
-        self.goal: int | None = None
+        self._rounds = 0
         self.thinking = False
         self.leaving = False
         self.comes_back: float | None = None  # seconds after it has left, another one starts
@@ -86,14 +124,9 @@ class Life:
         return f"{self.host} (life {self.identity})"
 
     @property
-    def done(self) -> bool:
-        """Whether it has done enough after the end of the faults."""
-        return self.goal is not None and self.rounds >= self.goal
-
-    @property
-    def alive(self) -> bool:
-        """Whether its process is there."""
-        return self.network.nodes[self.address].machine is self.session
+    def rounds(self) -> int:
+        """Allreduces that it has done."""
+        return self._rounds
 
     @property
     def ready(self) -> bool:
@@ -152,7 +185,7 @@ class Life:
         if transfer is not None and transfer.done:
             self.oracle.gets(self.who, self.identity, transfer.round, self._out)
             session.finish()
-            self.rounds += 1
+            self._rounds += 1
             self.look()
             self.thinking = True
             pause = self.rng.expovariate(1 / self.think) if self.think else 0.0
@@ -178,7 +211,7 @@ class Life:
             self.network.poke(self.address)
 
 
-class Contributing:
+class Contributing(Application):
     """A worker of an asynchronous job: contributions at its own pace."""
 
     def __init__(
@@ -193,36 +226,21 @@ class Contributing:
         look: Callable[[], None],
     ) -> None:
         job = oracle.job
+        super().__init__(scenario, job, network, host, address, identity, look)
         self.oracle = oracle
-        self.network = network
-        self.host = host
-        self.address = address
-        self.identity = identity
-        self.look = look
-        self.think = scenario.think
-        self.rng = Random(f"life {scenario.seed} {job.number} {identity}")
         threshold = job.threshold if identity == 0 else 0
         shape = job.shape()
-        self.session = Contributor(switch, job.number, shape, 1000, len(job.hosts), threshold)
+        self.session: Contributor = Contributor(
+            switch, job.number, shape, 1000, len(job.hosts), threshold
+        )
         self.number = 0
         self.started = False
-        self.goal: int | None = None
         self.may_start: Callable[[], bool] = lambda: True  # H has been set
 
     @property
     def rounds(self) -> int:
         """Versions that it has of every segment."""
         return self.session.version
-
-    @property
-    def done(self) -> bool:
-        """Whether it has got enough after the end of the faults."""
-        return self.goal is not None and self.rounds >= self.goal
-
-    @property
-    def alive(self) -> bool:
-        """Whether its process is there."""
-        return self.network.nodes[self.address].machine is self.session
 
     @property
     def ready(self) -> bool:

@@ -290,7 +290,8 @@ class SessionWorld:
         transfer = self.session.transfer
         if transfer is None:
             return
-        has = [transfer.has(index) for index in range(SHAPE.segments)]
+        lacking = {index for start, stop in transfer.missing() for index in range(start, stop)}
+        has = [index not in lacking for index in range(SHAPE.segments)]
         assert transfer.remaining == has.count(False)
         assert transfer.done == all(has)
         for index in range(SHAPE.segments):
