@@ -325,6 +325,9 @@ class Job:
         """A member that comes back to a switch which lost its state names the round it is at."""
         self.window.name(round_, first)
         self.members.move_on(self.window.high)
+        for member in self.members.contributors():
+            if self.synchronous and self._is_overtaken(member):  # as if it had joined only now
+                self.members.begin_at(member, self.window.base)
         if isinstance(self.accelerator, AsynchronousAccelerator):
             self.accelerator.name(self.window.high)
 
@@ -351,6 +354,13 @@ class Job:
         elif join.flags & FLAG_FIRST:
             member.first_round = join.round
             member.held_back = True
+
+    def _is_overtaken(self, newcomer: Member) -> bool:
+        """Whether a new process has done nothing yet, and its first round is over."""
+        first = newcomer.first_round
+        if first is None or newcomer.named is not None or newcomer.contributed is not None:
+            return False
+        return self.window.is_past(first)
 
     def _refuse(self, member: Member, round_: int) -> str | None:
         """The reason to drop a contribution to this round; None if it is taken."""

@@ -109,6 +109,23 @@ def test_a_job_that_is_not_whole_takes_everybody_as_they_come() -> None:
         assert bench.control(who, Action.JOIN, join, request=1000)[2] == []
 
 
+@pytest.mark.parametrize(("back", "begins"), [((7, 8), 7), ((8, 7), 8)])
+def test_nobody_waits_for_a_newcomer_where_it_does_not_begin(
+    back: tuple[int, int], begins: int
+) -> None:
+    """It is first at a restarted switch, and loses its Ack; then those come back who are on."""
+    bench = Bench()
+    bench.join(0, THREE, expected=3)
+    for who, at in enumerate(back, 1):
+        join = replace(Join.for_shape(THREE, MemberType.WORKER, 3, FLAG_STANDS_AT), round=at)
+        bench.control(who, Action.JOIN, join, request=1000)
+    assert bench.join(0, THREE, expected=3)[1].round == begins
+    for round_ in (7, 8):
+        for who in range(3) if round_ >= begins else (1, 2):
+            sends = bench.contribute(who, THREE, round_, ONES)
+        assert len(sends) == 3
+
+
 def test_who_is_lost_is_not_counted_and_is_named() -> None:
     """Though it keeps its place, and though others lack contributions, too."""
     bench = Bench()
