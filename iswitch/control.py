@@ -12,10 +12,11 @@ from functools import reduce
 from operator import or_
 
 from .accelerator import Held, Run, merge
-from .answers import Answers, Former, FormerMembers
+from .admission import Admission
+from .answers import Former, FormerMembers
 from .counters import Counters
 from .hierarchy import Hierarchy
-from .job import Job, memory_needed
+from .job import Job
 from .keys import Keys
 from .limits import Limits, Throttle
 from .membership import Member
@@ -25,11 +26,6 @@ from .relay import Relays
 from .requests import Answer, Refusal, Request
 from .sources import Sources
 from .wire import (
-    FLAG_FIRST,
-    FLAG_HEARTBEAT,
-    FLAG_REPRODUCIBLE,
-    FLAG_STANDS_AT,
-    FLAG_WHOLE,
     MAX_MEMBERS,
     ROUND_MASK,
     TOS_DATA,
@@ -38,13 +34,9 @@ from .wire import (
     Control,
     Header,
     Join,
-    MemberType,
-    Mode,
     Round,
     Segments,
-    Shape,
     Status,
-    SwitchJoin,
     Threshold,
     WireError,
 )
@@ -80,7 +72,7 @@ class ControlPlane:
         self.sources = Sources()
         self.throttle = Throttle(limits.control_rate)
         if parent:
-            self._enter(parent, MAX_MEMBERS, 0.0)
+            self.enter(parent, MAX_MEMBERS, 0.0)
         self.counters = counters
         self.deliver = deliver
         self.limits = limits
@@ -91,6 +83,7 @@ class ControlPlane:
         self.relays = Relays(counters)
         self._next_expiry = float("inf")  # no lease runs out before
         self.former = FormerMembers()
+        self.admission = Admission(self)
         self._methods: dict[Action, Callable[[Request], Answer]] = {
             Action.LEAVE: self._leave,
             Action.RESET: self._reset,
@@ -146,7 +139,7 @@ class ControlPlane:
                 self.counters["unmatched_ack"] += 1
             return []
         if isinstance(packet.value, Join):
-            return self.join(peer, packet, packet.value, now)
+            return self.admission.join(peer, packet, packet.value, now)
         return self._execute_once(peer, packet, now)
 
     # Requests of members
@@ -206,232 +199,18 @@ class ControlPlane:
             peer, Control(Action.ACK, packet.job, packet.request, ack, status).build()
         )
 
-    # Join
-
-    def join(self, peer: Address, packet: Control, join: Join, now: float) -> list[Outgoing]:
-        """Take a member in, or keep it; with a parent, when that has taken us."""
-        try:
-            type_ = MemberType(join.type)
-            shape = join.shape()
-            if isinstance(join, SwitchJoin) and type_ is not MemberType.SWITCH:
-                raise WireError("only a switch stands for several workers")
-            if shape is None and type_ is not MemberType.CONTROLLER:
-                raise WireError("only a controller may leave the shape open")
-        except ValueError:
-            return [self.bare_answer(peer, packet, Status.BAD_REQUEST)]
-        job = self.jobs.get(packet.job)
-        member = job.members.by_address.get(peer) if job else None
-        sends: list[Outgoing] = []
-        former: Member | None = None
-        keyed = self.keys.of(packet.job) is not None
-        if self.former.get(peer, packet.job).outdates(packet.request, keyed, now):
-            self.counters["stale_join"] += 1
-            return []
-        try:
-            if job is not None and member is not None:
-                if packet.request < member.incarnation:
-                    self.counters["stale_join"] += 1
-                    return []
-                same = packet.request == member.incarnation
-                if same or type_ is member.type is MemberType.SWITCH:
-                    if type_ is not member.type or (job.shape and shape not in (None, job.shape)):
-                        raise Refusal(Status.MISMATCH)
-                    anew = not same and not join.flags & FLAG_HEARTBEAT  # a new process
-                    if anew:  # its Request numbers begin anew
-                        member.answers = Answers(max(packet.request, member.answers.last))
-                    member.incarnation = packet.request
-                    member.last_seen = now
-                    if isinstance(join, SwitchJoin):
-                        sends = self._recount(job, member, join, now)
-                    if anew and job.is_beyond(join):
-                        sends += self._begin_anew(job, None, now)
-                    return [*self._joined(peer, packet, join, job, member, now), *sends]
-                former = member if member.contributes else None
-                sends = self._remove(job, member, now)
-                if job.shape is None:  # it was the last: the job goes on beyond all it has sent
-                    former = None
-            if join.flags & FLAG_HEARTBEAT:
-                raise Refusal(Status.NOT_MEMBER)
-            if self.hierarchy and type_ is not MemberType.CONTROLLER:
-                waits = self.hierarchy.admit(peer, packet, join, now)
-                if waits is not None:
-                    return [*sends, *waits]
-            job, member, more = self._admit(peer, packet, join, type_, shape, former, now)
-            if self.hierarchy and member.contributes:
-                more += self.hierarchy.changed(job, now)
-        except WireError:
-            return [*sends, self.bare_answer(peer, packet, Status.BAD_REQUEST)]
-        except Refusal as refusal:
-            return [*sends, self.bare_answer(peer, packet, refusal.status, refusal.workers)]
-        return [*sends, *self._joined(peer, packet, join, job, member, now), *more]
-
-    def _make_room(self, job: Job, now: float) -> list[Outgoing]:
-        """A job that keeps places takes in nobody else; who died makes room for another.
-
-        Raises:
-            Refusal: all are alive.
-        """
-        if job.places() > 0:
-            return []
-        for member in job.members.contributors():
-            if member.last_seen + self.limits.lease <= now:
-                return self._end_lease(job, member, now)
-        raise Refusal(Status.FULL, job.members.workers)
-
-    def gate_opened(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
-        """As many workers have come as are expected: go on, all from the same round."""
-        if job.is_out_of_step():
-            return self._begin_anew(job, newcomer, now)
-        return self.reevaluate(job)
-
-    def _begin_anew(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
-        """A place in a whole job was taken again: all go on from a round of their own."""
-        comes_back = newcomer is not None and newcomer.named is not None
-        if self.hierarchy:
-            job.awaits_reset = True
-            return self.hierarchy.tell(job, Action.RESET, None, now)
-        sends = self.reset(job, None, now)
-        if newcomer is None or comes_back:
-            return sends
-        self.relays.cancel(newcomer.address, job.number)  # its Ack says it
-        return [out for out in sends if newcomer.address not in out.peers]
-
-    def _recount(self, job: Job, switch: Member, join: SwitchJoin, now: float) -> list[Outgoing]:
-        """A switch below says for how many workers it stands now."""
-        self.throttle.count(switch.address, join.workers)
-        members = job.members
-        members.are_fewer(switch.workers - join.workers)
-        switch.workers = join.workers
-        members.expected = max(members.expected, join.expected)
-        sends = self.gate_opened(job, None, now) if members.count() else []
-        return sends + (self.hierarchy.changed(job, now) if self.hierarchy else [])
-
-    def _workers(self, job: Job, now: float) -> int:
-        """Workers that are there: with a parent, as that tells of the whole tree."""
-        above = job.members.above
-        return job.workers_there(now, self.limits.lease) if above is None else above
-
-    def _joined(
-        self, peer: Address, packet: Control, join: Join, job: Job, member: Member, now: float
-    ) -> list[Outgoing]:
-        """The Ack; a member that comes back and takes part in every round stays where it is.
-
-        Until the switch above has reset the job, nobody can be told where to begin.
-        """
-        if job.awaits_reset and not join.flags & FLAG_HEARTBEAT:
-            return []
-        ack = Request(job, member, Action.JOIN, None, now).ack(self._workers(job, now))
-        stays = bool(join.flags & FLAG_STANDS_AT) and member.first_round is None
-        if stays and job.synchronous and join.round in job.window:
-            ack = replace(ack, round=join.round)
-        payload = Control(Action.ACK, packet.job, packet.request, ack).build()
-        return [Outgoing.control(peer, payload)]
-
-    def _admit(
-        self,
-        peer: Address,
-        packet: Control,
-        join: Join,
-        type_: MemberType,
-        shape: Shape | None,
-        former: Member | None,
-        now: float,
-    ) -> tuple[Job, Member, list[Outgoing]]:
-        """Take in a new member.
-
-        Raises:
-            Refusal: it cannot be taken in; nothing has changed.
-        """
-        job = self.jobs.get(packet.job) or Job(
-            packet.job, self.counters, bool(self.hierarchy), self.counting
-        )
-        contributes = type_ is not MemberType.CONTROLLER
-        if contributes and peer in self.by_source:
-            # Data names no job: an address and port can contribute to one job only.
-            raise Refusal(Status.DENIED)
-        if packet.job not in self.jobs and len(self.jobs) >= self.limits.jobs:
-            raise Refusal(Status.FULL)
-        asks_rank_order = bool(join.flags & FLAG_REPRODUCIBLE)
-        if shape is not None and job.shape is not None:
-            if shape != job.shape or asks_rank_order > job.reproducible:
-                raise Refusal(Status.MISMATCH)
-        elif shape is not None and asks_rank_order and not job.tells_ranks_apart(shape.mode):
-            raise Refusal(Status.BAD_REQUEST)
-        sends: list[Outgoing] = []
-        fills_up = False
-        if contributes and job.keeps_places:
-            sends += self._make_room(job, now)
-            fills_up = job.keeps_places and job.places() == 1
-        early = self._is_early(job, join)
-        taken = 0
-        if early and contributes and job.accelerator is not None:
-            taken = job.accelerator.bits_held()
-        rank = job.members.free_rank(type_, taken)
-        if rank is None or len(job.members) >= MAX_MEMBERS:
-            raise Refusal(Status.FULL)
-        if contributes:
-            assert shape is not None
-            self._reserve(job, shape, rank, asks_rank_order or self.reproducible)
-        self.jobs[packet.job] = job
-        job.dormant_since = None
-        member = Member(peer, type_, rank, packet.request, None, now, replaces=former is not None)
-        if join.flags & FLAG_STANDS_AT:
-            member.named, member.begins = join.round, bool(join.flags & FLAG_FIRST)
-        if isinstance(join, SwitchJoin):
-            member.workers = join.workers
-        gone = self.former.pop(peer, packet.job)
-        member.answers = Answers(max(packet.request, gone.answers.last))
-        self._enter(peer, member.workers, now)
-        self._next_expiry = min(self._next_expiry, now + self.limits.lease)
-        if not contributes:
-            job.members.add(member)
-            return job, member, sends
-        if join.flags & FLAG_STANDS_AT:
-            job.name(join.round, first=bool(join.flags & FLAG_FIRST))
-        if job.synchronous:
-            job.place(member, join, early, former)
-        was_gathered = job.members.gathered
-        job.members.add(member, join.expected, bool(join.flags & FLAG_WHOLE))
-        self.by_source[peer] = (job, member)
-        assert job.accelerator is not None
-        job.accelerator.join(rank)
-        if job.members.gathered and not was_gathered:
-            sends += self.gate_opened(job, member, now)
-        if fills_up:
-            sends += self._begin_anew(job, member, now)
-        return job, member, sends
-
-    def _enter(self, peer: Address, workers: int, now: float) -> None:
+    def enter(self, peer: Address, workers: int, now: float) -> None:
+        """From now on listen to this address, which stands for so many workers."""
         if self.sources.enter(peer):
             self.throttle.admit(peer, workers, now)
 
-    @staticmethod
-    def _is_early(job: Job, join: Join) -> bool:
-        """Whether nothing can have completed without the member this Join brings."""
-        expected = max(job.members.expected, join.expected)
-        return expected > job.members.met and not job.completed_any
-
-    def _reserve(self, job: Job, shape: Shape, rank: int, reproducible: bool) -> None:
-        begins = job.shape is None
-        if not begins:
-            reproducible = job.reproducible
-        if rank not in job.reserved:
-            needed = memory_needed(shape, reproducible, begins, job.has_parent)
-            if self.reserved + needed > self.limits.memory:
-                raise Refusal(Status.FULL)
-            job.reserved[rank] = needed
-        if begins and self.hierarchy:
-            job.window = self.hierarchy.uplinks[job.number].window()
-        if begins:
-            job.begin(shape, reproducible and shape.mode is Mode.SYNCHRONOUS)
-
-    # The other actions
+    # The actions of members
 
     def _leave(self, request: Request) -> Answer:
         ack = request.ack()
-        return Answer(ack, self._remove(request.job, request.member, request.now, request.now))
+        return Answer(ack, self.remove(request.job, request.member, request.now, request.now))
 
-    def _remove(
+    def remove(
         self, job: Job, member: Member, now: float, left: float | None = None
     ) -> list[Outgoing]:
         """Take a member out, which may have left by itself; what waited only for it completes."""
@@ -608,9 +387,14 @@ class ControlPlane:
             sends += self.hierarchy.handle_timer(now)
         return self.keys.sealed(sends + self.relays.handle_timer(now))
 
-    def _end_lease(self, job: Job, member: Member, now: float) -> list[Outgoing]:
+    def end_lease(self, job: Job, member: Member, now: float) -> list[Outgoing]:
+        """Take out a member that has been silent too long."""
         self.counters["leases_run_out"] += 1
-        return self._remove(job, member, now)
+        return self.remove(job, member, now)
+
+    def expect_expiry(self, at: float) -> None:
+        """A lease may run out then."""
+        self._next_expiry = min(self._next_expiry, at)
 
     def _renew(self, peer: Address, number: int, now: float) -> None:
         job = self.jobs.get(number)
@@ -627,7 +411,7 @@ class ControlPlane:
         self._next_expiry = float("inf")
         for job in list(self.jobs.values()):
             for member in job.silent(now, self.limits.lease):
-                sends += [out.copy() for out in self._end_lease(job, member, now)]
+                sends += [out.copy() for out in self.end_lease(job, member, now)]
             if self.hierarchy and job.keeps_places:  # who keeps its place is not counted now
                 sends += self.hierarchy.changed(job, now)
             expiries = (m.last_seen + self.limits.lease for m in job.members.by_address.values())

@@ -155,13 +155,13 @@ class Hierarchy:
         waiting, uplink.waiting = uplink.waiting, {}
         for peer, packet in waiting.items():
             assert isinstance(packet.value, Join)
-            sends += plane.join(peer, packet, packet.value, now)
+            sends += plane.admission.join(peer, packet, packet.value, now)
         job = plane.jobs.get(uplink.job)
         if job is None or job.shape is None:  # nobody could be taken in
             return sends + ([] if uplink.leaving else self._give_up(uplink, now))
         job.members.above = ack.contributors
         if job.members.count():
-            sends += plane.gate_opened(job, None, now)
+            sends += plane.admission.gate_opened(job, None, now)
         elif again and job.awaits_reset:  # the parent that was asked for it is no more
             sends += self.tell(job, Action.RESET, None, now)
         return sends

@@ -34,6 +34,7 @@ CORE = [
     "hierarchy",
     "uplink",
     "requests",
+    "admission",
     "control",
     "switch",
     "frame",

@@ -84,7 +84,7 @@ def leaver_waited_for(patch: pytest.MonkeyPatch) -> None:
 
 
 def memory_not_limited(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("iswitch.control.memory_needed", lambda *_: 0)
+    patch.setattr("iswitch.admission.memory_needed", lambda *_: 0)
 
 
 def ranks_given_twice(patch: pytest.MonkeyPatch) -> None:

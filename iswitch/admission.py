@@ -1,0 +1,255 @@
+"""Who is let into a job: what a Join says, and from which round on its sender takes part.
+
+Rules of docs/protocol.md, "Joining".
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .answers import Answers
+from .job import Job, memory_needed
+from .membership import Member
+from .packets import Address, Outgoing
+from .requests import Refusal, Request
+from .wire import (
+    FLAG_FIRST,
+    FLAG_HEARTBEAT,
+    FLAG_REPRODUCIBLE,
+    FLAG_STANDS_AT,
+    FLAG_WHOLE,
+    MAX_MEMBERS,
+    Action,
+    Control,
+    Join,
+    MemberType,
+    Mode,
+    Shape,
+    Status,
+    SwitchJoin,
+    WireError,
+)
+
+if TYPE_CHECKING:
+    from .control import ControlPlane
+
+
+class Admission:
+    """Takes members into the jobs of a control plane."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+
+    def join(self, peer: Address, packet: Control, join: Join, now: float) -> list[Outgoing]:
+        """Take a member in, or keep it; with a parent, when that has taken us."""
+        try:
+            type_ = MemberType(join.type)
+            shape = join.shape()
+            if isinstance(join, SwitchJoin) and type_ is not MemberType.SWITCH:
+                raise WireError("only a switch stands for several workers")
+            if shape is None and type_ is not MemberType.CONTROLLER:
+                raise WireError("only a controller may leave the shape open")
+        except ValueError:
+            return [self.plane.bare_answer(peer, packet, Status.BAD_REQUEST)]
+        job = self.plane.jobs.get(packet.job)
+        member = job.members.by_address.get(peer) if job else None
+        sends: list[Outgoing] = []
+        former: Member | None = None
+        keyed = self.plane.keys.of(packet.job) is not None
+        if self.plane.former.get(peer, packet.job).outdates(packet.request, keyed, now):
+            self.plane.counters["stale_join"] += 1
+            return []
+        try:
+            if job is not None and member is not None:
+                if packet.request < member.incarnation:
+                    self.plane.counters["stale_join"] += 1
+                    return []
+                same = packet.request == member.incarnation
+                if same or type_ is member.type is MemberType.SWITCH:
+                    if type_ is not member.type or (job.shape and shape not in (None, job.shape)):
+                        raise Refusal(Status.MISMATCH)
+                    anew = not same and not join.flags & FLAG_HEARTBEAT  # a new process
+                    if anew:  # its Request numbers begin anew
+                        member.answers = Answers(max(packet.request, member.answers.last))
+                    member.incarnation = packet.request
+                    member.last_seen = now
+                    if isinstance(join, SwitchJoin):
+                        sends = self._recount(job, member, join, now)
+                    if anew and job.is_beyond(join):
+                        sends += self._begin_anew(job, None, now)
+                    return [*self._joined(peer, packet, join, job, member, now), *sends]
+                former = member if member.contributes else None
+                sends = self.plane.remove(job, member, now)
+                if job.shape is None:  # it was the last: the job goes on beyond all it has sent
+                    former = None
+            if join.flags & FLAG_HEARTBEAT:
+                raise Refusal(Status.NOT_MEMBER)
+            if self.plane.hierarchy and type_ is not MemberType.CONTROLLER:
+                waits = self.plane.hierarchy.admit(peer, packet, join, now)
+                if waits is not None:
+                    return [*sends, *waits]
+            job, member, more = self._admit(peer, packet, join, type_, shape, former, now)
+            if self.plane.hierarchy and member.contributes:
+                more += self.plane.hierarchy.changed(job, now)
+        except WireError:
+            return [*sends, self.plane.bare_answer(peer, packet, Status.BAD_REQUEST)]
+        except Refusal as refusal:
+            return [*sends, self.plane.bare_answer(peer, packet, refusal.status, refusal.workers)]
+        return [*sends, *self._joined(peer, packet, join, job, member, now), *more]
+
+    def _make_room(self, job: Job, now: float) -> list[Outgoing]:
+        """A job that keeps places takes in nobody else; who died makes room for another.
+
+        Raises:
+            Refusal: all are alive.
+        """
+        if job.places() > 0:
+            return []
+        for member in job.members.contributors():
+            if member.last_seen + self.plane.limits.lease <= now:
+                return self.plane.end_lease(job, member, now)
+        raise Refusal(Status.FULL, job.members.workers)
+
+    def gate_opened(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
+        """As many workers have come as are expected: go on, all from the same round."""
+        if job.is_out_of_step():
+            return self._begin_anew(job, newcomer, now)
+        return self.plane.reevaluate(job)
+
+    def _begin_anew(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
+        """A place in a whole job was taken again: all go on from a round of their own."""
+        comes_back = newcomer is not None and newcomer.named is not None
+        if self.plane.hierarchy:
+            job.awaits_reset = True
+            return self.plane.hierarchy.tell(job, Action.RESET, None, now)
+        sends = self.plane.reset(job, None, now)
+        if newcomer is None or comes_back:
+            return sends
+        self.plane.relays.cancel(newcomer.address, job.number)  # its Ack says it
+        return [out for out in sends if newcomer.address not in out.peers]
+
+    def _recount(self, job: Job, switch: Member, join: SwitchJoin, now: float) -> list[Outgoing]:
+        """A switch below says for how many workers it stands now."""
+        self.plane.throttle.count(switch.address, join.workers)
+        members = job.members
+        members.are_fewer(switch.workers - join.workers)
+        switch.workers = join.workers
+        members.expected = max(members.expected, join.expected)
+        sends = self.gate_opened(job, None, now) if members.count() else []
+        return sends + (self.plane.hierarchy.changed(job, now) if self.plane.hierarchy else [])
+
+    def _workers(self, job: Job, now: float) -> int:
+        """Workers that are there: with a parent, as that tells of the whole tree."""
+        above = job.members.above
+        return job.workers_there(now, self.plane.limits.lease) if above is None else above
+
+    def _joined(
+        self, peer: Address, packet: Control, join: Join, job: Job, member: Member, now: float
+    ) -> list[Outgoing]:
+        """The Ack; a member that comes back and takes part in every round stays where it is.
+
+        Until the switch above has reset the job, nobody can be told where to begin.
+        """
+        if job.awaits_reset and not join.flags & FLAG_HEARTBEAT:
+            return []
+        ack = Request(job, member, Action.JOIN, None, now).ack(self._workers(job, now))
+        stays = bool(join.flags & FLAG_STANDS_AT) and member.first_round is None
+        if stays and job.synchronous and join.round in job.window:
+            ack = replace(ack, round=join.round)
+        payload = Control(Action.ACK, packet.job, packet.request, ack).build()
+        return [Outgoing.control(peer, payload)]
+
+    def _admit(
+        self,
+        peer: Address,
+        packet: Control,
+        join: Join,
+        type_: MemberType,
+        shape: Shape | None,
+        former: Member | None,
+        now: float,
+    ) -> tuple[Job, Member, list[Outgoing]]:
+        """Take in a new member.
+
+        Raises:
+            Refusal: it cannot be taken in; nothing has changed.
+        """
+        job = self.plane.jobs.get(packet.job) or Job(
+            packet.job, self.plane.counters, bool(self.plane.hierarchy), self.plane.counting
+        )
+        contributes = type_ is not MemberType.CONTROLLER
+        if contributes and peer in self.plane.by_source:
+            # Data names no job: an address and port can contribute to one job only.
+            raise Refusal(Status.DENIED)
+        if packet.job not in self.plane.jobs and len(self.plane.jobs) >= self.plane.limits.jobs:
+            raise Refusal(Status.FULL)
+        asks_rank_order = bool(join.flags & FLAG_REPRODUCIBLE)
+        if shape is not None and job.shape is not None:
+            if shape != job.shape or asks_rank_order > job.reproducible:
+                raise Refusal(Status.MISMATCH)
+        elif shape is not None and asks_rank_order and not job.tells_ranks_apart(shape.mode):
+            raise Refusal(Status.BAD_REQUEST)
+        sends: list[Outgoing] = []
+        fills_up = False
+        if contributes and job.keeps_places:
+            sends += self._make_room(job, now)
+            fills_up = job.keeps_places and job.places() == 1
+        early = self._is_early(job, join)
+        taken = 0
+        if early and contributes and job.accelerator is not None:
+            taken = job.accelerator.bits_held()
+        rank = job.members.free_rank(type_, taken)
+        if rank is None or len(job.members) >= MAX_MEMBERS:
+            raise Refusal(Status.FULL)
+        if contributes:
+            assert shape is not None
+            self._reserve(job, shape, rank, asks_rank_order or self.plane.reproducible)
+        self.plane.jobs[packet.job] = job
+        job.dormant_since = None
+        member = Member(peer, type_, rank, packet.request, None, now, replaces=former is not None)
+        if join.flags & FLAG_STANDS_AT:
+            member.named, member.begins = join.round, bool(join.flags & FLAG_FIRST)
+        if isinstance(join, SwitchJoin):
+            member.workers = join.workers
+        gone = self.plane.former.pop(peer, packet.job)
+        member.answers = Answers(max(packet.request, gone.answers.last))
+        self.plane.enter(peer, member.workers, now)
+        self.plane.expect_expiry(now + self.plane.limits.lease)
+        if not contributes:
+            job.members.add(member)
+            return job, member, sends
+        if join.flags & FLAG_STANDS_AT:
+            job.name(join.round, first=bool(join.flags & FLAG_FIRST))
+        if job.synchronous:
+            job.place(member, join, early, former)
+        was_gathered = job.members.gathered
+        job.members.add(member, join.expected, bool(join.flags & FLAG_WHOLE))
+        self.plane.by_source[peer] = (job, member)
+        assert job.accelerator is not None
+        job.accelerator.join(rank)
+        if job.members.gathered and not was_gathered:
+            sends += self.gate_opened(job, member, now)
+        if fills_up:
+            sends += self._begin_anew(job, member, now)
+        return job, member, sends
+
+    @staticmethod
+    def _is_early(job: Job, join: Join) -> bool:
+        """Whether nothing can have completed without the member this Join brings."""
+        expected = max(job.members.expected, join.expected)
+        return expected > job.members.met and not job.completed_any
+
+    def _reserve(self, job: Job, shape: Shape, rank: int, reproducible: bool) -> None:
+        begins = job.shape is None
+        if not begins:
+            reproducible = job.reproducible
+        if rank not in job.reserved:
+            needed = memory_needed(shape, reproducible, begins, job.has_parent)
+            if self.plane.reserved + needed > self.plane.limits.memory:
+                raise Refusal(Status.FULL)
+            job.reserved[rank] = needed
+        if begins and self.plane.hierarchy:
+            job.window = self.plane.hierarchy.uplinks[job.number].window()
+        if begins:
+            job.begin(shape, reproducible and shape.mode is Mode.SYNCHRONOUS)
