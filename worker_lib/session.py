@@ -18,107 +18,50 @@ What is lost is repaired in three ways, each for what the one before cannot mend
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import inf
 
-from iswitch.keys import Key
-from iswitch.packets import Address, Burst, Cutter, Outgoing, Rows, spans, super_packets
+from iswitch.packets import Address, Cutter, Outgoing, Rows, spans
 from iswitch.wire import (
     FLAG_FIRST,
-    FLAG_HEARTBEAT,
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
     HEARTBEAT,
     ROUND_MASK,
-    SEG_SIZE,
-    TOS_CONTROL,
     TOS_DATA,
-    TOS_MASK,
     Ack,
     Action,
-    Control,
-    Join,
-    MemberType,
-    Round,
     Segments,
     Shape,
     Status,
-    Value,
     Vector,
-    WireError,
     round_distance,
 )
 
+from .events import Answered, Dropped, Event, Gone, Halted, WasReset
+from .member import RANGES_PER_HELP, REPEAT_CEILING, REPEAT_PAUSE, Member, bridged
 from .transfer import Contribution, Transfer
-from .window import CEILING, RoundTrip, SendWindow
+from .window import CEILING
+
+__all__ = [  # what those that deal with a session need
+    "RANGES_PER_HELP",
+    "REPEAT_CEILING",
+    "REPEAT_PAUSE",
+    "Answered",
+    "Dropped",
+    "Event",
+    "Gone",
+    "Halted",
+    "Session",
+    "WasReset",
+]
 
 BURSTS_AT_ONCE = 8  # super-datagrams given out between two looks at what has come
-RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
 PROBE = 2.0  # round trips without a sign after which to send something again, to see
 PROBE_FLOOR = 0.002  # seconds
-REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
-REPEAT_CEILING = 1.0
-REMEMBERED_RELAYS = 64
 
 
-@dataclass(frozen=True)
-class Answered:
-    """The switch answered a request."""
-
-    request: int
-    action: Action
-    status: Status
-    ack: Ack
-
-
-@dataclass(frozen=True)
-class Halted:
-    """The job is suspended until it is reset."""
-
-
-@dataclass(frozen=True)
-class WasReset:
-    """The job was reset and goes on from `round`; an allreduce under way is void."""
-
-    round: int
-
-
-@dataclass(frozen=True)
-class Gone:
-    """The round under way is no longer kept at the switch, which is at `now_at`."""
-
-    round: int
-    now_at: int
-
-
-@dataclass(frozen=True)
-class Dropped:
-    """The job went on without this worker; it takes part again from `now_at`."""
-
-    round: int
-    now_at: int
-
-
-Event = Answered | Halted | WasReset | Gone | Dropped
-
-
-@dataclass(slots=True)
-class _Pending:
-    packet: Control
-    due: float
-    pause: float
-    asked: int  # the Request it had at first
-
-    @property
-    def heartbeat(self) -> bool:
-        """Whether it is a Join that asks to be a member still."""
-        join = self.packet.value
-        return isinstance(join, Join) and bool(join.flags & FLAG_HEARTBEAT)
-
-
-class Session:
+class Session(Member[Dropped | Gone | WasReset]):
     """One worker's membership in one job.
 
     Args:
@@ -154,49 +97,31 @@ class Session:
         heartbeat: float = HEARTBEAT,
         key: bytes | None = None,
     ) -> None:
-        self.switch = switch
-        self.job = job
-        self.shape = shape
-        self.incarnation = incarnation
-        self.expected = expected
-        self.heartbeat = heartbeat
+        flags = FLAG_REPRODUCIBLE * reproducible | FLAG_WHOLE * whole
+        super().__init__(
+            switch,
+            job,
+            shape,
+            incarnation,
+            expected=expected,
+            flags=flags,
+            ceiling=ceiling,
+            heartbeat=heartbeat,
+            key=key,
+        )
         self.resends = resends
-        self.key = None if key is None else Key(key)
-        self.denied = False  # somebody without the key says that the switch has another, or none
-        self.member = False
-        self.leaving = False
-        self.rank = 0
         self.round = 0  # of the allreduce under way, or the next
-        self.joined = 0  # workers that have joined, or are members since all had; by the last Ack
-        self.threshold = 0  # H in force, by the last Ack
-        self.told = float("-inf")  # when that Ack came
-        self.halted = False
         self.transfer: Transfer | None = None
-        self.may_send = False  # more than the last `transmissions` gave out
-        self.heard = float("-inf")  # when the last packet came
         self.waiting_for: int | None = None  # bitmap of ranks, by the last answers to Help
         self._asked_anew = True  # no answer has come to the last Help
         self.stats = dict.fromkeys(
             ("sent", "sent_again", "received", "useless", "probes", "helps", "helped", "rejoins"),
             0,
         )
-        self.round_trip = RoundTrip()
-        burst = super_packets(shape.packet_size)
-        self.window = SendWindow(burst, max(burst, ceiling // shape.packet_size))
-        self._burst = burst
         self._cutter = Cutter(shape)
         self._contributions = deque(
             Contribution(shape, self._cutter) for _ in range(1 + restart_safe)
         )
-        self._out: deque[Outgoing] = deque()
-        self._events: deque[Event] = deque()
-        self._pending: dict[int, _Pending] = {}
-        self._help_requests: set[int] = set()
-        self._relays: deque[int] = deque(maxlen=REMEMBERED_RELAYS)
-        self._halt: int | None = None  # Request of the newest Halt
-        self._request = incarnation
-        self._flags = FLAG_REPRODUCIBLE * reproducible | FLAG_WHOLE * whole
-        self._next_heartbeat = float("inf")
         self._own = False  # nobody else writes to the transfer's `out`
         self._given_up: Transfer | None = None
         self._timer: float | None = None
@@ -204,38 +129,10 @@ class Session:
         self._repair_at: float | None = None  # when something may have to be called lost
         self._measured_at = float("-inf")
         self._last_loss = float("-inf")
-        self._rejoining = False
         self._finished: int | None = None  # the last round that was
         self._moved_to: int | None = None  # the round by which the switch last moved us
 
     # What the application asks for
-
-    def join(self, now: float) -> None:
-        """Send a Join; a member's is a heartbeat."""
-        flags = self._flags
-        if self._rejoining:
-            took_part_before = self._finished == (self.round - 1) & ROUND_MASK
-            flags |= FLAG_STANDS_AT if took_part_before else FLAG_STANDS_AT | FLAG_FIRST
-        elif self.member:
-            flags |= FLAG_HEARTBEAT
-        join = Join.for_shape(self.shape, MemberType.WORKER, self.expected, flags)
-        if self._rejoining:
-            join = replace(join, round=self.round)
-        self._next_heartbeat = now + self.heartbeat
-        self._ask(Control(Action.JOIN, self.job, self.incarnation, join), now)
-
-    def request(self, action: Action, value: Value, now: float) -> int:
-        """Send a request, repeated until it is answered; returns its number."""
-        if action is Action.LEAVE:
-            self.leaving = True
-            self.abandon()
-        number = self._number()
-        self._ask(Control(action, self.job, number, value), now)
-        return number
-
-    def forget(self, request: int) -> None:
-        """Stop repeating a request."""
-        self._pending.pop(request, None)
 
     def begin(self, vector: Vector, out: Vector, now: float, own: bool = False) -> None:
         """Begin the allreduce of the current round, or begin it again after it was given up.
@@ -281,8 +178,7 @@ class Session:
 
     def transmissions(self, now: float) -> list[Outgoing]:
         """What is to be sent now: control, and as much data as the window allows."""
-        out = [self.key.sealed(one) for one in self._out] if self.key else list(self._out)
-        self._out.clear()
+        out = self._given_out()
         transfer = self.transfer
         self.may_send = False
         if transfer is None or self.halted or not self.member:
@@ -306,13 +202,6 @@ class Session:
         )
         return out
 
-    def _room(self, segments: int) -> int:
-        """Bursts that the window has room for beside these segments: whole ones.
-
-        Fragments would cost as much.
-        """
-        return int(self.window.size - segments) // self._burst
-
     def _give_out(
         self, transfer: Transfer, bursts: int, now: float, again: bool, out: list[Outgoing]
     ) -> int:
@@ -327,165 +216,30 @@ class Session:
             bursts -= -(-(stop - start) // self._burst)
         return bursts
 
-    def receive(self, burst: Burst, now: float) -> None:
-        """Take packets from the switch."""
-        self.heard = now
-        kind = burst.tos & TOS_MASK
-        if kind == TOS_DATA:
-            rows, tail = burst.not_below(SEG_SIZE)
-            if len(rows):
-                self._take(rows, tail, now)
-        elif kind == TOS_CONTROL:
-            for rows in burst.pieces():
-                for row in rows:
-                    self._control(row.tobytes(), now)
-
-    def next_event(self) -> Event | None:
-        """What has happened, oldest first; None: nothing more."""
-        return self._events.popleft() if self._events else None
-
     def deadline(self) -> float | None:
         """When `handle_timer` wants to be called."""
-        due = self._timer
-        if self._repair_at is not None and (due is None or self._repair_at < due):
-            due = self._repair_at
-        if self.member and not self.leaving and (due is None or self._next_heartbeat < due):
-            due = self._next_heartbeat
-        for pending in self._pending.values():
-            if due is None or pending.due < due:
-                due = pending.due
-        return due
+        own = (self._timer, self._repair_at, super().deadline())
+        return min((due for due in own if due is not None), default=None)
 
-    def handle_timer(self, now: float) -> None:
-        """Repeat unanswered requests; ask for Help with what does not come; be a member still."""
-        for pending in self._pending.values():
-            if pending.due <= now:
-                pending.pause = min(2 * pending.pause, REPEAT_CEILING)
-                pending.due = now + pending.pause
-                self._out.append(Outgoing.control(self.switch, pending.packet.build()))
+    def _do_what_is_due(self, now: float) -> None:
+        """Ask for Help with what does not come, or send it again."""
         if self._repair_at is not None and self._repair_at <= now:
             self._repair(now)
         if self._timer is not None and self._timer <= now:
             self._break_silence(now)
-        if self.member and not self.leaving and self._next_heartbeat <= now:
-            self.join(now)
 
-    # Requests and answers
+    # Membership
 
-    def _number(self) -> int:
-        self._request = (self._request + 1) & ROUND_MASK
-        return self._request
+    def _standing(self) -> tuple[int, int]:
+        took_part_before = self._finished == (self.round - 1) & ROUND_MASK
+        return FLAG_STANDS_AT if took_part_before else FLAG_STANDS_AT | FLAG_FIRST, self.round
 
-    def _ask(self, packet: Control, now: float, asked: int | None = None) -> None:
-        asked = packet.request if asked is None else asked
-        self._pending[packet.request] = _Pending(packet, now + REPEAT_PAUSE, REPEAT_PAUSE, asked)
-        self._out.append(Outgoing.control(self.switch, packet.build()))
+    def _take_place(self, ack: Ack, now: float) -> None:  # noqa: ARG002
+        moved = self._moved_to  # by a Reset that has overtaken the Ack, or an old one
+        if moved is None or round_distance(ack.round, moved) > 0:
+            self.round = ack.round
 
-    def _control(self, payload: bytes, now: float) -> None:
-        if self.key is not None:
-            packet_in_it = self.key.opened(payload)
-            if packet_in_it is None:
-                self._note_denial(payload)
-                return
-            payload, self.denied = packet_in_it, False
-        try:
-            packet = Control.parse(payload)
-        except WireError:
-            return
-        if packet.job != self.job:
-            return
-        if isinstance(packet.value, Ack):
-            self._answered(packet, packet.value, now)
-            return
-        if packet.action not in (Action.HELP, Action.HALT, Action.RESET):
-            return
-        ack = Control(Action.ACK, self.job, packet.request, Ack(packet.action, rank=self.rank))
-        self._out.append(Outgoing.control(self.switch, ack.build()))
-        if packet.request in self._relays:  # repeated: our Ack was lost
-            return
-        self._relays.append(packet.request)
-        if packet.action is Action.HALT:
-            if self._halt is None or round_distance(packet.request, self._halt) > 0:
-                self._halt = packet.request
-                self._was_halted(now)
-        elif isinstance(packet.value, Round):
-            self._was_reset(packet.value.round)
-        elif isinstance(packet.value, Segments):
-            self._help_the_switch(packet.value, now)
-
-    def _note_denial(self, payload: bytes) -> None:
-        """Without a MAC, so nothing to act upon; but why nothing else comes, perhaps."""
-        try:
-            packet = Control.parse(payload)
-        except WireError:
-            return
-        refused = packet.action is Action.ACK and packet.status in (
-            Status.DENIED,
-            Status.BAD_REQUEST,
-        )
-        asked = packet.request in self._pending or packet.request in self._help_requests
-        self.denied |= refused and asked and packet.job == self.job
-
-    def _ask_anew(self, request: int, last: int, now: float) -> None:
-        """The switch wants a Request above `last`: a process before used up so many here."""
-        self._request = max(self._request, last)
-        self._help_requests.discard(request)
-        pending = self._pending.pop(request, None)
-        if pending is not None:
-            self._ask(pending.packet._replace(request=self._number()), now, pending.asked)
-
-    def _answered(self, packet: Control, ack: Ack, now: float) -> None:
-        status = Status.of(packet.status)
-        if self.key and status is Status.DENIED and ack.action != Action.JOIN:
-            self._ask_anew(packet.request, ack.round, now)
-            return
-        if packet.request in self._help_requests:
-            self._help_requests.discard(packet.request)
-            self._help_answered(status, ack, now)
-            return
-        pending = self._pending.get(packet.request)
-        if pending is None or pending.packet.action != ack.action:
-            return  # to a request answered already, or of a former process at this address
-        if ack.action == Action.JOIN and status is Status.NOT_MEMBER:
-            if pending.heartbeat:  # else it is a late answer to one, and joining anew under way
-                del self._pending[packet.request]
-                self._rejoin(now)
-            return
-        if pending.heartbeat and self.key and status is not Status.OK:
-            return  # answered long ago: a heartbeat is not refused
-        del self._pending[packet.request]
-        if pending.packet.action is Action.JOIN:
-            if status is Status.OK:
-                self._joined(ack, now)
-            else:
-                self.member = False
-        elif status is Status.NOT_MEMBER and pending.packet.action is not Action.LEAVE:
-            self._rejoin(now)
-        elif (
-            pending.packet.action is Action.RESET
-            and status is Status.OK
-            and round_distance(ack.round, self.round) > 0  # else its relay has come before
-        ):
-            self.resume_at(ack.round)
-        self._events.append(Answered(pending.asked, pending.packet.action, status, ack))
-
-    def _joined(self, ack: Ack, now: float) -> None:
-        self.rank = ack.rank
-        self.joined = ack.contributors
-        self.threshold = ack.threshold
-        self.told = now
-        if self.member:
-            return
-        self.member = True
-        if not self._rejoining:
-            moved = self._moved_to  # by a Reset that has overtaken the Ack, or an old one
-            if moved is None or round_distance(ack.round, moved) > 0:
-                self.round = ack.round
-            return
-        self._rejoining = False
-        if self.key is not None:  # no request of before may be repeated to it by others
-            nothing = Segments(self.round, 0, 0)
-            self._ask(Control(Action.HELP, self.job, self._number(), nothing), now)
+    def _take_place_again(self, ack: Ack, now: float) -> None:
         if round_distance(ack.round, self.round) > 0:
             self._events.append(Dropped(self.round, ack.round))
             self.abandon()
@@ -496,16 +250,8 @@ class Session:
             self._moved = now
             self._timer = now + self.round_trip.timeout
 
-    def _rejoin(self, now: float) -> None:
-        """The switch does not know us: it was restarted, or our lease ran out."""
-        if self.member and not self.leaving:
-            self.member = False
-            self._rejoining = True
-            self._relays.clear()  # a switch that was restarted numbers from the start again
-            self._halt = None
-            self._moved_to = None
-            self.stats["rejoins"] += 1
-            self.join(now)
+    def _lost_place(self) -> None:
+        self._moved_to = None
 
     def _was_halted(self, now: float) -> None:
         if self._timer is not None:
@@ -523,6 +269,10 @@ class Session:
         self.resume_at(round_)
         if not ours:
             self._events.append(WasReset(round_))
+
+    def _has_reset(self, round_: int) -> None:
+        if round_distance(round_, self.round) > 0:  # else its relay has come before
+            self.resume_at(round_)
 
     def resume_at(self, round_: int) -> None:
         """The job was reset: nothing from before counts, the next round is `round_`."""
@@ -592,28 +342,25 @@ class Session:
             return
         self._asked_anew = True
         transfer.losses.land()
-        ranges = _bridged(transfer.missing(sent_only=True), RANGES_PER_HELP)
+        ranges = bridged(transfer.missing(sent_only=True), RANGES_PER_HELP)
         if self.halted:  # nothing will come; but the Reset that ends it may have been lost
             ranges = [(0, 1)]
         for start, stop in ranges:
-            number = self._number()
-            if len(self._help_requests) > 4 * RANGES_PER_HELP:
-                self._help_requests.clear()
-            self._help_requests.add(number)
-            named = Segments(transfer.round, start, stop - start)
-            packet = Control(Action.HELP, self.job, number, named)
-            self._out.append(Outgoing.control(self.switch, packet.build()))
+            self._help(Segments(transfer.round, start, stop - start), now)
             self.stats["helps"] += 1
         self.round_trip.backoff = min(self.round_trip.backoff * 2, 64.0)
         pause = self.round_trip.ceiling if self.halted else self.round_trip.timeout
         self._timer = now + pause
 
-    def _help_answered(self, status: Status, ack: Ack, now: float) -> None:
-        if status is Status.NOT_MEMBER:
-            self._rejoin(now)
-        elif status is Status.HALTED:
-            self._was_halted(now)
-        elif status is Status.GONE and self.halted:  # the Reset that ended it was lost
+    def _help_answered(
+        self,
+        named: Segments,  # noqa: ARG002
+        asked: float,  # noqa: ARG002
+        status: Status,
+        ack: Ack,
+        now: float,  # noqa: ARG002
+    ) -> None:
+        if status is Status.GONE and self.halted:  # the Reset that ended it was lost
             self._was_reset(ack.round)
         elif status is Status.GONE and self.transfer is not None:
             self._events.append(Gone(self.round, ack.round))
@@ -665,13 +412,3 @@ class Session:
             self.round_trip.sample(measured)
             transfer.losses.measured = None
         self._moves(now)
-
-
-def _bridged(ranges: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
-    """Ranges in ascending order, joined over the smallest gaps until there are few enough."""
-    if len(ranges) <= most:
-        return ranges
-    gaps = [after - stop for (_, stop), (after, _) in pairwise(ranges)]
-    wide = sorted(range(len(gaps)), key=gaps.__getitem__)[len(gaps) + 1 - most :]
-    firsts = [0, *(i + 1 for i in sorted(wide))]
-    return [(ranges[a][0], ranges[b - 1][1]) for a, b in pairwise([*firsts, len(ranges)])]
