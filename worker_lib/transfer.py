@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
-from iswitch.packets import Cutter, Indices, Rows, Stretch, spans
-from iswitch.wire import SEG_SIZE, Shape, Vector
+from iswitch.packets import Cutter, Indices, Rows
+from iswitch.wire import Shape, Vector
 
+from .aggregates import Aggregates
 from .recovery import Losses
 
 NONE: Indices = np.empty(0, np.int64)
@@ -78,16 +77,11 @@ class Transfer:
         assert contribution.round is not None
         self.round: int = contribution.round
         self._vector = vector
-        full = self.shape.full_segments
-        self._whole = out[: full * self.shape.elements].reshape(full, self.shape.elements)
-        self._last = out[self.shape.numel - self.shape.last :]
-        self._had = bytearray(self.shape.segments)
-        self._has: npt.NDArray[np.uint8] = np.frombuffer(self._had, np.uint8)  # the same
-        self._dtype = self.shape.dtype.numpy
+        self._aggregates = Aggregates(self.shape, out)
+        self._has = self._aggregates.has
         self._todo: deque[tuple[int, int, bool]] = deque([(0, self.shape.segments, False)])
         self._lost = NONE  # to be sent again
         self.losses = Losses(self.shape.segments)
-        self.remaining = self.shape.segments
 
     @property
     def in_flight(self) -> int:
@@ -96,13 +90,12 @@ class Transfer:
 
     def resume(self, former: Transfer) -> None:
         """Take over what has come of the same round before it was given up."""
-        had = former._has == 1
-        full = self.shape.full_segments
-        self._whole[had[:full]] = former._whole[had[:full]]
-        if had[full:].any():
-            self._last[...] = former._last
-        self._has[had] = 1
-        self.remaining -= int(had.sum())
+        self._aggregates.copy(former._aggregates)
+
+    @property
+    def remaining(self) -> int:
+        """Segments whose aggregate has not come."""
+        return self._aggregates.remaining
 
     @property
     def done(self) -> bool:
@@ -142,10 +135,10 @@ class Transfer:
         while self._todo:
             start, stop, asked = self._todo.popleft()
             if not asked:  # what has its aggregate already need not be sent
-                start = self._had.find(0, start, stop)
+                start = self._aggregates.find(0, start, stop)
                 if start < 0:
                     continue
-                known = self._had.find(1, start, stop)
+                known = self._aggregates.find(1, start, stop)
                 if known >= 0:
                     self._todo.appendleft((known, stop, False))
                     stop = known
@@ -207,53 +200,17 @@ class Transfer:
             how many were new, and how many of no use (had already, of another round, malformed).
         """
         shape = self.shape
-        fresh = 0
+        before = self.remaining
         for stretch in cutter.cut(rows, tail):
             if stretch.round != self.round or not stretch.fits(shape):
                 continue
             self.contribution.fill(self._vector, stretch.stop)  # `out` may be the vector
-            fresh += self._take(stretch, now)
-        self.remaining -= fresh
+            for came in self._aggregates.take(stretch):
+                self.losses.came(came, now)
+        fresh = before - self.remaining
         return fresh, len(rows) - fresh
-
-    def _take(self, stretch: Stretch, now: float) -> int:
-        if stretch.indices is None:
-            start, fresh = stretch.start, 0
-            for a, b in self._lacking(start, stretch.stop):
-                self._store(a, b, stretch.rows[a - start : b - start])
-                self._had[a:b] = b"\1" * (b - a)
-                self.losses.came(slice(a, b), now)
-                fresh += b - a
-            return fresh
-        new = self._has[stretch.indices] == 0
-        came, rows = stretch.indices, stretch.rows
-        if not new.all():
-            came, rows = came[new], rows[new]
-        if len(came):
-            whole = int(np.searchsorted(came, self.shape.full_segments))
-            self._whole[came[:whole]] = rows[:whole, SEG_SIZE:].view(self._dtype)
-            if whole < len(came):
-                self._store(self.shape.full_segments, self.shape.segments, rows[-1:])
-            self._has[came] = 1
-            self.losses.came(came, now)
-        return len(came)
-
-    def _store(self, start: int, stop: int, rows: Rows) -> None:
-        whole = min(stop, self.shape.full_segments)
-        if start < whole:
-            self._whole[start:whole] = rows[: whole - start, SEG_SIZE:].view(self._dtype)
-        if stop > whole:
-            self._last[...] = rows[-1, SEG_SIZE : self.shape.last_size].view(self._dtype)
-
-    def _lacking(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """The stretches of start..stop-1 whose aggregate has not come."""
-        if self._had.find(1, start, stop) < 0:
-            yield start, stop
-            return
-        had = self._has[start:stop]
-        yield from ((start + a, start + b) for a, b in spans(had, 0) if not had[a])
 
     def missing(self, sent_only: bool = False) -> list[tuple[int, int]]:
         """Ranges (start, stop) of segments whose aggregate has not come."""
         stop = self.filled if sent_only else self.shape.segments
-        return list(self._lacking(0, stop)) if stop else []
+        return list(self._aggregates.lacking(0, stop))
