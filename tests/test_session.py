@@ -1145,6 +1145,20 @@ def test_bursts_of_losses_in_a_long_vector(seed: int) -> None:
     assert all(s.stats["sent_again"] < 5 * 2000 for s in sessions)
 
 
+def test_no_more_than_a_window_of_a_finished_round_is_sent_at_once() -> None:
+    shape = Shape.of(2000, DType.INT32, elements=1)
+    world = World()
+    sessions = [world.join(i, shape, expected=2, heartbeat=1e9, ceiling=800) for i in range(2)]
+    world.gather(sessions)
+    world.allreduce(sessions, [np.ones(2000, np.int32)] * 2)
+    first = sessions[0]
+    before, window = first.stats["sent_again"], first.window.size
+    help_ = Control(Action.HELP, 7, 99, Segments(0, 0, 2000)).build()
+    world.network.transmit(SWITCH, [outgoing(0, help_)])
+    world.run(lambda: first.stats["helped"] == 1)
+    assert first.stats["sent_again"] - before == window < 2000
+
+
 def test_a_slow_worker_is_not_flooded_for() -> None:
     """A has sent everything and gets nothing: its window stays what it is, and Help is asked."""
     world, sessions = bursts(workers=2)

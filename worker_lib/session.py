@@ -384,6 +384,8 @@ class Session(Member[Dropped | Gone | WasReset]):
             self.stats["sent_again"] += again
             self._narrow(again, now)
             return
+        # At most a window at once; the switch asks again for what is beyond.
+        stop = min(stop, start + max(int(self.window.size), self._burst))
         for contribution in self._contributions:
             if contribution.round == named.round:
                 self.stats["sent_again"] += stop - start
