@@ -166,7 +166,10 @@ class Accelerator(ABC):
                 yield self.outgoing(short[0], partial)
                 continue
             # Each once: in a packet behind the shorter last one the rest would mean something.
-            indices = np.unique(np.concatenate([np.arange(r.start, r.stop) for r in short]))
+            wanted = np.zeros(self.shape.segments, bool)
+            for run in short:
+                wanted[run.start : run.stop] = True
+            indices = np.flatnonzero(wanted)
             rows = self.rows if partial else self.aggregates
             yield rows[slot, indices], self.shape.tail(int(indices[-1]) + 1)
 

@@ -80,7 +80,7 @@ class Transfer:
         self._aggregates = Aggregates(self.shape, out)
         self._has = self._aggregates.has
         self._todo: deque[tuple[int, int, bool]] = deque([(0, self.shape.segments, False)])
-        self._lost = NONE  # to be sent again
+        self._lost = np.zeros(self.shape.segments, bool)  # to be sent again
         self.losses = Losses(self.shape.segments)
 
     @property
@@ -115,12 +115,14 @@ class Transfer:
     @property
     def must_resend(self) -> bool:
         """Whether something is to be sent again because it was lost, or asked for."""
-        return len(self._lost) > 0 or bool(self._todo and self._todo[0][2])
+        return bool(self._lost.any() or (self._todo and self._todo[0][2]))
 
     def next_lost(self, most: int, now: float) -> Indices:
         """Take at most so many segments that were lost, to send them again."""
-        some, self._lost = self._lost[:most], self._lost[most:]
-        some = np.compress(self._has[some] == 0, some)
+        if not self._lost.any():
+            return NONE
+        some = np.flatnonzero(self._lost & (self._has == 0))[:most]
+        self._lost[: some[-1] + 1 if len(some) else None] = False
         if len(some):
             self.losses.sent(some, len(some), now, again=True)
         return some
@@ -165,24 +167,23 @@ class Transfer:
     def lose(self, now: float) -> tuple[Indices, float | None]:
         """Have sent again what is lost by now; the first losses of it, and when to look again."""
         first, second, again_at = self.losses.overdue(now)
-        self._lost = np.union1d(self._lost, np.concatenate((first, second)))
+        self._lost[first] = self._lost[second] = True
         return first, again_at
 
     def probe(self, most: int) -> None:
         """Have the first segments sent again whose aggregate has not come."""
-        waiting = np.flatnonzero(self._has[: self.filled] == 0)
-        waiting = np.setdiff1d(waiting, self._lost)[:most]
+        filled = slice(self.filled)
+        waiting = np.flatnonzero((self._has[filled] == 0) & ~self._lost[filled])[:most]
         self.losses.forget(waiting)
-        self._lost = np.union1d(self._lost, waiting)
+        self._lost[waiting] = True
 
     def resend(self, start: int, stop: int) -> int:
         """The switch lacks these segments: send those again that were sent; says how many."""
         stop = min(stop, self.filled)
         if start >= stop:
             return 0
-        asked = np.arange(start, stop)
-        self.losses.forget(asked)
-        self._lost = np.setdiff1d(self._lost, asked)
+        self.losses.forget(slice(start, stop))
+        self._lost[start:stop] = False
         self._todo.appendleft((start, stop, True))
         return stop - start
 
@@ -190,7 +191,7 @@ class Transfer:
         """The switch has lost its state: send everything again whose aggregate has not come."""
         self._todo.clear()
         self._todo.append((0, self.shape.segments, False))
-        self._lost = NONE
+        self._lost[:] = False
         self.losses = Losses(self.shape.segments)
 
     def take(self, rows: Rows, tail: int, cutter: Cutter, now: float) -> tuple[int, int]:
