@@ -171,6 +171,10 @@ class Shape:
         segments = max(1, -(-numel // elements))
         return cls(dtype, op, mode, elements, numel - (segments - 1) * elements, segments)
 
+    def shortened(self, numel: int) -> Shape:
+        """The shape of a shorter vector in segments of the same size."""
+        return Shape.of(numel, self.dtype, self.op, self.mode, self.elements)
+
     @cached_property
     def numel(self) -> int:
         """Elements of the whole vector."""

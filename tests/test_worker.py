@@ -104,6 +104,34 @@ def test_product(make: Make, pool: ThreadPoolExecutor, count: int, numel: int) -
             assert (out == np.sum(vectors, 0)).all()
 
 
+def test_shorter_vectors(make: Make, pool: ThreadPoolExecutor) -> None:
+    """Of any size from round to round, in place too; no more segments travel than they fill."""
+    workers = make(3, 100_000, shorter=True)
+    rng = np.random.default_rng(1)
+    segments = 0
+    for numel in [1, 365, 366, 367, 100_000, 99_999, 5, 50_000, 1, 100_000]:
+        vectors = [rng.integers(-99, 100, numel).astype(np.float32) for _ in workers]
+        exact = np.sum(vectors, 0)
+        for out in together(pool, workers, vectors):
+            assert (out == exact).all()
+        waiting = [pool.submit(w.allreduce, v, v) for w, v in zip(workers, vectors, strict=True)]
+        for out in [w.result(PATIENCE) for w in waiting]:
+            assert (out == exact).all()
+        segments += 2 * -(-numel // 366)
+    assert workers[0].stats()["received"] == segments
+    with pytest.raises(ValueError, match="numel=100001"):
+        workers[0].allreduce(np.zeros(100_001, np.float32))
+    with pytest.raises(ValueError, match="has 0 elements"):
+        workers[0].allreduce(np.zeros(0, np.float32))
+
+
+def test_who_lacks_in_a_shorter_vector(make: Make) -> None:
+    workers = make(2, 100_000, shorter=True)
+    with pytest.raises(AllreduceTimeout, match="2 of 2 segments missing .*rank 1") as raised:
+        workers[0].allreduce(np.zeros(400, np.float32), timeout=0.3)
+    assert raised.value.missing == [(0, 2)]
+
+
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int32])
 def test_dtypes_and_ops(make: Make, pool: ThreadPoolExecutor, dtype: type, op: str) -> None:

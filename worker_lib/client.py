@@ -78,6 +78,8 @@ class Worker:
         offload: use segmentation offload where the machine has it.
         bind: local (host, port).
         key: of a keyed job, 1 to 64 bytes.
+        shorter: vectors may have fewer elements than `numel`, equally many in all workers each
+            time; only as many segments travel as they fill.
 
     Raises:
         SwitchUnreachable: nobody answers there.
@@ -104,6 +106,7 @@ class Worker:
         offload: bool = True,
         bind: tuple[str, int] = ("0.0.0.0", 0),
         key: bytes | None = None,
+        shorter: bool = False,
     ) -> None:
         switch = arguments.address("switch", switch, least_port=1)
         bind = arguments.address("bind", bind)
@@ -117,6 +120,7 @@ class Worker:
         self.num_workers = num_workers
         self.on_member_lost = arguments.on_member_lost(on_member_lost, num_workers)
         self.reproducible = bool(reproducible)
+        self.shorter = bool(shorter)
         self.timeout = arguments.seconds("timeout", timeout)
         self.allreduces = 0
         self.allreduce_seconds: deque[float] = deque(maxlen=TIMES_KEPT)  # of the last
@@ -202,7 +206,8 @@ class Worker:
         """Combine the vectors of all workers, element by element, in the switch.
 
         Args:
-            vector: `numel` elements of the worker's dtype, in any shape.
+            vector: `numel` elements of the worker's dtype, in any shape; at least one and at most
+                so many if `shorter`.
             out: an array like `vector` to take the result (may be `vector` itself).
             timeout: seconds; default: the worker's.
 
@@ -279,7 +284,8 @@ class Worker:
                 f"{name} is {array.dtype}, this worker's dtype is {self._dtype}: {mend}, or make "
                 "the Worker with another dtype"
             )
-        if array.size != self.shape.numel:
+        least = 1 if self.shorter else self.shape.numel
+        if not min(least, self.shape.numel) <= array.size <= self.shape.numel:
             raise ValueError(
                 f"{name} has {array.size} elements, this worker's vectors have "
                 f"{self.shape.numel}; make the Worker with numel={array.size}"

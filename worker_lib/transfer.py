@@ -45,13 +45,14 @@ class Contribution:
         assert self.round is not None
         self.filled = stop
         self._segs[start:stop] = self._cutter.headers(self.round, start, stop)
-        whole = min(stop, shape.full_segments)
+        full, tail = divmod(len(vector), shape.elements)
+        whole = min(stop, full)
         if start < whole:
             elements = vector[start * shape.elements : whole * shape.elements]
             self._data[start:whole] = elements.reshape(whole - start, -1)
-        if stop > shape.full_segments:
-            tail = shape.last
-            self._data[-1, :tail] = vector[shape.numel - tail :]
+        if stop > full:
+            self._data[full, :tail] = vector[full * shape.elements :]
+            self._data[full, tail:] = 0  # of a vector that is shorter than the job's
 
     def rows(self, start: int, stop: int) -> tuple[Rows, int]:
         """Segments start..stop-1 as packets, and the size of the last."""
@@ -65,14 +66,19 @@ class Contribution:
 class Transfer:
     """An allreduce under way.
 
+    It may be shorter than the job's vectors are at most: then it is their first segments, of which
+    the last travels whole. Each segment completes by itself, so the switch need not know.
+
     Args:
         contribution: where the packets are laid out (its `begin` has been called).
-        vector: what this worker contributes, shape (numel,).
-        out: takes the aggregate, shape (numel,).
+        vector: what this worker contributes, flat.
+        out: takes the aggregate, like the vector.
     """
 
     def __init__(self, contribution: Contribution, vector: Vector, out: Vector) -> None:
-        self.shape = contribution.shape
+        self._sent_as = sent_as = contribution.shape
+        shorter = len(vector) < sent_as.numel
+        self.shape = sent_as.shortened(len(vector)) if shorter else sent_as
         self.contribution = contribution
         assert contribution.round is not None
         self.round: int = contribution.round
@@ -203,7 +209,9 @@ class Transfer:
         shape = self.shape
         before = self.remaining
         for stretch in cutter.cut(rows, tail):
-            if stretch.round != self.round or not stretch.fits(shape):
+            if stretch.round != self.round or not stretch.fits(self._sent_as):
+                continue
+            if stretch.stop > shape.segments:
                 continue
             self.contribution.fill(self._vector, stretch.stop)  # `out` may be the vector
             for came in self._aggregates.take(stretch):

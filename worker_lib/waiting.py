@@ -90,7 +90,7 @@ class Waiting:
             )
         named = ", ".join(_range(start, stop) for start, stop in missing[:4])
         more = ", ..." if len(missing) > 4 else ""
-        segments = f"{count} of {session.shape.segments} segments missing ({named}{more})"
+        segments = f"{count} of {session.transfer.shape.segments} segments missing ({named}{more})"
         silence = now - session.heard
         if session.waiting_for is None or silence > 2 * session.round_trip.ceiling:
             why = "is it running, and is the network to it up?"
