@@ -42,7 +42,7 @@ from .errors import (
     WorkerError,
 )
 from .session import Answered, Dropped, Gone, Halted, Session, WasReset
-from .waiting import LOOK_PAUSE, OnMemberLost, Waiting
+from .waiting import LOOK_PAUSE, OnMemberLost, Waiting, ranks_in
 from .window import CEILING
 
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
@@ -197,6 +197,16 @@ class Worker:
     def round(self) -> int:
         """The number of the next allreduce."""
         return self._session.round
+
+    @property
+    def address(self) -> Address:
+        """The switch's."""
+        return self._address
+
+    @property
+    def waits_for(self) -> list[int]:
+        """Ranks whose contribution is missing at the switch, by its last answer."""
+        return ranks_in(self._session.waiting_for or 0)
 
     # Collectives
 

@@ -74,7 +74,7 @@ class Waiting:
     def answered(self, answer: Answered) -> None:
         """Take an answer; it may be to what was asked here."""
         if answer.request == self._asked and answer.status is Status.OK:
-            self._ranks = _ranks(answer.ack.missing)
+            self._ranks = ranks_in(answer.ack.missing)
 
     def too_late(self, seconds: float, now: float, failed: int) -> AllreduceTimeout:
         """The round was not done within so many seconds; `failed` packets could not be sent."""
@@ -102,7 +102,7 @@ class Waiting:
                 missing,
                 None,
             )
-        ranks = _ranks(session.waiting_for)
+        ranks = ranks_in(session.waiting_for)
         whom = self._whom(ranks)
         if failed:
             whom += f" ({failed} packets of this worker could not be sent: is the MTU too small?)"
@@ -124,7 +124,8 @@ class Waiting:
         return "no contribution is missing: the aggregates are lost on their way here"
 
 
-def _ranks(bits: int) -> list[int]:
+def ranks_in(bits: int) -> list[int]:
+    """The ranks of a bitmap."""
     return [rank for rank in range(MAX_MEMBERS) if bits >> rank & 1]
 
 

@@ -1,0 +1,21 @@
+"""torch.distributed through an iSwitch; to import it registers the backend "iswitch".
+
+import worker_lib.torch
+torch.distributed.init_process_group("iswitch", init_method="iswitch://127.0.0.1:26963/7")
+"""
+
+from __future__ import annotations
+
+from torch import distributed
+
+from .channels import Options
+from .group import SwitchGroup, create
+from .hook import SwitchState, ddp_hook
+from .place import SCHEME, rendezvous
+
+__all__ = ["Options", "SwitchGroup", "SwitchState", "ddp_hook"]
+
+distributed.Backend.register_backend(
+    SCHEME, create, extended_api=True, devices=["cpu", "cuda"]
+)
+distributed.register_rendezvous_handler(SCHEME, rendezvous)

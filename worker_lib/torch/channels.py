@@ -1,0 +1,191 @@
+"""The workers of one process in one group: one for each element type and operation.
+
+A job at the switch has one element type and one operation, so a group has a few jobs, each
+made when it is first needed. All processes issue the same collectives in the same order, so they
+make the same jobs in the same order. A job's vectors have any size up to `capacity`
+(`Worker(shorter=True)`); longer ones take several rounds.
+
+Whatever has to arrive to the last bit, of any type, travels as int32: whoever has nothing to say
+contributes zeros, and sums of int32 are exact.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+from torch import distributed
+
+from iswitch.keyfiles import key_in
+
+from ..client import Worker
+from ..errors import AllreduceTimeout, MemberLost, WorkerError
+from .place import Place
+from .tensors import Array
+
+Op = Literal["sum", "max", "min"]
+Words = npt.NDArray[np.int32]
+INT32 = np.dtype(np.int32)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a group uses its switch; `pg_options=` of `init_process_group` and `new_group`.
+
+    Args:
+        reproducible: sum in rank order rather than in order of arrival: a run can be repeated bit
+            for bit. The switch then keeps every process's contribution until the round is done.
+        capacity: bytes of a job's longest vector; the switch reserves a little over twice that for
+            each job. Longer vectors take several rounds.
+    """
+
+    reproducible: bool = False
+    capacity: int = 16 << 20
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.capacity, int) or not 1 << 10 <= self.capacity <= 1 << 31:
+            raise ValueError(f"capacity = {self.capacity!r}: pass bytes, 1024 to 2147483648")
+
+
+class Channel:
+    """One job, and which rank of the group each of its members is."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.ranks: dict[int, int] = {}
+
+    def introduce(self, rank: int, size: int, words: Channel) -> None:
+        """Find out, over another channel or this one itself, which rank has which number."""
+        address = self.worker.address
+        own = int(ipaddress.IPv4Address(address.host)) - 2**31, address.port
+        known = np.zeros((size, 3), np.int32)
+        known[rank] = (*own, self.worker.rank)
+        words.allreduce(known.reshape(-1))
+        same_switch = (known[:, 0] == own[0]) & (known[:, 1] == own[1])
+        self.ranks = {int(known[r, 2]): int(r) for r in np.flatnonzero(same_switch)}
+
+    def allreduce(self, vector: Array, timeout: float | None = None) -> None:
+        """Replace a flat contiguous vector by the combination of all ranks' vectors."""
+        most = self.worker.shape.numel
+        for start in range(0, len(vector), most):
+            part = vector[start : start + most]
+            self.worker.allreduce(part, part, timeout)
+
+
+class Channels:
+    """Carries the vectors of one process of a group through its switch; for one thread.
+
+    Args:
+        place: the switch.
+        rank, size: this process, and how many there are.
+        timeout: seconds that joining and a collective may take.
+        options: see there.
+        number: gives the next free job number, the same in all processes.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        rank: int,
+        size: int,
+        timeout: float,
+        options: Options,
+        number: Callable[[], int],
+    ) -> None:
+        self.place = place
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self.options = options
+        self._number = number
+        self._channels: dict[tuple[np.dtype[Any], Op], Channel] = {}
+        self._current: Channel | None = None
+        self._failure: distributed.DistBackendError | None = None
+        self._closed = threading.Event()
+        self._words = self._channel(INT32, "sum")
+
+    def allreduce(self, vector: Array, op: Op, timeout: float | None = None) -> None:
+        """Replace a flat contiguous vector by the combination of all ranks' vectors.
+
+        Args:
+            vector: float32, float16, bfloat16 or int32.
+            op: how elements are combined.
+            timeout: seconds; default: the group's.
+
+        Raises:
+            torch.distributed.DistBackendError: a rank is lost, or something else has ended the
+                group; the message says what, and names the rank.
+        """
+        if self._failure is not None:
+            raise distributed.DistBackendError(
+                f"this group has failed before: {self._failure}; end it with "
+                "destroy_process_group() and begin anew"
+            )
+        try:
+            channel = self._current = self._channel(vector.dtype, op)
+            channel.allreduce(vector, timeout)
+        except WorkerError as error:
+            self._fail(error, self.timeout if timeout is None else timeout)
+        finally:
+            self._current = None
+
+    def share(self, words: Words, timeout: float | None = None) -> None:
+        """Have all ranks know what each wrote into its own part of the words, zero elsewhere."""
+        self.allreduce(words, "sum", timeout)
+
+    def whom(self) -> str:
+        """For whom the collective under way waits, as far as the switch has said."""
+        channel = self._current
+        waited_for = channel.worker.waits_for if channel is not None else []
+        return self._named(channel, waited_for) if channel and waited_for else "it is under way"
+
+    def close(self) -> None:
+        """Leave all jobs."""
+        if not self._closed.is_set():
+            self._closed.set()
+            for channel in self._channels.values():
+                channel.worker.leave()
+
+    def _channel(self, dtype: np.dtype[Any], op: Op) -> Channel:
+        found = self._channels.get((dtype, op))
+        if found is None:
+            worker = Worker(
+                self.place.switch,
+                self._number(),
+                self.options.capacity // dtype.itemsize,
+                self.size,
+                dtype=dtype,
+                op=op,
+                on_member_lost="raise",
+                reproducible=self.options.reproducible,
+                timeout=self.timeout,
+                key=key_in(os.environ),
+                shorter=True,
+            )
+            found = self._channels[dtype, op] = Channel(worker)
+            found.introduce(self.rank, self.size, self._channels[INT32, "sum"])
+        return found
+
+    def _fail(self, error: WorkerError, timeout: float) -> NoReturn:
+        message = str(error)
+        if isinstance(error, MemberLost) and error.ranks:
+            message = f"{self._named(self._current, error.ranks)}: lost, its lease has run out"
+        elif isinstance(error, AllreduceTimeout) and error.ranks:
+            whom = self._named(self._current, error.ranks)
+            message = f"not done within {timeout:g} s: {whom}: did it stop?"
+        self._failure = distributed.DistBackendError(f"{message} [rank {self.rank} says so]")
+        raise self._failure from error
+
+    def _named(self, channel: Channel | None, members: list[int]) -> str:
+        """Members of a job by their ranks in the group."""
+        ranks = {} if channel is None else channel.ranks
+        names = sorted(ranks[m] for m in members if m in ranks)
+        if not names:
+            return f"member {', '.join(map(str, members))} of the job does not contribute"
+        return f"rank{'s' * (len(names) > 1)} {', '.join(map(str, names))} does not contribute"

@@ -1,0 +1,313 @@
+"""A process group whose collectives the switch does; all else goes to gloo beside it.
+
+    all_reduce, reduce        sum, avg, max, min of float32, float16, bfloat16 and int32
+    broadcast, all_gather     any type, to the last bit
+    barrier                   a vector of one word
+
+Everything here runs in one thread of the group's, in the order in which it was issued. What torch
+asks of a group and is not here (point-to-point, scatter, other types and operations, ...) the base
+class passes to the gloo group that is registered in it. That has connections only once it is used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroup,
+    ProcessGroupGloo,
+    ReduceOp,
+    ReduceOptions,
+)
+
+from .channels import Channels, Op, Options
+from .place import Place, key_of
+from .tensors import ELEMENTS, Stage, elements, is_plain, octets
+from .works import Work, Works
+
+OPS: dict[Any, Op] = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.AVG: "sum",  # and divided
+    ReduceOp.MAX: "max",
+    ReduceOp.MIN: "min",
+}
+PATIENCE = 5.0  # seconds for the last collective, at the end of the process
+WORD = 4  # bytes
+
+
+def create(opts: Any, options: Options | None) -> SwitchGroup:
+    """Make the process group that `init_process_group` and `new_group` ask for.
+
+    Args:
+        opts: c10d's DistributedBackendOptions.
+        options: `pg_options` of the caller.
+    """
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(
+            f"pg_options = {options!r}: pass worker_lib.torch.Options(...), or nothing"
+        )
+    ranks = opts.global_ranks_in_group
+    rank = ranks[opts.group_rank] if ranks else opts.group_rank
+    root = opts.store
+    while isinstance(root, PrefixStore):
+        root = root.underlying_store
+    key = key_of(rank)
+    place = Place.from_url(root.get(key).decode()) if root.check([key]) else None
+    place = place or Place.from_env(os.environ)
+    number = _numbers(root, opts.store, opts.group_rank, place)
+    seconds = opts.timeout.total_seconds()
+    channels = Channels(
+        place, opts.group_rank, opts.group_size, seconds, options or Options(), number
+    )
+    gloo = _gloo(opts.store, opts.group_rank, opts.group_size, opts.timeout, place)
+    return SwitchGroup(channels, gloo)
+
+
+def _numbers(root: Any, store: Any, rank: int, place: Place) -> Callable[[], int]:
+    """Job numbers that no other group of the run has: rank 0 takes the next and tells it."""
+    keys = (f"job/{i}" for i in itertools.count())
+
+    def number() -> int:
+        key = next(keys)
+        if rank == 0:
+            store.set(key, str(place.job + root.add("iswitch/jobs", 1)))
+        return int(store.get(key))
+
+    return number
+
+
+def _gloo(store: Any, rank: int, size: int, timeout: timedelta, place: Place) -> ProcessGroupGloo:
+    """A gloo group over the interface that leads to the switch, or over GLOO_SOCKET_IFNAME."""
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        device = ProcessGroupGloo.create_default_device(lazy_init=True)
+    else:
+        device = ProcessGroupGloo.create_device(hostname=place.near_address, lazy_init=True)
+    options._devices = [device]
+    options._timeout = timeout
+    return ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, options)
+
+
+class SwitchGroup(ProcessGroup):
+    """What `init_process_group("iswitch", ...)` makes.
+
+    Args:
+        channels: this process's ways through the switch.
+        gloo: takes what the switch does not do.
+        staged: stage tensors as those of a GPU are, wherever they lie.
+    """
+
+    def __init__(self, channels: Channels, gloo: ProcessGroupGloo, staged: bool = False) -> None:
+        super().__init__(channels.rank, channels.size)
+        self.channels = channels
+        self._gloo = gloo
+        self._staged = staged
+        self._coalescing: list[Work] | None = None
+        for device in ("cpu", "cuda"):
+            self._register_backend(torch.device(device), ProcessGroup.BackendType.GLOO, gloo)
+        self._works = Works("iswitch")
+        self._end = weakref.finalize(self, _end, self._works, channels)  # also at exit
+
+    def getBackendName(self) -> str:  # noqa: N802  (the name that C++ looks up)
+        """The name under which the group is registered."""
+        return "iswitch"
+
+    def shutdown(self) -> None:
+        """Do what has been issued, then leave the switch; `destroy_process_group` calls it."""
+        self._end()
+
+    # Collectives of the switch
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        """Combine tensors of all ranks, in place; those of one call travel as one vector."""
+        opts = opts or AllreduceOptions()
+        if not _is_for_the_switch(tensors, opts.reduceOp):
+            return self._gloo.allreduce(tensors, opts)
+        return self._reduce(tensors, opts.reduceOp, opts.timeout)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
+        """The same: they are fused."""
+        opts = opts or AllreduceCoalescedOptions()
+        if not _is_for_the_switch(tensors, opts.reduceOp):
+            return self._gloo.allreduce_coalesced(tensors, opts)
+        return self._reduce(tensors, opts.reduceOp, opts.timeout)
+
+    def reduce(self, tensors: Any, opts: Any = None) -> Any:
+        """Combine tensors of all ranks; only the root's are written to."""
+        opts = opts or ReduceOptions()
+        if not _is_for_the_switch(tensors, opts.reduceOp):
+            return self._gloo.reduce(tensors, opts)
+        return self._reduce(tensors, opts.reduceOp, opts.timeout, opts.rootRank)
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> Any:
+        """Give all ranks the root's tensors, to the last bit."""
+        opts = opts or BroadcastOptions()
+        if not all(map(is_plain, tensors)):
+            return self._gloo.broadcast(tensors, opts)
+        seconds = _seconds(opts.timeout)
+        stages = [Stage([tensor], self._staged) for tensor in tensors]
+
+        def run() -> None:
+            for stage in stages:
+                self._broadcast(octets(stage.load()), opts.rootRank, seconds)
+                stage.store()
+
+        return self._issue(run, tensors, tensors)
+
+    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
+        """Give all ranks the tensors of all, to the last bit."""
+        opts = opts or AllgatherOptions()
+        outputs = [tensor for row in output_tensors for tensor in row]
+        fit = all(
+            len(row) == self.channels.size
+            and all(t.dtype is own.dtype and t.numel() == own.numel() for t in row)
+            for row, own in zip(output_tensors, input_tensors, strict=True)
+        )
+        if not (fit and all(map(is_plain, outputs)) and all(map(is_plain, input_tensors))):
+            return self._gloo.allgather(output_tensors, input_tensors, opts)
+        seconds = _seconds(opts.timeout)
+        stages = [
+            (Stage(row, self._staged), Stage([own], self._staged))
+            for row, own in zip(output_tensors, input_tensors, strict=True)
+        ]
+
+        def run() -> None:
+            for row, own in stages:
+                self._gather(octets(row.load()), octets(own.load()), seconds)
+                row.store()
+
+        return self._issue(run, output_tensors, [*outputs, *input_tensors])
+
+    def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> Any:
+        """The same, into one tensor."""
+        opts = opts or AllgatherOptions()
+        fits = output.dtype is input.dtype and output.numel() == self.channels.size * input.numel()
+        if not (fits and is_plain(output) and is_plain(input)):
+            return self._gloo._allgather_base(output, input, opts)
+        return self._gather_each([output], [input], opts)
+
+    all_gather_single = _allgather_base
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> Any:
+        """The same, of several tensors."""
+        return self._gather_each(outputs, inputs, opts or AllgatherOptions())
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
+        """Wait until all ranks are here, and all that they had issued before is done."""
+        opts = opts or BarrierOptions()
+        seconds = _seconds(timeout or opts.timeout)
+        word = np.zeros(1, np.int32)
+        return self._issue(lambda: self.channels.share(word, seconds), [], [])
+
+    # How they are done
+
+    def _reduce(
+        self, tensors: Sequence[torch.Tensor], op: Any, timeout: timedelta, root: int | None = None
+    ) -> Work:
+        average = op == ReduceOp.AVG
+        name = next(name for known, name in OPS.items() if op == known)
+        keeps = root is not None and root != self.channels.rank
+        stage = Stage(tensors, self._staged or keeps)
+        seconds = _seconds(timeout)
+
+        def run() -> None:
+            host = stage.load()
+            self.channels.allreduce(elements(host), name, seconds)
+            if average:
+                host.div_(self.channels.size)
+            if not keeps:
+                stage.store()
+
+        return self._issue(run, tensors, tensors)
+
+    def _broadcast(self, data: Any, root: int, seconds: float | None) -> None:
+        """Replace bytes by those of the root."""
+        if self.channels.rank != root:
+            data[:] = 0
+        whole = len(data) // WORD * WORD
+        if _is_aligned(data):
+            self.channels.share(data[:whole].view(np.int32), seconds)
+            data = data[whole:]
+        if len(data):
+            words = np.zeros(-(-len(data) // WORD), np.int32)
+            words.view(np.uint8)[: len(data)] = data
+            self.channels.share(words, seconds)
+            data[:] = words.view(np.uint8)[: len(data)]
+
+    def _gather(self, output: Any, own: Any, seconds: float | None) -> None:
+        """Replace bytes by those of all ranks, one after the other."""
+        rank, size = self.channels.rank, self.channels.size
+        words = np.zeros((size, -(-len(own) // WORD)), np.int32)
+        rows = words.view(np.uint8).reshape(size, -1)[:, : len(own)]
+        rows[rank] = own
+        self.channels.share(words.reshape(-1), seconds)
+        output.reshape(size, -1)[:] = rows
+
+    def _gather_each(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+        seconds = _seconds(opts.timeout)
+        stages = [
+            (Stage([output], self._staged), Stage([own], self._staged))
+            for output, own in zip(outputs, inputs, strict=True)
+        ]
+
+        def run() -> None:
+            for output, own in stages:
+                self._gather(octets(output.load()), octets(own.load()), seconds)
+                output.store()
+
+        return self._issue(run, outputs, [*outputs, *inputs])
+
+    def _issue(
+        self, run: Callable[[], None], result: Any, tensors: Sequence[torch.Tensor]
+    ) -> Work:
+        return self._works.issue(Work(run, result, tensors, self.channels.whom))
+
+
+def _end(works: Works, channels: Channels) -> None:
+    """Leave the switch; a collective that hangs at the end of the process is left to its lease."""
+    if works.stop(PATIENCE):
+        channels.close()
+
+
+def _is_for_the_switch(tensors: Sequence[torch.Tensor], op: Any) -> bool:
+    """Whether the switch combines such elements in this way.
+
+    Raises:
+        TypeError: averages of whole numbers, which nothing here rounds.
+    """
+    dtypes = {tensor.dtype for tensor in tensors}
+    known = any(op == one for one in OPS)
+    if op == ReduceOp.AVG and not all(dtype.is_floating_point for dtype in dtypes):
+        raise TypeError(
+            f"ReduceOp.AVG of {', '.join(map(str, dtypes))}: sum them (ReduceOp.SUM) and divide "
+            "with the rounding you want, or convert them to float32"
+        )
+    return known and len(dtypes) == 1 and dtypes <= ELEMENTS.keys() and all(map(is_plain, tensors))
+
+
+def _is_aligned(data: Any) -> bool:
+    return bool(data.ctypes.data % WORD == 0)
+
+
+def _seconds(timeout: timedelta) -> float | None:
+    """A collective's own time; None: the group's."""
+    seconds = timeout.total_seconds()
+    return seconds if seconds > 0 else None

@@ -1,0 +1,109 @@
+"""Gradients of DistributedDataParallel through the switch, whatever backend does all else."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from datetime import timedelta
+from typing import Any, Self
+
+import torch
+from torch import distributed
+from torch.futures import Future
+
+from .. import arguments
+from .channels import Channels, Options
+from .group import _end
+from .place import Place
+from .tensors import ELEMENTS, Stage, elements
+from .works import Work, Works
+
+
+class SwitchState:
+    """Averages gradients through a switch; the state of `ddp_hook`.
+
+    Args:
+        switch: (host, port); None: ISWITCH_SWITCH and ISWITCH_JOB of the environment.
+        job: the first of the job numbers it takes, usually two.
+        group: the processes whose gradients are averaged; None: all.
+        compress: torch.bfloat16 or torch.float16: send gradients so; half the bytes.
+        timeout: seconds; None: 30 minutes, torch's own.
+        options: see there.
+
+    Raises:
+        WorkerError: not all processes came to the switch in time.
+        ValueError: an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        switch: tuple[str, int] | None = None,
+        job: int | None = None,
+        *,
+        group: distributed.ProcessGroup | None = None,
+        compress: torch.dtype | None = None,
+        timeout: timedelta = distributed.default_pg_timeout,
+        options: Options | None = None,
+        staged: bool = False,
+    ) -> None:
+        if (switch is None) != (job is None):
+            raise ValueError("pass both switch and job, or neither to have the environment's")
+        if compress not in (None, torch.bfloat16, torch.float16):
+            raise ValueError(f"compress = {compress!r}: pass torch.bfloat16 or torch.float16")
+        if switch is None or job is None:
+            place = Place.from_env(os.environ)
+        else:
+            switch = arguments.address("switch", switch, least_port=1)
+            place = Place(switch, arguments.job_number(job))
+        self.compress = compress
+        self._staged = staged
+        self._channels = Channels(
+            place,
+            distributed.get_rank(group),
+            distributed.get_world_size(group),
+            timeout.total_seconds(),
+            options or Options(),
+            itertools.count(place.job).__next__,
+        )
+        self._works = Works("iswitch-ddp")
+        self._end = weakref.finalize(self, _end, self._works, self._channels)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Do what has been issued, then leave the switch."""
+        self._end()
+
+    def average(self, tensor: torch.Tensor) -> Work:
+        """Have a tensor replaced by its mean over all processes; returns at once.
+
+        It is divided first and then summed, as DistributedDataParallel does by itself.
+        """
+        if tensor.dtype not in ELEMENTS or not tensor.dtype.is_floating_point:
+            raise TypeError(
+                f"gradients of {tensor.dtype}: the switch takes float32, float16 and bfloat16; "
+                "convert the parameters"
+            )
+        stage = Stage([tensor], self._staged, self.compress)
+
+        def run() -> None:
+            host = stage.load().div_(self._channels.size)
+            self._channels.allreduce(elements(host), "sum")
+            stage.store()
+
+        return self._works.issue(Work(run, tensor, [tensor], self._channels.whom))
+
+
+def ddp_hook(state: SwitchState, bucket: distributed.GradBucket) -> Future[torch.Tensor]:
+    """Average a bucket of gradients while backward goes on; for `register_comm_hook`.
+
+    model = DistributedDataParallel(model)
+    model.register_comm_hook(SwitchState(("127.0.0.1", 26963), job=7), ddp_hook)
+    """
+    future: Future[Any] = state.average(bucket.buffer()).get_future()
+    return future

@@ -1,0 +1,144 @@
+"""Where a group's switch is, and how its processes find one another there.
+
+Of the store that torch wants, only one process's address has to become known to the others. Under
+torchrun and `iswitch run` MASTER_ADDR and MASTER_PORT tell it; without them the switch itself does:
+rank 0 contributes the address of its store, all others zeros, and the sum of all is the address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple, Self
+from urllib.parse import parse_qsl, urlsplit
+
+import numpy as np
+from torch import distributed
+
+from iswitch.keyfiles import key_in
+from iswitch.wire import PORT
+
+from .. import arguments, environment
+from ..client import Worker
+
+SCHEME = "iswitch"
+FORM = f"{SCHEME}://HOST:PORT/JOB, such as {SCHEME}://127.0.0.1:{PORT}/7"
+ENVIRONMENT = (
+    f"name the switch: init_method='{SCHEME}://HOST:PORT/JOB', or ISWITCH_SWITCH=HOST:PORT and "
+    "ISWITCH_JOB=JOB in the environment (`iswitch run` sets them)"
+)
+
+
+class Place(NamedTuple):
+    """A switch, and the first of the job numbers that a run takes there."""
+
+    switch: tuple[str, int]
+    job: int
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """The place that a URL names, whatever its query says.
+
+        Raises:
+            ValueError: it is none; the message says how one is written.
+        """
+        parts = urlsplit(url)
+        try:
+            port = PORT if parts.port is None else parts.port
+            job = int(parts.path.removeprefix("/"))
+        except ValueError:
+            raise ValueError(f"{url!r}: write {FORM}") from None
+        if parts.scheme != SCHEME or not parts.hostname:
+            raise ValueError(f"{url!r}: write {FORM}")
+        switch = arguments.address("switch", (parts.hostname, port), least_port=1)
+        return cls(switch, arguments.job_number(job))
+
+    @classmethod
+    def from_env(cls, variables: Mapping[str, str]) -> Self:
+        """The place in ISWITCH_SWITCH and ISWITCH_JOB.
+
+        Raises:
+            ValueError: they are not set, or wrong.
+        """
+        if not variables.get("ISWITCH_SWITCH") or not variables.get("ISWITCH_JOB"):
+            raise ValueError(f"backend 'iswitch': {ENVIRONMENT}")
+        switch = environment.address(variables, "ISWITCH_SWITCH", f"127.0.0.1:{PORT}")
+        return cls(switch, arguments.job_number(environment.number(variables, "ISWITCH_JOB")))
+
+    @property
+    def url(self) -> str:
+        """The same as text."""
+        (host, port), job = self
+        return f"{SCHEME}://{host}:{port}/{job}"
+
+    @property
+    def near_address(self) -> str:
+        """This machine's own address on the way to the switch."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(self.switch)
+            return str(probe.getsockname()[0])
+
+
+def rendezvous(
+    url: str, timeout: timedelta = distributed.default_pg_timeout, **_: Any
+) -> Iterator[tuple[distributed.Store, int, int]]:
+    """Serve `init_method="iswitch://HOST:PORT/JOB"`: yields (store, rank, world size).
+
+    Rank and world size are those of the call, or RANK and WORLD_SIZE.
+
+    Raises:
+        ValueError: a URL of another form, or rank or world size lack.
+        WorkerError: not all processes came to the switch in time.
+    """
+    place = Place.from_url(url)
+    query = dict(parse_qsl(urlsplit(url).query))
+    rank = _number(query, "rank", "RANK")
+    size = _number(query, "world_size", "WORLD_SIZE")
+    if not 0 <= rank < size:
+        raise ValueError(f"rank {rank} of {size}: ranks are 0 to world_size - 1")
+    if os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT"):
+        handler = distributed.rendezvous("env://", rank, size, timeout=timeout)
+        store, *_ = next(handler)
+    else:
+        store = _store_through_the_switch(place, rank, size, timeout)
+    store.set(key_of(rank), place.url)
+    yield store, rank, size
+    raise RuntimeError(f"a process that was lost cannot come back by {SCHEME}://: start anew")
+
+
+def key_of(rank: int) -> str:
+    """Where a process tells itself which switch is its own: there may be several."""
+    return f"iswitch/place/{rank}"
+
+
+def _number(query: Mapping[str, str], name: str, variable: str) -> int:
+    text = query.get(name) or os.environ.get(variable)
+    if text is None or not text.lstrip("-").isdecimal():
+        raise ValueError(f"pass {name}=... to init_process_group, or set {variable}")
+    return int(text)
+
+
+def _store_through_the_switch(
+    place: Place, rank: int, size: int, timeout: timedelta
+) -> distributed.Store:
+    """A store that rank 0 keeps and all others have been told of by an allreduce."""
+    told = np.zeros(2, np.int32)
+    if rank == 0:
+        host = place.near_address
+        store = distributed.TCPStore(
+            host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False
+        )
+        told[:] = int(ipaddress.IPv4Address(host)) - 2**31, store.port
+    seconds = timeout.total_seconds()
+    key = key_in(os.environ)
+    with Worker(
+        place.switch, place.job, told.size, size, dtype=np.int32, timeout=seconds, key=key
+    ) as worker:
+        number, port = worker.allreduce(told).tolist()
+    if rank:
+        host = str(ipaddress.IPv4Address(number + 2**31))
+        store = distributed.TCPStore(host, port, size, is_master=False, timeout=timeout)
+    return store

@@ -1,0 +1,116 @@
+"""Tensors as flat NumPy arrays: the same memory where they allow it, else staged.
+
+What lies on a GPU is staged in pinned host memory, by a stream of its own; several tensors, and
+those that are not contiguous, in ordinary memory. It is one piece of code: on the CPU there is
+only no stream to wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Array = npt.NDArray[Any]
+
+# Those that a switch combines, with what NumPy calls them.
+ELEMENTS: dict[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float16: np.dtype(np.float16),
+    torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    torch.int32: np.dtype(np.int32),
+}
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie in memory of the CPU or a CUDA device, one after the other."""
+    known = tensor.device.type in ("cpu", "cuda")
+    return known and tensor.layout == torch.strided and not tensor.is_quantized
+
+
+def elements(tensor: torch.Tensor) -> Array:
+    """The elements of a contiguous CPU tensor of one of the types above: the same memory."""
+    flat = tensor.detach().reshape(-1)
+    if tensor.dtype is torch.bfloat16:
+        return flat.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return flat.numpy()
+
+
+def octets(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """The bytes of a contiguous CPU tensor of any type: the same memory."""
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    return flat.view(torch.uint8).numpy()
+
+
+class Stage:
+    """Some tensors of one dtype and device as a single contiguous one on the CPU, `host`.
+
+    A contiguous tensor on the CPU is its own stage. `load` and `store` copy where it is not. All
+    are to be called in the thread that communicates, but for the constructor, after which what the
+    caller's stream has under way is waited for.
+
+    Args:
+        tensors: of one dtype and device.
+        apart: stage in any case.
+        dtype: of the host tensor, if it is to be another one: elements are rounded.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        apart: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        first = tensors[0]
+        self.tensors = tensors
+        self.dtype = dtype or first.dtype
+        self._event: torch.cuda.Event | None = None
+        self._stream: torch.cuda.Stream | None = None
+        if first.device.type == "cuda":
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(first.device))
+        own = len(tensors) == 1 and first.is_contiguous() and first.device.type == "cpu"
+        self._own = own and not apart and self.dtype is first.dtype
+
+    def load(self) -> torch.Tensor:
+        """The host tensor, flat, with the elements of all tensors one after the other."""
+        tensors = self.tensors
+        if self._own:
+            return tensors[0].detach().reshape(-1)
+        device = tensors[0].device
+        count = sum(tensor.numel() for tensor in tensors)
+        self.host = torch.empty(count, dtype=self.dtype, pin_memory=device.type == "cuda")
+        if self._event is not None:
+            self._stream = torch.cuda.Stream(device)
+            self._stream.wait_event(self._event)
+        with torch.no_grad(), self._on_stream():
+            for tensor, part in zip(tensors, self._parts(), strict=True):
+                part.copy_(tensor, non_blocking=True)
+        self._finish()
+        return self.host
+
+    def store(self) -> None:
+        """Write the host tensor's elements back into the tensors."""
+        if self._own:
+            return
+        with torch.no_grad(), self._on_stream():
+            for tensor, part in zip(self.tensors, self._parts(), strict=True):
+                tensor.copy_(part, non_blocking=True)
+        self._finish()
+
+    def _parts(self) -> list[torch.Tensor]:
+        sizes = [tensor.numel() for tensor in self.tensors]
+        parts = self.host.split(sizes)
+        return [part.view(t.shape) for part, t in zip(parts, self.tensors, strict=True)]
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def _finish(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()

@@ -1,0 +1,123 @@
+"""Collectives that run one after the other in a thread of their own, while the caller goes on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.futures import Future
+
+
+class Work(distributed.Work):
+    """One collective that was issued: torch's handle of it.
+
+    Args:
+        run: does it, in the thread.
+        result: what the future holds then.
+        tensors: the tensors that it reads and writes.
+        whom: says for whom it waits, in words.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[], None],
+        result: Any,
+        tensors: Sequence[torch.Tensor],
+        whom: Callable[[], str],
+    ) -> None:
+        super().__init__()
+        self._run = run
+        self._result = result
+        self._whom = whom
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+        devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
+        self._future: Future[Any] = Future(devices=list(devices))
+
+    def run(self) -> None:
+        """Do it; what goes wrong is for those who wait."""
+        try:
+            self._run()
+        except Exception as error:
+            self._error = error
+            self._done.set()
+            self._future.set_exception(error)
+        else:
+            self._done.set()
+            self._future.set_result(self._result)
+        del self._run
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait until it is done, so long at most; raises what went wrong.
+
+        Raises:
+            torch.distributed.DistBackendError: a rank is lost, or the time is up. If it is this
+                wait's own time, the collective goes on.
+        """
+        seconds = timeout.total_seconds()
+        if not self._done.wait(seconds if seconds > 0 else None):
+            raise distributed.DistBackendError(f"not done within {seconds:g} s: {self._whom()}")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until it is done."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._done.is_set()
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self._done.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """What went wrong, if something did."""
+        return self._error
+
+    def result(self) -> Any:
+        """The tensors, once it is done."""
+        self.wait()
+        return self._result
+
+    def get_future(self) -> Future[Any]:
+        """A future of the tensors."""
+        return self._future
+
+    getFuture = get_future  # noqa: N815  (the name that C++ looks up)
+
+
+class Works:
+    """Takes works from one thread or several and runs them in the order in which they came."""
+
+    def __init__(self, name: str) -> None:
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._under_way = threading.Semaphore()
+        self._thread = threading.Thread(
+            target=_run_all, args=(self._queue,), name=name, daemon=True
+        )
+        self._thread.start()
+
+    def issue(self, work: Work) -> Work:
+        """Have it run when all before are done."""
+        self._queue.put(work)
+        return work
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """End the thread after what has been issued; whether it has ended in time."""
+        self._queue.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+
+def _run_all(works: queue.SimpleQueue[Work | None]) -> None:
+    while (work := works.get()) is not None:
+        work.run()
+        del work  # and the tensors with it
