@@ -127,7 +127,7 @@ def test_shorter_vectors(make: Make, pool: ThreadPoolExecutor) -> None:
 
 def test_who_lacks_in_a_shorter_vector(make: Make) -> None:
     workers = make(2, 100_000, shorter=True)
-    with pytest.raises(AllreduceTimeout, match="2 of 2 segments missing .*rank 1") as raised:
+    with pytest.raises(AllreduceTimeout, match=r"2 of 2 segments missing .*rank 1") as raised:
         workers[0].allreduce(np.zeros(400, np.float32), timeout=0.3)
     assert raised.value.missing == [(0, 2)]
 

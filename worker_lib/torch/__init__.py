@@ -7,6 +7,7 @@ torch.distributed.init_process_group("iswitch", init_method="iswitch://127.0.0.1
 from __future__ import annotations
 
 from torch import distributed
+from torch.distributed.rendezvous import register_rendezvous_handler
 
 from .channels import Options
 from .group import SwitchGroup, create
@@ -15,7 +16,5 @@ from .place import SCHEME, rendezvous
 
 __all__ = ["Options", "SwitchGroup", "SwitchState", "ddp_hook"]
 
-distributed.Backend.register_backend(
-    SCHEME, create, extended_api=True, devices=["cpu", "cuda"]
-)
-distributed.register_rendezvous_handler(SCHEME, rendezvous)
+distributed.Backend.register_backend(SCHEME, create, extended_api=True, devices=["cpu", "cuda"])
+register_rendezvous_handler(SCHEME, rendezvous)  # type: ignore[no-untyped-call]

@@ -108,7 +108,8 @@ class Channels:
         self._current: Channel | None = None
         self._failure: distributed.DistBackendError | None = None
         self._closed = threading.Event()
-        self._words = self._channel(INT32, "sum")
+        self._words = self._open(INT32, "sum")
+        self._words.introduce(rank, size, self._words)
 
     def allreduce(self, vector: Array, op: Op, timeout: float | None = None) -> None:
         """Replace a flat contiguous vector by the combination of all ranks' vectors.
@@ -128,8 +129,7 @@ class Channels:
                 "destroy_process_group() and begin anew"
             )
         try:
-            channel = self._current = self._channel(vector.dtype, op)
-            channel.allreduce(vector, timeout)
+            self._use(self._channel(vector.dtype, op, timeout)).allreduce(vector, timeout)
         except WorkerError as error:
             self._fail(error, self.timeout if timeout is None else timeout)
         finally:
@@ -143,7 +143,7 @@ class Channels:
         """For whom the collective under way waits, as far as the switch has said."""
         channel = self._current
         waited_for = channel.worker.waits_for if channel is not None else []
-        return self._named(channel, waited_for) if channel and waited_for else "it is under way"
+        return self._named(channel, waited_for) if waited_for else "it is under way"
 
     def close(self) -> None:
         """Leave all jobs."""
@@ -152,25 +152,35 @@ class Channels:
             for channel in self._channels.values():
                 channel.worker.leave()
 
-    def _channel(self, dtype: np.dtype[Any], op: Op) -> Channel:
+    def _use(self, channel: Channel) -> Channel:
+        self._current = channel
+        return channel
+
+    def _channel(self, dtype: np.dtype[Any], op: Op, timeout: float | None) -> Channel:
         found = self._channels.get((dtype, op))
         if found is None:
-            worker = Worker(
-                self.place.switch,
-                self._number(),
-                self.options.capacity // dtype.itemsize,
-                self.size,
-                dtype=dtype,
-                op=op,
-                on_member_lost="raise",
-                reproducible=self.options.reproducible,
-                timeout=self.timeout,
-                key=key_in(os.environ),
-                shorter=True,
-            )
-            found = self._channels[dtype, op] = Channel(worker)
-            found.introduce(self.rank, self.size, self._channels[INT32, "sum"])
+            # Who lacks is told by name only where all have met before.
+            self._use(self._words).allreduce(np.zeros(1, np.int32), timeout)
+            found = self._open(dtype, op)
+            found.introduce(self.rank, self.size, self._words)
         return found
+
+    def _open(self, dtype: np.dtype[Any], op: Op) -> Channel:
+        worker = Worker(
+            self.place.switch,
+            self._number(),
+            self.options.capacity // dtype.itemsize,
+            self.size,
+            dtype=dtype,
+            op=op,
+            on_member_lost="raise",
+            reproducible=self.options.reproducible,
+            timeout=self.timeout,
+            key=key_in(os.environ),
+            shorter=True,
+        )
+        channel = self._channels[dtype, op] = Channel(worker)
+        return channel
 
     def _fail(self, error: WorkerError, timeout: float) -> NoReturn:
         message = str(error)

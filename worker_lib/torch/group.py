@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import distributed
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
@@ -57,9 +56,7 @@ def create(opts: Any, options: Options | None) -> SwitchGroup:
         options: `pg_options` of the caller.
     """
     if options is not None and not isinstance(options, Options):
-        raise TypeError(
-            f"pg_options = {options!r}: pass worker_lib.torch.Options(...), or nothing"
-        )
+        raise TypeError(f"pg_options = {options!r}: pass worker_lib.torch.Options(...), or nothing")
     ranks = opts.global_ranks_in_group
     rank = ranks[opts.group_rank] if ranks else opts.group_rank
     root = opts.store
@@ -90,7 +87,7 @@ def _numbers(root: Any, store: Any, rank: int, place: Place) -> Callable[[], int
     return number
 
 
-def _gloo(store: Any, rank: int, size: int, timeout: timedelta, place: Place) -> ProcessGroupGloo:
+def _gloo(store: Any, rank: int, size: int, timeout: timedelta, place: Place) -> Any:
     """A gloo group over the interface that leads to the switch, or over GLOO_SOCKET_IFNAME."""
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     if os.environ.get("GLOO_SOCKET_IFNAME"):
@@ -111,8 +108,8 @@ class SwitchGroup(ProcessGroup):
         staged: stage tensors as those of a GPU are, wherever they lie.
     """
 
-    def __init__(self, channels: Channels, gloo: ProcessGroupGloo, staged: bool = False) -> None:
-        super().__init__(channels.rank, channels.size)
+    def __init__(self, channels: Channels, gloo: Any, staged: bool = False) -> None:
+        super().__init__(channels.rank, channels.size)  # type: ignore[call-arg]
         self.channels = channels
         self._gloo = gloo
         self._staged = staged
@@ -122,17 +119,17 @@ class SwitchGroup(ProcessGroup):
         self._works = Works("iswitch")
         self._end = weakref.finalize(self, _end, self._works, channels)  # also at exit
 
-    def getBackendName(self) -> str:  # noqa: N802  (the name that C++ looks up)
-        """The name under which the group is registered."""
+    def getBackendName(self) -> str:
+        """The name under which the group is registered; C++ looks it up."""
         return "iswitch"
 
     def shutdown(self) -> None:
         """Do what has been issued, then leave the switch; `destroy_process_group` calls it."""
         self._end()
 
-    # Collectives of the switch
+    # Collectives of the switch. Of torch's overloads, those that its own functions call.
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
         """Combine tensors of all ranks, in place; those of one call travel as one vector."""
         opts = opts or AllreduceOptions()
         if not _is_for_the_switch(tensors, opts.reduceOp):
@@ -146,14 +143,14 @@ class SwitchGroup(ProcessGroup):
             return self._gloo.allreduce_coalesced(tensors, opts)
         return self._reduce(tensors, opts.reduceOp, opts.timeout)
 
-    def reduce(self, tensors: Any, opts: Any = None) -> Any:
+    def reduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
         """Combine tensors of all ranks; only the root's are written to."""
         opts = opts or ReduceOptions()
         if not _is_for_the_switch(tensors, opts.reduceOp):
             return self._gloo.reduce(tensors, opts)
         return self._reduce(tensors, opts.reduceOp, opts.timeout, opts.rootRank)
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> Any:
+    def broadcast(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
         """Give all ranks the root's tensors, to the last bit."""
         opts = opts or BroadcastOptions()
         if not all(map(is_plain, tensors)):
@@ -202,15 +199,15 @@ class SwitchGroup(ProcessGroup):
 
     all_gather_single = _allgather_base
 
-    def allgather_into_tensor_coalesced(
-        self, outputs: Any, inputs: Any, opts: Any = None
-    ) -> Any:
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """The same, of several tensors."""
         return self._gather_each(outputs, inputs, opts or AllgatherOptions())
 
-    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    all_gather_single_coalesced = allgather_into_tensor_coalesced  # type: ignore[assignment]
 
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
+    def barrier(  # type: ignore[override]
+        self, opts: Any = None, timeout: timedelta | None = None
+    ) -> Any:
         """Wait until all ranks are here, and all that they had issued before is done."""
         opts = opts or BarrierOptions()
         seconds = _seconds(timeout or opts.timeout)
@@ -242,15 +239,14 @@ class SwitchGroup(ProcessGroup):
         """Replace bytes by those of the root."""
         if self.channels.rank != root:
             data[:] = 0
-        whole = len(data) // WORD * WORD
-        if _is_aligned(data):
-            self.channels.share(data[:whole].view(np.int32), seconds)
-            data = data[whole:]
-        if len(data):
-            words = np.zeros(-(-len(data) // WORD), np.int32)
-            words.view(np.uint8)[: len(data)] = data
-            self.channels.share(words, seconds)
-            data[:] = words.view(np.uint8)[: len(data)]
+        if len(data) % WORD == 0:
+            self.channels.share(data.view(np.int32), seconds)
+            return
+        words = np.zeros(-(-len(data) // WORD), np.int32)
+        padded = words.view(np.uint8)[: len(data)]
+        padded[:] = data
+        self.channels.share(words, seconds)
+        data[:] = padded
 
     def _gather(self, output: Any, own: Any, seconds: float | None) -> None:
         """Replace bytes by those of all ranks, one after the other."""
@@ -275,9 +271,7 @@ class SwitchGroup(ProcessGroup):
 
         return self._issue(run, outputs, [*outputs, *inputs])
 
-    def _issue(
-        self, run: Callable[[], None], result: Any, tensors: Sequence[torch.Tensor]
-    ) -> Work:
+    def _issue(self, run: Callable[[], None], result: Any, tensors: Sequence[torch.Tensor]) -> Work:
         return self._works.issue(Work(run, result, tensors, self.channels.whom))
 
 
@@ -301,10 +295,6 @@ def _is_for_the_switch(tensors: Sequence[torch.Tensor], op: Any) -> bool:
             "with the rounding you want, or convert them to float32"
         )
     return known and len(dtypes) == 1 and dtypes <= ELEMENTS.keys() and all(map(is_plain, tensors))
-
-
-def _is_aligned(data: Any) -> bool:
-    return bool(data.ctypes.data % WORD == 0)
 
 
 def _seconds(timeout: timedelta) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from .. import arguments
@@ -99,7 +100,7 @@ class SwitchState:
         return self._works.issue(Work(run, tensor, [tensor], self._channels.whom))
 
 
-def ddp_hook(state: SwitchState, bucket: distributed.GradBucket) -> Future[torch.Tensor]:
+def ddp_hook(state: SwitchState, bucket: GradBucket) -> Future[torch.Tensor]:
     """Average a bucket of gradients while backward goes on; for `register_comm_hook`.
 
     model = DistributedDataParallel(model)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
-from torch import distributed
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import default_pg_timeout
+from torch.distributed.rendezvous import rendezvous as torchs_rendezvous
 
 from iswitch.keyfiles import key_in
 from iswitch.wire import PORT
@@ -77,14 +78,16 @@ class Place(NamedTuple):
     @property
     def near_address(self) -> str:
         """This machine's own address on the way to the switch."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(self.switch)
-            return str(probe.getsockname()[0])
+        port = arguments.port(self.switch, environment.ANY)
+        try:
+            return str(port.socket.getsockname()[0])
+        finally:
+            port.close()
 
 
 def rendezvous(
-    url: str, timeout: timedelta = distributed.default_pg_timeout, **_: Any
-) -> Iterator[tuple[distributed.Store, int, int]]:
+    url: str, timeout: timedelta = default_pg_timeout, **_: Any
+) -> Iterator[tuple[Store, int, int]]:
     """Serve `init_method="iswitch://HOST:PORT/JOB"`: yields (store, rank, world size).
 
     Rank and world size are those of the call, or RANK and WORLD_SIZE.
@@ -100,8 +103,8 @@ def rendezvous(
     if not 0 <= rank < size:
         raise ValueError(f"rank {rank} of {size}: ranks are 0 to world_size - 1")
     if os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT"):
-        handler = distributed.rendezvous("env://", rank, size, timeout=timeout)
-        store, *_ = next(handler)
+        handler = torchs_rendezvous("env://", rank, size, timeout=timeout)
+        store: Store = next(handler)[0]
     else:
         store = _store_through_the_switch(place, rank, size, timeout)
     store.set(key_of(rank), place.url)
@@ -121,16 +124,12 @@ def _number(query: Mapping[str, str], name: str, variable: str) -> int:
     return int(text)
 
 
-def _store_through_the_switch(
-    place: Place, rank: int, size: int, timeout: timedelta
-) -> distributed.Store:
+def _store_through_the_switch(place: Place, rank: int, size: int, timeout: timedelta) -> Store:
     """A store that rank 0 keeps and all others have been told of by an allreduce."""
     told = np.zeros(2, np.int32)
     if rank == 0:
         host = place.near_address
-        store = distributed.TCPStore(
-            host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False
-        )
+        store = TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
         told[:] = int(ipaddress.IPv4Address(host)) - 2**31, store.port
     seconds = timeout.total_seconds()
     key = key_in(os.environ)
@@ -140,5 +139,5 @@ def _store_through_the_switch(
         number, port = worker.allreduce(told).tolist()
     if rank:
         host = str(ipaddress.IPv4Address(number + 2**31))
-        store = distributed.TCPStore(host, port, size, is_master=False, timeout=timeout)
+        store = TCPStore(host, port, size, is_master=False, timeout=timeout)
     return store

@@ -72,7 +72,7 @@ class Stage:
         self._event: torch.cuda.Event | None = None
         self._stream: torch.cuda.Stream | None = None
         if first.device.type == "cuda":
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(first.device))
         own = len(tensors) == 1 and first.is_contiguous() and first.device.type == "cpu"
         self._own = own and not apart and self.dtype is first.dtype
@@ -86,7 +86,7 @@ class Stage:
         count = sum(tensor.numel() for tensor in tensors)
         self.host = torch.empty(count, dtype=self.dtype, pin_memory=device.type == "cuda")
         if self._event is not None:
-            self._stream = torch.cuda.Stream(device)
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._stream.wait_event(self._event)
         with torch.no_grad(), self._on_stream():
             for tensor, part in zip(tensors, self._parts(), strict=True):
@@ -105,7 +105,7 @@ class Stage:
 
     def _parts(self) -> list[torch.Tensor]:
         sizes = [tensor.numel() for tensor in self.tensors]
-        parts = self.host.split(sizes)
+        parts = torch.split(self.host, sizes)
         return [part.view(t.shape) for part, t in zip(parts, self.tensors, strict=True)]
 
     def _on_stream(self) -> AbstractContextManager[Any]:

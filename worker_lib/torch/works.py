@@ -91,7 +91,7 @@ class Work(distributed.Work):
         """A future of the tensors."""
         return self._future
 
-    getFuture = get_future  # noqa: N815  (the name that C++ looks up)
+    getFuture = get_future  # C++ looks it up
 
 
 class Works:
