@@ -23,9 +23,10 @@ from worker_lib.torch.place import Place
 
 PATIENCE = 60.0  # seconds until a test is given up
 
-# Processes are forked from one that has imported torch, which takes seconds.
+# Processes are forked from one that has imported torch and what DistributedDataParallel imports
+# when it is first used, which takes seconds.
 CONTEXT = mp.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "worker_lib.torch"])
+CONTEXT.set_forkserver_preload(["torch._dynamo", "worker_lib.torch"])
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:

@@ -32,6 +32,7 @@ from .tensors import Array
 Op = Literal["sum", "max", "min"]
 Words = npt.NDArray[np.int32]
 INT32 = np.dtype(np.int32)
+WORDS = 1 << 20  # bytes at most of a vector of words; every group has that job
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Options:
     """
 
     reproducible: bool = False
-    capacity: int = 16 << 20
+    capacity: int = 8 << 20
 
     def __post_init__(self) -> None:
         if not isinstance(self.capacity, int) or not 1 << 10 <= self.capacity <= 1 << 31:
@@ -166,10 +167,13 @@ class Channels:
         return found
 
     def _open(self, dtype: np.dtype[Any], op: Op) -> Channel:
+        capacity = self.options.capacity
+        if (dtype, op) == (INT32, "sum"):
+            capacity = min(capacity, WORDS)
         worker = Worker(
             self.place.switch,
             self._number(),
-            self.options.capacity // dtype.itemsize,
+            capacity // dtype.itemsize,
             self.size,
             dtype=dtype,
             op=op,

@@ -1,7 +1,6 @@
 """Gradients of DistributedDataParallel through the switch, whatever backend does all else."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: DistributedDataParallel looks at those of a hook.
 import itertools
 import os
 import weakref
@@ -10,7 +9,7 @@ from typing import Any, Self
 
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import GradBucket
+from torch._C._distributed_c10d import GradBucket, ProcessGroup
 from torch.futures import Future
 
 from .. import arguments
@@ -42,7 +41,7 @@ class SwitchState:
         switch: tuple[str, int] | None = None,
         job: int | None = None,
         *,
-        group: distributed.ProcessGroup | None = None,
+        group: ProcessGroup | None = None,
         compress: torch.dtype | None = None,
         timeout: timedelta = distributed.default_pg_timeout,
         options: Options | None = None,

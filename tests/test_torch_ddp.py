@@ -1,0 +1,234 @@
+"""Training with DistributedDataParallel: over the backend, and over gloo with the hook."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from worker_lib.torch import Options, SwitchState, ddp_hook
+
+from .conftest import Where
+from .ranks import in_processes
+
+ROOT = Path(__file__).parent.parent
+STEPS = 5
+BATCH = 6
+Weights = dict[str, np.ndarray]
+
+
+@pytest.fixture
+def job(jobs: Any) -> int:
+    return 100 * next(jobs)
+
+
+@pytest.fixture
+def port() -> int:
+    """A free port, of the store of those who do not meet at the switch."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class SmallCNN(nn.Module):
+    """Convolutions, batch normalization (buffers), a parameter that is not always used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU()
+        )
+        self.classes = nn.Linear(16 * 8 * 8, 10)
+        self.extra = nn.Linear(10, 10)
+
+    def forward(self, images: torch.Tensor, extra: bool) -> torch.Tensor:
+        classes: torch.Tensor = self.classes(self.features(images).flatten(1))
+        return self.extra(classes) if extra else classes
+
+
+def train(rank: int, size: int, backend: str, url: str, how: Mapping[str, Any]) -> Weights:
+    """The weights and buffers after some steps of SGD with momentum."""
+    options = Options(reproducible=True) if how.get("reproducible") else None
+    distributed.init_process_group(backend, url, rank=rank, world_size=size, pg_options=options)
+    torch.manual_seed(rank)  # DDP gives all the weights of rank 0
+    unused = bool(how.get("unused"))
+    model = DistributedDataParallel(
+        SmallCNN(), bucket_cap_mb=0.01, find_unused_parameters=unused
+    )  # small buckets: several
+    state = None
+    if "hook" in how:
+        state = SwitchState(*how["hook"], compress=how.get("compress"))
+        model.register_comm_hook(state, ddp_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    data = torch.Generator().manual_seed(10 + rank)
+    for step in range(STEPS):
+        images = torch.randn(BATCH, 1, 12, 12, generator=data)
+        labels = torch.randint(0, 10, (BATCH,), generator=data)
+        optimizer.zero_grad()
+        extra = not unused or (step + rank) % 2 == 0
+        nn.functional.cross_entropy(model(images, extra), labels).backward()
+        optimizer.step()
+    if state is not None:
+        state.close()
+    distributed.destroy_process_group()
+    return {name: value.detach().numpy() for name, value in model.module.state_dict().items()}
+
+
+def same_everywhere(weights: list[Weights], but: tuple[str, ...] = ("running_",)) -> None:
+    """Weights are equal to the last bit; buffers are each rank's own after the last forward."""
+    for other in weights[1:]:
+        for name, value in weights[0].items():
+            if not any(word in name for word in but):
+                assert np.array_equal(value, other[name]), name
+
+
+def close(a: list[Weights], b: list[Weights]) -> None:
+    """Equal within float32 rounding."""
+    for ours, theirs in zip(a, b, strict=True):
+        for name, value in ours.items():
+            np.testing.assert_allclose(value, theirs[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def equal(a: list[Weights], b: list[Weights]) -> None:
+    for ours, theirs in zip(a, b, strict=True):
+        for name, value in ours.items():
+            assert np.array_equal(value, theirs[name]), name
+
+
+@pytest.mark.parametrize("unused", [False, True])
+def test_ddp_of_two_equals_gloos_to_the_last_bit(
+    switch: Where, job: int, port: int, unused: bool
+) -> None:
+    """A sum of two does not depend on their order."""
+    how = {"unused": unused}
+    ours = in_processes(train, 2, "iswitch", f"iswitch://127.0.0.1:{switch[1]}/{job}", how)
+    gloos = in_processes(train, 2, "gloo", f"tcp://127.0.0.1:{port}", how)
+    same_everywhere(ours)
+    equal(ours, gloos)
+
+
+def test_ddp_of_four(switch: Where, job: int, port: int) -> None:
+    """Equal to gloo's within rounding, to the last bit on all ranks, and from run to run."""
+    url = f"iswitch://127.0.0.1:{switch[1]}"
+    ours = in_processes(train, 4, "iswitch", f"{url}/{job}", {})
+    gloos = in_processes(train, 4, "gloo", f"tcp://127.0.0.1:{port}", {})
+    same_everywhere(ours)
+    close(ours, gloos)
+
+
+def test_the_hook_with_gloo(switch: Where, job: int, port: int) -> None:
+    how = {"hook": (("127.0.0.1", switch[1]), job)}
+    ours = in_processes(train, 2, "gloo", f"tcp://127.0.0.1:{port}", how)
+    gloos = in_processes(train, 2, "gloo", f"tcp://127.0.0.1:{port}", {})
+    same_everywhere(ours)
+    equal(ours, gloos)
+
+
+def test_the_hook_compressing(switch: Where, job: int, port: int) -> None:
+    """Of bfloat16 eight bits are left: near gloo's weights, and the same on all ranks."""
+    how = {"hook": (("127.0.0.1", switch[1]), job), "compress": torch.bfloat16}
+    ours = in_processes(train, 2, "gloo", f"tcp://127.0.0.1:{port}", how)
+    gloos = in_processes(train, 2, "gloo", f"tcp://127.0.0.1:{port}", {})
+    same_everywhere(ours)
+    bias, exact = ours[0]["classes.bias"], gloos[0]["classes.bias"]
+    assert not np.array_equal(bias, exact)
+    np.testing.assert_allclose(bias, exact, atol=0.02)
+
+
+def variables(rank: int, switch: Where, job: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "ISWITCH_SWITCH": "{}:{}".format(*switch),
+        "ISWITCH_JOB": str(job),
+    }
+
+
+def sum_of_ones(rank: int, size: int, url: str | None) -> float:
+    distributed.init_process_group("iswitch", url)
+    tensor = torch.ones(10)
+    distributed.all_reduce(tensor)
+    assert (distributed.get_rank(), distributed.get_world_size()) == (rank, size)
+    assert distributed.get_backend() == "iswitch"
+    distributed.destroy_process_group()
+    return float(tensor.sum())
+
+
+@pytest.mark.parametrize("url", [None, "env://", "iswitch://127.0.0.1:{}/{}"])
+def test_places_from_the_environment(switch: Where, job: int, port: int, url: str | None) -> None:
+    """As torchrun and `iswitch run` set it; a URL goes before ISWITCH_SWITCH."""
+    named = url and url.format(switch[1], job)
+
+    def told(rank: int) -> dict[str, str]:
+        where = ("127.0.0.1", 9) if named and named.startswith("iswitch") else switch
+        return variables(rank, where, job, port)
+
+    assert in_processes(sum_of_ones, 2, named, variables=told) == [20.0, 20.0]
+
+
+def twice(rank: int, size: int, url: str) -> list[float]:
+    """A group after a group, and groups of some in between."""
+    found = []
+    for _ in range(2):
+        distributed.init_process_group("iswitch", url, rank=rank, world_size=size)
+        pairs = [distributed.new_group([a, (a + 1) % size]) for a in range(size)]
+        for group in pairs:
+            if distributed.get_rank(group) >= 0:
+                tensor = torch.full((1000,), 2.0**rank)
+                distributed.all_reduce(tensor, group=group)
+                found.append(float(tensor[-1]))
+        distributed.barrier()
+        distributed.destroy_process_group()
+    return found
+
+
+def test_groups_of_some(switch: Where, job: int) -> None:
+    url = f"iswitch://127.0.0.1:{switch[1]}/{job}"
+    found = in_processes(twice, 3, url)
+    assert found == [[3.0, 5.0] * 2, [3.0, 6.0] * 2, [6.0, 5.0] * 2]
+
+
+SCRIPT = """
+import torch, worker_lib.torch
+from torch import distributed
+distributed.init_process_group("iswitch")
+tensor = torch.ones(1000)
+distributed.all_reduce(tensor)
+print("rank", distributed.get_rank(), "of", distributed.get_world_size(), "has", tensor[0].item())
+distributed.destroy_process_group()
+"""
+
+
+def test_under_iswitch_run(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    words = ["run", "--topology", "star:2", "--", sys.executable, str(script)]
+    done = subprocess.run(
+        [sys.executable, "-m", "iswitch", *words], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.partition("| ")[2] for line in done.stdout.splitlines())
+    assert lines == ["rank 0 of 2 has 2.0", "rank 1 of 2 has 2.0"]
+
+
+def test_misuse_of_the_hook(switch: Where, job: int) -> None:
+    with pytest.raises(ValueError, match="both switch and job"):
+        SwitchState(switch)
+    with pytest.raises(ValueError, match=r"torch\.bfloat16 or torch\.float16"):
+        SwitchState(switch, job, compress=torch.float64)
+    with pytest.raises(ValueError, match="init_process_group"):
+        SwitchState(switch, job)  # which rank?
