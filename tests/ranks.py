@@ -107,3 +107,5 @@ def _run(
         results.send((True, function(*args)))
     except BaseException:
         results.send((False, traceback.format_exc()))
+    finally:
+        os._exit(0)  # without gloo's destructors
