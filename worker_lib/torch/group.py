@@ -90,11 +90,9 @@ def _numbers(root: Any, store: Any, rank: int, place: Place) -> Callable[[], int
 def _gloo(store: Any, rank: int, size: int, timeout: timedelta, place: Place) -> Any:
     """A gloo group over the interface that leads to the switch, or over GLOO_SOCKET_IFNAME."""
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    if os.environ.get("GLOO_SOCKET_IFNAME"):
-        device = ProcessGroupGloo.create_default_device(lazy_init=True)
-    else:
-        device = ProcessGroupGloo.create_device(hostname=place.near_address, lazy_init=True)
-    options._devices = [device]
+    named = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    ways = [{"interface": name} for name in named] or [{"hostname": place.near_address}]
+    options._devices = [ProcessGroupGloo.create_device(**way, lazy_init=True) for way in ways]
     options._timeout = timeout
     return ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, options)
 

@@ -1,0 +1,72 @@
+"""torchrun on two machines, each a namespace, with the switch on a third."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 120.0  # seconds; every process imports torch by itself
+
+TRAIN = """
+import torch
+import worker_lib.torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+torch.set_num_threads(1)
+distributed.init_process_group("iswitch")
+rank, size = distributed.get_rank(), distributed.get_world_size()
+torch.manual_seed(rank)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(50, 200), nn.ReLU(), nn.Linear(200, 1)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(10):
+    optimizer.zero_grad()
+    model(torch.randn(8, 50)).square().mean().backward()
+    optimizer.step()
+weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+all_weights = [torch.empty_like(weights) for _ in range(size)]
+distributed.all_gather(all_weights, weights)
+equal = all(torch.equal(weights, other) for other in all_weights)
+told = torch.zeros(1, dtype=torch.int64)  # point-to-point: gloo, from one machine to the other
+works = distributed.batch_isend_irecv([
+    distributed.P2POp(distributed.isend, torch.tensor([rank]), (rank + size // 2) % size),
+    distributed.P2POp(distributed.irecv, told, (rank - size // 2) % size),
+])
+for work in works:
+    work.wait()
+distributed.barrier()
+print(f"rank {rank} of {size}: weights equal: {equal}, heard from {told.item()}", flush=True)
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+@pytest.mark.skipif(os.geteuid() != 0, reason="building namespaces needs root")
+def test_two_machines_and_the_switch_on_a_third(tmp_path: Path) -> None:
+    script, told = tmp_path / "train.py", tmp_path / "told.json"
+    script.write_text(TRAIN)
+    torchrun = (
+        f"{sys.executable} -m torch.distributed.run --nnodes 2 --nproc-per-node 2 "
+        "--node-rank $RANK --master-addr $MASTER_ADDR --master-port $MASTER_PORT "
+        f"{script}"
+    )
+    command = ["run", "--world", "netns", "--topology", "star:2", "--json", str(told)]
+    done = subprocess.run(
+        [sys.executable, "-m", "iswitch", *command, "--", "sh", "-c", torchrun],
+        capture_output=True, text=True, timeout=PATIENCE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    heard = set(re.findall(r"\| (rank .*)", done.stdout))
+    assert heard == {
+        f"rank {rank} of 4: weights equal: True, heard from {(rank - 2) % 4}" for rank in range(4)
+    }
+    (switch,) = json.loads(told.read_text())["switches"].values()
+    assert switch["accumulated"] > 0, switch
