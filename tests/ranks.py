@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing as mp
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,13 @@ PATIENCE = 60.0  # seconds until a test is given up
 # when it is first used, which takes seconds.
 CONTEXT = mp.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch._dynamo", "worker_lib.torch"])
+
+
+def free_port() -> int:
+    """A port for the store of those who do not meet at the switch."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:

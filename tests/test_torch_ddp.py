@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from worker_lib.torch import Options, SwitchState, ddp_hook
 
 from .conftest import Where
-from .ranks import in_processes
+from .ranks import free_port, in_processes
 
 ROOT = Path(__file__).parent.parent
 STEPS = 5
@@ -33,12 +33,7 @@ def job(jobs: Any) -> int:
 
 @pytest.fixture
 def port() -> int:
-    """A free port, of the store of those who do not meet at the switch."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 class SmallCNN(nn.Module):

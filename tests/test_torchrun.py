@@ -1,17 +1,19 @@
-"""torchrun on two machines, each a namespace, with the switch on a third."""
+"""torchrun on two machines, each a namespace, with the switch on a third: as docs/torch.md does."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from .test_docs import BLOCK, ROOT
+
 PATIENCE = 120.0  # seconds; every process imports torch by itself
 
 TRAIN = """
@@ -52,14 +54,17 @@ distributed.destroy_process_group()
 def test_two_machines_and_the_switch_on_a_third(tmp_path: Path) -> None:
     script, told = tmp_path / "train.py", tmp_path / "told.json"
     script.write_text(TRAIN)
-    torchrun = (
-        f"{sys.executable} -m torch.distributed.run --nnodes 2 --nproc-per-node 2 "
-        "--node-rank $RANK --master-addr $MASTER_ADDR --master-port $MASTER_PORT "
-        f"{script}"
+    (text,) = [
+        t for tag, t in BLOCK.findall((ROOT / "docs" / "torch.md").read_text()) if tag == "sh"
+    ]
+    command = shlex.split(
+        text.replace("torchrun", f"{sys.executable} -m torch.distributed.run")
+        .replace("train.py", str(script))
+        .replace("--world", f"--json {told} --world")
     )
-    command = ["run", "--world", "netns", "--topology", "star:2", "--json", str(told)]
+    assert command[0] == "iswitch"
     done = subprocess.run(
-        [sys.executable, "-m", "iswitch", *command, "--", "sh", "-c", torchrun],
+        [sys.executable, "-m", *command],
         capture_output=True, text=True, timeout=PATIENCE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip

@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--bucket", type=float, default=25.0, help="MiB at most, as in DDP")
+    parser.add_argument("--bucket", type=float, help="MiB at most; default: as DDP has it")
     args = parser.parse_args()
     print(f"command: python -m tests.bench.overlap {' '.join(sys.argv[1:])}".rstrip())
     print(f"machine: {os.cpu_count()} cores, Linux {platform.release()}", flush=True)
@@ -157,12 +157,12 @@ def main() -> None:
 
             topology = Topology.parse(f"star:{args.workers},rate={args.rate}")
             net = stack.enter_context(Network(topology, prefix="iswo"))
-            end, other = context.Pipe()
+            end_of_server, other = context.Pipe()
             server = context.Process(
                 target=serve, args=(Switch, place(net, "s1"), 0.0, other), daemon=True
             )
             server.start()
-            end.recv()
+            end_of_server.recv()
             places = [place(net, f"h{rank + 1}") for rank in range(args.workers)]
             switch = (str(topology.address("s1")), SWITCH_PORT)
             host = places[0].address
@@ -187,6 +187,7 @@ def main() -> None:
             worker.join()
         if args.world == "netns":
             server.terminate()
+            end_of_server.recv()
             server.join()
 
 
