@@ -68,6 +68,23 @@ def test_loss_duplication_and_reordering(seed: int, segments: int) -> None:
     assert counters["rx_packets"] == counters["control"] + counters["data"] + outside
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_shorter_vectors_under_loss(seed: int) -> None:
+    """Vectors of any size, one after the other in one job; the switch need not know."""
+    world = World(Switch(), Faults(loss=0.1, duplicate=0.1, jitter=300e-6), seed)
+    shape = Shape.of(300 * 5, DType.INT32, elements=5)
+    sessions = [world.join(i, shape, expected=3) for i in range(3)]
+    world.gather(sessions)
+    sizes = [1, 1500, 4, 5, 6, 1499, 700, 1, 1500]
+    for round_, numel in enumerate(sizes):
+        part = shape.shortened(numel)
+        vectors = vectors_for(part, 3, round_)
+        for out in world.allreduce(sessions, vectors):
+            assert (out == expected(part, vectors)).all()
+    counters = world.switch.counters
+    assert counters["accumulated"] == 3 * sum(shape.shortened(n).segments for n in sizes)
+
+
 def test_same_seed_same_trace() -> None:
     def history() -> list[str]:
         world = World(Switch(), Faults(0.1, 0.1, 300e-6), seed=3)
