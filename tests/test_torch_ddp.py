@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,56 @@ def test_the_hook_compressing(switch: Where, job: int, port: int) -> None:
     bias, exact = ours[0]["classes.bias"], gloos[0]["classes.bias"]
     assert not np.array_equal(bias, exact)
     np.testing.assert_allclose(bias, exact, atol=0.02)
+
+
+class Pause(torch.autograd.Function):
+    """In backward, waits until the gradients behind it have been averaged."""
+
+    averaged = threading.Event()
+
+    @staticmethod
+    def forward(_: Any, activations: torch.Tensor) -> torch.Tensor:
+        return activations.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        assert Pause.averaged.wait(20), "nothing is averaged while backward is under way"
+        return gradient
+
+
+def pausing(rank: int, size: int, url: str, where: Where, job: int) -> list[float]:
+    distributed.init_process_group("gloo", url, rank=rank, world_size=size)
+    first, last = nn.Linear(50, 50), nn.Linear(50, 50)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = first, last
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            activations: torch.Tensor = self.last(Pause.apply(self.first(inputs)))
+            return activations
+
+    def watched(state, bucket):  # type: ignore[no-untyped-def]
+        future = ddp_hook(state, bucket)
+        future.then(lambda _: Pause.averaged.set())
+        return future
+
+    model = DistributedDataParallel(Model(), bucket_cap_mb=0.001)
+    with SwitchState(where, job) as state:
+        model.register_comm_hook(state, watched)
+        Pause.averaged.set()  # DDP makes its buckets in the first backward
+        for _ in range(3):
+            model.zero_grad()
+            (model(torch.ones(1, 50)).sum() * (1 + rank)).backward()
+            Pause.averaged.clear()
+    assert last.bias.grad is not None
+    return sorted(set(last.bias.grad.tolist()))
+
+
+def test_the_hook_averages_while_backward_goes_on(switch: Where, job: int, port: int) -> None:
+    where = ("127.0.0.1", switch[1])
+    assert in_processes(pausing, 2, f"tcp://127.0.0.1:{port}", where, job) == [[1.5], [1.5]]
 
 
 def variables(rank: int, switch: Where, job: int, port: int) -> dict[str, str]:
