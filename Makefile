@@ -41,6 +41,8 @@ bench: $(VENV)/dev.ready
 	$(BIN)/python -m tests.bench.stranger
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.loss
+	$(BIN)/python -m tests.bench.overlap
+	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.overlap --world netns
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw --no-offload --no-gloo --no-tcp
 
 # What tests of real networks call, of which mnexec is Mininet's; only root can run those.
