@@ -55,7 +55,10 @@ def listings(page: str) -> list[tuple[str, str]]:
 
 BAD_LINKS = ["--topology", "star:4,loss=1%,delay=2ms,seed=1", "--world", "netns"]
 NETWORKS = ["topologies.md", "mininet.md"]  # their listings are not run by workers
-WORKERS = [(page, text) for page, text in blocks("python") if page.name not in NETWORKS]
+COOKBOOK = "cookbook.md"  # tests/test_cookbook.py
+WORKERS = [
+    (page, text) for page, text in blocks("python") if page.name not in (*NETWORKS, COOKBOOK)
+]
 SHOWN = [listing for page in NETWORKS for listing in listings(page)]
 
 
@@ -93,7 +96,8 @@ def test_topology_listing(listing: str, output: str) -> None:
 
 
 def test_every_python_listing_is_run() -> None:
-    assert len(list(blocks("python"))) == len(WORKERS) + len(SHOWN)
+    recipes = sum(page.name == COOKBOOK for page, _ in blocks("python"))
+    assert len(list(blocks("python"))) == len(WORKERS) + len(SHOWN) + recipes
 
 
 def test_topology_files() -> None:
@@ -158,6 +162,7 @@ def test_commands(switch: Where) -> None:
             assert command in (
                 ". .venv/bin/activate",
                 "for i in 1 2 3 4; do python example.py & done; wait",
+                "for i in 1 2 3 4; do python learn.py & done; wait",  # tests/test_cookbook.py
             )
 
 

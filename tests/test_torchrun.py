@@ -1,4 +1,4 @@
-"""torchrun on two machines, each a namespace, with the switch on a third: as docs/torch.md does."""
+"""torchrun on two machines, each a namespace, with the switch on a third: as in the cookbook."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_two_machines_and_the_switch_on_a_third(tmp_path: Path) -> None:
     script, told = tmp_path / "train.py", tmp_path / "told.json"
     script.write_text(TRAIN)
     (text,) = [
-        t for tag, t in BLOCK.findall((ROOT / "docs" / "torch.md").read_text()) if tag == "sh"
+        t for tag, t in BLOCK.findall((ROOT / "docs" / "cookbook.md").read_text()) if tag == "sh"
     ]
     command = shlex.split(
         text.replace("torchrun", f"{sys.executable} -m torch.distributed.run")
