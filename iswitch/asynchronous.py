@@ -3,12 +3,18 @@
 H contributions to a segment, from whomever, make its next version. There is no bitmap: a member's
 contribution counts if its number is newer than the last one counted from it at that segment. Nine
 slots a segment: the open one and the eight versions kept for Help.
+
+Contributions are lost at one segment and not at another, so versions drift apart. A worker needs
+the same version of all segments: no segment may be further ahead of the last one than versions are
+kept, and some are left for workers that have missed them.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+
+import numpy as np
 
 from .accelerator import Accelerator, Held, Outcome, Run, Table
 from .counters import Counters
@@ -20,6 +26,7 @@ class AsynchronousAccelerator(Accelerator):
     """Counts contributions per segment; state: version made, open slot, contributions, kept."""
 
     KEPT = 8
+    AHEAD = KEPT // 2  # versions that a segment may be ahead of the last one
     SLOTS = KEPT + 1
     RECORD = struct.Struct("<IIII")
     LAST = struct.Struct("<QQ")  # has any been counted, number of the last one counted
@@ -31,6 +38,7 @@ class AsynchronousAccelerator(Accelerator):
         self.state = Table(self.RECORD, shape.segments)
         self._last: dict[int, Table] = {}
         self.version = 0  # the highest made
+        self._lowest = 0  # of no segment is the version lower; it may have become higher
 
     @classmethod
     def memory(cls, shape: Shape) -> int:
@@ -56,9 +64,22 @@ class AsynchronousAccelerator(Accelerator):
                 if counted and round_distance(round_, number) <= 0:
                     self.counters["duplicate"] += b - a
                     continue
-                last.set(a, b, 1, round_)
                 for start, stop in self.state.uniform(a, b):
+                    if self._is_ahead(start):
+                        self.counters["ahead"] += stop - start
+                        continue
+                    last.set(start, stop, 1, round_)
                     self._accumulate_run(start, stop, rows[start - index : stop - index], outcome)
+
+    def _is_ahead(self, index: int) -> bool:
+        """Whether a segment has to wait for others."""
+        version = self.state.get(index)[0]
+        if round_distance(version, self._lowest) < self.AHEAD:
+            return False
+        versions = self.state.words.view(np.uint32)[:, 0]
+        behind = (np.uint32(self.version) - versions).max()  # wraps as the numbers do
+        self._lowest = (self.version - int(behind)) & ROUND_MASK
+        return round_distance(version, self._lowest) >= self.AHEAD
 
     def _accumulate_run(self, start: int, stop: int, rows: Rows, outcome: Outcome) -> None:
         version, slot, count, kept = self.state.get(start)
@@ -111,7 +132,7 @@ class AsynchronousAccelerator(Accelerator):
     def reset(self, round_: int) -> None:
         """Forget open sums and kept versions; the next version is `round_` + 1."""
         self.state.set(0, self.shape.segments, round_, 0, 0, 0)
-        self.version = round_
+        self.version = self._lowest = round_
 
     def name(self, version: int) -> None:
         """A member that comes back stands at this version: what is made from now on is newer."""

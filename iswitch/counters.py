@@ -57,6 +57,7 @@ DROPS: dict[str, str] = {
     "out_of_window": "data of a round outside high - 1 .. high + 1, or from before a Reset",
     "before_join": "data of a round before the first its sender takes part in",
     "duplicate": "a second contribution of one member to one segment",
+    "ahead": "a contribution to a segment that is four versions ahead of another",
     "late": "a contribution to a segment that is already complete",
     "repeated": "an aggregate from the switch above that has come before",
     "stale_join": "a Join of an older incarnation than the member's",
@@ -88,6 +89,7 @@ DATA_DROPS = (
     "out_of_window",
     "before_join",
     "duplicate",
+    "ahead",
     "late",
     "repeated",
 )

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 TOP = 2**32
 KEPT = 8
+AHEAD = 4  # versions that a segment may be ahead of the last one
 
 
 @dataclass
@@ -47,6 +48,9 @@ class Model:
         one = self.segments[index]
         if rank in one.last and round_distance(number, one.last[rank]) <= 0:
             self.counters["duplicate"] += 1
+            return False
+        if max(round_distance(one.version, other.version) for other in self.segments) >= AHEAD:
+            self.counters["ahead"] += 1
             return False
         one.last[rank] = number
         one.total += value
@@ -188,6 +192,8 @@ class Pair:
     def check(self) -> None:
         assert self.real.counters == self.model.counters
         assert self.real.version == self.model.version
+        oldest = min(round_distance(s.version, self.model.version) for s in self.model.segments)
+        assert -oldest <= AHEAD  # so what makes a vector whole is kept
         for step in range(-2, 40, 3):
             for version in {self.at(step), (self.model.version - step) % TOP}:
                 found = {}
@@ -209,7 +215,8 @@ def ranges(segments: int) -> st.SearchStrategy[tuple[int, int]]:
 def histories(draw: st.DrawFn) -> tuple[Pair, list[tuple[str, tuple[int, ...]]]]:
     numel, elements = draw(st.integers(0, 12)), draw(st.integers(1, 5))
     shape = Shape.of(numel, DType.INT32, Op.SUM, Mode.ASYNCHRONOUS, elements)
-    pair = Pair(shape, draw(st.sampled_from([0, 7, 2**31 - 3, TOP - 4])))
+    base, threshold = draw(st.sampled_from([0, 7, 2**31 - 3, TOP - 4])), draw(st.integers(1, 2))
+    pair = Pair(shape, base, threshold)
     ranks, some = st.integers(0, 3), ranges(shape.segments)
     whole = st.just((0, shape.segments))
     steps = st.integers(0, 30)
@@ -222,7 +229,9 @@ def histories(draw: st.DrawFn) -> tuple[Pair, list[tuple[str, tuple[int, ...]]]]
         st.tuples(st.sampled_from(["reset", "name"]), st.tuples(st.integers(0, 12))),
         ranks.map(lambda rank: ("join", (rank,))),
     )
-    return pair, draw(st.lists(st.one_of(contribution, contribution, rare), max_size=30))
+    # Only the first: so that it runs ahead of the others.
+    first = st.tuples(ranks, steps).map(lambda p: ("contribute", (*p, 0, 1, 1)))
+    return pair, draw(st.lists(st.one_of(contribution, contribution, first, rare), max_size=40))
 
 
 @settings(max_examples=200, deadline=None)
@@ -317,6 +326,29 @@ def test_segments_have_versions_of_their_own() -> None:
     held = [(run.start, what) for run, what, _ in accelerator.held(2, 0, 2)]
     assert held == [(0, Held.COMPLETE), (1, Held.NOTHING)]
     assert accelerator.force(2, 0, 2) == ([], 0)  # no contribution to the open one
+
+
+def test_no_segment_runs_away() -> None:
+    """One whose contributions are lost holds the others back, so that its versions have company."""
+    shape = Shape.of(2, DType.INT32, mode=Mode.ASYNCHRONOUS, elements=1)
+    accelerator = AsynchronousAccelerator(shape, lambda _v, _c: True, Counters())
+    accelerator.join(0)
+
+    def made(number: int, *indices: int) -> list[tuple[int, int, int]]:
+        outcome = Outcome([], [])
+        payloads = [seg(number, i) + bytes(4) for i in indices]
+        accelerator.accumulate(0, stretch_of(payloads), outcome)
+        return [(run.round, run.start, run.stop) for run in outcome.completed]
+
+    for number in range(1, AHEAD + 1):
+        assert made(number, 0) == [(number, 0, 1)]
+    assert made(5, 0) == []
+    assert accelerator.counters["ahead"] == 1
+    assert made(5, 0, 1) == [(1, 1, 2)]  # looked at in their order
+    assert made(5, 0) == [(5, 0, 1)]  # it had not been counted, and may be now
+    assert accelerator.counters["duplicate"] == 0
+    accelerator.reset(9)
+    assert made(6, 0, 1) == [(10, 0, 2)]
 
 
 def test_every_element_counts() -> None:

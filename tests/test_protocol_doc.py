@@ -427,7 +427,8 @@ def test_drop_reasons() -> None:
 def test_drops_of_data_are_in_the_order_of_questions() -> None:
     table = the_table(lambda t: has_header(t, "question"))
     named = re.findall(r"dropped: `(\w+)`", "\n".join(row[1] for row in table.rows))
-    assert sorted(named) == sorted(("short", *counters.DATA_DROPS))
+    of_rounds = set(counters.DATA_DROPS) - {"ahead"}  # which is of versions
+    assert sorted(named) == sorted(("short", *of_rounds))
 
 
 def testcodes_of_carrying() -> None:
