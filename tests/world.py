@@ -18,7 +18,10 @@ from iswitch.sim.network import Machine, Network
 from iswitch.sim.trace import Trace
 from iswitch.switch import Switch
 from iswitch.wire import Shape, Vector
+from worker_lib.events import Answered, Halted, WasReset
+from worker_lib.member import Member
 from worker_lib.session import Event, Session
+from worker_lib.versions import AsynchronousSession, Behind, Told
 
 SWITCH = Address("10.0.0.254", 26963)
 LATENCY = 50e-6  # seconds, each way
@@ -52,7 +55,9 @@ class World:
         self.switch = switch or Switch()
         self.switches: dict[Address, Switch] = {SWITCH: self.switch}
         self.sessions: dict[Address, Session] = {}
+        self.asynchronous: dict[Address, AsynchronousSession] = {}
         self.events: dict[Address, list[Event]] = {}
+        self.told: dict[Address, list[Behind | Told | Answered | Halted | WasReset]] = {}
         self.asleep: dict[Address, Session] = {}
         self.random = random.Random(seed)
         self.network = Network(seed, LATENCY, Trace())
@@ -92,6 +97,16 @@ class World:
         session.join(self.now)
         return session
 
+    def join_asynchronous(
+        self, number: int, shape: Shape, job: int = 7, incarnation: int = 1000, **kwargs: object
+    ) -> AsynchronousSession:
+        address = worker_address(number)
+        session = AsynchronousSession(SWITCH, job, shape, incarnation, **kwargs)  # type: ignore[arg-type]
+        self.asynchronous[address] = session
+        self.told[address] = []
+        session.join(self.now)
+        return session
+
     def stop(self, number: int) -> None:
         """Stop a worker's process: what comes for it waits in its socket."""
         address = worker_address(number)
@@ -119,6 +134,10 @@ class World:
             self.network.poke(address)
             while (event := session.next_event()) is not None:
                 self.events[address].append(event)
+        for address, each in self.asynchronous.items():
+            self.network.poke(address)
+            while (news := each.next_event()) is not None:
+                self.told[address].append(news)
 
     def step(self) -> bool:
         """Go to the next moment at which something happens; False: nothing ever will."""
@@ -129,7 +148,11 @@ class World:
         """Have those machines in the network that a test has put here, and no others."""
         network = self.network
         self.switches[SWITCH] = self.switch
-        machines: dict[Address, Machine] = {**self.switches, **self.sessions}
+        machines: dict[Address, Machine] = {
+            **self.switches,
+            **self.sessions,
+            **self.asynchronous,
+        }
         for address in machines:
             if address not in network.nodes:
                 network.add(f"{address.host}:{address.port}", address)
@@ -147,7 +170,7 @@ class World:
     @staticmethod
     def _above(machine: Machine) -> Address | None:
         """Whom a machine talks to."""
-        if isinstance(machine, Session):
+        if isinstance(machine, Member):
             return machine.switch
         assert isinstance(machine, Switch)
         hierarchy = machine.control.hierarchy

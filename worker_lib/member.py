@@ -269,13 +269,6 @@ class Member(ABC, Generic[E]):
         self._out.clear()
         return out
 
-    def _room(self, segments: float) -> int:
-        """Bursts that the window has room for beside these segments: whole ones.
-
-        Fragments would cost as much.
-        """
-        return int(self.window.size - segments) // self._burst
-
     def _control(self, payload: bytes, now: float) -> None:
         if self.key is not None:
             packet_in_it = self.key.opened(payload)

@@ -202,6 +202,13 @@ class Session(Member[Dropped | Gone | WasReset]):
         )
         return out
 
+    def _room(self, segments: int) -> int:
+        """Bursts that the window has room for beside these segments: whole ones.
+
+        Fragments would cost as much.
+        """
+        return int(self.window.size - segments) // self._burst
+
     def _give_out(
         self, transfer: Transfer, bursts: int, now: float, again: bool, out: list[Outgoing]
     ) -> int:
