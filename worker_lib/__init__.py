@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .asynchronous import AsynchronousWorker
     from .catching_up import catch_up
     from .client import Worker
     from .errors import (
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
         RoundGone,
         SwitchUnreachable,
         TooFewWorkers,
+        VersionTimeout,
         WorkerError,
     )
 
 __all__ = [
     "AllreduceTimeout",
+    "AsynchronousWorker",
     "BindError",
     "JobHalted",
     "JobReset",
@@ -37,11 +40,16 @@ __all__ = [
     "RoundGone",
     "SwitchUnreachable",
     "TooFewWorkers",
+    "VersionTimeout",
     "Worker",
     "WorkerError",
     "catch_up",
 ]
-HOMES = {"Worker": ".client", "catch_up": ".catching_up"}  # all else is an error
+HOMES = {  # all else is an error
+    "AsynchronousWorker": ".asynchronous",
+    "Worker": ".client",
+    "catch_up": ".catching_up",
+}
 
 
 def __getattr__(name: str) -> Any:

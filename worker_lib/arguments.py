@@ -10,7 +10,7 @@ import numpy.typing as npt
 from iswitch.keys import Key, KeyUnusable
 from iswitch.packets import Address
 from iswitch.ports.udp import UdpPort
-from iswitch.wire import DType, Op, Shape, WireError
+from iswitch.wire import IP_UDP_HEADERS, DType, Mode, Op, Shape, WireError
 
 from .errors import BindError, SwitchUnreachable
 from .waiting import CHOICES, OnMemberLost
@@ -67,7 +67,13 @@ def on_member_lost(value: object, num_workers: int | None) -> OnMemberLost:
     return found
 
 
-def shape(numel: object, dtype: npt.DTypeLike, op: object, elements: object) -> Shape:
+def shape(
+    numel: object,
+    dtype: npt.DTypeLike,
+    op: object,
+    elements: object,
+    mode: Mode = Mode.SYNCHRONOUS,
+) -> Shape:
     """The layout of the vectors.
 
     Raises:
@@ -83,12 +89,20 @@ def shape(numel: object, dtype: npt.DTypeLike, op: object, elements: object) -> 
         element_type = DType.of(dtype)
     except (TypeError, WireError):
         raise ValueError(f"dtype = {dtype!r}: use float32, float16, bfloat16 or int32") from None
-    found = Shape.of(numel, element_type, Op[op.upper()], elements=elements)
+    found = Shape.of(numel, element_type, Op[op.upper()], mode, elements=elements)
     try:
         found.check()
     except WireError as error:
         raise ValueError(str(error)) from None
     return found
+
+
+def fitted(shape: Shape, port: UdpPort, elements: object) -> Shape:
+    """The shape with packets that fit the way to the switch, unless `elements` was asked for."""
+    payload = port.mtu - IP_UDP_HEADERS
+    if elements is not None or payload >= shape.packet_size:
+        return shape
+    return Shape.of(shape.numel, shape.dtype, shape.op, shape.mode, payload=payload)
 
 
 def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -> UdpPort:

@@ -19,12 +19,10 @@ import numpy.typing as npt
 from iswitch.packets import Address
 from iswitch.wire import (
     HEARTBEAT,
-    IP_UDP_HEADERS,
     MAX_MEMBERS,
     Ack,
     Action,
     Segments,
-    Shape,
     Status,
     Threshold,
     Value,
@@ -128,10 +126,7 @@ class Worker:
         if bind[1]:  # a former process at this place may have begun in this second
             time.sleep(1.0 - time.time() % 1.0)
         self._port = arguments.port(switch, bind, offload)
-        payload = self._port.mtu - IP_UDP_HEADERS
-        if elements_per_segment is None and payload < shape.packet_size:
-            shape = Shape.of(shape.numel, shape.dtype, shape.op, payload=payload)
-        self.shape = shape
+        self.shape = shape = arguments.fitted(shape, self._port, elements_per_segment)
         self._dtype = shape.dtype.numpy
         self._address = Address(*self._port.socket.getpeername())  # `switch` may be a name
         self._session = Session(

@@ -185,3 +185,7 @@ class MembershipLost(WorkerError):
             f"{round_} went on without it; it is in again from round {now_at}: take the weights "
             "from another worker and go on"
         )
+
+
+class VersionTimeout(WorkerError):
+    """Something an `AsynchronousWorker` waited for did not happen within its timeout."""

@@ -147,6 +147,10 @@ class Member(ABC, Generic[E]):
         self._ask(Control(action, self.job, number, value), now)
         return number
 
+    def asks(self, action: Action) -> bool:
+        """Whether a request of this action is to be answered still."""
+        return any(pending.packet.action is action for pending in self._pending.values())
+
     def forget(self, request: int) -> None:
         """Stop repeating a request."""
         self._pending.pop(request, None)

@@ -272,7 +272,7 @@ class Session(Member[Dropped | Gone | WasReset]):
             return  # a repeat; or the answer GONE has told it before
         if self.key and round_distance(round_, self.round) <= 0:
             return  # a replay: a Reset leads onwards
-        ours = any(pending.packet.action is Action.RESET for pending in self._pending.values())
+        ours = self.asks(Action.RESET)
         self.resume_at(round_)
         if not ours:
             self._events.append(WasReset(round_))

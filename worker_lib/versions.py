@@ -166,9 +166,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
     @property
     def has_threshold(self) -> bool:
         """Whether the H that was wanted is set."""
-        return self.member and not any(
-            pending.packet.action is Action.SETH for pending in self._pending.values()
-        )
+        return self.member and not self.asks(Action.SETH)
 
     def contribute(self, vector: Vector) -> None:
         """Send a vector, (numel,), which is copied; `can_contribute` must hold."""

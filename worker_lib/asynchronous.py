@@ -1,0 +1,559 @@
+"""The asynchronous algorithm of the paper's section 4: a worker of two concurrent activities.
+
+The user's thread computes gradients (LGC), a thread of the worker's own updates the local weights
+(LWU) with every aggregate in the order of versions, and a third moves packets. Nobody waits for
+anybody, as long as a gradient is not older than the staleness allows.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from iswitch.packets import Address
+from iswitch.wire import MAX_MEMBERS, ROUND_MASK, Action, Mode, Status, Vector, round_distance
+
+from . import arguments, environment
+from .directory import Directory, pack
+from .errors import (
+    Refused,
+    SwitchUnreachable,
+    TooFewWorkers,
+    VersionTimeout,
+    WorkerError,
+)
+from .events import Answered, WasReset
+from .snapshots import NotThere, Offer, Server, Unreachable, ask
+from .standing import Standing, Way, choose
+from .versions import AsynchronousSession, Told
+from .window import CEILING
+
+Update = Callable[[Vector, int, int], object]
+State = Sequence[npt.NDArray[Any]]
+
+LOOK_PAUSE = 0.05  # seconds between two looks of the thread that moves packets, at least
+GREETING_PAUSE = 0.05  # seconds between two greetings; doubles
+GREETING_CEILING = 1.0
+AGAIN_PAUSE = 0.02  # seconds until a worker that is behind looks again how the others stand
+REFUSED_PATIENCE = 5.0  # seconds to wait where no process listens; the switch may be starting
+WHO_PAUSE = 0.5  # seconds between two questions how many workers have joined
+LEAVE_PATIENCE = 1.0  # seconds for an answer to Leave
+
+
+class AsynchronousWorker:
+    """A member of an asynchronous job.
+
+    Args:
+        switch: (host, port) of the switch.
+        job: the job's number, 0..65535, the same in all workers.
+        numel: elements of every gradient.
+        num_workers: how many workers the job has; nothing is summed before all are there.
+        update: called as `update(total, contributions, version)` for every version, in order, once
+            each, by the LWU thread under the worker's lock; it changes the arrays of `state` in
+            place. `total` is the sum, (numel,), valid during the call only, of so many
+            contributions. It must depend on nothing but these and `state`.
+        state: weights first, then moments of the optimizer and so on: all that `update` reads and
+            writes; C-contiguous. At the start all workers get the state of one of them.
+        threshold: H, the contributions that make a version; None: as many as there are members.
+        staleness: S, the versions by which a gradient may be older than the current one.
+        timeout: seconds that joining and every call may take.
+        bind: local (host, port).
+        key: of a keyed job, 1 to 64 bytes.
+        elements_per_segment: E; default as for `Worker`.
+        offload: use segmentation offload where the machine has it.
+        dtype: element type of gradients: float32, float16, bfloat16 or int32.
+        check: keep a digest of the state at every version, for `stats()["digests"]`.
+
+    Raises:
+        SwitchUnreachable, BindError, Refused, TooFewWorkers: as for `Worker`.
+        TypeError, ValueError: an argument that cannot be.
+    """
+
+    def __init__(
+        self,
+        switch: tuple[str, int],
+        job: int,
+        numel: int,
+        num_workers: int,
+        *,
+        update: Update,
+        state: State,
+        threshold: int | None = None,
+        staleness: int = 3,
+        timeout: float = 30.0,
+        bind: tuple[str, int] = ("0.0.0.0", 0),
+        key: bytes | None = None,
+        elements_per_segment: int | None = None,
+        offload: bool = True,
+        dtype: npt.DTypeLike = np.float32,
+        check: bool = False,
+    ) -> None:
+        switch = arguments.address("switch", switch, least_port=1)
+        bind = arguments.address("bind", bind)
+        self.job = arguments.job_number(job)
+        most = "a switch takes 1 to 64 workers a job"
+        self.num_workers = arguments.whole("num_workers", num_workers, 1, MAX_MEMBERS, most)
+        self.numel = arguments.whole("numel", numel, 1, 0xFFFFFFFF, "pass the gradient's elements")
+        hint = f"pass 1 to num_workers ({num_workers}) contributions, or None for everybody's"
+        if threshold is not None:
+            threshold = arguments.whole("threshold", threshold, 1, num_workers, hint)
+        hint = "pass the versions by which a gradient may be late, 0 or more"
+        self.staleness = arguments.whole("staleness", staleness, 0, 2**31 - 1, hint)
+        self.timeout = arguments.seconds("timeout", timeout)
+        arguments.key(key)
+        self._state = _checked(state)
+        self._update = update
+        self._key = key
+        self._check = check
+        self._directory = Directory(self.num_workers)
+        whole = self.numel + self._directory.size
+        shape = arguments.shape(whole, dtype, "sum", elements_per_segment, Mode.ASYNCHRONOUS)
+        self._process = os.getpid()
+        if bind[1]:  # a former process at this place may have begun in this second
+            time.sleep(1.0 - time.time() % 1.0)
+        self._port = arguments.port(switch, bind, offload)
+        self.shape = shape = arguments.fitted(shape, self._port, elements_per_segment)
+        self._dtype = shape.dtype.numpy
+        self._address = Address(*self._port.socket.getpeername())
+        self._session = AsynchronousSession(
+            self._address,
+            self.job,
+            shape,
+            incarnation=int(time.time()) & 0xFFFFFFFF,
+            expected=self.num_workers,
+            threshold=threshold or 0,
+            watch=self.numel,
+            ceiling=min(CEILING, self._port.buffer),
+            key=key,
+        )
+        self._vector = np.zeros(whole, self._dtype)
+        self._version: int | None = None  # of the state; None: it is nobody's yet
+        self._counts = dict.fromkeys(
+            ("stale", "applied", "contributions", "snapshots_taken", "snapshots_given", "resets"), 0
+        )
+        self._staleness: Counter[int] = Counter()
+        self._digests: dict[int, str] = {}
+        self._failure: BaseException | None = None  # to be raised in the user's thread
+        self._greeted = (float("-inf"), GREETING_PAUSE)
+        self._lock = threading.RLock()  # around the state and its version
+        self._net = threading.RLock()  # around the session; taken after `_lock`, if both are
+        self._changed = threading.Condition(self._net)
+        self._left = threading.Event()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._poller = select.poll()
+        self._poller.register(self._port, select.POLLIN)
+        self._poller.register(self._wake, select.POLLIN)
+        self._threads = [
+            threading.Thread(target=self._guard, args=(work,), daemon=True, name=f"iswitch {name}")
+            for name, work in (("packets", self._move_packets), ("LWU", self._update_weights))
+        ]
+        here = self._port.address
+        self._server = Server(here.host, here.port, self.job, key, self._offer)
+        try:
+            self._join()
+        except BaseException:
+            self.leave()
+            raise
+
+    @classmethod
+    def from_env(cls, numel: int, *, update: Update, state: State, **kwargs: Any) -> Self:
+        """Make the worker that `iswitch run` started this process to be; see `Worker.from_env`.
+
+        Raises:
+            ValueError: one of the variables lacks or is wrong; the message names it.
+        """
+        place = environment.read(os.environ)
+        own = {"bind": place.bind, "key": place.key} | kwargs
+        return cls(
+            place.switch, place.job, numel, place.num_workers, update=update, state=state, **own
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # What the user's thread calls
+
+    @property
+    def rank(self) -> int:
+        """This worker's number in the job."""
+        return self._session.rank
+
+    @property
+    def version(self) -> int:
+        """The version of the local weights."""
+        return self._version or 0
+
+    def read(self, into: Sequence[npt.NDArray[Any]] | None = None) -> int:
+        """Copy the first arrays of the state, all of one version; returns that version."""
+        self._ensure_open()
+        into = [] if into is None else into
+        if len(into) > len(self._state):
+            raise ValueError(f"the state has {len(self._state)} arrays, not {len(into)}")
+        with self._lock:
+            for ours, theirs in zip(self._state, into, strict=False):
+                np.copyto(theirs, ours, casting="no")
+            return self.version
+
+    def contribute(self, gradient: Vector, version: int) -> bool:
+        """Send a gradient that was computed on the weights of a version, unless it is too old.
+
+        Waits while two contributions are under way, or this worker catches up with the others.
+
+        Args:
+            gradient: numel elements of the worker's dtype, in any shape; copied.
+            version: as `read` returned it.
+
+        Returns:
+            whether it was sent: the current version is at most `version` + the staleness.
+
+        Raises:
+            TypeError, ValueError: wrong dtype or size.
+            VersionTimeout: it could not be sent within the timeout; the message says why.
+            WorkerError: the worker has left; or whatever `update` has raised.
+        """
+        if not isinstance(gradient, np.ndarray) or gradient.dtype != self._dtype:
+            what = getattr(gradient, "dtype", type(gradient).__name__)
+            raise TypeError(f"gradient is {what}, this worker's dtype is {self._dtype}: convert it")
+        if gradient.size != self.numel:
+            raise ValueError(f"gradient has {gradient.size} elements, this worker's {self.numel}")
+        limit = time.monotonic() + self.timeout
+        with self._changed:
+            while True:
+                self._ensure_open()
+                if not self._session.behind:
+                    late = self._lateness(version)
+                    if late > self.staleness:
+                        self._counts["stale"] += 1
+                        return False
+                    if self._session.can_contribute:
+                        break
+                if not self._changed.wait(limit - time.monotonic()):
+                    raise VersionTimeout(self._why(f"not sent within {self.timeout:g} s"))
+            self._staleness[late] += 1
+            self._vector[: self.numel] = gradient.reshape(-1)
+            self._send(counts=True)
+        return True
+
+    def wait_for(self, version: int, timeout: float | None = None) -> int:
+        """Wait until the local weights are of this version or a later one; returns theirs.
+
+        Raises:
+            VersionTimeout: they were not in time.
+        """
+        wait = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
+        limit = time.monotonic() + wait
+        with self._changed:
+            while self._version is None or round_distance(self._version, version) < 0:
+                self._ensure_open()
+                if not self._changed.wait(limit - time.monotonic()):
+                    raise VersionTimeout(self._why(f"version {version} not made within {wait:g} s"))
+            return self._version
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start.
+
+        Of gradients `contributed`, and `stale` ones that were not; a histogram of the `staleness`
+        of those sent. Versions `applied`, and the `contributions` in them. `snapshots_taken` and
+        `snapshots_given`, times this worker was `behind`, `resets`. Segments `sent`, `received` and
+        of no use (`useless`); `helps` and `marks` asked for; `rejoins`. With `check`, `digests` of
+        the state by version.
+        """
+        with self._net:
+            counts: dict[str, Any] = {**self._session.stats, **self._counts}
+            counts["contributed"] = self._staleness.total()
+            counts["staleness"] = dict(sorted(self._staleness.items()))
+            counts["rank"], counts["version"] = self.rank, self.version
+            counts["round_trip"] = self._session.round_trip.smoothed
+            counts["rx_overflow"] = self._port.counters["rx_overflow"]
+            counts["tx_failed"] = self._port.counters["tx_failed"]
+            counts["digests"] = dict(self._digests)
+        return counts
+
+    def leave(self) -> None:
+        """Leave the job; then this worker is closed, and nobody can take its state any more."""
+        if os.getpid() != self._process or self._left.is_set():
+            return
+        with self._changed:
+            if self._session.member and self._threads[0].is_alive():
+                self._session.request(Action.LEAVE, None, time.monotonic())
+                self._flush()
+                self._changed.wait_for(lambda: not self._session.asks(Action.LEAVE), LEAVE_PATIENCE)
+            self._left.set()
+            self._changed.notify_all()
+        os.eventfd_write(self._wake, 1)
+        self._server.close()
+        for thread in self._threads:
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join()
+        self._port.close()
+        os.close(self._wake)
+
+    close = leave
+
+    # Inside: all under `_net`
+
+    def _lateness(self, version: int) -> int:
+        """By how many versions the current one, be it applied or not, is later than this."""
+        current = self._session.version + self._session.backlog
+        return max(0, round_distance(current & ROUND_MASK, version))
+
+    def _send(self, counts: bool) -> None:
+        where = self._server.where
+        entry = self._directory.entry(self._session.rank, where, self._dtype, counts)
+        self._vector[self.numel :] = entry
+        self._session.contribute(self._vector)
+        self._flush()
+        os.eventfd_write(self._wake, 1)
+
+    def _flush(self) -> None:
+        self._port.push(self._session.transmissions(time.monotonic()))
+
+    def _ensure_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if os.getpid() != self._process:
+            raise WorkerError("this worker belongs to the process that made it; make another here")
+        if self._left.is_set():
+            raise WorkerError("this AsynchronousWorker has left its job; make a new one")
+
+    def _why(self, what: str) -> str:
+        session = self._session
+        silence = time.monotonic() - session.heard
+        if session.halted:
+            why = "the job is halted; a reset resumes it"
+        elif silence > 2 * session.round_trip.ceiling:
+            why = f"the switch at {self._address} does not answer: is it running?"
+        elif session.behind:
+            why = "this worker is behind, and no other gives it a snapshot: are all running?"
+        else:
+            h = session.threshold
+            why = f"at version {self.version}: do {h} contributions come? (H = {h})"
+        return f"{what}: {why}"
+
+    # Joining
+
+    def _join(self) -> None:
+        asked = began = time.monotonic()
+        limit = began + self.timeout
+        for thread in self._threads:
+            thread.start()
+        with self._changed:
+            self._session.join(began)
+            os.eventfd_write(self._wake, 1)
+            while self._version is None:
+                self._ensure_open()
+                now = time.monotonic()
+                refused = self._port.refused and now - began > REFUSED_PATIENCE
+                if not self._session.member and (now >= limit or refused):
+                    raise SwitchUnreachable.silent(
+                        self._address,
+                        f"{now - began:.1f}",
+                        self._port.refused,
+                        os.environ.get("ISWITCH_SWITCH", ""),
+                        self._session.denied,
+                    )
+                if now >= limit:
+                    raise TooFewWorkers(
+                        f"{self._session.joined} of {self.num_workers} workers joined job "
+                        f"{self.job} within {self.timeout:g} s, and no state to begin with was "
+                        "found; are all of them running, with the same job number and switch?"
+                    )
+                if self._session.member and now >= asked + WHO_PAUSE:  # how many there are
+                    self._session.join(asked := now)
+                self._changed.wait(min(LOOK_PAUSE, limit - now))
+
+    # The thread that moves packets
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """Run a thread's work; what it raises is raised in the user's thread."""
+        try:
+            work()
+        except BaseException as error:
+            with self._changed:
+                self._failure = self._failure or error
+                self._changed.notify_all()
+
+    def _move_packets(self) -> None:
+        session = self._session
+        while not self._left.is_set():
+            with self._net:
+                deadline = session.deadline()
+                more = session.may_send
+            now = time.monotonic()
+            until = now + LOOK_PAUSE if deadline is None else min(deadline, now + LOOK_PAUSE)
+            ready = self._poller.poll(0.0 if more else max(0.0, until - now) * 1000)
+            with self._changed:
+                if self._left.is_set():
+                    return
+                if any(fd == self._wake for fd, _ in ready):
+                    os.eventfd_read(self._wake)
+                now = time.monotonic()
+                for burst in self._port.pull():
+                    session.receive(burst, now)
+                deadline = session.deadline()
+                if deadline is not None and deadline <= now:
+                    session.handle_timer(now)
+                self._flush()
+                self._heed()
+                self._changed.notify_all()
+
+    def _heed(self) -> None:
+        while (event := self._session.next_event()) is not None:
+            match event:
+                case Told(elements=elements):
+                    self._directory.learn(elements)
+                case Answered(action=Action.JOIN, status=status, ack=ack):
+                    if status is not Status.OK:
+                        raise Refused(Action.JOIN, status, self.job, "", ack.contributors)
+                case WasReset():
+                    self._counts["resets"] += 1
+
+    # The thread that updates the weights
+
+    def _update_weights(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_to_update)
+                if self._left.is_set():
+                    return
+                behind = self._session.behind
+                made = None if behind else self._session.next_made()
+            if behind:
+                self._catch_up()
+            elif made is not None:
+                self._apply(*made)
+
+    def _has_to_update(self) -> bool:
+        session = self._session
+        if self._left.is_set():
+            return True
+        return session.member and (session.behind or session.backlog > 0)
+
+    def _apply(self, version: int, vector: Vector) -> None:
+        contributions = self._directory.contributions(vector[self.numel :])
+        with self._lock:
+            if contributions:  # else it is of greetings only
+                self._update(vector[: self.numel], contributions, version)
+                self._counts["applied"] += 1
+                self._counts["contributions"] += contributions
+            self._is_at(version)
+
+    def _is_at(self, version: int) -> None:
+        if self._check:
+            digest = blake2b(digest_size=16)
+            for array in self._state:
+                digest.update(array.tobytes())
+            self._digests[version] = digest.hexdigest()
+        with self._changed:
+            self._version = version
+            self._changed.notify_all()
+
+    # Behind
+
+    def _catch_up(self) -> None:
+        """Look how the others stand, and do as `standing.py` says."""
+        with self._net:
+            own = self._standing()
+            peers = self._directory.addresses - {self._server.where}
+        found: dict[Standing, tuple[str, int]] = {}
+        all_asked = True
+        for where in peers:
+            try:
+                found[ask(where, self.job, self._key, state=False).standing] = where
+            except NotThere:
+                with self._net:
+                    self._directory.addresses.discard(where)
+            except Unreachable:
+                all_asked = False
+        if own.version is None:  # it knows nobody but those that have greeted since
+            all_asked &= len(found) >= self.num_workers - 1
+        way, whose = choose(own, found.keys(), all_asked)
+        if way is Way.TAKE and self._take(found[whose]):
+            return
+        if way is Way.GO_ON:
+            with self._lock, self._net:
+                if self._session.behind:
+                    version = self._session.newest
+                    self._session.resume_at(version, time.monotonic())
+                    self._is_at(version)
+            return
+        if own.version is None:
+            self._greet()
+        with self._changed:
+            self._changed.wait_for(self._left.is_set, AGAIN_PAUSE)
+
+    def _greet(self) -> None:
+        """Tell the others the address: a contribution of zeros that does not count as one."""
+        last, pause = self._greeted
+        now = time.monotonic()
+        with self._net:
+            if now - last >= pause and self._session.can_contribute:
+                self._vector[: self.numel] = 0
+                self._send(counts=False)
+                self._greeted = now, min(2 * pause, GREETING_CEILING)
+
+    def _take(self, where: tuple[str, int]) -> bool:
+        """Take the state of the worker there; whether it could be had."""
+        try:
+            standing, addresses, state = ask(where, self.job, self._key, state=True)
+        except (NotThere, Unreachable):
+            return False
+        size = sum(array.nbytes for array in self._state)
+        if standing.version is None or len(state) != size:
+            raise WorkerError(
+                f"the state of the worker at {where} has {len(state)} bytes, this one's {size}; "
+                "`state` must be of the same arrays in all workers"
+            )
+        with self._lock, self._net:
+            at = 0
+            for array in self._state:
+                array.reshape(-1).view(np.uint8)[:] = np.frombuffer(
+                    state, np.uint8, array.nbytes, at
+                )
+                at += array.nbytes
+            self._directory.learn_packed(addresses)
+            self._session.resume_at(standing.version, time.monotonic())
+            self._counts["snapshots_taken"] += 1
+            self._is_at(standing.version)
+        return True
+
+    def _offer(self, wanted: bool) -> Offer:
+        """Where this worker stands, and its state if that is wanted."""
+        with self._lock, self._net:
+            standing = self._standing()
+            if not wanted or self._version is None:
+                return Offer(standing)
+            self._counts["snapshots_given"] += 1
+            state = b"".join(array.tobytes() for array in self._state)
+            return Offer(standing, self._directory.pack(), state)
+
+    def _standing(self) -> Standing:
+        session = self._session
+        # With a version in hand that is not applied yet, it is not where it will stay.
+        at_rest = self._version is None or self._version == session.version
+        identity = int.from_bytes(pack(self._server.where), "big")
+        return Standing(identity, self._version, session.behind and at_rest)
+
+
+def _checked(state: State) -> list[npt.NDArray[Any]]:
+    arrays = list(state)
+    for i, array in enumerate(arrays):
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"state[{i}] must be a NumPy array, not {type(array).__name__}")
+        if not (array.flags.c_contiguous and array.flags.writeable):
+            raise ValueError(f"state[{i}] must be writable and C-contiguous")
+        if array.dtype.hasobject:
+            raise TypeError(f"state[{i}] holds Python objects; numbers are wanted")
+    return arrays
