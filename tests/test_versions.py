@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,21 +12,15 @@ from iswitch.limits import Limits
 from iswitch.switch import Switch
 from iswitch.wire import (
     ROUND_MASK,
-    TOS_DATA,
-    Action,
     DType,
     Mode,
     Op,
-    Segments,
     Shape,
     Vector,
-    split_seg,
 )
-from worker_lib.events import Halted, WasReset
-from worker_lib.pacing import IN_FLIGHT
-from worker_lib.versions import KEPT, AsynchronousSession, Behind, Told
+from worker_lib.versions import AsynchronousSession
 
-from .world import SWITCH, Faults, World, worker_address
+from .world import Faults, World
 
 NUMBERS = 60  # contributions of a worker that can be told apart
 SHAPE = Shape.of(5 * 7 + 3, DType.INT32, Op.SUM, Mode.ASYNCHRONOUS, elements=7)

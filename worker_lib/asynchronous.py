@@ -305,9 +305,15 @@ class AsynchronousWorker:
     # Inside: all under `_net`
 
     def _lateness(self, version: int) -> int:
-        """By how many versions the current one, be it applied or not, is later than this."""
-        current = self._session.version + self._session.backlog
-        return max(0, round_distance(current & ROUND_MASK, version))
+        """By how many versions the current one is later than this.
+
+        That is the last that is whole here, applied or not; or if more are known to be made, the
+        one before the newest, of which some segments may not be made yet. So a worker that lacks
+        versions sends nothing until it has them, and does not have the others run away from it.
+        """
+        session = self._session
+        whole = round_distance(session.version + session.backlog & ROUND_MASK, version)
+        return max(0, whole, round_distance(session.newest, version) - 1)
 
     def _send(self, counts: bool) -> None:
         where = self._server.where

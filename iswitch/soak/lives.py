@@ -9,14 +9,15 @@ from random import Random
 import numpy as np
 
 from worker_lib.session import Answered, Dropped, Gone, Session, WasReset
+from worker_lib.versions import AsynchronousSession
 
 from ..packets import Address
 from ..sim.network import Network
 from ..wire import Action, Segments, Status, Threshold, Vector
-from .contributor import HEARTBEAT, Contributor
 from .oracle import Rounds, Versions
 from .scenario import WHOLE, Job, Scenario
 
+HEARTBEAT = 0.1  # seconds
 AGAIN = 0.05  # seconds until a Join that was refused is tried again
 ENOUGH = 3  # rounds that everybody has to do when faults are over
 
@@ -34,7 +35,7 @@ class Application(ABC):
         look: called after every round.
     """
 
-    session: Session | Contributor
+    session: Session | AsynchronousSession
 
     def __init__(
         self,
@@ -230,9 +231,16 @@ class Contributing(Application):
         self.oracle = oracle
         threshold = job.threshold if identity == 0 else 0
         shape = job.shape()
-        self.session: Contributor = Contributor(
-            switch, job.number, shape, 1000, len(job.hosts), threshold
+        self.session: AsynchronousSession = AsynchronousSession(
+            switch,
+            job.number,
+            shape,
+            1000,
+            expected=len(job.hosts),
+            threshold=threshold,
+            heartbeat=HEARTBEAT,
         )
+        self.session.join(network.now)
         self.number = 0
         self.started = False
         self.may_start: Callable[[], bool] = lambda: True  # H has been set
@@ -249,16 +257,27 @@ class Contributing(Application):
 
     def state(self) -> str:
         """Where it stands, for reports."""
-        ready = "" if self.session.ready else ", not ready"
-        return f"{self.host}: {self.number} contributions, version {self.rounds}{ready}"
+        session = self.session
+        member = "" if session.member else ", no member"
+        return (
+            f"{self.host}: {self.number} contributions, {session.in_flight} in flight, version "
+            f"{self.rounds} of {session.newest}{member}"
+        )
 
     def heed(self) -> None:
         """Look at what has come; begin when all are there."""
-        while self.session.new:
-            version, index, total = self.session.new.popleft()
-            self.oracle.gets(self.host, version, index, total)
+        session, shape = self.session, self.session.shape
+        while session.next_event() is not None:
+            pass  # what there is to do, is to be seen
+        if session.member and session.behind:  # as if it had taken a snapshot of another
+            session.resume_at(session.newest, self.network.now)
+        while (made := session.next_made()) is not None:
+            version, vector = made
+            for index, total in enumerate(vector.reshape(shape.segments, shape.elements)):
+                self.oracle.gets(self.host, version, index, total)
             self.look()
-        if self.session.ready and not self.started and self.may_start():
+        all_there = session.member and session.joined >= session.expected
+        if all_there and not self.started and self.may_start():
             self.started = True
             self._contribute()
 
@@ -266,9 +285,10 @@ class Contributing(Application):
         if not self.alive or self.number >= self.oracle.numbers:
             return
         # Half of its numbers are for when the faults are over.
-        if self.goal is not None or self.number < self.oracle.numbers // 2:
+        wanted = self.goal is not None or self.number < self.oracle.numbers // 2
+        if wanted and self.session.can_contribute:
             vector: Vector = self.oracle.contributes(self.identity, self.number)
-            self.session.contribute(self.number, vector)
+            self.session.contribute(vector)
             self.number += 1
             self.network.poke(self.address)
         self.network.at(self.network.now + self.rng.expovariate(1 / self.think), self._contribute)

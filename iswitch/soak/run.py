@@ -157,7 +157,7 @@ class History:
             )
             first = self.lives.get(job.hosts[0], life)
             assert isinstance(first, Contributing)
-            life.may_start = lambda: not first.session.threshold
+            life.may_start = lambda: first.session.has_threshold
         else:
             life = Life(
                 self.scenario, oracle, self.network, host, at, above, identity,
