@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from iswitch.accelerator import Held, Outcome, Run, SynchronousAccelerator
+from iswitch.asynchronous import AsynchronousAccelerator
 from iswitch.cli import main
 from iswitch.control import Answer, ControlPlane, Request
-from iswitch.packets import Rows
+from iswitch.packets import Rows, Stretch
 from iswitch.sim.trace import Trace
 from iswitch.soak.generate import generate
 from iswitch.soak.many import play
@@ -117,7 +118,20 @@ def late_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SynchronousAccelerator, "_accumulate_run", accumulate)
 
 
-BROKEN = [no_bitmap, kept_for_one_round_less, deaf_to_help, late_counts]
+def no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an asynchronous job a contribution that comes again is added again."""
+    original = AsynchronousAccelerator.accumulate
+
+    def accumulate(
+        self: AsynchronousAccelerator, rank: int, stretch: Stretch, outcome: Outcome
+    ) -> None:
+        self.join(rank)
+        original(self, rank, stretch, outcome)
+
+    monkeypatch.setattr(AsynchronousAccelerator, "accumulate", accumulate)
+
+
+BROKEN = [no_numbers, no_bitmap, kept_for_one_round_less, deaf_to_help, late_counts]
 
 
 CAUGHT_BY: dict[Break, Scenario] = {}

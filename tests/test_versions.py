@@ -148,11 +148,11 @@ def test_versions_of_sound_links() -> None:
     assert (totals == sum(unit(w, n) for w in range(3) for n in range(10))).all()
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(10))
 def test_all_get_all_versions_over_bad_links(seed: int) -> None:
     faults = Faults(loss=0.1, duplicate=0.1, jitter=1e-3 * (seed % 3), burst=4.0 * (seed % 2))
     workers, threshold = 2 + seed % 3, seed % 2
-    crew = Crew(workers, faults, seed, threshold=threshold * (workers - 1)).start().contribute(40)
+    crew = Crew(workers, faults, seed, threshold=threshold * (workers - 1)).start().contribute(25)
     last = crew.settle()
     made = crew.agree()
     for owner in crew.owners:  # whoever never fell behind has all
@@ -160,4 +160,4 @@ def test_all_get_all_versions_over_bad_links(seed: int) -> None:
     assert any(len(each) == last for each in made)
     assert sum(len(owner.snapshots) for owner in crew.owners) <= 3
     h = threshold * (workers - 1) or workers
-    assert 40 * workers // h >= last > 20 * workers // h
+    assert 25 * workers // h >= last > 12 * workers // h

@@ -47,6 +47,7 @@ Flags = npt.NDArray[np.bool_]  # one of every segment
 KEPT = 8  # versions of every segment that a switch keeps, and that are put together at a time
 AHEAD = 4  # versions by which segments may differ at the switch
 NUMBERS = 4096  # contributions a second of a process, so that the next begins after them
+GATHER_PAUSE = 0.05  # seconds between two Joins until all are there
 SLACK = 0.5  # round trips by which one segment may be later than others
 SLACK_FLOOR = 250e-6  # seconds
 PATIENCE = 2.0  # round trips after which to ask again for what is known to be made
@@ -145,6 +146,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
         self._given: _Version | None = None
         self._cutter = Cutter(shape)
         self._placed = False  # it is known which versions there are
+        self._some_made = False  # since it has joined, or joined again
         self._timer: float | None = None
         self._repair_at: float | None = None
         self._halted_at = -inf
@@ -152,6 +154,20 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
         self._outbox = Outbox(shape, self._burst, self.window, self.round_trip)
 
     # What the application asks for
+
+    def join(self, now: float) -> None:
+        """Send a Join; a member's is a heartbeat, and soon repeated until all are there."""
+        super().join(now)
+        if not self.gathered:
+            self._next_heartbeat = min(self._next_heartbeat, now + GATHER_PAUSE)
+
+    @property
+    def gathered(self) -> bool:
+        """Whether as many as are expected have joined; until then the switch makes no versions.
+
+        And would add up all it gets in one: so nothing is contributed.
+        """
+        return self.joined >= self.expected or self._some_made
 
     @property
     def in_flight(self) -> int:
@@ -161,7 +177,11 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
     @property
     def can_contribute(self) -> bool:
         """Whether another contribution may be given."""
-        return self.member and not self.halted and self.in_flight < IN_FLIGHT
+        return self._may_send and self.in_flight < IN_FLIGHT
+
+    @property
+    def _may_send(self) -> bool:
+        return self.member and self.gathered and not self.halted
 
     @property
     def has_threshold(self) -> bool:
@@ -236,7 +256,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
         """What is to be sent now: control, and as much data as the window allows."""
         out = self._given_out()
         self.may_send = False
-        if self.halted or not self.member:
+        if not self._may_send:
             return out
         packets, self.may_send = self._outbox.give_out(now)
         for rows, tail in packets:
@@ -282,6 +302,8 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
             self.request(Action.SETH, Threshold(self._wanted), now)
 
     def _lost_place(self) -> None:
+        self.joined = 0
+        self._some_made = False
         self._timer = self._repair_at = None
         self._outbox.forget()
 
@@ -371,6 +393,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
         self.stats["received"] += fresh
         self.stats["useless"] += len(rows) - fresh
         if fresh:
+            self._some_made = True
             self._silences = 0
             self._timer = now + self.round_trip.timeout
             if len(self._versions) > 1 or self.behind:

@@ -156,11 +156,11 @@ class _Generator:
         return (job,)
 
     def asynchronous(self) -> tuple[Job, ...]:
-        """Versions; trees refuse them. After a restart their numbers begin again: there is none."""
+        """Versions; trees refuse them. A switch that was restarted knows no H until it is set."""
         self.form = self.rng.choice(STARS[:4])
         self.hosts, self.switches = nodes(self.form)
         job = self.versions(1, self.hosts)
-        self.faults(self.rng.randrange(2, 6), restarts=False)
+        self.faults(self.rng.randrange(2, 6), restarts=not job.threshold)
         return (job,)
 
     def several(self) -> tuple[Job, ...]:
