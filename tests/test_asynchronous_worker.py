@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -314,9 +316,9 @@ def kill(worker: AsynchronousWorker) -> None:
 
 
 def test_keyed(
-    pool: ThreadPoolExecutor, make: Make, start_switch: StartSwitch, tmp_path: object
+    pool: ThreadPoolExecutor, make: Make, start_switch: StartSwitch, tmp_path: Path
 ) -> None:
-    keys = tmp_path / "keys.toml"  # type: ignore[operator]
+    keys = tmp_path / "keys.toml"
     keys.write_text("\n".join(f'{job} = "a secret"' for job in range(1, 60)))
     keys.chmod(0o600)
     where = start_switch("127.0.0.1:0", "--keys", str(keys))[1]
@@ -411,3 +413,11 @@ def test_other_element_types(pool: ThreadPoolExecutor, make: Make, dtype: str) -
         worker.wait_for(start + 1)
         assert len(worker._directory.addresses) == 3
     assert (models[0].weights == models[2].weights).all()
+
+
+def test_the_page_names_all(make: Make) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "asynchronous.md").read_text()
+    for name in inspect.signature(AsynchronousWorker.__init__).parameters:
+        assert name == "self" or f"`{name}`" in page, name
+    for key in make(Model()).stats():
+        assert f"`{key}`" in page, key

@@ -137,6 +137,7 @@ class AsynchronousWorker:
         )
         self._vector = np.zeros(whole, self._dtype)
         self._version: int | None = None  # of the state; None: it is nobody's yet
+        self._is_first = False  # the others begin with its state
         self._counts = dict.fromkeys(
             ("stale", "applied", "contributions", "snapshots_taken", "snapshots_given", "resets"), 0
         )
@@ -380,6 +381,13 @@ class AsynchronousWorker:
                     self._session.join(asked := now)
                 self._changed.wait(min(LOOK_PAUSE, limit - now))
 
+            # Whoever is quick could be done and gone before the last has looked for a state.
+            while self._is_first and self._counts["snapshots_given"] < self.num_workers - 1:
+                self._ensure_open()
+                if time.monotonic() >= limit:
+                    return
+                self._changed.wait(LOOK_PAUSE)
+
     # The thread that moves packets
 
     def _guard(self, work: Callable[[], None]) -> None:
@@ -491,6 +499,7 @@ class AsynchronousWorker:
         if way is Way.GO_ON:
             with self._lock, self._net:
                 if self._session.behind:
+                    self._is_first = own.version is None
                     version = self._session.newest
                     self._session.resume_at(version, time.monotonic())
                     self._is_at(version)
