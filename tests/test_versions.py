@@ -12,17 +12,22 @@ from iswitch.limits import Limits
 from iswitch.switch import Switch
 from iswitch.wire import (
     ROUND_MASK,
+    TOS_DATA,
+    Action,
     DType,
     Mode,
     Op,
     Shape,
     Vector,
+    round_distance,
+    split_seg,
 )
-from worker_lib.versions import AsynchronousSession
+from worker_lib.events import Answered, Halted, WasReset
+from worker_lib.pacing import IN_FLIGHT
+from worker_lib.versions import KEPT, AsynchronousSession, Behind, Told
 
-from .world import Faults, World
+from .world import SWITCH, Faults, World, worker_address
 
-NUMBERS = 60  # contributions of a worker that can be told apart
 SHAPE = Shape.of(5 * 7 + 3, DType.INT32, Op.SUM, Mode.ASYNCHRONOUS, elements=7)
 
 
@@ -121,7 +126,9 @@ class Crew(World):
         """All contribute all, and come to the last version that is whole."""
         self.run(lambda: all(o.contributed == o.enough for o in self.owners))
         self.run(lambda: not any(o.session.in_flight for o in self.owners))
-        self.now += 0.01  # what is late arrives
+        late = self.now + 0.01  # all that is under way has arrived
+        self.network.at(late, lambda: None)
+        self.run(lambda: self.now >= late)
         last: int = min(state[0] for state in self.states())
         self.run(lambda: all(o.session.version == last for o in self.owners))
         return last
@@ -161,3 +168,161 @@ def test_all_get_all_versions_over_bad_links(seed: int) -> None:
     assert sum(len(owner.snapshots) for owner in crew.owners) <= 3
     h = threshold * (workers - 1) or workers
     assert 25 * workers // h >= last > 12 * workers // h
+
+
+def watched(crew: Crew, number: int) -> list[Behind | Told | WasReset | Halted | Answered]:
+    crew.pump()
+    return crew.told[worker_address(number)]
+
+
+def test_one_lost_aggregate_is_asked_for_when_the_next_comes() -> None:
+    lost: list[bytes] = []
+
+    def lose(to_switch: bool, tos: int, payload: bytes) -> bool:
+        seg = split_seg(int.from_bytes(payload[:8], "big"))
+        if not to_switch and tos == TOS_DATA and seg == (3, 2) and not lost:
+            lost.append(payload)
+            return True
+        return False
+
+    crew = Crew(1, Faults(lose=lose)).start().contribute(8)
+    assert crew.settle() == 8
+    assert len(lost) == 1
+    (session,) = (owner.session for owner in crew.owners)
+    assert session.stats["helps"] == 1
+    assert session.stats["useless"] == 0
+    assert crew.switch.counters["retransmitted"] == 1
+
+
+def test_the_last_aggregate_is_asked_for_in_silence() -> None:
+    def lose(to_switch: bool, tos: int, payload: bytes) -> bool:
+        once = crew.switch.counters["retransmitted"] == 0
+        return once and not to_switch and tos == TOS_DATA and payload[:4] == b"\0\0\0\2"
+
+    faults = Faults()
+    crew = Crew(2, faults).start().contribute(2)
+    faults.lose = lose
+    assert crew.settle() == 2
+    assert crew.now < 0.2
+    assert all(owner.session.stats["helps"] == 1 for owner in crew.owners)
+
+
+def test_who_misses_more_than_is_kept_is_behind_until_it_has_a_state() -> None:
+    crew = Crew(1).start()
+    session = crew.owners[0].session
+    silent = crew.join_asynchronous(1, SHAPE, expected=0, heartbeat=float("inf"))
+    crew.run(lambda: silent.member)
+    silent.resume_at(session.version, crew.now)
+    crew.network.plug(worker_address(1), SWITCH, up=False)
+    crew.owners[0].enough = 4 * KEPT  # H is two now: it contributes for both
+    crew.run(lambda: session.version >= KEPT + 2)
+    crew.network.plug(worker_address(1), SWITCH, up=True)
+    crew.run(lambda: silent.behind)
+    behind = [event for event in watched(crew, 1) if isinstance(event, Behind)]
+    assert [event.version for event in behind] == [0]
+    assert behind[0].now_at >= KEPT + 2
+    assert silent.next_made() is None
+    silent.resume_at(session.version, crew.now)
+    crew.run(lambda: silent.backlog > 0 or session.version == silent.version)
+    assert not silent.behind
+
+
+def test_numbers_of_a_new_process_are_ahead_of_all_of_the_old_one() -> None:
+    """What the old one has still under way then makes none of the new one's a duplicate."""
+    crew = Crew(2).start().contribute(3)
+    crew.settle()
+    reborn = crew.join_asynchronous(1, SHAPE, incarnation=1001, expected=2)
+    assert round_distance(reborn.number, crew.owners[1].session.number) > 0
+    crew.run(lambda: reborn.member)
+    assert reborn.newest == 3
+    assert reborn.behind
+
+
+def test_contributions_are_bounded() -> None:
+    crew = Crew(1).start()
+    session = crew.owners[0].session
+    for _ in range(IN_FLIGHT):
+        session.contribute(unit(0, 0))
+    assert not session.can_contribute
+    with pytest.raises(ValueError, match="can_contribute"):
+        session.contribute(unit(0, 0))
+    crew.run(lambda: session.can_contribute)
+
+
+def test_no_more_than_a_window_is_sent_to_a_switch_that_does_not_answer() -> None:
+    shape = Shape.of(366 * 4000, DType.FLOAT32, Op.SUM, Mode.ASYNCHRONOUS)
+    crew = Crew(1, shape=shape).start()
+    session = crew.owners[0].session
+    crew.run(lambda: session.round_trip.smoothed is not None)
+    crew.network.plug(worker_address(0), SWITCH, up=False)
+    window = session.window.size
+    session.contribute(np.ones(shape.numel, np.float32))
+    until = crew.now + 3.0
+    crew.network.at(until, lambda: None)
+    crew.run(lambda: crew.now >= until)
+    assert 0 < session.stats["sent"] <= window
+    crew.network.plug(worker_address(0), SWITCH, up=True)
+    crew.run(lambda: not session.in_flight)
+    assert session.stats["sent"] == 4000
+
+
+def test_nothing_is_contributed_while_some_have_not_joined() -> None:
+    """The switch would add it all up in one version."""
+    crew = Crew(1, expected=2)
+    first = crew.owners[0].session
+    crew.run(lambda: first.member)
+    assert not first.can_contribute
+    second = crew.join_asynchronous(1, SHAPE, expected=2)
+    crew.run(lambda: second.can_contribute and first.can_contribute)
+    assert crew.now < 0.2
+
+
+def test_a_switch_is_restarted() -> None:
+    """All name the newest version that they have seen; what is made is newer."""
+    crew = Crew(3).start().contribute(10)
+    crew.run(lambda: min(owner.session.version for owner in crew.owners) >= 5)
+    before = max(owner.session.newest for owner in crew.owners)
+    crew.switch = Switch(Limits(lease=1e6))
+    crew.contribute(10)
+    for owner in crew.owners:
+        owner.session.heartbeat = 0.1
+        owner.session._next_heartbeat = crew.now
+    crew.run(lambda: all(o.session.stats["rejoins"] == 1 for o in crew.owners))
+    crew.run(lambda: all(o.session.gathered for o in crew.owners))
+    assert min(state[0] for state in crew.states()) >= before
+    crew.settle()
+    crew.agree()
+
+
+def test_what_is_watched_is_told_of_every_version() -> None:
+    crew = Crew(2, watch=SHAPE.numel - 5).start().contribute(4)
+    crew.settle()
+    for number, owner in enumerate(crew.owners):
+        told = [event for event in watched(crew, number) if isinstance(event, Told)]
+        assert sorted(event.version for event in told) == [1, 2, 3, 4]
+        for event in told:
+            whole = np.frombuffer(owner.made[event.version], np.int32)
+            assert (event.elements == whole[-5:]).all()
+
+
+def test_halt_and_reset() -> None:
+    crew = Crew(2).start().contribute(5)
+    crew.settle()
+    first, second = (owner.session for owner in crew.owners)
+    first.request(Action.HALT, None, crew.now)
+    crew.run(lambda: first.halted and second.halted)
+    assert not first.can_contribute
+    first.request(Action.RESET, None, crew.now)
+    crew.run(lambda: not first.halted and not second.halted)
+    assert [first.newest, second.newest] == [7, 7]
+    for number in (0, 1):
+        assert WasReset(7) in watched(crew, number)
+        assert Halted() in watched(crew, number)
+    for session in (first, second):
+        assert session.behind
+        session.resume_at(7, crew.now)
+    for owner in crew.owners:
+        owner.made.clear()
+    crew.contribute(3)
+    assert crew.settle() == 10
+    crew.agree()
