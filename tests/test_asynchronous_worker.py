@@ -421,3 +421,18 @@ def test_the_page_names_all(make: Make) -> None:
         assert name == "self" or f"`{name}`" in page, name
     for key in make(Model()).stats():
         assert f"`{key}`" in page, key
+
+
+def test_from_env(switch: Where, job: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "ISWITCH_SWITCH": f"{switch[0]}:{switch[1]}",
+        "ISWITCH_JOB": str(job),
+        "WORLD_SIZE": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    model = Model()
+    with AsynchronousWorker.from_env(
+        NUMEL, update=model.update, state=model.state, staleness=7
+    ) as worker:
+        assert (worker.num_workers, worker.staleness) == (1, 7)
+        assert worker.contribute(model.weights, worker.version)

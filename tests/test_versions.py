@@ -6,26 +6,35 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from iswitch.asynchronous import AsynchronousAccelerator
 from iswitch.limits import Limits
+from iswitch.packets import Burst
 from iswitch.switch import Switch
 from iswitch.wire import (
     ROUND_MASK,
+    TOS_CONTROL,
     TOS_DATA,
+    Ack,
     Action,
+    Control,
     DType,
     Mode,
     Op,
+    Round,
     Shape,
+    Status,
     Vector,
     round_distance,
     split_seg,
 )
-from worker_lib.events import Answered, Halted, WasReset
+from worker_lib.events import Answered, Behind, Halted, Told, WasReset
 from worker_lib.pacing import IN_FLIGHT
-from worker_lib.versions import KEPT, AsynchronousSession, Behind, Told
+from worker_lib.versions import KEPT, AsynchronousSession
 
+from .parts import seg
 from .world import SWITCH, Faults, World, worker_address
 
 SHAPE = Shape.of(5 * 7 + 3, DType.INT32, Op.SUM, Mode.ASYNCHRONOUS, elements=7)
@@ -326,3 +335,76 @@ def test_halt_and_reset() -> None:
     crew.contribute(3)
     assert crew.settle() == 10
     crew.agree()
+
+
+numbers = st.one_of(st.integers(0, 12), st.integers(2**32 - 3, 2**32 - 1), st.just(2**31))
+indices = st.one_of(st.integers(0, 6), st.just(2**32 - 1))
+said = st.one_of(
+    st.builds(
+        lambda version, index, size: (TOS_DATA, seg(version, index) + bytes(size)),
+        numbers,
+        indices,
+        st.sampled_from([SHAPE.packet_size - 8, SHAPE.last_size - 8, 0, 3]),
+    ),
+    st.builds(
+        lambda action, request, status, version: (
+            TOS_CONTROL,
+            Control(Action.ACK, 7, request, Ack(action, 0, 1, 2, version, 9), status).build(),
+        ),
+        st.sampled_from([Action.JOIN, Action.HELP, Action.SETH, Action.RESET]),
+        st.integers(999, 1030),
+        st.sampled_from(list(Status)),
+        numbers,
+    ),
+    st.builds(
+        lambda action, request, version: (
+            TOS_CONTROL,
+            Control(action, 7, request, Round(version) if action is Action.RESET else None).build(),
+        ),
+        st.sampled_from([Action.HALT, Action.RESET]),
+        st.integers(0, 3),
+        numbers,
+    ),
+    st.tuples(st.sampled_from([TOS_DATA, TOS_CONTROL]), st.binary(min_size=1, max_size=60)),
+)
+acts = st.one_of(said, said, st.sampled_from(["timer", "contribute", "take", "resume"]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(acts, max_size=60))
+def test_whatever_a_switch_says(history: list[tuple[int, bytes] | str]) -> None:
+    """Nothing raises; timers are not due for ever; what is sent and kept is bounded."""
+    session = AsynchronousSession(SWITCH, 7, SHAPE, 1000, expected=2, threshold=2, watch=30)
+    now = 0.0
+    session.join(now)
+    for act in history:
+        if act == "timer":
+            now = max(now, session.deadline() or now)
+            session.handle_timer(now)
+        elif act == "contribute":
+            if session.can_contribute:
+                session.contribute(unit(0, 0))
+        elif act == "take":
+            session.next_made()
+        elif act == "resume":
+            session.resume_at(session.newest, now)
+        elif isinstance(act, tuple):
+            session.receive(Burst.single(SWITCH, *act), now)
+        for _ in range(20):
+            if not session.transmissions(now):
+                break
+        else:
+            raise AssertionError("it does not stop sending")
+        for _ in range(100):
+            due = session.deadline()
+            if due is None or due > now:
+                break
+            session.handle_timer(now)
+            session.transmissions(now)
+        else:
+            raise AssertionError("its timer is due for ever")
+        while session.next_event() is not None:
+            pass
+        assert len(session._versions) <= 2 * KEPT
+        assert len(session._spare) <= 3 * KEPT
+        now += 0.001

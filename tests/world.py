@@ -18,10 +18,10 @@ from iswitch.sim.network import Machine, Network
 from iswitch.sim.trace import Trace
 from iswitch.switch import Switch
 from iswitch.wire import Shape, Vector
-from worker_lib.events import Answered, Halted, WasReset
+from worker_lib.events import Answered, Behind, Halted, Told, WasReset
 from worker_lib.member import Member
 from worker_lib.session import Event, Session
-from worker_lib.versions import AsynchronousSession, Behind, Told
+from worker_lib.versions import AsynchronousSession
 
 SWITCH = Address("10.0.0.254", 26963)
 LATENCY = 50e-6  # seconds, each way

@@ -23,7 +23,7 @@ from iswitch.packets import Address
 from iswitch.wire import MAX_MEMBERS, ROUND_MASK, Action, Mode, Status, Vector, round_distance
 
 from . import arguments, environment
-from .directory import Directory, pack
+from .directory import Directory
 from .errors import (
     Refused,
     SwitchUnreachable,
@@ -31,10 +31,11 @@ from .errors import (
     VersionTimeout,
     WorkerError,
 )
-from .events import Answered, WasReset
-from .snapshots import NotThere, Offer, Server, Unreachable, ask
+from .events import Answered, Told, WasReset
+from .peers import Peers
+from .snapshots import Offer
 from .standing import Standing, Way, choose
-from .versions import AsynchronousSession, Told
+from .versions import AsynchronousSession
 from .window import CEILING
 
 Update = Callable[[Vector, int, int], object]
@@ -112,7 +113,6 @@ class AsynchronousWorker:
         arguments.key(key)
         self._state = _checked(state)
         self._update = update
-        self._key = key
         self._check = check
         self._directory = Directory(self.num_workers)
         whole = self.numel + self._directory.size
@@ -158,7 +158,7 @@ class AsynchronousWorker:
             for name, work in (("packets", self._move_packets), ("LWU", self._update_weights))
         ]
         here = self._port.address
-        self._server = Server(here.host, here.port, self.job, key, self._offer)
+        self._peers = Peers(self._directory, (here.host, here.port), self.job, key, self._offer)
         try:
             self._join()
         except BaseException:
@@ -294,7 +294,7 @@ class AsynchronousWorker:
             self._left.set()
             self._changed.notify_all()
         os.eventfd_write(self._wake, 1)
-        self._server.close()
+        self._peers.close()
         for thread in self._threads:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join()
@@ -317,7 +317,7 @@ class AsynchronousWorker:
         return max(0, whole, round_distance(session.newest, version) - 1)
 
     def _send(self, counts: bool) -> None:
-        where = self._server.where
+        where = self._peers.where
         entry = self._directory.entry(self._session.rank, where, self._dtype, counts)
         self._vector[self.numel :] = entry
         self._session.contribute(self._vector)
@@ -480,17 +480,7 @@ class AsynchronousWorker:
         """Look how the others stand, and do as `standing.py` says."""
         with self._net:
             own = self._standing()
-            peers = self._directory.addresses - {self._server.where}
-        found: dict[Standing, tuple[str, int]] = {}
-        all_asked = True
-        for where in peers:
-            try:
-                found[ask(where, self.job, self._key, state=False).standing] = where
-            except NotThere:
-                with self._net:
-                    self._directory.addresses.discard(where)
-            except Unreachable:
-                all_asked = False
+        found, all_asked = self._peers.survey()
         if own.version is None:  # it knows nobody but those that have greeted since
             all_asked &= len(found) >= self.num_workers - 1
         way, whose = choose(own, found.keys(), all_asked)
@@ -521,12 +511,13 @@ class AsynchronousWorker:
 
     def _take(self, where: tuple[str, int]) -> bool:
         """Take the state of the worker there; whether it could be had."""
-        try:
-            standing, addresses, state = ask(where, self.job, self._key, state=True)
-        except (NotThere, Unreachable):
+        offer = self._peers.state_of(where)
+        if offer is None:
             return False
+        version, state = offer.standing.version, offer.state
+        assert version is not None
         size = sum(array.nbytes for array in self._state)
-        if standing.version is None or len(state) != size:
+        if len(state) != size:
             raise WorkerError(
                 f"the state of the worker at {where} has {len(state)} bytes, this one's {size}; "
                 "`state` must be of the same arrays in all workers"
@@ -538,17 +529,16 @@ class AsynchronousWorker:
                     state, np.uint8, array.nbytes, at
                 )
                 at += array.nbytes
-            self._directory.learn_packed(addresses)
-            self._session.resume_at(standing.version, time.monotonic())
+            self._session.resume_at(version, time.monotonic())
             self._counts["snapshots_taken"] += 1
-            self._is_at(standing.version)
+            self._is_at(version)
         return True
 
     def _offer(self, wanted: bool) -> Offer:
         """Where this worker stands, and its state if that is wanted."""
         with self._lock, self._net:
             standing = self._standing()
-            if not wanted or self._version is None:
+            if not wanted or standing.version is None:
                 return Offer(standing)
             self._counts["snapshots_given"] += 1
             state = b"".join(array.tobytes() for array in self._state)
@@ -558,8 +548,9 @@ class AsynchronousWorker:
         session = self._session
         # With a version in hand that is not applied yet, it is not where it will stay.
         at_rest = self._version is None or self._version == session.version
-        identity = int.from_bytes(pack(self._server.where), "big")
-        return Standing(identity, self._version, session.behind and at_rest)
+        if self._failure is not None:  # the state may be half of two versions
+            return Standing(self._peers.identity, None, True)
+        return Standing(self._peers.identity, self._version, session.behind and at_rest)
 
 
 def _checked(state: State) -> list[npt.NDArray[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iswitch.wire import Ack, Action, Status
+from iswitch.wire import Ack, Action, Status, Vector
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,22 @@ class Dropped:
 
     round: int
     now_at: int
+
+
+@dataclass(frozen=True)
+class Behind:
+    """The version after `version` cannot be had any more; the switch is at `now_at`."""
+
+    version: int
+    now_at: int
+
+
+@dataclass(frozen=True)
+class Told:
+    """The elements from the session's `watch` on of a version, whether that is whole or not."""
+
+    version: int
+    elements: Vector
 
 
 Event = Answered | Halted | WasReset | Gone | Dropped

@@ -14,7 +14,6 @@ versions. So no aggregate says how fast to send; see `pacing.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -37,7 +36,7 @@ from iswitch.wire import (
 )
 
 from .aggregates import Aggregates
-from .events import Halted, WasReset
+from .events import Behind, Halted, Told, WasReset
 from .member import RANGES_PER_HELP, Member, bridged
 from .pacing import IN_FLIGHT, Outbox
 from .window import CEILING
@@ -52,22 +51,6 @@ SLACK = 0.5  # round trips by which one segment may be later than others
 SLACK_FLOOR = 250e-6  # seconds
 PATIENCE = 2.0  # round trips after which to ask again for what is known to be made
 PATIENCE_FLOOR = 0.001  # seconds
-
-
-@dataclass(frozen=True)
-class Behind:
-    """The version after `version` cannot be had any more; the switch is at `now_at`."""
-
-    version: int
-    now_at: int
-
-
-@dataclass(frozen=True)
-class Told:
-    """The elements from the session's `watch` on of a version, whether that is whole or not."""
-
-    version: int
-    elements: Vector
 
 
 class _Version(Aggregates):

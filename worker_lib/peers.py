@@ -1,0 +1,69 @@
+"""The other workers of an asynchronous job: where they are, how they stand, what state they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .directory import Directory, Where, pack
+from .snapshots import NotThere, Offer, Server, Unreachable, ask
+from .standing import Standing
+
+
+class Survey(NamedTuple):
+    """Who has answered, where each is, and whether nobody was left out."""
+
+    found: dict[Standing, Where]
+    all_asked: bool
+
+
+class Peers:
+    """Asks the others, and answers them.
+
+    Args:
+        directory: whom a version tells of.
+        here: local (host, port) of the worker.
+        job: the job's number.
+        key: of a keyed job.
+        offer: what is answered, see `Server`.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        here: Where,
+        job: int,
+        key: bytes | None,
+        offer: Callable[[bool], Offer],
+    ) -> None:
+        self.directory = directory
+        self._job, self._key = job, key
+        self._server = Server(*here, job, key, offer)
+        self.where = self._server.where
+        self.identity = int.from_bytes(pack(self.where), "big")
+
+    def survey(self) -> Survey:
+        """Ask all that are known where they stand; who is no more is forgotten."""
+        found: dict[Standing, Where] = {}
+        all_asked = True
+        for where in self.directory.addresses - {self.where}:
+            try:
+                found[ask(where, self._job, self._key, state=False).standing] = where
+            except NotThere:
+                self.directory.addresses.discard(where)
+            except Unreachable:
+                all_asked = False
+        return Survey(found, all_asked)
+
+    def state_of(self, where: Where) -> Offer | None:
+        """The state of the worker there, and whom it knows; None: it cannot be had now."""
+        try:
+            offer = ask(where, self._job, self._key, state=True)
+        except (NotThere, Unreachable):
+            return None
+        self.directory.learn_packed(offer.addresses)
+        return None if offer.standing.version is None else offer
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._server.close()
