@@ -1,4 +1,4 @@
-"""The other workers of an asynchronous job: where they are, how they stand, what state they have."""
+"""The other workers of an asynchronous job: where they are, how they stand, what they have."""
 
 from __future__ import annotations
 
