@@ -64,6 +64,7 @@ class Process:
         self.states: dict[int, bytes] = {}
         self.due = 0.0
         self.awake = True
+        self.answers: list[tuple[Process, Standing] | None] = []
 
     def act(self) -> None:
         session, now = self.session, self.crew.now
@@ -75,12 +76,13 @@ class Process:
         if now < self.due:
             return
         self.due = now + self.crew.chance.expovariate(1 / 0.006)
-        self.crew.network.at(self.due, lambda: None)
         if session.member and session.behind:
             self.catch_up()
+            self.due = now + self.crew.chance.expovariate(1 / 0.001)
         elif session.can_contribute:
             noise = self.crew.chance.randrange(1000)
             session.contribute(np.full(SHAPE.numel, noise, np.int32))
+        self.crew.network.at(self.due, lambda: None)
 
     def is_at(self, version: int, state: bytes) -> None:
         self.version, self.state = version, state
@@ -90,19 +92,25 @@ class Process:
         return Standing(self.number, self.version, self.session.behind)
 
     def catch_up(self) -> None:
-        """As an AsynchronousWorker does; some are not reached, and some states come late."""
+        """As an AsynchronousWorker does: ask one after the other, some in vain, and then act."""
         others = [p for p in self.crew.processes if p is not self]
-        answers = [p for p in others if p.awake and self.crew.chance.random() < 0.8]
-        standings = {p.standing(): p for p in answers}
-        way, whose = choose(self.standing(), standings.keys(), len(answers) == len(others))
+        if len(self.answers) < len(others):
+            other = others[len(self.answers)]
+            reached = other.awake and self.crew.chance.random() < 0.9
+            self.answers.append((other, other.standing()) if reached else None)
+            return
+        reached_all = None not in self.answers
+        found = {answer[1]: answer[0] for answer in self.answers if answer}
+        self.answers.clear()
+        way, whose = choose(self.standing(), found.keys(), reached_all)
         if way is Way.GO_ON:
             self.session.resume_at(self.session.newest, self.crew.now)
             self.is_at(self.session.version, self.state)
         elif way is Way.TAKE:
-            giver = standings[whose]
-            assert giver.version is not None
-            self.session.resume_at(giver.version, self.crew.now)
-            self.is_at(giver.version, giver.state)
+            giver = found[whose]
+            if giver in self.crew.processes and giver.version is not None:  # it lives
+                self.session.resume_at(giver.version, self.crew.now)
+                self.is_at(giver.version, giver.state)
 
 
 class Crew(World):
