@@ -386,6 +386,7 @@ class AsynchronousWorker:
                 self._ensure_open()
                 if time.monotonic() >= limit:
                     return
+                self._greet()  # some may not have heard of it
                 self._changed.wait(LOOK_PAUSE)
 
     # The thread that moves packets
@@ -482,7 +483,7 @@ class AsynchronousWorker:
             own = self._standing()
         found, all_asked = self._peers.survey()
         if own.version is None:  # it knows nobody but those that have greeted since
-            all_asked &= len(found) >= self.num_workers - 1
+            all_asked &= len(found) >= self.num_workers - 1 and self._is_listed()
         way, whose = choose(own, found.keys(), all_asked)
         if way is Way.TAKE and self._take(found[whose]):
             return
@@ -498,6 +499,11 @@ class AsynchronousWorker:
             self._greet()
         with self._changed:
             self._changed.wait_for(self._left.is_set, AGAIN_PAUSE)
+
+    def _is_listed(self) -> bool:
+        """Whether others know this worker, and can take its state."""
+        directory = self._directory
+        return self._peers.where in directory.addresses or self.rank >= directory.places
 
     def _greet(self) -> None:
         """Tell the others the address: a contribution of zeros that does not count as one."""
