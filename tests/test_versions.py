@@ -181,7 +181,7 @@ def test_all_get_all_versions_over_bad_links(seed: int) -> None:
 
 def watched(crew: Crew, number: int) -> list[Behind | Told | WasReset | Halted | Answered]:
     crew.pump()
-    return crew.told[worker_address(number)]
+    return crew.tidings[worker_address(number)]
 
 
 def test_one_lost_aggregate_is_asked_for_when_the_next_comes() -> None:

@@ -57,7 +57,7 @@ class World:
         self.sessions: dict[Address, Session] = {}
         self.asynchronous: dict[Address, AsynchronousSession] = {}
         self.events: dict[Address, list[Event]] = {}
-        self.told: dict[Address, list[Behind | Told | Answered | Halted | WasReset]] = {}
+        self.tidings: dict[Address, list[Behind | Told | Answered | Halted | WasReset]] = {}
         self.asleep: dict[Address, Session] = {}
         self.random = random.Random(seed)
         self.network = Network(seed, LATENCY, Trace())
@@ -103,7 +103,7 @@ class World:
         address = worker_address(number)
         session = AsynchronousSession(SWITCH, job, shape, incarnation, **kwargs)  # type: ignore[arg-type]
         self.asynchronous[address] = session
-        self.told[address] = []
+        self.tidings[address] = []
         session.join(self.now)
         return session
 
@@ -136,8 +136,8 @@ class World:
                 self.events[address].append(event)
         for address, each in self.asynchronous.items():
             self.network.poke(address)
-            while (news := each.next_event()) is not None:
-                self.told[address].append(news)
+            while (found := each.next_event()) is not None:
+                self.tidings[address].append(found)
 
     def step(self) -> bool:
         """Go to the next moment at which something happens; False: nothing ever will."""
