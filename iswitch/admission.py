@@ -74,7 +74,9 @@ class Admission:
                         member.answers = Answers(max(packet.request, member.answers.last))
                     member.incarnation = packet.request
                     member.last_seen = now
-                    if isinstance(join, SwitchJoin):
+                    # Fewer come with a Request of their own; else it is a late copy, or replayed.
+                    least = member.workers if same else 0
+                    if isinstance(join, SwitchJoin) and join.workers >= least:
                         sends = self._recount(job, member, join, now)
                     if anew and job.is_beyond(join):
                         sends += self._begin_anew(job, None, now)

@@ -144,6 +144,20 @@ def test_who_is_lost_is_not_counted_and_is_named() -> None:
     assert bench.control(0, Action.HELP, Segments(0, 0, 0))[1].missing == 0
 
 
+def test_an_old_count_of_a_switch_below_changes_nothing() -> None:
+    """A Join from before, late or recorded by somebody; fewer workers come with a new Request."""
+    bench = Bench()
+
+    def counted(workers: int, request: int) -> int:
+        join = SwitchJoin.for_shape(THREE, MemberType.SWITCH, 2)
+        assert isinstance(join, SwitchJoin)
+        join = replace(join, workers=workers)
+        return bench.control(0, Action.JOIN, join, request=request)[1].contributors
+
+    assert [counted(0, 1000), counted(2, 1000), counted(0, 1000), counted(1, 1000)] == [0, 2, 2, 2]
+    assert [counted(1, 1001), counted(2, 1001)] == [1, 2]
+
+
 def test_a_new_switch_process_is_not_given_the_old_one_s_answers() -> None:
     """Its Request numbers begin anew, and may be those of the old one's."""
     bench = Bench()
