@@ -79,6 +79,11 @@ class Throttle:
         self._strangers: dict[tuple[str, int], Bucket] = {}  # by host and ingress port
         self._rest = Bucket(rate, 0.0)
 
+    @property
+    def strangers(self) -> int:
+        """How many hosts without a member have an allowance of their own."""
+        return len(self._strangers)
+
     def admit(self, peer: Address, workers: int, now: float) -> None:
         """A member speaks for itself from now on, a switch for its workers as well."""
         self._members[peer] = Bucket(self._rate(workers), now)

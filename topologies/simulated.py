@@ -5,6 +5,7 @@ Every direction of a link has what the topology says of it, its rate and queue i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from iswitch.impairment import Impairment
@@ -12,6 +13,7 @@ from iswitch.limits import Limits
 from iswitch.packets import Address
 from iswitch.sim.link import LATENCY
 from iswitch.sim.network import Machine, Network, Node
+from iswitch.sim.plugged import Plugged
 from iswitch.sim.trace import Trace
 from iswitch.switch import Switch
 from iswitch.wire import PORT
@@ -29,6 +31,8 @@ class Simulation:
         limits: of every switch.
         trace: where all is written down, if anywhere.
         latency: seconds that a packet needs on any link at least.
+        keys: of the keyed jobs, by number.
+        ports: whether switches have ports, take frames there, and guard them.
     """
 
     def __init__(
@@ -37,9 +41,13 @@ class Simulation:
         limits: Limits | None = None,
         trace: Trace | None = None,
         latency: float = LATENCY,
+        keys: Mapping[int, bytes] | None = None,
+        ports: bool = False,
     ) -> None:
         self.topology = topology
         self.limits = limits
+        self.keys = keys
+        self.ports = ports
         self.network = Network(topology.seed, latency, trace)
         self.incarnations = dict.fromkeys((switch.name for switch in topology.tree), 0)
         for switch in topology.tree:
@@ -67,6 +75,8 @@ class Simulation:
     def switch(self, name: str) -> Switch | None:
         """The switch process of this name; None: it has crashed."""
         machine = self.node(name).machine
+        if isinstance(machine, Plugged):
+            return machine.switch
         assert machine is None or isinstance(machine, Switch)
         return machine
 
@@ -74,9 +84,16 @@ class Simulation:
         """Start a switch, or start it again: it knows nothing of what was before."""
         self.incarnations[name] += 1000  # seconds since 1970, as it were; jobs count from there
         parent = next(s.parent for s in self.topology.tree if s.name == name)
+        peers = [port.peer for port in self.topology.ports(name)]
+        uplink = None if parent is None else peers.index(parent)
         above = None if parent is None else self.address(parent)
-        switch = Switch(self.limits, False, above, self.incarnations[name])
-        self.network.start(self.address(name), switch)
+        if above is not None and uplink is not None and self.ports:
+            above = above._replace(ingress=uplink)
+        at = self.address(name)
+        switch = Switch(self.limits, False, above, self.incarnations[name], self.keys)
+        neighbours = [self.address(peer) for peer in peers]
+        machine = Plugged(switch, at, neighbours, uplink) if self.ports else switch
+        self.network.start(at, machine)
         return switch
 
     def start_worker(self, host: str, machine: Machine) -> None:

@@ -20,6 +20,7 @@ from .events import Action, Events
 from .link import LATENCY, Arrival, Link, LinkCounts
 from .trace import RECEIVED, SENT, Record, Trace
 
+TAKEN, FORGED = "taken", "forged"  # what only a tap is told of
 ROOM = 212_992  # bytes that wait in a socket: Linux' net.core.rmem_default
 OVERHEAD = 576  # bytes that a datagram takes there beside its own (struct sk_buff, rounded up)
 
@@ -106,6 +107,9 @@ class Network:
         # Called with sender, receiver, ToS and payload of every packet; True: it is lost.
         self.lose: Callable[[Address, Address, int, bytes], bool] | None = None
         self.lost = 0  # packets that `lose` has lost
+        # Told what becomes of packets that a node sends or that come for it, as the trace is; also
+        # when it has taken them, and of those that are forged.
+        self.tap: Callable[[str, Burst, Address], None] | None = None
         self._events = Events()
 
     # Building
@@ -246,12 +250,20 @@ class Network:
         for out in sends:
             rows = out.rows.copy()
             for peer in out.peers:
-                self._transmit(source, peer, Burst(source, out.tos, rows, out.tail))
+                burst = Burst(source, out.tos, rows, out.tail)
+                self._note_packets(SENT, burst, peer)
+                self._transmit(source, peer, burst)
+
+    def forge(self, source: Address, name: Address, out: Outgoing) -> None:
+        """Have a node send packets in another's name; the trace only says that they came."""
+        for peer in out.peers:
+            burst = Burst(name, out.tos, out.rows.copy(), out.tail)
+            self._tell(FORGED, burst, peer)
+            self._transmit(source, peer, burst)
 
     def _transmit(self, source: Address, peer: Address, burst: Burst) -> None:
         count = len(burst.rows)
         self.nodes[source].given += count
-        self._note_packets(SENT, burst, peer)
         if self.lose is not None:
             kept = self._not_lost(burst, peer)
             if kept is None:
@@ -304,7 +316,9 @@ class Network:
         assert node.machine is not None
         node.taken += len(burst.rows)
         self._note_packets(RECEIVED, burst, node.address)
-        self.transmit(node.address, node.machine.receive(burst, self.now) or ())
+        sends = node.machine.receive(burst, self.now) or ()
+        self._tell(TAKEN, burst, node.address)
+        self.transmit(node.address, sends)
 
     # The trace
 
@@ -312,10 +326,19 @@ class Network:
         if self.trace is not None:
             self.trace.records.append(Record(self.now, what, node.address))
 
+    def note(self, address: Address, what: str) -> None:
+        """Write down what a node does."""
+        self._note(self.nodes[address], what)
+
     def _note_packets(self, what: str, burst: Burst, target: Address) -> None:
+        self._tell(what, burst, target)
         if self.trace is not None:
             for i in range(len(burst.rows)):
                 self._note_packet(what, burst, i, target)
+
+    def _tell(self, what: str, burst: Burst, node: Address) -> None:
+        if self.tap is not None:
+            self.tap(what, burst, node)
 
     def _note_damage(self, target: Address, burst: Burst, what: str, i: int, bit: int) -> None:
         self._note_packet(what, burst, i, target, bit)

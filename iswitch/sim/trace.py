@@ -10,9 +10,22 @@ from typing import NamedTuple
 import numpy as np
 
 from ..frame import ETH, ETH_HEADER, HEADERS, Route, sums
+from ..keys import MAC_SIZE
 from ..packets import Address
 from ..pcapng import Direction, interface, packets, section
-from ..wire import TOS_DATA, Ack, Action, Control, Join, Segments, Status, WireError, split_seg
+from ..wire import (
+    SEG_SIZE,
+    TOS_CONTROL,
+    TOS_DATA,
+    Ack,
+    Action,
+    Control,
+    Join,
+    Segments,
+    Status,
+    WireError,
+    split_seg,
+)
 
 SENT, RECEIVED = "sent", "received"
 DAMAGE = ("lost", "full", "corrupted", "cut")  # on a link
@@ -108,26 +121,38 @@ def mac(address: Address) -> bytes:
 
 def line(record: Record, names: Mapping[Address, str]) -> str:
     """A record, for people."""
-    source = names.get(record.source, str(record.source))
+    source = _name(record.source, names)
     time = f"{record.time * 1000:10.3f} ms"
     if record.target is None:
         return f"{time}  {source} {record.what}"
-    target = names.get(record.target, str(record.target))
+    target = _name(record.target, names)
     return (
         f"{time}  {source:>5} > {target:5} {record.what:9} {describe(record.tos, record.payload)}"
     )
 
 
+def _name(address: Address, names: Mapping[Address, str]) -> str:
+    """Of who is there; of whose address it is, with a question mark, if another has sent it."""
+    name = names.get(address._replace(ingress=0), str(address))
+    return f"{name}?" if address.ingress else name
+
+
 def describe(tos: int, payload: bytes) -> str:
-    """A packet in a few words."""
-    if tos == TOS_DATA:
-        round_, index = split_seg(int.from_bytes(payload[:8], "big"))
+    """A packet in a few words; `*` behind the number: something of a MAC's size follows."""
+    if tos == TOS_DATA and len(payload) >= SEG_SIZE:
+        round_, index = split_seg(int.from_bytes(payload[:SEG_SIZE], "big"))
         return f"data {round_}.{index}"
+    if tos != TOS_CONTROL:
+        return f"{len(payload)} bytes, ToS {tos:#04x}"
+    sealed = ""
     try:
         packet = Control.parse(payload)
     except WireError as error:
-        return f"? {error}"
-    text = f"{packet.action.name} #{packet.request}"
+        try:
+            packet, sealed = Control.parse(payload[:-MAC_SIZE]), "*"
+        except WireError:
+            return f"? {error}"
+    text = f"{packet.action.name} #{packet.request}{sealed}"
     match packet.value:
         case Ack() as ack:
             action = Action(ack.action).name if ack.action in list(Action) else str(ack.action)

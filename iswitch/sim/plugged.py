@@ -1,0 +1,117 @@
+"""A switch with ports in a simulated network: packets become frames at its door, and back.
+
+    burst --> frames of the sender's port --> Chassis --> frames --> packets for a receiver
+
+So what sorts, guards, issues and cuts frames is in the history, too. Every other port has no
+offload: there each packet is a frame of its own, with its checksum; at the others they are
+super-frames.
+
+In a network `Address.ingress` is 0 for what comes from where the address is. What somebody else
+sends in its name has SPARE, and comes in at a port of its own, the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from ..chassis import Chassis
+from ..frame import (
+    ARP_REQUEST,
+    GSO_NONE,
+    HEAD,
+    IP,
+    UDP,
+    Frames,
+    Route,
+    Transmission,
+    arp,
+    sums,
+)
+from ..issuing import Jack
+from ..packets import Address, Burst, Outgoing, Rows, supers, unpacked
+from ..sorting import read_lengths
+from ..switch import Switch
+from .trace import ip, mac
+
+SPARE = 1  # ingress of what comes from where its address is not
+
+
+class Plugged:
+    """A `Switch` in a `Chassis`.
+
+    Args:
+        switch: the machine inside; its parent is named with the port that leads there.
+        address: of the switch.
+        neighbours: who is behind which port.
+        uplink: the port of the parent, if there is one.
+    """
+
+    def __init__(
+        self, switch: Switch, address: Address, neighbours: Sequence[Address], uplink: int | None
+    ) -> None:
+        self.switch = switch
+        self.address = address
+        self._ports = {neighbour.host: port for port, neighbour in enumerate(neighbours)}
+        self.spare = len(neighbours)
+        self._jacks = [Jack(9000, offload=port % 2 == 0) for port in range(self.spare + 1)]
+        self.chassis = Chassis(switch, ip(address), mac(address), self._jacks, address.port)
+        if uplink is not None:  # who is never the first to speak would have to be asked for
+            above = neighbours[uplink]
+            asks = arp(ARP_REQUEST, mac(above), ip(above), bytes(6), ip(address))
+            self._outgoing(self.chassis.receive(Frames.single(uplink, asks), 0.0))
+
+    def receive(self, burst: Burst, now: float) -> list[Outgoing]:
+        """Take packets of one sender as frames; what is to be sent because of them."""
+        sends: list[Outgoing] = []
+        for frames in self._frames(burst):
+            sends += self._outgoing(self.chassis.receive(frames, now))
+        return sends
+
+    def deadline(self) -> float | None:
+        """When `handle_timer` wants to be called."""
+        return self.chassis.deadline()
+
+    def handle_timer(self, now: float) -> list[Outgoing]:
+        """Do what is due; what is to be sent."""
+        return self._outgoing(self.chassis.handle_timer(now))
+
+    def _frames(self, burst: Burst) -> Iterator[Frames]:
+        peer = burst.peer
+        port = self.spare if peer.ingress == SPARE else self._ports[peer.host]
+        route = Route(
+            mac(peer), mac(self.address), ip(peer), ip(self.address), peer.port,
+            self.address.port, burst.tos,
+        )  # fmt: skip
+        size = burst.rows.shape[1]
+        if self._jacks[port].offload:
+            for some in supers(np.ascontiguousarray(burst.rows), burst.tail):
+                heads = np.concatenate([route.head(length, size) for length in some.lengths])
+                yield Frames(port, heads, some.payloads, [HEAD + n for n in some.lengths])
+            return
+        for rows in burst.pieces():
+            heads = route.heads(rows.shape[1], sums(rows))
+            yield Frames(port, heads, rows, [HEAD + rows.shape[1]] * len(rows))
+
+    def _outgoing(self, steps: Iterable[list[Transmission]]) -> list[Outgoing]:
+        sends: list[Outgoing] = []
+        for step in steps:
+            for frames in step:
+                self.switch.counters["tx_frames"] += sum(frames.counts)
+                if frames.heads is not None:  # else it is an answer to ARP
+                    sends += self._packets(frames, frames.heads)
+        return sends
+
+    def _packets(self, frames: Transmission, heads: Rows) -> Iterator[Outgoing]:
+        """What frames carry to one receiver, as copies."""
+        head = heads[0].tobytes()
+        host = ".".join(map(str, head[IP + 16 : UDP]))
+        peer = Address(host, int.from_bytes(head[UDP + 2 : UDP + 4], "big"))
+        if frames.port == self.spare:
+            peer = peer._replace(ingress=SPARE)
+        found = read_lengths(head)
+        size, last = frames.lengths[0], frames.lengths[-1]
+        step = size if found.gso_type == GSO_NONE else found.gso_size
+        for rows, tail in unpacked(frames.bodies, size, step, last):
+            yield Outgoing((peer,), head[IP + 1], rows.copy(), tail)
