@@ -231,8 +231,8 @@ def test_a_soak_is_of_simulated_worlds_and_for_the_cli() -> None:
     others = ("worker_lib", "topologies", "iswitch.ports", "iswitch.engine", "iswitch.cli")
     for name in own:
         used = {i for i in MODULES[name].all if within(i, *others)}
-        allowed = {"worker_lib", "worker_lib.session", "worker_lib.versions"}
-        allowed |= {"topologies", "topologies.simulated"}
+        allowed = {"worker_lib", "topologies", "topologies.simulated"}
+        allowed |= {f"worker_lib.{name}" for name in ("session", "versions", "waiting", "errors")}
         assert used <= allowed, name
         assert not {"socket", "time", "threading"} & MODULES[name].all, name
     users = {name for name, i in MODULES.items() if any(within(x, "iswitch.soak") for x in i.all)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,16 +18,17 @@ from iswitch.accelerator import Held, Outcome, Run, SynchronousAccelerator
 from iswitch.asynchronous import AsynchronousAccelerator
 from iswitch.cli import main
 from iswitch.control import Answer, ControlPlane, Request
-from iswitch.packets import Rows, Stretch
+from iswitch.packets import Indices, Stretch
 from iswitch.sim.trace import Trace
-from iswitch.soak.generate import generate
+from iswitch.soak.generate import LARGE, generate
 from iswitch.soak.many import play
-from iswitch.soak.oracle import Rounds, Violation
-from iswitch.soak.run import run
+from iswitch.soak.oracle import Rounds
+from iswitch.soak.run import Result, run
 from iswitch.soak.scenario import ELASTIC, EVENTS, WHOLE, Event, Job, Scenario
 from iswitch.soak.shrink import shrink
 from iswitch.soak.values import EXACT, Values, most_lives
-from iswitch.wire import DType, Shape
+from iswitch.soak.violation import Violation
+from iswitch.wire import SEG_SIZE, DType, Shape, Vector
 
 ROOT = Path(__file__).parent.parent
 SEEDS = int(os.environ.get("ISWITCH_SOAK_SEEDS", "60"))  # `make soak` takes more
@@ -40,48 +42,76 @@ def test_all_promises_hold(seed: int) -> None:
     assert result.rounds > 0
 
 
-# Broken cores
+# Broken cores: patched where contributions come in, which is above the path for runs and the one
+# for pieces of runs
 
 Break = Callable[[pytest.MonkeyPatch], None]
+Accumulate = Callable[[SynchronousAccelerator, int, Stretch, Outcome], None]
+
+
+def indices_of(stretch: Stretch) -> Indices:
+    return np.arange(stretch.start, stretch.stop) if stretch.indices is None else stretch.indices
+
+
+def add_again(into: SynchronousAccelerator, sums: Vector, stretch: Stretch, which: Indices) -> None:
+    """Add some packets of a stretch to sums, (segments, elements and headers), header and all."""
+    indices = indices_of(stretch)
+    for i in which:
+        into._add(sums[indices[i] : indices[i] + 1], stretch.rows[i : i + 1], first=False)
+
+
+def patch(monkeypatch: pytest.MonkeyPatch, broken: Callable[[Accumulate], Accumulate]) -> None:
+    original = SynchronousAccelerator.accumulate
+    monkeypatch.setattr(SynchronousAccelerator, "accumulate", broken(original))
 
 
 def no_bitmap(monkeypatch: pytest.MonkeyPatch) -> None:
     """A contribution that comes again is added again."""
-    original = SynchronousAccelerator._accumulate_run
 
-    def accumulate(
-        self: SynchronousAccelerator,
-        rank: int,
-        round_: int,
-        start: int,
-        stop: int,
-        rows: Rows,
-        outcome: Outcome,
-    ) -> None:
-        state = self.state[round_ & 1]
-        holds, how_far, bitmap = state.get(start)
-        if holds != round_ or how_far or not bitmap >> rank & 1 or self.reproducible:
-            original(self, rank, round_, start, stop, rows, outcome)
-            return
-        self._add(self._words[round_ & 1, start:stop], rows, first=False)
-        self.counters["accumulated"] += len(rows)
+    def broken(original: Accumulate) -> Accumulate:
+        def accumulate(
+            self: SynchronousAccelerator, rank: int, stretch: Stretch, outcome: Outcome
+        ) -> None:
+            slot = stretch.round & 1
+            held = self.state[slot].words[indices_of(stretch)]
+            is_open = held[:, 0] == stretch.round  # and not far enough for anything else
+            again = np.flatnonzero(is_open & (held[:, 1] >> np.uint64(rank) & np.uint64(1) == 1))
+            original(self, rank, stretch, outcome)
+            into = self._parts[rank] if self.reproducible else self._words
+            add_again(self, into[slot], stretch, again)
+            self.counters["duplicate"] -= len(again)
+            self.counters["accumulated"] += len(again)
 
-    monkeypatch.setattr(SynchronousAccelerator, "_accumulate_run", accumulate)
+        return accumulate
+
+    patch(monkeypatch, broken)
 
 
 def kept_for_one_round_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """The aggregate of a round is forgotten when the next round begins."""
-    original = SynchronousAccelerator.held
+    original_held = SynchronousAccelerator.held
+
+    def begun(self: SynchronousAccelerator, round_: int, index: int) -> bool:
+        newer = self.state[(round_ + 1) & 1].get(index)
+        return newer[0] == round_ + 1 and bool(newer[1] or newer[2])
 
     def held(
         self: SynchronousAccelerator, round_: int, start: int, stop: int
     ) -> Iterator[tuple[Run, Held, int]]:
-        for part, what, bitmap in original(self, round_, start, stop):
-            newer = self.state[(round_ + 1) & 1].get(part.start)
-            begun = newer[0] == round_ + 1 and bool(newer[1] or newer[2])
-            gone = what is Held.COMPLETE and begun
+        for part, what, bitmap in original_held(self, round_, start, stop):
+            gone = what is Held.COMPLETE and begun(self, round_, part.start)
             yield (part, Held.GONE, 0) if gone else (part, what, bitmap)
 
+    def broken(original: Accumulate) -> Accumulate:
+        def accumulate(
+            self: SynchronousAccelerator, rank: int, stretch: Stretch, outcome: Outcome
+        ) -> None:
+            original(self, rank, stretch, outcome)
+            outcome.late[:] = [run for run in outcome.late if not begun(self, run.round, run.start)]
+
+        return accumulate
+
+    patch(monkeypatch, broken)
     monkeypatch.setattr(SynchronousAccelerator, "held", held)
 
 
@@ -96,26 +126,24 @@ def deaf_to_help(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def late_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes for a complete segment is added to the kept aggregate."""
-    original = SynchronousAccelerator._accumulate_run
 
-    def accumulate(
-        self: SynchronousAccelerator,
-        rank: int,
-        round_: int,
-        start: int,
-        stop: int,
-        rows: Rows,
-        outcome: Outcome,
-    ) -> None:
-        slot = round_ & 1
-        holds, how_far, _ = self.state[slot].get(start)
-        if holds == round_ and how_far == self.COMPLETE:
-            headers = self._segs[slot, start:stop].copy()
-            self._add(self.aggregates[slot, start:stop].view(self._dtype), rows, first=False)
-            self.packets["seg"][slot, start:stop] = headers
-        original(self, rank, round_, start, stop, rows, outcome)
+    def broken(original: Accumulate) -> Accumulate:
+        def accumulate(
+            self: SynchronousAccelerator, rank: int, stretch: Stretch, outcome: Outcome
+        ) -> None:
+            slot = stretch.round & 1
+            held = self.state[slot].words[indices_of(stretch)]
+            complete = np.uint64(self.COMPLETE << 32 | stretch.round)
+            aggregates = self.aggregates[slot]
+            headers = aggregates[:, :SEG_SIZE].copy()
+            sums = aggregates.view(self._dtype)
+            add_again(self, sums, stretch, np.flatnonzero(held[:, 0] == complete))
+            aggregates[:, :SEG_SIZE] = headers
+            original(self, rank, stretch, outcome)
 
-    monkeypatch.setattr(SynchronousAccelerator, "_accumulate_run", accumulate)
+        return accumulate
+
+    patch(monkeypatch, broken)
 
 
 def no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,34 +159,41 @@ def no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsynchronousAccelerator, "accumulate", accumulate)
 
 
-BROKEN = [no_numbers, no_bitmap, kept_for_one_round_less, deaf_to_help, late_counts]
+# The violations by which each must be caught: what it breaks, and nothing else.
+BROKEN: dict[Break, set[str]] = {
+    no_numbers: {"counted twice"},
+    no_bitmap: {"counted twice"},
+    kept_for_one_round_less: {"aggregate missed"},
+    deaf_to_help: {"no progress"},
+    late_counts: {"counted twice"},
+}
+CAUGHT_BY: dict[Break, tuple[Scenario, Result]] = {}
+each_broken = pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
 
 
-CAUGHT_BY: dict[Break, Scenario] = {}
-
-
-def first_caught(broken: Break) -> Scenario:
-    """The first that finds it, which is looked for once."""
+def first_caught(broken: Break) -> tuple[Scenario, Result]:
+    """The first that finds it, which is looked for once, and what it finds."""
     if broken not in CAUGHT_BY:
-        found = (generate(seed) for seed in range(CAUGHT))
-        CAUGHT_BY[broken] = next(scenario for scenario in found if run(scenario).violation)
+        played = ((scenario, run(scenario)) for scenario in map(generate, range(CAUGHT)))
+        CAUGHT_BY[broken] = next(both for both in played if both[1].violation)
     return CAUGHT_BY[broken]
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+@each_broken
 def test_a_broken_core_is_caught(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
-    scenario = first_caught(broken)
+    scenario, result = first_caught(broken)
+    assert result.violation in BROKEN[broken], result.message
     monkeypatch.undo()
     assert not run(scenario).violation
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+@each_broken
 def test_a_failure_shrinks_and_replays(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
-    scenario = first_caught(broken)
+    scenario, found = first_caught(broken)
     shortest, result = shrink(scenario)
-    assert result.violation
+    assert result.violation == found.violation
     assert len(shortest.events) <= min(2, len(scenario.events))
     assert sum(len(job.hosts) for job in shortest.jobs) <= 3
     assert len(shortest.links.split(",")) <= 3
@@ -187,7 +222,11 @@ def test_every_event_and_mode_is_generated() -> None:
     assert any(not job.numel for job in jobs)
     assert any(job.numel % job.elements for job in jobs if job.numel > job.elements)
     assert any(job.threshold for job in jobs)
+    assert any(job.tells for job in jobs)
+    assert any(job.keyed for job in jobs)
+    assert any(job.shape().segments >= LARGE[0] for job in jobs)
     assert any(len(s.jobs) > 1 for s in scenarios)
+    assert any(s.ports for s in scenarios)
     forms = {s.topology.partition(":")[0] for s in scenarios}
     assert forms == {"star", "rack", "tree", "leafspine"}
     for name in ("loss", "burst", "duplicate", "corrupt", "delay", "jitter", "reorder", "rate"):
@@ -330,7 +369,7 @@ def test_a_failure_on_the_command_line(
 ) -> None:
     """It says the shortest schedule, and how to play that again; the status is 1."""
     no_bitmap(monkeypatch)
-    first = first_caught(no_bitmap).seed
+    first = first_caught(no_bitmap)[0].seed
     words = ["soak", "--first", str(first), "--seeds", "1", "--processes", "1"]
     assert main(words) == 1
     out = capsys.readouterr().out
@@ -343,6 +382,35 @@ def test_a_failure_on_the_command_line(
     assert main([*words, "--json"]) == 1
     (violation,) = json.loads(capsys.readouterr().out)["violations"]
     assert violation["shortest"]["violation"] == violation["violation"] == "counted twice"
+
+
+DOC = (ROOT / "docs" / "soak.md").read_text()
+
+
+@pytest.mark.parametrize("at", ["", "@"])
+def test_the_documented_example(
+    at: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a file; the timeline has the lines of the page, in their order."""
+    (scenario,) = re.findall(r"^```json\n(.*?)^```", DOC, re.MULTILINE | re.DOTALL)
+    (shown,) = re.findall(r"^```timeline\n(.*?)^```", DOC, re.MULTILINE | re.DOTALL)
+    path = tmp_path / "failure.json"
+    path.write_text(scenario)
+    assert main(["soak", "--scenario", f"{at}{path}"]) == 0
+    lines = iter(capsys.readouterr().out.splitlines())
+    wanted = [re.split(r"\s+# ", line)[0] for line in shown.splitlines()]
+    assert [line for line in wanted if line not in lines] == []  # each behind the one before
+    *_, last = lines
+    assert last in " ".join(DOC.split())
+
+
+def test_the_keys_of_json_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    tables = DOC[DOC.index("With `--json`") :].split("and for many:")
+    for table, words in zip(tables, (["--seed", "3"], ["--seeds", "1"]), strict=True):
+        assert main(["soak", *words, "--json"]) == 0
+        found = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        keys = {key for cell in found for key in re.findall(r"`(\w+)`", cell)}
+        assert keys == set(json.loads(capsys.readouterr().out))
 
 
 @pytest.mark.parametrize(

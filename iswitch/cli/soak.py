@@ -26,7 +26,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--seeds", type=_count, default=200, metavar="N", help="seeds 0..N-1 (200)")
     which.add_argument("--seed", type=_number, metavar="N", help="one seed, with its timeline")
     which.add_argument(
-        "--scenario", metavar="JSON", help="one history as a failure prints it, with its timeline"
+        "--scenario",
+        metavar="JSON|FILE",
+        help="one history as a failure prints it, or a file with it, with its timeline",
     )
     parser.add_argument(
         "--first", type=_number, default=0, metavar="N", help="the first of the seeds (0)"
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         return play_one(args, generate(args.seed))
     if args.scenario is not None:
         try:
-            return play_one(args, Scenario.from_json(args.scenario))
+            return play_one(args, Scenario.from_json(_text(args.scenario)))
         except ValueError as error:
             raise UsageError(f"--scenario: {error}; take what a failure has printed") from None
     if args.pcapng:
@@ -159,6 +161,25 @@ class Ticker:
         """One more is done."""
         self._failed += failed
         self._bar.update(self._task, advance=1, failed=self._failed)
+
+
+def _text(scenario: str) -> str:
+    """The text of a scenario, or of the file (@FILE does as well) that holds it.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    if scenario.lstrip().startswith("{"):
+        return scenario
+    path = scenario.removeprefix("@")
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        raise UsageError(
+            f"--scenario: cannot read {path}: {error.strerror}; give a file, or what a failure has "
+            "printed"
+        ) from None
 
 
 def _number(text: str) -> int:

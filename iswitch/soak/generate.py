@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from topologies import Topology
 
 from ..wire import DType
+from .absence import TOLD
 from .scenario import ASYNCHRONOUS, ELASTIC, WHOLE, Event, Job, Scenario
 from .values import most_lives
 
@@ -15,7 +17,10 @@ TREES = (
     "rack:1x2", "rack:2x1", "rack:2x2", "rack:1x3", "rack:3x1", "rack:2x3",
     "tree:1x1x2", "tree:2x1x2", "tree:2x2x1", "tree:1x1x1x2", "leafspine:2x2x2",
 )  # fmt: skip
+WIDE = ("rack:1x2", "rack:2x2", "rack:2x3", "tree:1x1x2", "tree:2x1x2")  # two at some switch
 NUMBERS = 40  # contributions of a worker of an asynchronous job, at most
+LEASE = 4.0  # seconds, where all are told who is lost: they are heard of every second
+LARGE = (200, 700)  # segments: some super-datagrams, so that there are runs and a window
 
 
 def generate(seed: int) -> Scenario:
@@ -32,11 +37,14 @@ class _Generator:
 
     def scenario(self) -> Scenario:
         plans = [self.steady, self.members, self.both, self.leases]
-        plans += [self.threshold, self.forced, self.asynchronous, self.several]
-        (plan,) = self.rng.choices(plans, (8, 5, 3, 3, 2, 2, 2, 2))
+        plans += [self.threshold, self.forced, self.asynchronous, self.several, self.told]
+        plans += [self.attacked]
+        (plan,) = self.rng.choices(plans, (8, 5, 3, 3, 2, 2, 2, 2, 2, 3))
         self.form = self.rng.choice(STARS if self.rng.random() < 0.5 else TREES)
         self.lease = 0.0
         jobs = plan()
+        if self.rng.random() < 0.3:
+            self.strangers(jobs)
         return Scenario(
             seed=self.seed,
             topology=self.form,
@@ -47,6 +55,7 @@ class _Generator:
             think=self.horizon / 40,
             latency=self.rng.choice((2e-5, 1e-4, 5e-4)),
             lease=self.lease,
+            ports=self.rng.random() < 0.25,
         )
 
     # Plans
@@ -94,14 +103,16 @@ class _Generator:
                 back = mode == WHOLE or self.rng.random() < 0.5
                 self.event(what, host, self.rng.choice((1e-3, 2e-2)) if back else 0.0)
         self.faults(self.rng.randrange(2, 6), restarts=False)
-        self.commands(self.rng.random() < 0.2)
+        # In a keyed job nobody goes back, also not a newcomer that was told a later round.
+        self.commands(self.rng.random() < 0.2 and not job.keyed)
         return (job,)
 
     def both(self) -> tuple[Job, ...]:
         """Workers crash and are replaced, and switches restart.
 
         A crash and a restart are further apart than a packet can be late: a switch that knows
-        nothing of the old process could not tell its packets from the new one's.
+        nothing of the old process could not tell its packets from the new one's. So long none of
+        them lasts.
         """
         self.form = self.rng.choice(STARS)  # see docs/soak.md, "What is left out"
         self.hosts, self.switches = nodes(self.form)
@@ -110,10 +121,11 @@ class _Generator:
         self.horizon = max(self.horizon, 0.2)
         for i in range(count):
             self.time = (i + self.rng.random() * 0.5) * self.horizon / count
+            lasting = self.rng.choice((1e-5, 1e-3, 0.25 * self.horizon / count))
             if self.rng.random() < 0.5:
-                self.event("restart", self.rng.choice(self.switches), 1e-3, at=self.time)
+                self.event("restart", self.rng.choice(self.switches), lasting, at=self.time)
             else:
-                self.event("reborn", self.rng.choice(self.hosts), 1e-3, at=self.time)
+                self.event("reborn", self.rng.choice(self.hosts), lasting, at=self.time)
         return (job,)
 
     def leases(self) -> tuple[Job, ...]:
@@ -133,6 +145,59 @@ class _Generator:
             self.event("die", mortal)
         elif self.rng.random() < 0.5:
             self.event("reborn", mortal, self.rng.choice((0.01, 2.0)))
+        return (job,)
+
+    def told(self) -> tuple[Job, ...]:
+        """All are told who is lost: one or two that die, leave, or are silent for long.
+
+        Then somebody takes the place, or H is set (a matter of one switch: a star), or it was only
+        stopped.
+        """
+        star = self.rng.random() < 0.5
+        self.form = self.rng.choice(STARS[1:] if star else WIDE)
+        self.hosts, self.switches = nodes(self.form)
+        self.lease = LEASE
+        self.horizon = 6.0
+        job = replace(self.job(WHOLE, len(self.hosts) + 2), tells=True)
+        # A switch all of whose workers are silent leaves the job: docs/hierarchy.md, "Limits".
+        stay = leaders(self.form)
+        mortals = [host for host in self.hosts if host not in stay]
+        what = self.rng.choice(("pause", "pause", "reborn", "leave", "die") if star else ("pause",))
+        for host in self.rng.sample(mortals, min(len(mortals), self.rng.randint(1, 2))):
+            long = LEASE + TOLD + self.rng.choice((0.5, 3.0))
+            lasting = 0.0 if what == "die" else self.rng.choice((0.5, long, long))
+            self.event(what, host, lasting)
+        if what == "die":
+            left = len(self.hosts) - len(self.events)
+            self.event("seth", self.hosts[0], value=left, at=self.horizon + LEASE + TOLD)
+        return (job,)
+
+    def attacked(self) -> tuple[Job, ...]:
+        """Commands are given in a keyed job, and somebody who has recorded all sends them again."""
+        self.hosts, self.switches = nodes(self.form)
+        kinds = ["reset", "halt"]
+        if len(self.switches) == 1 and len(self.hosts) > 1:
+            kinds += ["leave", "reborn", "seth"]
+        given = [self.rng.choice(kinds) for _ in range(self.rng.randint(1, 3))]
+        if "seth" in given:  # a halted job refuses it; and it waits for who is no more
+            given = ["seth"] * len(given)
+        mode = ELASTIC if "seth" in given else self.rng.choice((WHOLE, ELASTIC))
+        job = replace(self.job(mode, len(self.hosts) + len(given)), keyed=True)
+        mortals = list(self.hosts[1:])  # somebody always stays
+        for what in given:
+            when = self.rng.random() * 0.4 * self.horizon
+            if what in ("reset", "halt"):
+                self.event(what, self.rng.choice(self.hosts), 0.001 * (what == "halt"), at=when)
+            elif what == "seth":
+                value = self.rng.randint(0, len(self.hosts))
+                self.event(what, self.rng.choice(self.hosts), value=value, at=when)
+            elif mortals:
+                host = mortals.pop(self.rng.randrange(len(mortals)))
+                self.event(what, host, self.rng.choice((1e-3, 2e-2)), at=when)
+        for _ in range(self.rng.randint(2, 4)):
+            who = self.rng.choice((*self.hosts, *self.switches, *self.switches))
+            when = (0.4 + self.rng.random() * 0.4) * self.horizon
+            self.event(self.rng.choice(("replay", "replay", "forge")), who, 0.1, at=when)
         return (job,)
 
     def threshold(self) -> tuple[Job, ...]:
@@ -194,9 +259,15 @@ class _Generator:
         elements = rng.choice((1, 2, 3, 8, 33))
         numel = rng.choice((0, 1, elements, rng.randint(1, 6 * elements), rng.randint(1, 200)))
         numel = min(numel, 12 * elements)  # segments: the fewer, the more histories
+        if rng.random() < (0.01 if self.lease else 0.06):  # it has many rounds
+            numel = elements * rng.randint(*LARGE) - rng.randrange(elements)
         dtype = rng.choice(dtypes).name.lower()
         in_order = rng.random() < 0.15
-        return Job(number, mode, hosts or self.hosts, dtype, numel, elements, threshold, in_order)
+        keyed = rng.random() < 0.25
+        return Job(
+            number, mode, hosts or self.hosts, dtype, numel, elements, threshold, in_order,
+            keyed=keyed,
+        )  # fmt: skip
 
     def versions(self, number: int, hosts: tuple[str, ...]) -> Job:
         rng = self.rng
@@ -241,6 +312,30 @@ class _Generator:
             else:
                 who = self.rng.choice((*self.hosts, *self.switches[1:]))  # nothing is above a root
             self.event(what, who, lasting)
+
+    def strangers(self, jobs: tuple[Job, ...]) -> None:
+        """Who does not belong there sends; what a key, or none, does not promise is left out.
+
+        After a restart a switch knows neither numbers nor rounds, so what was recorded before may
+        count. Data from where a member is renews its lease.
+        """
+        kinds = ["stranger", "spoof"]
+        if not self.lease:
+            kinds.append("garble")
+            if not any(event.what == "restart" for event in self.events):
+                kinds.append("replay")
+        if any(job.keyed for job in jobs):
+            kinds.append("forge")
+        for _ in range(self.rng.randint(1, 3)):
+            what = self.rng.choice(kinds)
+            anywhere = what in ("garble", "replay", "forge")
+            places = list(self.switches)
+            if anywhere:
+                places += [
+                    host for job in jobs if job.keyed or what != "forge" for host in job.hosts
+                ]
+            who = self.rng.choice(places)
+            self.event(what, who, self.rng.choice((0.002, 0.02, 0.1)))
 
     def commands(self, wanted: bool) -> None:
         """Halt and Reset."""

@@ -8,17 +8,22 @@ from random import Random
 
 import numpy as np
 
+from worker_lib.errors import MemberLost
 from worker_lib.session import Answered, Dropped, Gone, Session, WasReset
 from worker_lib.versions import AsynchronousSession
+from worker_lib.waiting import LOOK_PAUSE, OnMemberLost, Waiting
 
 from ..packets import Address
 from ..sim.network import Network
 from ..wire import Action, Segments, Status, Threshold, Vector
 from .oracle import Rounds, Versions
 from .scenario import WHOLE, Job, Scenario
+from .strangers import key_of
 
 HEARTBEAT = 0.1  # seconds
 AGAIN = 0.05  # seconds until a Join that was refused is tried again
+JOIN_PAUSE = 0.02  # and one that was answered before all had come
+WAITS_ON = 0.5  # seconds from a MemberLost until the round is waited for again
 ENOUGH = 3  # rounds that everybody has to do when faults are over
 
 
@@ -81,6 +86,7 @@ class Life(Application):
         incarnation: of its process, larger than that of the one before.
         expected: how many workers it waits for.
         leave_done: called when its Leave was answered.
+        is_told: called when it is told that members are lost.
     """
 
     def __init__(
@@ -96,11 +102,13 @@ class Life(Application):
         expected: int,
         look: Callable[[], None],
         leave_done: Callable[[Life], None],
+        is_told: Callable[[Life, MemberLost], None],
     ) -> None:
         job = oracle.job
         super().__init__(scenario, job, network, host, address, identity, look)
         self.oracle = oracle
         self.leave_done = leave_done
+        self.is_told = is_told
         self.session: Session = Session(
             switch,
             job.number,
@@ -109,14 +117,20 @@ class Life(Application):
             expected=expected,
             whole=job.mode == WHOLE,
             reproducible=job.reproducible,
-            heartbeat=HEARTBEAT,
+            heartbeat=LOOK_PAUSE if job.tells else HEARTBEAT,
+            key=key_of(job),
         )
+        wanted: OnMemberLost = "raise" if job.tells else "wait"
+        if job.mode != WHOLE:
+            wanted = "continue"
+        self.waiting = Waiting(self.session, len(job.hosts), wanted)
         self._rounds = 0
         self.thinking = False
         self.leaving = False
         self.comes_back: float | None = None  # seconds after it has left, another one starts
         self.answers: dict[int, Callable[[], None]] = {}
         self._out = np.empty(0)
+        self._all_came = not job.tells  # else none is missed before all have been there
         self.session.join(network.now)
 
     @property
@@ -173,6 +187,7 @@ class Life(Application):
                 dropped = isinstance(event, Dropped)
                 self.oracle.falls_behind(self.who, event.round, event.now_at, dropped)
             elif isinstance(event, Answered):
+                self.waiting.answered(event)
                 if event.action is Action.JOIN and event.status is not Status.OK:
                     # Its place in a whole job is not free yet.
                     self.network.at(now + AGAIN, self._join_again)
@@ -191,13 +206,24 @@ class Life(Application):
             self.thinking = True
             pause = self.rng.expovariate(1 / self.think) if self.think else 0.0
             self.network.at(now + pause, self._go_on)
-        if session.transfer is None and session.member and not (self.leaving or self.thinking):
+        elif (lost := self.waiting.lost(now)) is not None:
+            self.is_told(self, lost)
+            session.abandon()
+            self.thinking = True
+            self.network.at(now + WAITS_ON, self._go_on)
+        waits = self.leaving or self.thinking or not self._all_came
+        if session.transfer is None and session.member and not waits:
             vector = self.oracle.begins(self.identity, session.round)
             self._out = np.zeros_like(vector)
-            session.begin(vector, self._out, now)
+            session.begin(vector, self._out, now, own=True)
+            self.waiting.begin(now)
 
     def _joined(self) -> None:
         job = self.oracle.job
+        if not self._all_came:
+            self._all_came = self.session.joined >= len(job.hosts)
+            if not self._all_came:  # ask again, as `Worker` does
+                self.network.at(self.network.now + JOIN_PAUSE, self._join_again)
         if job.threshold and self.identity == 0 and self.oracle.automatic:
             self.set_threshold(job.threshold)
 
@@ -207,7 +233,7 @@ class Life(Application):
             self.network.poke(self.address)
 
     def _join_again(self) -> None:
-        if self.alive and not self.session.member:
+        if self.alive and not (self.session.member and self._all_came):
             self.session.join(self.network.now)
             self.network.poke(self.address)
 

@@ -1,30 +1,18 @@
 """What must hold: docs/soak.md has the list, with the promise that each check is of.
 
-The oracle sees what workers begin and what they get, and looks into the switches. It knows of the
-history only which workers there are and which commands were given.
+The oracle sees what workers begin and what they get. It knows of the history only which workers
+there are and which commands were given. `books.py` looks into the switches, `absence.py` at what is
+told of workers that are gone.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..accelerator import SynchronousAccelerator
-from ..counters import DATA_DROPS
-from ..job import Job as SwitchJob
-from ..packets import Cutter
-from ..sim.network import Network, Node
-from ..switch import Switch
 from ..wire import Vector
 from .scenario import WHOLE, Job, Scenario
 from .values import Values
-
-
-class Violation(Exception):
-    """A promise was broken: `kind` says which, the message how."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(f"{kind}: {message}")
-        self.kind = kind
+from .violation import Violation
 
 
 class Rounds:
@@ -42,7 +30,7 @@ class Rounds:
         self.workers = len(job.hosts)
         self.begun: dict[int, set[int]] = {}  # lives by round
         self.forced: set[int] = set()  # rounds that FBcast has named
-        self.seen: dict[tuple[int, int], tuple[bytes, int]] = {}  # aggregates by round and segment
+        self.seen: dict[int, tuple[Vector, int]] = {}  # aggregates by round, and who has got them
         self.finished = 0
         self.in_force = {self.workers}  # H that may be in force now
         self.allowed: dict[int, set[int]] = {}  # H that may have been, since a round was begun
@@ -105,24 +93,24 @@ class Rounds:
             self._has_members(round_, len(begun), f"the barrier of round {round_}, {who}")
             return
         codes = self.values.codes(total)
-        expected = {code: self._members(who, identity, round_, code) for code in set(codes)}
-        elements = self.job.elements
-        totals = {code: self.values.total(s, round_) for code, s in expected.items()}
-        for index, code in enumerate(codes):
-            part = slice(index * elements, (index + 1) * elements)
-            if not (total[part] == totals[code][part]).all():
+        members = {code: self._members(who, identity, round_, code) for code in set(codes.tolist())}
+        wrong = np.flatnonzero(total != self.values.totals(codes, members, round_))
+        if len(wrong):
+            index = int(wrong[0]) // self.job.elements
+            part = slice(index * self.job.elements, (index + 1) * self.job.elements)
+            lives = members[int(codes[index])]
+            right = self.values.total(lives, round_)
+            raise Violation(
+                "wrong sum",
+                f"{who} got in round {round_}, segment {index}: {total[part].tolist()}, which "
+                f"is not the sum of lives {lives}: {right[part].tolist()}",
+            )
+        if self.agree:
+            seen, other = self.seen.setdefault(round_, (total, identity))
+            if not (seen == total).all():
                 raise Violation(
-                    "wrong sum",
-                    f"{who} got in round {round_}, segment {index}: {total[part].tolist()}, which "
-                    f"is not the sum of lives {expected[code]}: {totals[code][part].tolist()}",
+                    "disagreement", f"{who} and life {other} got other sums in round {round_}"
                 )
-            if self.agree:
-                mine = total[part].tobytes()
-                seen, other = self.seen.setdefault((round_, index), (mine, identity))
-                if seen != mine:
-                    raise Violation(
-                        "disagreement", f"{who} and life {other} got other sums in round {round_}"
-                    )
 
     def _members(self, who: str, identity: int, round_: int, code: int) -> tuple[int, ...]:
         """Whose contributions make up a sum, by its code, after looking whether they may."""
@@ -206,82 +194,3 @@ class Versions:
             pairs = [divmod(element, self.numbers) for element in again]
             raise Violation("counted twice", f"{pairs} are in {where} and in another version")
         self.counted.update((index, element) for element in inside)
-
-
-class Books:
-    """Counters and memory of a switch process, from its start."""
-
-    def __init__(self, node: Node, switch: Switch) -> None:
-        self.node = node
-        self.switch = switch
-        self._taken, self._given = node.taken, node.given
-
-    def look(self) -> None:
-        """Whether everything that came is accounted for, and memory within what was reserved."""
-        name, n = self.node.name, self.switch.counters
-        door = n["ordinary"] + n["short"]
-        taken = n["accumulated"] + n["from_parent"] + sum(n[reason] for reason in DATA_DROPS)
-        equations = {
-            "packets taken from the network = rx_packets": (
-                self.node.taken - self._taken,
-                n["rx_packets"],
-            ),
-            "packets given to the network = tx_packets": (
-                self.node.given - self._given,
-                n["tx_packets"],
-            ),
-            "rx_packets = control + data + drops": (
-                n["rx_packets"],
-                n["control"] + n["data"] + door,
-            ),
-            "data = accumulated + from_parent + drops": (n["data"], taken),
-        }
-        for equation, (left, right) in equations.items():
-            if left != right:
-                raise Violation("not accounted for", f"{name}: {equation}: {left} and {right}")
-        reserved = self.switch.control.reserved
-        if reserved > self.switch.control.limits.memory:
-            raise Violation("memory", f"{name} has reserved {reserved} bytes, beyond its limit")
-        for job in self.switch.jobs.values():
-            held, reserved = bytes_held(job), sum(job.reserved.values())
-            if held > reserved:
-                raise Violation(
-                    "memory", f"{name}, job {job.number}: {held} bytes held, {reserved} reserved"
-                )
-
-    def made_once(self, segments: dict[int, int]) -> None:
-        """Whether no aggregate was made a second time: of each job at most so many."""
-        made = self.switch.counters["aggregates"]
-        most = sum(segments.values())
-        if made > most:
-            raise Violation(
-                "made again",
-                f"{self.node.name} has made {made} aggregates, of {most} segments that were begun",
-            )
-
-
-def bytes_held(job: SwitchJob) -> int:
-    """Bytes of a job's buffers at a switch."""
-    accelerator = job.accelerator
-    if accelerator is None:
-        return 0
-    held = accelerator.rows.nbytes + accelerator.shape.segments * Cutter.MEMORY
-    if accelerator.aggregates is not accelerator.rows:
-        held += accelerator.aggregates.nbytes
-    if isinstance(accelerator, SynchronousAccelerator):
-        held += sum(len(table.bytes) for table in accelerator.state)
-        held += sum(part.nbytes for part in accelerator._parts.values())
-    else:
-        held += len(accelerator.state.bytes)
-        held += sum(len(table.bytes) for table in accelerator._last.values())
-    return held
-
-
-def check_links(network: Network) -> None:
-    """Whether every packet is somewhere: delivered, under way, or lost for a reason."""
-    links, nodes = network.link_counts(), list(network.nodes.values())
-    gone = sum(node.taken + node.overflow + node.dead + node.unread for node in nodes)
-    waiting = sum(node.waiting_packets() for node in nodes)
-    given = sum(node.given - node.unreachable for node in nodes)
-    if given != links.sent or links.delivered != gone + waiting or links.under_way() < 0:
-        raise Violation("not accounted for", f"on the links: {links}, {given}, {gone}, {waiting}")

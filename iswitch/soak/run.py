@@ -11,13 +11,18 @@ from topologies.simulated import Simulation
 
 from ..impairment import Impairment
 from ..limits import Limits
+from ..packets import Address
 from ..sim.trace import Trace
 from ..switch import Switch
 from ..wire import Action, Segments
+from .absence import TOLD, Absences
+from .books import Books, check_links
 from .generate import NUMBERS
 from .lives import ENOUGH, Contributing, Life
-from .oracle import Books, Rounds, Versions, Violation, check_links
-from .scenario import ELASTIC, Event, Job, Scenario
+from .oracle import Rounds, Versions
+from .scenario import ELASTIC, STRANGE, Event, Job, Scenario
+from .strangers import PACE, TIMES, Stranger, key_of
+from .violation import Violation
 
 BOUND = 30.0  # seconds after the end of all faults in which everybody must get on
 EVENTS = 1_000_000  # that may happen in a history: none needs a tenth of it
@@ -81,10 +86,15 @@ class History:
         links = f",{scenario.links}" if scenario.links else ""
         topology = replace(Topology.parse(scenario.topology + links), seed=scenario.seed)
         limits = Limits(MEMORY, lease=scenario.lease or float("inf"))
-        self.simulation = Simulation(topology, limits, trace, scenario.latency)
+        keys = {job.number: key for job in scenario.jobs if (key := key_of(job)) is not None}
+        self.simulation = Simulation(
+            topology, limits, trace, scenario.latency, keys, scenario.ports
+        )
         self.network = self.simulation.network
+        self.stranger = self._stranger_at(topology) if scenario.strangers else None
         self.books = {switch.name: self._open(switch.name) for switch in topology.tree}
         self.oracles = {job.number: self._oracle(job) for job in scenario.jobs}
+        self.absences = {job.number: self._absences(job) for job in scenario.jobs}
         self.lives: dict[str, Life | Contributing] = {}  # the last one at each host
         self.identities = dict.fromkeys(self.oracles, 0)
         self.open = len(scenario.events)  # what is still to happen, or to end
@@ -127,7 +137,34 @@ class History:
     def _open(self, name: str) -> Books:
         switch = self.simulation.switch(name)
         assert isinstance(switch, Switch)
-        return Books(self.simulation.node(name), switch)
+        return Books(self.simulation.node(name), switch, self.stranger)
+
+    def _stranger_at(self, topology: Topology) -> Stranger:
+        switches = [self.simulation.address(switch.name) for switch in topology.tree]
+        hosts = {self.simulation.address(host.name): host.name for host in topology.hosts}
+
+        def job_of(address: Address) -> Job | None:
+            return self._job_of(hosts[address]) if address in hosts else None
+
+        return Stranger(self.scenario, self.network, switches, job_of, self._round_of)
+
+    def _round_of(self, job: int) -> int:
+        """The newest round of a job (or version) that anybody has begun."""
+        oracle = self.oracles[job]
+        if isinstance(oracle, Rounds):
+            return max(oracle.begun, default=0)
+        return max((version for _, version in oracle.made), default=0)
+
+    def _absences(self, job: Job) -> Absences:
+        def rank_of(host: str) -> int | None:
+            switch = self.simulation.switch(self.simulation.topology.switch_of(host))
+            at_switch = switch and switch.jobs.get(job.number)
+            name = self.simulation.address(host)
+            members = at_switch.members.by_address if at_switch else {}
+            ranks = (m.rank for a, m in members.items() if a[:2] == name[:2])
+            return next(ranks, None)
+
+        return Absences(job, self.scenario.lease, self.simulation.switch_of, rank_of)
 
     def _oracle(self, job: Job) -> Rounds | Versions:
         if job.asynchronous:
@@ -162,8 +199,11 @@ class History:
             life = Life(
                 self.scenario, oracle, self.network, host, at, above, identity,
                 1000 * (identity + 1), self._expected(job, identity), self._look, self._has_left,
+                self.absences[job.number].is_told,
             )  # fmt: skip
         self.lives[host] = life
+        if self.stranger is not None:
+            self.stranger.forget(at)
         if self.network.now >= self.scenario.horizon and not self.open:
             life.goal = ENOUGH
         self.network.nodes[at].heed = life.heed
@@ -182,7 +222,8 @@ class History:
 
     def _happen(self, event: Event) -> None:
         """Do it, or try again soon if it is too early for it."""
-        if getattr(self, f"_{event.what}")(event):
+        strange = event.what in STRANGE
+        if self._intrude(event) if strange else getattr(self, f"_{event.what}")(event):
             return
         self.network.at(self.network.now + SOON, partial(self._happen, event))
 
@@ -210,7 +251,13 @@ class History:
         if node.machine is None or node.paused:
             return self._over()
         self.network.pause(node.address)
-        return self._later(event, partial(self.network.resume, node.address))
+        came_back = self._is_missed(event.who, event.lasting)
+
+        def resume() -> None:
+            self.network.resume(node.address)
+            came_back()
+
+        return self._later(event, resume)
 
     def _cut(self, event: Event) -> bool:
         tree = {switch.name: switch.parent for switch in self.simulation.topology.tree}
@@ -241,13 +288,54 @@ class History:
         if not self._gathered(event.who) or (isinstance(life, Life) and life.leaving):
             return False
         self.network.crash(life.address)
-        return self._later(event, partial(self._spawn, event.who))
+        came_back = self._is_missed(event.who, event.lasting)
+
+        def start() -> None:
+            self._spawn(event.who)
+            came_back()
+
+        return self._later(event, start)
+
+    def _is_missed(
+        self, host: str, lasting: float | None = None, left: bool = False
+    ) -> Callable[[], None]:
+        """The worker of a host is away for so long, or for good: see to it that this is told.
+
+        What is returned is to be called when it is back.
+        """
+        life = self.lives.get(host)
+        if not self.scenario.lease or not isinstance(life, Life):
+            return lambda: None
+        absences = self.absences[self._job_of(host).number]
+        absence = absences.goes(life, self._of_its_job(life), left)
+        job = absences.job
+        wait = self.scenario.lease + TOLD
+        if (job.tells or job.mode == ELASTIC) and (lasting is None or lasting > wait):
+            self.open += 1
+
+            def check() -> None:
+                self.open -= 1
+                if not job.threshold and not self.scenario.has("seth"):
+                    absences.check(absence, self._of_its_job(life))
+
+            self.network.at(self.network.now + wait, check)
+
+        def came_back() -> None:
+            absence.until = self.network.now
+
+        return came_back
+
+    def _of_its_job(self, life: Life) -> list[Life | Contributing]:
+        """All that are there of its job."""
+        job = self._job_of(life.host)
+        return [other for other in self._alive() if self._job_of(other.host) is job]
 
     def _die(self, event: Event) -> bool:
         life = self.lives[event.who]
         if not self._gathered(event.who):
             return False
         self.network.crash(life.address)
+        self._is_missed(event.who)
         return self._over()
 
     def _leave(self, event: Event) -> bool:
@@ -265,11 +353,17 @@ class History:
     def _has_left(self, life: Life) -> None:
         """Its Leave was answered."""
         self.network.crash(life.address)
+        came_back = self._is_missed(life.host, life.comes_back, left=True)
         self.open -= 1
         if life.comes_back is not None:
             self.open += 1
             event = Event(0.0, "leave", life.host, life.comes_back)
-            self._later(event, partial(self._spawn, life.host))
+
+            def start() -> None:
+                self._spawn(life.host)
+                came_back()
+
+            self._later(event, start)
 
     def _join(self, event: Event) -> bool:
         if not self._gathered(event.who):
@@ -318,6 +412,18 @@ class History:
 
         return self._command(event, force)
 
+    def _intrude(self, event: Event) -> bool:
+        """A stranger sends, again and again; a job that nobody is in yet would be anybody's."""
+        send: Callable[[Address], None] = getattr(self.stranger, event.what)
+        if not all(oracle.finished for oracle in self.oracles.values()):
+            return False
+        node = self.simulation.address(event.who)
+        times = max(1, min(TIMES, round(event.lasting / PACE)))
+        for i in range(times):
+            when = self.network.now + i * event.lasting / times
+            self.network.at(when, partial(send, node))
+        return self._later(event, lambda: None)
+
     # The end
 
     def _end_faults(self) -> None:
@@ -350,7 +456,7 @@ class History:
         rounds = [oracle for oracle in self.oracles.values() if isinstance(oracle, Rounds)]
         begun = {o.job.number: o.job.shape().segments * len(o.begun) for o in rounds}
         for name, books in self.books.items():
-            if self.simulation.node(name).machine is books.switch:
+            if self.simulation.switch(name) is books.switch:
                 books.look()
                 if len(rounds) == len(self.oracles) and not any(o.is_reset for o in rounds):
                     books.made_once(begun)

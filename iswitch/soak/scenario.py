@@ -23,14 +23,21 @@ EVENTS = {
     "reset": "a worker resets the job",
     "seth": "a worker sets the threshold to `value`",
     "fbcast": "a worker has its round broadcast as it is",
+    "stranger": "somebody who is no member sends data and control to a switch for a while",
+    "spoof": "and with the addresses of members, but at another port than theirs",
+    "garble": "and data that makes no sense, from where a member of the node is",
+    "replay": "and what the node was sent before, from where it came",
+    "forge": "and control without the job's key, from where a member of the node is",
 }
+STRANGE = ("stranger", "spoof", "garble", "replay", "forge")
 
 
 @dataclass(frozen=True)
 class Job:
     """One job, and who works on it from the beginning.
 
-    `threshold`: H that its first worker sets when it has joined; 0: automatic.
+    `threshold`: H that its first worker sets when it has joined; 0: automatic. `tells`: its workers
+    are told of members that are lost (`on_member_lost="raise"`). `keyed`: it has a key.
     """
 
     number: int
@@ -41,6 +48,8 @@ class Job:
     elements: int = 4
     threshold: int = 0
     reproducible: bool = False
+    tells: bool = False
+    keyed: bool = False
 
     @property
     def asynchronous(self) -> bool:
@@ -77,7 +86,7 @@ class Scenario:
 
     `links` impairs every link, in either direction, until `horizon` (seconds), when all faults are
     over. Between two rounds a worker works for `think` seconds on average. `lease`: of every
-    switch, in seconds; 0: none runs out.
+    switch, in seconds; 0: none runs out. `ports`: switches have ports, and take frames.
     """
 
     seed: int
@@ -89,6 +98,7 @@ class Scenario:
     think: float = 0.005
     latency: float = 0.0001
     lease: float = 0.0
+    ports: bool = False
 
     @property
     def restarts(self) -> bool:
@@ -99,6 +109,11 @@ class Scenario:
     def changes(self) -> bool:
         """Whether workers come and go."""
         return self.has("reborn", "die", "leave", "join")
+
+    @property
+    def strangers(self) -> bool:
+        """Whether anybody sends who does not belong there."""
+        return self.has(*STRANGE)
 
     def has(self, *kinds: str) -> bool:
         """Whether anything of such a kind happens."""
@@ -132,11 +147,14 @@ class Scenario:
     def lines(self) -> list[str]:
         """What it is, for people."""
         found = [f"seed {self.seed}: {self.topology}, {self.links or 'sound links'}"]
+        found[0] += ", switches with ports" if self.ports else ""
         for job in self.jobs:
             text = f"  job {job.number}: {job.mode}, {' '.join(job.hosts)}: {job.numel} {job.dtype}"
             text += f" in segments of {job.elements}"
             text += f", H = {job.threshold}" if job.threshold else ""
-            found.append(text + (", in rank order" if job.reproducible else ""))
+            text += ", in rank order" if job.reproducible else ""
+            text += ", told who is lost" if job.tells else ""
+            found.append(text + (", keyed" if job.keyed else ""))
         lease = f"leases of {self.lease * 1000:.0f} ms" if self.lease else "no leases"
         found.append(
             f"  {lease}, latency {self.latency * 1e6:.0f} us, "

@@ -8,7 +8,10 @@ sums are exact in the element type, in any order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import numpy.typing as npt
 
 from ..wire import DType, Shape, Vector
 
@@ -53,9 +56,25 @@ class Values:
         digits = {i: code >> BITS * i & (1 << BITS) - 1 for i in range(self.lives)}
         return {i: count for i, count in digits.items() if count}
 
-    def codes(self, total: Vector) -> list[int]:
+    def codes(self, total: Vector) -> npt.NDArray[np.int64]:
         """Element 0 of every segment of a sum; none of an empty vector."""
-        return [int(code) for code in total[:: self.shape.elements]]
+        return total[:: self.shape.elements].astype(np.int64)
+
+    def totals(
+        self,
+        codes: npt.NDArray[np.int64],
+        members: Mapping[int, tuple[int, ...]],
+        round_: int,
+    ) -> Vector:
+        """The vector whose segments are the exact sums of the lives that their codes name."""
+        found = {code: self.total(lives, round_) for code, lives in members.items()}
+        if len(found) == 1:
+            return next(iter(found.values()))
+        whole = np.zeros(self.shape.numel, self.shape.dtype.numpy)
+        of_elements = codes[self._segment]
+        for code, total in found.items():
+            whole[of_elements == code] = total[of_elements == code]
+        return whole
 
     def total(self, identities: tuple[int, ...], round_: int) -> Vector:
         """The exact sum of these lives' contributions."""
