@@ -54,12 +54,10 @@ def listings(page: str) -> list[tuple[str, str]]:
 
 
 BAD_LINKS = ["--topology", "star:4,loss=1%,delay=2ms,seed=1", "--world", "netns"]
-NETWORKS = ["topologies.md", "mininet.md"]  # their listings are not run by workers
+ALONE = ["topologies.md", "mininet.md", "guarantees.md"]  # not run by workers: the output is shown
 COOKBOOK = "cookbook.md"  # tests/test_cookbook.py
-WORKERS = [
-    (page, text) for page, text in blocks("python") if page.name not in (*NETWORKS, COOKBOOK)
-]
-SHOWN = [listing for page in NETWORKS for listing in listings(page)]
+WORKERS = [(page, text) for page, text in blocks("python") if page.name not in (*ALONE, COOKBOOK)]
+SHOWN = [listing for page in ALONE for listing in listings(page)]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +83,7 @@ def test_python_listing_in_four_processes(listing: str, switch: Where, tmp_path:
 
 
 @pytest.mark.parametrize(("listing", "output"), SHOWN)
-def test_topology_listing(listing: str, output: str) -> None:
+def test_listing_with_its_output(listing: str, output: str) -> None:
     if ("netns" in listing or "mininet" in listing) and os.geteuid() != 0:
         pytest.skip("building namespaces needs root")
     done = subprocess.run(
