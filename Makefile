@@ -65,8 +65,10 @@ $(BIN)/pip:
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	  { [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -qy python3-venv; } || \
 	  { echo "this Python lacks venv: apt-get install python3-venv, then try again" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV), about 20 s"
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/%.ready: pyproject.toml | $(BIN)/pip
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@echo "installing iswitch[$*] and what it needs into $(VENV)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@

@@ -385,7 +385,7 @@ def test_timeout_names_whom_it_waits_for(make: Make, pool: ThreadPoolExecutor) -
     error = raised.value
     assert str(error) == (
         "round 1 not done within 0.3 s: 3 of 3 segments missing (0-2); waiting for the "
-        "contribution of ranks 1, 2: did it stop?"
+        "contributions of ranks 1, 2: did they stop, or die?"
     )
     assert (error.round, error.missing, error.ranks) == (1, [(0, 3)], [1, 2])
     # The round stays open: who calls again with the same vector goes on.

@@ -165,7 +165,10 @@ def pyroute2() -> Any:
     try:
         import pyroute2
     except ImportError as error:
-        raise NetworkError("networks of namespaces need pyroute2: pip install pyroute2") from error
+        raise NetworkError(
+            "networks of namespaces need pyroute2: pip install -e '.[netns,mininet]' (in a "
+            "checkout of iswitch)"
+        ) from error
     return pyroute2
 
 

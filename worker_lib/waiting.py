@@ -112,15 +112,21 @@ class Waiting:
         """For whom the round waits, in words."""
         session = self.session
         elastic = self.on_member_lost == "continue"
-        whose = f"the contribution of rank{_plural(ranks)}" if ranks else ""
-        if session.joined < self.num_workers and not (elastic and ranks):
-            only = f"only {session.joined} of {self.num_workers} workers are in job {session.job}"
-            if ranks:
-                return f"{only}, and {whose} is missing: did it die? Start one in its place"
+        too_few = session.joined < self.num_workers
+        there = f"{session.joined} of {self.num_workers} workers are in job {session.job}"
+        if ranks:  # whoever else has left meanwhile, for he waited in vain, too
+            several = len(ranks) > 1
+            whose = f"the contribution{'s' * several} of rank{_plural(ranks)}"
+            they, places = ("they", "their places") if several else ("it", "its place")
+            place = f" Start {'others' if several else 'another'} in {places} ({there} now)"
+            return f"waiting for {whose}: did {they} stop, or die?" + place * (
+                too_few and not elastic
+            )
+        if too_few:
             others = " (another worker asked for sums of all)" * elastic
-            return f"{only}: has one not started, left or died? Start one in its place{others}"
-        if ranks:
-            return f"waiting for {whose}: did it stop?"
+            return (
+                f"only {there}: has one not started, left or died? Start one in its place{others}"
+            )
         return "no contribution is missing: the aggregates are lost on their way here"
 
 

@@ -21,7 +21,7 @@ CAP_NET_ADMIN, CAP_NET_RAW = 12, 13  # linux/capability.h
 AS_ROOT = "run as root (sudo)"
 ALL = "pip install . (in a checkout of iswitch)"
 DEMO = "pip install '.[demo]' (in a checkout of iswitch)"
-NETWORKS = "pip install '.[netns,mininet]' (in a checkout of iswitch)"
+NETWORKS = "pip install -e '.[netns,mininet]' (in a checkout of iswitch)"
 
 State = Literal["ok", "limited", "missing"]
 

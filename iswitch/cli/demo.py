@@ -36,7 +36,7 @@ RATE_AFTER = 0.2  # seconds that must be timed before they tell a rate
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("--workers", type=int, help="worker processes (default: 4)")
+    parser.add_argument("--workers", type=int, metavar="N", help="worker processes (default: 4)")
     parser.add_argument(
         "--topology",
         metavar="FORM",
@@ -49,10 +49,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--iterations",
         type=int,
         default=ITERATIONS,
+        metavar="N",
         help="updates of the policy (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=1, help="of environments, actions and weights (default: 1)"
+        "--seed",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of environments, actions and weights (default: 1)",
     )
     add_capture(parser)
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")

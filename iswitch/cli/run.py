@@ -51,7 +51,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="start a command that fails again, so many times, as the same RANK (0)",
     )
-    parser.add_argument("--job", type=int, default=1, help="ISWITCH_JOB (default: %(default)s)")
+    parser.add_argument(
+        "--job", type=int, default=1, metavar="N", help="ISWITCH_JOB (default: %(default)s)"
+    )
     parser.add_argument(
         "--no-offload",
         action="store_true",
@@ -69,6 +71,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="what to run"
     )
+    # argparse would write "..." for what follows the options.
+    parser.usage = "%(prog)s [options] --topology FORM -- COMMAND..."
 
 
 def run(args: argparse.Namespace) -> int:

@@ -147,7 +147,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "(docs/links.md; default: both directions)",
     )
     parser.add_argument(
-        "--seed", type=int, help="of --impair's chances, if none of them names it (default: 0)"
+        "--seed",
+        type=int,
+        metavar="N",
+        help="of --impair's chances, if none of them names it (default: 0)",
     )
     parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
 

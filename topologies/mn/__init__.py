@@ -15,6 +15,6 @@ try:
         import mininet.net  # noqa: F401
 except ImportError as error:
     raise NetworkError(
-        f"Mininet is not there ({error}); pip install mininet==2.3.0.dev6, and for its mnexec "
-        "apt-get install --no-install-recommends mininet"
+        f"Mininet is not there ({error}); pip install -e '.[netns,mininet]' (in a checkout of "
+        "iswitch), and for its mnexec apt-get install --no-install-recommends mininet"
     ) from error
