@@ -1,0 +1,69 @@
+"""Ways to add up the vectors of all workers, behind one interface.
+
+    with make("iswitch", numel=1000) as strategy:
+        strategy.allreduce(vector)
+
+Each is made from what `iswitch run` and torchrun put into the environment.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Vector: TypeAlias = "NDArray[np.float32]"
+
+STRATEGIES = {
+    "iswitch": "the switch adds",
+    "gloo": "torch.distributed's gloo; needs torch",
+}
+
+
+class Strategy(Protocol):
+    """A member of a group of workers that add up vectors; use it as a context.
+
+    Attributes:
+        rank: this worker's number in the order in which a sum is added up, if that is fixed.
+        num_workers: how many there are.
+    """
+
+    rank: int
+    num_workers: int
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def allreduce(self, vector: Vector) -> Vector:
+        """Add up the vectors of all workers; all get the same bits.
+
+        Args:
+            vector: float32 [numel]; it may hold the sum afterwards.
+
+        Returns:
+            the sum, to be read until the next call.
+        """
+
+    def stats(self) -> dict[str, Any]:
+        """What there is to know of it, for a report."""
+
+
+def make(name: str, numel: int, **options: Any) -> Strategy:
+    """Join the group of workers that the environment names.
+
+    Args:
+        name: one of STRATEGIES.
+        numel: elements of every vector.
+        options: `timeout` in seconds; what else the strategy takes.
+
+    Raises:
+        ValueError: there is no such strategy, or the environment lacks what it needs.
+    """
+    if name not in STRATEGIES:
+        raise ValueError(f"no strategy {name!r}; there are {', '.join(STRATEGIES)}")
+    strategy: Strategy = import_module(f".{name}", __name__).join(numel, **options)
+    return strategy
