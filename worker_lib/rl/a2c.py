@@ -1,0 +1,146 @@
+"""A2C: synchronous advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783) for Atari games.
+
+One iteration plays `steps` steps in each environment and differentiates
+
+    mean of (-advantage * log p(action) - entropy_weight * entropy + value_weight * error^2)
+
+with n-step returns. (`actor_critic.py` is the same for CartPole, in NumPy alone, for the demo.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor, from_numpy, nn
+from torch.distributions import Categorical
+
+from .advantages import estimate
+from .envs import Array, Envs, Takes, make_atari
+from .flat import Vector, bind
+from .updater import Updater
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all workers agree on."""
+
+    frames: int = 4  # in an observation
+    envs: int = 4  # in each worker
+    steps: int = 5  # in each environment, per iteration
+    discount: float = 0.99
+    trace: float = 1.0  # lambda of the advantages; 1: n-step returns
+    learning_rate: float = 7e-4
+    entropy_weight: float = 0.01
+    value_weight: float = 0.5
+    max_norm: float = 0.5
+
+
+SETTINGS = {"ALE/Qbert-v5": Settings()}
+ITERATIONS = {"ALE/Qbert-v5": 100_000}
+TAKES = Takes(images=True, actions=(Discrete,))
+
+
+def make_envs(name: str, settings: Settings, seeds: Array) -> Envs:
+    """As many as the settings have."""
+    return Envs(partial(make_atari, name, settings.frames), seeds[: settings.envs])
+
+
+class Network(nn.Module):
+    """Three convolutions and a layer of 512, of which both heads are made."""
+
+    def __init__(self, observations: Box, actions: Discrete) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(
+            layer(nn.Conv2d(observations.shape[0], 32, 8, stride=4)), nn.ReLU(),
+            layer(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU(),
+            layer(nn.Conv2d(64, 32, 3)), nn.ReLU(),
+            nn.Flatten(),
+            layer(nn.Linear(32 * 7 * 7, 512)), nn.ReLU(),
+        )  # fmt: skip
+        self.actor = layer(nn.Linear(512, int(actions.n)), gain=0.01)
+        self.critic = layer(nn.Linear(512, 1), gain=1.0)
+
+    def forward(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [batch, actions] and values [batch] of frames [batch, frames, 84, 84], uint8."""
+        features = self.trunk(frames / 255.0)
+        return self.actor(features), self.critic(features).squeeze(1)
+
+
+def layer(module: nn.Conv2d | nn.Linear, gain: float = 2**0.5) -> nn.Module:
+    """Orthogonal weights of this gain, no bias at first."""
+    nn.init.orthogonal_(module.weight, gain)
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)
+    return module
+
+
+def make_updater(network: nn.Module, settings: Settings, iterations: int) -> Updater:
+    """Adam, its rate falling to zero."""
+    numel = sum(parameter.numel() for parameter in network.parameters())
+    rates = [(numel, settings.learning_rate)]
+    return Updater(network, rates, max_norm=settings.max_norm, anneal=iterations)
+
+
+class Learner:
+    """One worker's environments and chance."""
+
+    def __init__(
+        self,
+        network: Network,
+        envs: Envs,
+        settings: Settings,
+        seed: int,
+        model: list[Vector],
+        gradient: Vector,
+    ) -> None:
+        """Look at the weights in `model`, write gradients to `gradient`."""
+        self.settings, self.envs = settings, envs
+        self.returns = envs.returns
+        self._network = network
+        bind(network, model[0], gradient)
+        self._gradient = gradient
+        self._rng = torch.Generator().manual_seed(seed)
+
+    def prepare(self) -> None:
+        """Nothing."""
+
+    def gradient(self) -> None:
+        """Play on, write the gradient of what was played."""
+        s, envs = self.settings, self.envs
+        observations, actions, steps = [], [], []
+        for _ in range(s.steps):
+            observations.append(envs.observations.copy())
+            with torch.no_grad():
+                logits, _ = self._network(from_numpy(envs.observations))
+            chosen = torch.multinomial(logits.softmax(1), 1, generator=self._rng).squeeze(1)
+            actions.append(chosen)
+            steps.append(envs.step(chosen.numpy()))
+
+        logits, values = self._network(from_numpy(np.concatenate(observations)))
+        # What follows is worth its value, but after an end: of the rollout, or of an episode.
+        known = values.detach().numpy().reshape(s.steps, s.envs)
+        ended = np.array([step.ended for step in steps])
+        beyond = np.empty_like(known)
+        beyond[:-1] = known[1:]
+        ended[-1] = True
+        with torch.no_grad():
+            beyond[ended] = self._values(np.array([step.successors for step in steps])[ended])
+        beyond *= ~np.array([step.terminated for step in steps])
+        rewards = np.sign([step.rewards for step in steps], dtype=np.float32)
+        advantages = from_numpy(estimate(rewards, known, beyond, ended, s.discount, s.trace))
+        targets = advantages.ravel() + values.detach()
+
+        policy = Categorical(logits=logits)
+        loss = -(advantages.ravel() * policy.log_prob(torch.cat(actions))).mean()
+        loss = loss - s.entropy_weight * policy.entropy().mean()
+        loss = loss + s.value_weight * (values - targets).square().mean()
+        self._gradient[:] = 0
+        loss.backward()
+
+    def _values(self, observations: Array) -> Array:
+        values: Array = self._network(from_numpy(observations))[1].numpy()
+        return values

@@ -1,0 +1,119 @@
+"""The parameters of torch modules as flat vectors, and Adam on them.
+
+What all workers have in common is NumPy arrays: they are sent, compared, kept and restored as they
+are. Modules only look at them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, from_numpy, nn
+
+Vector: TypeAlias = NDArray[np.float32]
+Floats: TypeAlias = NDArray[np.floating[Any]]
+
+BLOCK = 1 << 15  # elements a step of Adam takes at a time, so that they stay in the cache
+
+
+def weights_of(module: nn.Module) -> Vector:
+    """A copy of the module's parameters, one after the other: flat float32."""
+    parts = [parameter.detach().numpy().ravel() for parameter in module.parameters()]
+    return np.concatenate(parts, dtype=np.float32)
+
+
+def bind(module: nn.Module, weights: Vector, gradient: Vector | None = None) -> None:
+    """Make the module's parameters views of `weights`, and their gradients views of `gradient`.
+
+    What is written to the vectors is in the module at once, and a backward pass adds to
+    `gradient`. Without one the parameters ask for no gradient.
+
+    Raises:
+        ValueError: the vectors have not as many elements as the module has.
+    """
+    numel = sum(parameter.numel() for parameter in module.parameters())
+    if weights.size != numel or (gradient is not None and gradient.size != numel):
+        raise ValueError(f"the module has {numel} parameters; the vectors need as many elements")
+    start = 0
+    for parameter in module.parameters():
+        stop = start + parameter.numel()
+        parameter.data = view(weights, start, stop, parameter)
+        if gradient is None:
+            parameter.requires_grad_(False)
+        else:
+            parameter.grad = view(gradient, start, stop, parameter)
+        start = stop
+
+
+def view(vector: Vector, start: int, stop: int, like: Tensor) -> Tensor:
+    """Elements start..stop-1 as a tensor of this shape."""
+    return from_numpy(vector[start:stop]).view_as(like)
+
+
+class Adam:
+    """Adam (Kingma and Ba 2015, arXiv:1412.6980) on flat float32 vectors, in NumPy.
+
+    Every operation is one of IEEE 754, element by element, and is rounded by itself: equal
+    gradients give equal bits on all machines, whatever their vector instructions. (torch's kernels
+    may fuse multiplications and additions.)
+
+    Attributes:
+        state: the arrays that a step changes: both moments (float32), and beta1^t and beta2^t
+            (float64).
+    """
+
+    def __init__(self, numel: int, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8):
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+        self._moment1, self._moment2 = np.zeros(numel, np.float32), np.zeros(numel, np.float32)
+        self._decays = np.ones(2)
+        self.state: list[Floats] = [self._moment1, self._moment2, self._decays]
+        self._scratch = np.empty((2, min(BLOCK, numel)), np.float32)
+
+    def step(self, weights: Vector, gradient: Vector, rates: Sequence[tuple[int, float]]) -> None:
+        """Move the weights against the gradient.
+
+        Args:
+            weights: changed in place.
+            gradient: of the loss, to the weights; not written to.
+            rates: pairs (stop, learning rate): the rate of all elements before `stop` that are in
+                no pair before.
+        """
+        self._decays *= self.beta1, self.beta2
+        decay1, decay2 = self._decays.tolist()
+        correction = math.sqrt(1 - decay2)  # as the moments began at zero
+        start = 0
+        for stop, rate in rates:
+            for a in range(start, stop, BLOCK):
+                part = slice(a, min(a + BLOCK, stop))
+                step = rate * correction / (1 - decay1)
+                self._step(weights[part], gradient[part], part, step, correction)
+            start = stop
+
+    def _step(
+        self, weights: Vector, gradient: Vector, part: slice, rate: float, correction: float
+    ) -> None:
+        m, v = self._moment1[part], self._moment2[part]
+        change, root = self._scratch[:, : weights.size]
+        np.subtract(gradient, m, out=change)
+        change *= 1 - self.beta1
+        m += change
+        np.multiply(gradient, gradient, out=change)
+        change -= v
+        change *= 1 - self.beta2
+        v += change
+        np.sqrt(v, out=root)
+        root += self.eps * correction
+        np.divide(m, root, out=change)
+        change *= rate
+        weights -= change
+
+
+def clip(gradient: Vector, max_norm: float) -> None:
+    """Scale the gradient down to this Euclidean norm, in place, if it is longer."""
+    norm = math.sqrt(np.square(gradient, dtype=np.float64).sum())
+    if norm > max_norm:
+        gradient *= max_norm / norm

@@ -1,0 +1,140 @@
+"""A worker's part of a workload, made from its names and a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from .envs import Array, Envs, Takes
+from .flat import Vector
+from .updater import Updater
+from .workloads import ALGORITHMS, Unsuitable
+
+MOST_ENVS = 256  # in one worker
+
+
+class Learner(Protocol):
+    """One worker's environments and chance, of whichever algorithm.
+
+    Attributes:
+        returns: undiscounted return of every finished episode.
+    """
+
+    returns: list[float]
+
+    def prepare(self) -> None:
+        """Play what has to be there before the first gradient."""
+
+    def gradient(self) -> None:
+        """Play, and write a gradient to where the learner was told to."""
+
+
+class Workload:
+    """An algorithm in an environment.
+
+    Args:
+        algorithm: one of ALGORITHMS.
+        env: id of the environment; None: the algorithm's own.
+        changes: settings that are to be other than the environment's, as text.
+
+    Raises:
+        Unsuitable: there is no such algorithm or setting.
+    """
+
+    def __init__(
+        self, algorithm: str, env: str | None = None, changes: Mapping[str, str] | None = None
+    ) -> None:
+        if algorithm not in ALGORITHMS:
+            raise Unsuitable(f"no algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
+        self.algorithm = algorithm
+        self.env = env or ALGORITHMS[algorithm]
+        self._module: Any = import_module(f".{algorithm}", __package__)
+        known = self._module.SETTINGS
+        settings = known.get(self.env, known[ALGORITHMS[algorithm]])
+        self.settings = replace(settings, **parse(settings, changes or {}))
+        if not 1 <= getattr(self.settings, "envs", 1) <= MOST_ENVS:
+            raise Unsuitable(f"envs: 1 to {MOST_ENVS} environments in each worker")
+        self.iterations: int = self._module.ITERATIONS.get(self.env, 100_000)
+
+    def updater(self, seed: int, iterations: int | None = None) -> Updater:
+        """What all workers have in common; the first weights depend on `seed`."""
+        envs = self._envs(np.zeros(1, np.uint32))
+        network = self._network(envs, seed)
+        envs.close()
+        made: Updater = self._module.make_updater(
+            network, self.settings, iterations or self.iterations
+        )
+        return made
+
+    def learner(self, seeds: list[int], model: list[Vector], message: Vector) -> Learner:
+        """A worker's own part.
+
+        Args:
+            seeds: of environments and chance; others in every worker.
+            model: the first arrays of the updater's state, or copies: what it looks at.
+            message: in whose first elements it writes its gradient.
+        """
+        chance, *others = np.random.SeedSequence(seeds).generate_state(1 + MOST_ENVS)
+        envs = self._envs(np.array(others))
+        network = self._network(envs, 0)
+        gradient = message[: model[0].size]
+        made: Learner = self._module.Learner(
+            network, envs, self.settings, int(chance), model, gradient
+        )
+        return made
+
+    def _envs(self, seeds: Array) -> Envs:
+        import gymnasium
+
+        takes: Takes = self._module.TAKES
+        if takes.images != self.env.startswith("ALE/"):
+            kind = "Atari games (ALE/...)" if takes.images else "tasks whose state is a vector"
+            raise Unsuitable(f"{self.algorithm} learns {kind}; {self.env} is none")
+        try:
+            envs: Envs = self._module.make_envs(self.env, self.settings, seeds)
+        except gymnasium.error.Error as error:
+            raise Unsuitable(f"{self.env}: {error}") from None
+        if not isinstance(envs.action_space, takes.actions):
+            kinds = " or ".join(one.__name__ for one in takes.actions)
+            raise Unsuitable(
+                f"{self.algorithm} takes actions of {kinds}; {self.env} has {envs.action_space}"
+            )
+        return envs
+
+    def _network(self, envs: Envs, seed: int) -> torch.nn.Module:
+        observations, actions = envs.observation_space, envs.action_space
+        torch.manual_seed(seed)
+        network: torch.nn.Module = self._module.Network(observations, actions)
+        return network
+
+
+def parse(settings: Any, changes: Mapping[str, str]) -> dict[str, Any]:
+    """Texts as values of the types that the settings have now.
+
+    Raises:
+        Unsuitable: there is no such setting, or the text is not of its type.
+    """
+    known = {field.name: type(getattr(settings, field.name)) for field in fields(settings)}
+    parsed: dict[str, Any] = {}
+    for name, text in changes.items():
+        if name not in known:
+            raise Unsuitable(f"no setting {name!r}; there are {', '.join(known)}")
+        try:
+            parsed[name] = text == "True" if known[name] is bool else known[name](text)
+        except ValueError:
+            raise Unsuitable(f"{name}={text}: not of type {known[name].__name__}") from None
+    return parsed
+
+
+def deterministic() -> None:
+    """Have torch compute the same bits every time.
+
+    One thread of a CPU adds in a fixed order, in all that is used here. (torch's
+    use_deterministic_algorithms would change nothing, but load the compiler: a second.)
+    """
+    torch.set_num_threads(1)

@@ -1,0 +1,159 @@
+"""One worker of `iswitch train`; a process of its own.
+
+`python -m worker_lib.rl.worker PLAN`, with the environment of `iswitch run`, prints a JSON object
+per line for whoever started it: `started`, `progress` now and then, and `done` or `error`. One that
+is done stays for the others until it is told to end, by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from worker_lib import WorkerError
+from worker_lib.strategies import make
+
+from . import checkpoint
+from .flat import Vector
+from .plan import Plan
+from .progress import Progress
+from .setup import Workload, deterministic
+from .training import Meter, asynchronous, synchronous
+from .workloads import Unsuitable
+
+STAY = 600.0  # seconds for the others to be done
+
+
+def report(message: dict[str, Any]) -> None:
+    """Tell whoever started this."""
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+class Training:
+    """What this process does."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.number = int(os.environ["RANK"])
+        self.workload = Workload(plan.algorithm, plan.env, plan.settings)
+        iterations = plan.iterations or self.workload.iterations
+        self.updater = self.workload.updater(plan.seed, iterations)
+        self.names = {"algorithm": plan.algorithm, "env": self.workload.env}
+        if plan.resume and plan.checkpoint is not None:
+            checkpoint.load(plan.checkpoint, self.updater, self.names)
+        self.start = self.updater.updates
+        self.progress = Progress(
+            self.updater,
+            iterations,
+            plan.target_return,
+            workers=int(os.environ["WORLD_SIZE"]),
+            after_update=self._after_update,
+        )
+        self.message = np.zeros(self.progress.numel, np.float32)
+
+    def run(self) -> None:
+        """Train to the end, and stay until the others are there."""
+        if self.plan.mode == "async":
+            self._asynchronous()
+        else:
+            self._synchronous()
+
+    def _synchronous(self) -> None:
+        plan = self.plan
+        options: dict[str, Any] = {"timeout": plan.timeout}
+        if plan.strategy == "iswitch":
+            options |= {"own_rank": plan.own_rank, "reproducible": plan.reproducible}
+        with make(plan.strategy, self.message.size, **options) as strategy:
+            meter = self._prepare(strategy.rank, self.updater.model)
+            synchronous(strategy, self.progress, self.message, meter)
+            self._finish(meter, strategy.stats())
+
+    def _asynchronous(self) -> None:
+        from worker_lib.asynchronous import AsynchronousWorker
+
+        plan = self.plan
+        with AsynchronousWorker.from_env(
+            self.message.size,
+            update=self.progress.apply,
+            state=[*self.updater.state, self.progress.returns],
+            threshold=plan.threshold,
+            staleness=plan.staleness,
+            timeout=plan.timeout,
+        ) as worker:
+            model = [array.copy() for array in self.updater.model]
+            meter = self._prepare(self.number, model)
+            asynchronous(worker, self.progress, model, self.message, meter)
+            self._finish(meter, worker.stats())
+
+    def _prepare(self, rank: int, model: list[Vector]) -> Meter:
+        seeds = [self.plan.seed, rank, self.start]
+        learner = self.workload.learner(seeds, model, self.message)
+        report(
+            {
+                "event": "started",
+                "rank": rank,
+                "parameters": self.updater.weights.size,
+                "bytes": self.updater.weights.nbytes,
+                "iterations": self.progress.iterations,
+                "start": self.start,
+                "settings": asdict(self.workload.settings),
+            }
+        )
+        learner.prepare()
+        slow = self.plan.slow.get(str(self.number), 1.0)
+        return Meter(learner, self.progress, report, self.number, slow)
+
+    def _after_update(self, iteration: int) -> None:
+        every = self.plan.checkpoint_every
+        if every and iteration % every == 0:
+            self._save()
+
+    def _save(self) -> None:
+        """All have the same; the first one writes it."""
+        if self.number == 0 and self.plan.checkpoint is not None:
+            checkpoint.save(self.plan.checkpoint, self.updater, self.names)
+
+    def _finish(self, meter: Meter, stats: dict[str, Any]) -> None:
+        progress = self.progress
+        meter.tell()
+        self._save()
+        state = hashlib.sha256(b"".join(array.tobytes() for array in self.updater.state))
+        report(
+            {
+                "event": "done",
+                "iteration": progress.iteration,
+                "reached": progress.reached,
+                "mean_return": None if np.isnan(progress.mean_return) else progress.mean_return,
+                "weights": hashlib.sha256(self.updater.weights.tobytes()).hexdigest(),
+                "state": state.hexdigest(),
+                "stats": stats,
+            }
+        )
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        time.sleep(STAY)
+
+
+def main() -> int:
+    """Be a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    deterministic()
+    try:
+        Training(Plan.from_json(sys.argv[1])).run()
+    except (WorkerError, Unsuitable) as error:
+        report({"event": "error", "message": str(error)})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""The workloads: which algorithm trains in which environment, and what that needs.
+
+Knows no torch, so that the command line can ask here.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+ALGORITHMS = {
+    "dqn": "ALE/Pong-v5",
+    "a2c": "ALE/Qbert-v5",
+    "ppo": "Hopper-v5",
+    "ddpg": "HalfCheetah-v5",
+}  # and the environment each was measured in by the paper
+PAIRS = [*ALGORITHMS.items(), ("ppo", "CartPole-v1"), ("ddpg", "Pendulum-v1")]
+ATARI = ("ale_py", "cv2")  # modules
+MUJOCO = ("mujoco",)
+MUJOCO_TASKS = ("Hopper", "HalfCheetah", "Walker2d", "Ant", "Humanoid", "Swimmer", "Reacher")
+
+
+class Unsuitable(ValueError):
+    """An algorithm cannot learn there; the message says why."""
+
+
+def missing(env: str) -> list[str]:
+    """The modules that training in an environment needs and that are not installed."""
+    needed = ["torch", "gymnasium", "tensorboardX"]
+    if env.startswith("ALE/"):
+        needed += ATARI
+    elif env.startswith(MUJOCO_TASKS):
+        needed += MUJOCO
+    return [name for name in needed if find_spec(name) is None]
