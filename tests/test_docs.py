@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from iswitch.cli import train
 from iswitch.cli.switch import configure, impairments
+from iswitch.cli.worlds import chosen_topology
 from worker_lib import Worker
 
 from .conftest import Where
@@ -148,6 +150,11 @@ def test_commands(switch: Where) -> None:
             assert options in (["--topology", "star:4"], restarts, BAD_LINKS, of_mininet)
         elif words[:2] == ["iswitch", "demo"]:  # tests/test_worlds.py
             assert words[2:] == ["--world", "mininet", "--topology", "rack:2x3"]
+        elif words[:2] == ["iswitch", "train"]:  # tests/test_train.py
+            parser = argparse.ArgumentParser()
+            train.configure(parser)
+            args = parser.parse_args(words[2:])
+            assert train.plan_of(args, chosen_topology(args.topology, args.workers))
         elif words[0] == "mn":
             assert os.geteuid() != 0 or "Results: 0% dropped" in mn(*words[1:])
         elif words[0] == "iswitch":
@@ -175,6 +182,20 @@ def test_links() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_workloads_and_options_of_training_are_documented() -> None:
+    from worker_lib.rl.workloads import PAIRS
+
+    text = (ROOT / "docs" / "train.md").read_text()
+    for names in PAIRS:
+        assert all(f"`{name}`" in text for name in names)
+    parser = argparse.ArgumentParser()
+    train.configure(parser)
+    options = {option for action in parser._actions for option in action.option_strings}
+    assert not {option for option in options if option.startswith("--") and option not in text} - {
+        "--help"
+    }
 
 
 def test_worker_arguments_are_documented() -> None:

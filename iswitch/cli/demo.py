@@ -20,7 +20,7 @@ from . import UsageError, check_writable
 from .processes import Child, Fleet
 from .restarts import Restarts
 from .switches import Switches, SwitchFailed
-from .worlds import WORLDS, add_capture, capture_folder, make_world, read_topology
+from .worlds import WORLDS, add_capture, capture_folder, chosen_topology, make_world
 
 if TYPE_CHECKING:
     from topologies import Topology
@@ -208,16 +208,9 @@ def run(args: argparse.Namespace) -> int:
 def _topology(args: argparse.Namespace) -> Topology:
     from ..wire import MAX_MEMBERS
 
+    topology = chosen_topology(args.topology, args.workers)
     if args.topology is None:
-        workers = 4 if args.workers is None else args.workers
-        if not 1 <= workers <= MAX_MEMBERS:
-            raise UsageError(
-                f"--workers {workers}: a switch takes 1 to {MAX_MEMBERS} workers a job"
-            )
-        return read_topology(f"star:{workers}")
-    topology = read_topology(args.topology)
-    if args.workers is not None:
-        raise UsageError("--topology says how many workers there are; leave --workers out")
+        return topology
     from .demo_sums import orders
 
     if orders(topology, topology.root.name) > MOST_ORDERS:

@@ -112,6 +112,8 @@ class Crew:
         per_host: how many on each host.
         max_restarts: how often one that fails is started again, at the same UDP port.
         say: tells the user of a restart.
+        hear: takes the lines that they print (and whether to stderr), instead of their being
+            printed.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class Crew:
         per_host: int,
         max_restarts: int = 0,
         say: Callable[[str], None] = lambda _: None,
+        hear: Callable[[Worker, str, bool], None] | None = None,
     ) -> None:
         self.fleet = fleet
         self.world = world
@@ -134,7 +137,8 @@ class Crew:
         self._ending = False
         self._by_child: dict[Child, Worker] = {}
         names = [self._name(host.name, i) for host in world.topology.hosts for i in range(per_host)]
-        self._printer = Printer(names)
+        printer = Printer(names)
+        self._take = hear or (lambda worker, *line: printer.print(worker.name, *line))
 
     @property
     def size(self) -> int:
@@ -176,13 +180,18 @@ class Crew:
         except OSError as error:
             raise UsageError(f"cannot run {self._command[0]}: {error.strerror}") from None
 
-    def run(self) -> None:
+    def run(self, enough: Callable[[], bool] = lambda: False) -> None:
         """Print what they print, until all have ended or one has failed for good, or a switch.
+
+        Args:
+            enough: asked every now and then whether to end here.
 
         Raises:
             SwitchFailed: a switch has died too often.
         """
-        while not self.failed and any(worker.status is None for worker in self.workers):
+        while any(worker.status is None for worker in self.workers):
+            if self.failed or enough():
+                break
             self._hear(LOOK_PAUSE)
             self._look()
             self._tend()
@@ -207,7 +216,7 @@ class Crew:
         for child, line, is_error in self.fleet.hear(seconds):
             worker = self._by_child.get(child)
             if worker is not None and line is not None:
-                self._printer.print(worker.name, line, is_error)
+                self._take(worker, line, is_error)
             elif switches and self.switches.has(child):
                 self.switches.hear(child, line)
 

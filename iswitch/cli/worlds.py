@@ -174,6 +174,26 @@ def read_topology(text: str) -> Topology:
         raise UsageError(f"--topology {text}: {error.strerror}") from None
 
 
+def chosen_topology(form: str | None, workers: int | None) -> Topology:
+    """The network of `--topology`, or a switch and `--workers` of them: 4, if neither says more.
+
+    Raises:
+        UsageError: there is no such network, or the two say it twice.
+    """
+    from ..wire import MAX_MEMBERS
+
+    if form is None:
+        workers = 4 if workers is None else workers
+        if not 1 <= workers <= MAX_MEMBERS:
+            raise UsageError(
+                f"--workers {workers}: a switch takes 1 to {MAX_MEMBERS} workers a job"
+            )
+        return read_topology(f"star:{workers}")
+    if workers is not None:
+        raise UsageError("--topology says how many workers there are; leave --workers out")
+    return read_topology(form)
+
+
 def make_world(kind: str, topology: Topology, *, offload: bool = True) -> World:
     """A world of one of the kinds in WORLDS, not yet built.
 

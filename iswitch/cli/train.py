@@ -1,0 +1,257 @@
+"""Train with reinforcement learning on several workers, whose gradients the switch adds up.
+
+iswitch train ppo --env Hopper-v5 --workers 4
+
+Builds the network, starts its switches and a worker on each host, and shows how they learn. The
+algorithms and their environments: dqn on ALE/Pong-v5, a2c on ALE/Qbert-v5, ppo on Hopper-v5 or
+CartPole-v1, ddpg on HalfCheetah-v5 or Pendulum-v1. At the end the weights of all workers must be
+equal to the last bit; then the exit status is 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import UsageError, check_writable, quantity
+from .worlds import WORLDS, chosen_topology
+
+if TYPE_CHECKING:
+    from topologies import Topology
+    from worker_lib.rl.plan import Plan
+
+    from .train_record import Training
+
+JOB = 1
+CHECKPOINT = "checkpoint.npz"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    from worker_lib.rl.workloads import ALGORITHMS
+    from worker_lib.strategies import STRATEGIES
+
+    parser.add_argument("algorithm", choices=ALGORITHMS, help="what learns")
+    parser.add_argument("--env", metavar="ID", help="where; default: the first named above")
+    parser.add_argument("--workers", type=int, help="worker processes (default: 4)")
+    parser.add_argument(
+        "--topology", metavar="FORM", help="instead of --workers: a network, such as rack:2x2"
+    )
+    parser.add_argument(
+        "--world", choices=WORLDS, default="loopback", help="as of iswitch run (%(default)s)"
+    )
+    ways = "; ".join(f"{name}: {meaning}" for name, meaning in STRATEGIES.items())
+    parser.add_argument(
+        "--strategy", choices=STRATEGIES, default="iswitch", help=f"{ways} (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--mode",
+        choices=("sync", "async"),
+        default="sync",
+        help="sync: all update together; async: compute on while the switch adds (%(default)s)",
+    )
+    parser.add_argument(
+        "--staleness", type=whole(0), metavar="S", default=3,
+        help="async: a gradient may be S updates late, else it is not sent (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--threshold", type=whole(1), metavar="H",
+        help="async: so many contributions make an update (default: as many as workers)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reproducible", action="store_true",
+        help="sync: add in rank order, so that a run can be repeated bit for bit",
+    )  # fmt: skip
+    parser.add_argument(
+        "--iterations", type=whole(1), metavar="N", help="updates until the end (the workload's)"
+    )
+    parser.add_argument(
+        "--target-return", type=float, metavar="R",
+        help="end when the mean return of the last 20 episodes (as many of each worker) is R",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=whole(0), default=1, metavar="S", help="of weights and environments (1)"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", dest="settings",
+        help="a setting of the algorithm other than the default, such as learning_rate=1e-4",
+    )  # fmt: skip
+    parser.add_argument(
+        "--slow", action="append", default=[], metavar="RANK=FACTOR",
+        help="make a worker's computing take FACTOR times as long",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", metavar="DIR", help="write checkpoints, TensorBoard event files and CSV there"
+    )
+    parser.add_argument(
+        "--checkpoint-every", type=whole(1), default=1000, metavar="N",
+        help="updates between two checkpoints (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the checkpoint in the folder of --out"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all that was measured")
+
+
+def whole(least: int) -> Any:
+    """An argparse type: a whole number of at least so much."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+        return int(text)
+
+    return parse
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train."""
+    from .launch import Signals, Stopped
+    from .train_record import Training
+    from .train_screen import Screen
+
+    topology = chosen_topology(args.topology, args.workers)
+    plan = plan_of(args, topology)
+    check_writable(args.json)
+    training = Training(plan, len(topology.hosts), args.out)
+    screen = Screen(training, args)
+    with Signals() as signals, training:
+        try:
+            status = _run(args, topology, plan, training, screen, signals)
+        except Stopped as stopped:
+            screen.fail(f"stopped by {signal.Signals(stopped.signum).name}")
+            status = 128 + stopped.signum
+        if status == 0:
+            status = screen.summarise()
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(training.report() | {"status": status}, file, indent=1)
+    return status
+
+
+def _run(
+    args: argparse.Namespace,
+    topology: Topology,
+    plan: Plan,
+    training: Training,
+    screen: Any,
+    signals: Any,
+) -> int:
+    from .launch import Crew, Stopped, how
+    from .processes import Fleet
+    from .switches import Switches, SwitchFailed
+    from .worlds import make_world
+
+    command = [sys.executable, "-P", "-m", "worker_lib.rl.worker", plan.to_json()]
+    with make_world(args.world, topology) as world, Fleet() as fleet, screen:
+        switches = Switches(fleet, world, say=screen.say)
+        crew = Crew(fleet, world, switches, 1, say=screen.say, hear=training.hear)
+        try:
+            switches.start()
+            crew.start(command, JOB)
+            crew.run(lambda: screen.refresh() or training.over)
+            signals.hold()
+            crew.end()
+            if training.failure is None and crew.failed is not None and not training.done:
+                failed = crew.failed
+                training.failure = f"{failed.called} {how(failed)}{training.complaint(failed)}"
+            training.counters = switches.stop()
+        except SwitchFailed as error:
+            signals.hold()
+            training.failure = str(error)
+        except Stopped:
+            crew.end()
+            raise
+    if training.failure is not None:
+        screen.fail(training.failure)
+        return 1
+    return 0
+
+
+def plan_of(args: argparse.Namespace, topology: Topology) -> Plan:
+    """What the options ask for.
+
+    Raises:
+        UsageError: that cannot be.
+    """
+    from worker_lib.rl.plan import Plan
+    from worker_lib.rl.workloads import ALGORITHMS, missing
+
+    from .run import check_members
+
+    env = args.env or ALGORITHMS[args.algorithm]
+    if lacking := missing(env):
+        mend = "pip install 'iswitch[rl]' (in a checkout: pip install '.[rl]')"
+        raise UsageError(f"{env} needs {', '.join(lacking)}: {mend}")
+    check_members(topology, 1)
+    _check_mode(args, topology)
+    slow = {}
+    for text in args.slow:
+        rank, _, factor = text.partition("=")
+        if not rank.isdecimal() or int(rank) >= len(topology.hosts):
+            last = len(topology.hosts) - 1
+            raise UsageError(f"--slow {text}: write RANK=FACTOR, with a RANK of 0..{last}")
+        try:
+            slow[rank] = quantity(1.0)(factor)
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"--slow {text}: {error}") from None
+    for text in args.settings:
+        if "=" not in text:
+            raise UsageError(f"--set {text}: write NAME=VALUE, such as learning_rate=1e-4")
+    return Plan(
+        algorithm=args.algorithm,
+        env=env,
+        seed=args.seed,
+        iterations=args.iterations,
+        target_return=args.target_return,
+        settings=dict(text.split("=", 1) for text in args.settings),
+        mode=args.mode,
+        strategy=args.strategy,
+        own_rank=len(topology.tree) == 1,
+        reproducible=args.reproducible,
+        staleness=args.staleness,
+        threshold=args.threshold,
+        checkpoint=_checkpoint(args),
+        checkpoint_every=args.checkpoint_every,
+        resume=args.resume,
+        slow=slow,
+    )
+
+
+def _check_mode(args: argparse.Namespace, topology: Topology) -> None:
+    if args.mode == "async":
+        if args.strategy != "iswitch":
+            raise UsageError(f"--strategy {args.strategy} is synchronous; leave --mode async out")
+        if len(topology.tree) > 1:
+            raise UsageError(
+                "--mode async: an asynchronous job is of one switch; take --topology star:N"
+            )
+        if args.reproducible:
+            raise UsageError("--reproducible: asynchronous sums have no order; use --mode sync")
+    elif args.threshold is not None:
+        raise UsageError("--threshold: in --mode sync all contribute; use --mode async")
+    if args.reproducible and args.strategy != "iswitch":
+        raise UsageError("--reproducible is the switch's; use --strategy iswitch")
+
+
+def _checkpoint(args: argparse.Namespace) -> str | None:
+    if args.out is None:
+        if args.resume:
+            raise UsageError("--resume: name the folder of the checkpoint with --out")
+        return None
+    folder = Path(args.out)
+    path = folder / CHECKPOINT
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {args.out}: cannot make that folder: {error.strerror}") from None
+    if args.resume and not path.exists():
+        raise UsageError(f"--resume: there is no {path}; leave it out to begin")
+    if not args.resume and path.exists():
+        raise UsageError(f"--out {args.out} has a training; add --resume, or name another folder")
+    return str(path.absolute())
