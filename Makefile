@@ -4,10 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check model soak lossy fuzz bench tools clean
+.PHONY: demo train test check model soak lossy fuzz bench tools clean
 
 demo: $(VENV)/demo.ready
 	$(BIN)/iswitch demo
+
+# Every workload, in both modes; docs/train.md. About half an hour.
+train: $(VENV)/rl.ready
+	$(BIN)/python -m tests.bench.learning
 
 test: $(VENV)/dev.ready check tools
 	$(BIN)/python -m pytest

@@ -8,15 +8,21 @@ import os
 import signal
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from iswitch import cli
 from iswitch.cli import train
+from iswitch.cli.train_record import Training
+from iswitch.cli.train_screen import Screen
 from worker_lib.rl import workloads
+from worker_lib.rl.plan import Plan
 from worker_lib.rl.setup import Workload, deterministic
 from worker_lib.rl.workloads import PAIRS
 
@@ -199,6 +205,42 @@ def test_a_target_that_is_missed_is_a_failure() -> None:
     done = run("ppo", *options, "--target-return", "500")
     assert done.returncode == 1
     assert " FAILED mean return of at least 500" in done.stdout
+
+
+# What is shown
+
+
+def test_the_screen_of_a_terminal() -> None:
+    console = Console(file=StringIO(), force_terminal=True, width=120, highlight=False)
+    training = Training(Plan("ddpg", "Pendulum-v1", mode="async", target_return=-300.0), 2, None)
+    screen = Screen(training, "loopback", console)
+    split = {"seconds": 2.0, "compute": 1.0, "aggregate": 0.5, "update": 0.1}
+    told = {"event": "progress", "iteration": 40, "returns": [-900.0, -700.0], **split}
+    told |= {"gradients": 44, "discarded": 3}
+    done = {"event": "done", "iteration": 80, "reached": True, "mean_return": -290.0}
+    done |= {"weights": "a", "state": "b", "stats": {}}
+    with screen:
+        screen.refresh()  # nothing is known yet
+        for rank in (0, 1):
+            worker: Any = SimpleNamespace(rank=rank, called=f"h{rank}")
+            started = {"rank": rank, "parameters": 262144, "bytes": 2**20, "iterations": 100}
+            for message in ({"event": "started", "start": 20, **started}, told):
+                training.hear(worker, json.dumps(message), False)
+        screen.refresh()
+        assert (training.rate, training.mean_return, training.over) == (10.0, -800.0, False)
+        for rank in (0, 1):
+            worker = SimpleNamespace(rank=rank, called=f"h{rank}")
+            training.hear(worker, json.dumps(done), False)
+        assert training.over
+    assert screen.summarise() == 0
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "2 workers (loopback), the switch adds, asynchronously" in shown
+    assert "262,144 parameters, 1024.00 KiB" in shown
+    assert "goes on after iteration 20" in shown
+    assert "return -800.0    10.0 iterations/s  compute 50 %, aggregate 25 %, update 5 %" in shown
+    assert "40/100" in shown
+    assert "82 sent, 6 too stale" in shown
+    assert "mean return -290.0 of the last 20 of each worker" in shown
 
 
 # How it ends early

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from topologies import Topology
     from worker_lib.rl.plan import Plan
 
+    from .launch import Signals
     from .train_record import Training
+    from .train_screen import Screen
 
 JOB = 1
 CHECKPOINT = "checkpoint.npz"
@@ -119,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_of(args, topology)
     check_writable(args.json)
     training = Training(plan, len(topology.hosts), args.out)
-    screen = Screen(training, args)
+    screen = Screen(training, args.world)
     with Signals() as signals, training:
         try:
             status = _run(args, topology, plan, training, screen, signals)
@@ -139,13 +141,17 @@ def _run(
     topology: Topology,
     plan: Plan,
     training: Training,
-    screen: Any,
-    signals: Any,
+    screen: Screen,
+    signals: Signals,
 ) -> int:
     from .launch import Crew, Stopped, how
     from .processes import Fleet
     from .switches import Switches, SwitchFailed
     from .worlds import make_world
+
+    def over() -> bool:
+        screen.refresh()
+        return training.over
 
     command = [sys.executable, "-P", "-m", "worker_lib.rl.worker", plan.to_json()]
     with make_world(args.world, topology) as world, Fleet() as fleet, screen:
@@ -154,7 +160,7 @@ def _run(
         try:
             switches.start()
             crew.start(command, JOB)
-            crew.run(lambda: screen.refresh() or training.over)
+            crew.run(over)
             signals.hold()
             crew.end()
             if training.failure is None and crew.failed is not None and not training.done:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import time
@@ -24,10 +23,10 @@ LINE_PAUSE = 5.0  # seconds between lines where there is no terminal
 class Screen:
     """Live progress on a terminal; a line now and then elsewhere."""
 
-    def __init__(self, training: Training, args: argparse.Namespace) -> None:
+    def __init__(self, training: Training, world: str, console: Console | None = None) -> None:
         self.training = training
-        self._world = args.world
-        self.console = Console(highlight=False)
+        self._world = world
+        self.console = console or Console(highlight=False)
         self._progress = Progress(
             TextColumn("iteration"),
             MofNCompleteColumn(),
