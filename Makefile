@@ -69,7 +69,7 @@ $(BIN)/pip:
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	  { [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -qy python3-venv; } || \
 	  { echo "this Python lacks venv: apt-get install python3-venv, then try again" >&2; exit 1; }
-	@echo "setting up $(VENV), about 20 s"
+	@echo "setting up $(VENV): about 20 s for the demo, more for the tests"
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/%.ready: pyproject.toml | $(BIN)/pip

@@ -17,7 +17,9 @@ from .scenario import Job
 from .violation import Violation
 
 TOLD = 8.0  # seconds after a lease by which all have been told, or go on; as a rule it is three
-LATELY = 3.0  # seconds in which somebody may be told of what was
+LATELY = (
+    8.0  # seconds in which somebody may be told of what was: two heartbeats of switches, and 2 s
+)
 
 
 @dataclass
