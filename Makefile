@@ -43,6 +43,7 @@ fuzz: $(VENV)/dev.ready
 bench: $(VENV)/dev.ready
 	$(BIN)/python -m tests.bench.loopback
 	$(BIN)/python -m tests.bench.stranger
+	$(BIN)/python -m tests.bench.asynchronous
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.loss
 	$(BIN)/python -m tests.bench.overlap
