@@ -19,14 +19,14 @@ import numpy as np
 from .accelerator import Accelerator, Held, Outcome, Run, Table
 from .counters import Counters
 from .packets import Cutter, Rows, Stretch
-from .wire import ROUND_MASK, Shape, round_distance
+from .wire import ROUND_MASK, VERSIONS_AHEAD, VERSIONS_KEPT, Shape, round_distance
 
 
 class AsynchronousAccelerator(Accelerator):
     """Counts contributions per segment; state: version made, open slot, contributions, kept."""
 
-    KEPT = 8
-    AHEAD = KEPT // 2  # versions that a segment may be ahead of the last one
+    KEPT = VERSIONS_KEPT
+    AHEAD = VERSIONS_AHEAD
     SLOTS = KEPT + 1
     RECORD = struct.Struct("<IIII")
     LAST = struct.Struct("<QQ")  # has any been counted, number of the last one counted

@@ -27,6 +27,8 @@ MAX_PAYLOAD = 65507  # largest UDP payload over IPv4
 IP_UDP_HEADERS = 28  # bytes
 MTU_PAYLOAD = 1472  # UDP payload that fills a 1500-byte MTU
 ROUND_MASK = 0xFFFFFFFF
+VERSIONS_KEPT = 8  # of every segment of an asynchronous job, for Help
+VERSIONS_AHEAD = VERSIONS_KEPT // 2  # by which one of its segments may be ahead of another
 HEARTBEAT = 3.0  # seconds between a member's heartbeats; a lease is some times longer
 
 Vector = npt.NDArray[Any]

@@ -168,6 +168,59 @@ def test_equal_under_loss(
     assert sum(each["helps"] for each in stats)
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_no_standstill_under_loss(
+    pool: ThreadPoolExecutor, make: Make, start_switch: StartSwitch, staleness: int
+) -> None:
+    """Segments may be four versions apart at the switch; then no gradient must be too old."""
+    impaired = start_switch("127.0.0.1:0", "--impair", "loss=5%,seed=3")[1]
+    models = [Model(seed) for seed in range(2)]
+    workers = crew(pool, make, models, switch=impaired, staleness=staleness)
+    last = workers[0].version + 40
+    until = time.monotonic() + PATIENCE
+
+    def go_on(worker: AsynchronousWorker) -> None:
+        while worker.version < last and time.monotonic() < until:
+            train(worker, 1, worker.rank, 0.001)
+
+    list(pool.map(go_on, workers))
+    assert min(worker.version for worker in workers) >= last
+    assert_equal_at_equal_versions(workers)
+
+
+@pytest.mark.parametrize("threshold", [None, 1])
+def test_six_start_without_delay(
+    pool: ThreadPoolExecutor, make: Make, threshold: int | None
+) -> None:
+    """Also if some take their first state from one another, and not from the first."""
+    for _ in range(3):
+        began = time.monotonic()
+        workers = crew(pool, make, [Model(seed) for seed in range(6)], threshold=threshold)
+        assert time.monotonic() - began < PATIENCE / 2
+        list(pool.map(AsynchronousWorker.leave, workers))
+
+
+def test_nobody_reads_the_state_of_an_update_that_failed(make: Make) -> None:
+    model = Model()
+
+    def update(_total: np.ndarray, _contributions: int, _version: int) -> None:
+        model.weights[: NUMEL // 2] = 77
+        raise ArithmeticError
+
+    model.update = update  # type: ignore[method-assign]
+    worker = make(model)
+    worker.contribute(np.ones(NUMEL, np.float32), worker.version)
+    into = [np.empty(NUMEL, np.float32)]
+
+    def read_on() -> None:
+        while True:
+            worker.read(into)
+            assert not (into[0] == 77).any()
+
+    with pytest.raises(ArithmeticError):
+        read_on()
+
+
 def test_stale_gradients_are_not_sent(make: Make) -> None:
     model = Model()
     worker = make(model, staleness=1)

@@ -42,3 +42,13 @@ def test_who_has_no_place_is_not_listed_and_counts() -> None:
     directory.learn(entry)
     assert not directory.addresses
     assert directory.contributions(entry) == 1
+
+
+def test_who_was_gone_is_learned_again() -> None:
+    directory = Directory(2)
+    entry = directory.entry(1, A, np.dtype(np.float32), counts=True)
+    for _ in range(2):
+        directory.learn(entry)
+        assert directory.addresses == {A}
+        directory.forget(A)
+        assert not directory.addresses

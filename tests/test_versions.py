@@ -17,6 +17,7 @@ from iswitch.wire import (
     ROUND_MASK,
     TOS_CONTROL,
     TOS_DATA,
+    VERSIONS_KEPT,
     Ack,
     Action,
     Control,
@@ -32,7 +33,7 @@ from iswitch.wire import (
 )
 from worker_lib.events import Answered, Behind, Halted, Told, WasReset
 from worker_lib.pacing import IN_FLIGHT
-from worker_lib.versions import KEPT, AsynchronousSession
+from worker_lib.versions import AsynchronousSession
 
 from .parts import seg
 from .world import SWITCH, Faults, World, worker_address
@@ -223,13 +224,13 @@ def test_who_misses_more_than_is_kept_is_behind_until_it_has_a_state() -> None:
     crew.run(lambda: silent.member)
     silent.resume_at(session.version, crew.now)
     crew.network.plug(worker_address(1), SWITCH, up=False)
-    crew.owners[0].enough = 4 * KEPT  # H is two now: it contributes for both
-    crew.run(lambda: session.version >= KEPT + 2)
+    crew.owners[0].enough = 4 * VERSIONS_KEPT  # H is two now: it contributes for both
+    crew.run(lambda: session.version >= VERSIONS_KEPT + 2)
     crew.network.plug(worker_address(1), SWITCH, up=True)
     crew.run(lambda: silent.behind)
     behind = [event for event in watched(crew, 1) if isinstance(event, Behind)]
     assert [event.version for event in behind] == [0]
-    assert behind[0].now_at >= KEPT + 2
+    assert behind[0].now_at >= VERSIONS_KEPT + 2
     assert silent.next_made() is None
     silent.resume_at(session.version, crew.now)
     crew.run(lambda: silent.backlog > 0 or session.version == silent.version)
@@ -405,6 +406,6 @@ def test_whatever_a_switch_says(history: list[tuple[int, bytes] | str]) -> None:
             raise AssertionError("its timer is due for ever")
         while session.next_event() is not None:
             pass
-        assert len(session._versions) <= 2 * KEPT
-        assert len(session._spare) <= 3 * KEPT
+        assert len(session._versions) <= 2 * VERSIONS_KEPT
+        assert len(session._spare) <= 3 * VERSIONS_KEPT
         now += 0.001

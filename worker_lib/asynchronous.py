@@ -20,7 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.packets import Address
-from iswitch.wire import MAX_MEMBERS, ROUND_MASK, Action, Mode, Status, Vector, round_distance
+from iswitch.wire import (
+    MAX_MEMBERS,
+    ROUND_MASK,
+    VERSIONS_AHEAD,
+    Action,
+    Mode,
+    Status,
+    Vector,
+    round_distance,
+)
 
 from . import arguments, environment
 from .directory import Directory
@@ -149,6 +158,7 @@ class AsynchronousWorker:
         self._net = threading.RLock()  # around the session; taken after `_lock`, if both are
         self._changed = threading.Condition(self._net)
         self._left = threading.Event()
+        self._is_leaving = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._poller = select.poll()
         self._poller.register(self._port, select.POLLIN)
@@ -158,7 +168,21 @@ class AsynchronousWorker:
             for name, work in (("packets", self._move_packets), ("LWU", self._update_weights))
         ]
         here = self._port.address
-        self._peers = Peers(self._directory, (here.host, here.port), self.job, key, self._offer)
+        size = sum(array.nbytes for array in self._state)
+        try:
+            self._peers = Peers(
+                self._directory,
+                (here.host, here.port),
+                self.job,
+                key,
+                self._offer,
+                size,
+                self._left.is_set,
+            )
+        except OSError:
+            self._port.close()
+            os.close(self._wake)
+            raise
         try:
             self._join()
         except BaseException:
@@ -198,11 +222,11 @@ class AsynchronousWorker:
 
     def read(self, into: Sequence[npt.NDArray[Any]] | None = None) -> int:
         """Copy the first arrays of the state, all of one version; returns that version."""
-        self._ensure_open()
         into = [] if into is None else into
         if len(into) > len(self._state):
             raise ValueError(f"the state has {len(self._state)} arrays, not {len(into)}")
         with self._lock:
+            self._ensure_open()  # here: an update that fails leaves a state of no version
             for ours, theirs in zip(self._state, into, strict=False):
                 np.copyto(theirs, ours, casting="no")
             return self.version
@@ -284,9 +308,12 @@ class AsynchronousWorker:
 
     def leave(self) -> None:
         """Leave the job; then this worker is closed, and nobody can take its state any more."""
-        if os.getpid() != self._process or self._left.is_set():
+        if os.getpid() != self._process:
             return
         with self._changed:
+            if self._is_leaving:
+                return
+            self._is_leaving = True
             if self._session.member and self._threads[0].is_alive():
                 self._session.request(Action.LEAVE, None, time.monotonic())
                 self._flush()
@@ -308,13 +335,13 @@ class AsynchronousWorker:
     def _lateness(self, version: int) -> int:
         """By how many versions the current one is later than this.
 
-        That is the last that is whole here, applied or not; or if more are known to be made, the
-        one before the newest, of which some segments may not be made yet. So a worker that lacks
-        versions sends nothing until it has them, and does not have the others run away from it.
+        That is the last that is whole here, applied or not; or, if more is known to be made, the
+        last that is surely whole at the switch. So a worker that lacks versions sends nothing until
+        it has them, and does not have the others run away from it.
         """
         session = self._session
         whole = round_distance(session.version + session.backlog & ROUND_MASK, version)
-        return max(0, whole, round_distance(session.newest, version) - 1)
+        return max(0, whole, round_distance(session.newest, version) - VERSIONS_AHEAD)
 
     def _send(self, counts: bool) -> None:
         where = self._peers.where
@@ -380,14 +407,17 @@ class AsynchronousWorker:
                 if self._session.member and now >= asked + WHO_PAUSE:  # how many there are
                     self._session.join(asked := now)
                 self._changed.wait(min(LOOK_PAUSE, limit - now))
-
-            # Whoever is quick could be done and gone before the last has looked for a state.
-            while self._is_first and self._counts["snapshots_given"] < self.num_workers - 1:
+        # Whoever is quick could be done and gone before the last has looked for a state.
+        while self._is_first and time.monotonic() < limit and not self._all_have_begun():
+            with self._changed:
                 self._ensure_open()
-                if time.monotonic() >= limit:
-                    return
                 self._greet()  # some may not have heard of it
                 self._changed.wait(LOOK_PAUSE)
+
+    def _all_have_begun(self) -> bool:
+        """Whether all others have a state, from this worker or from one another."""
+        found, all_asked = self._peers.survey()
+        return all_asked and all(other.version is not None for other in found)
 
     # The thread that moves packets
 
@@ -460,7 +490,11 @@ class AsynchronousWorker:
         contributions = self._directory.contributions(vector[self.numel :])
         with self._lock:
             if contributions:  # else it is of greetings only
-                self._update(vector[: self.numel], contributions, version)
+                try:
+                    self._update(vector[: self.numel], contributions, version)
+                except BaseException as error:
+                    self._failure = error
+                    raise
                 self._counts["applied"] += 1
                 self._counts["contributions"] += contributions
             self._is_at(version)

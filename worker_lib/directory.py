@@ -35,6 +35,7 @@ class Directory:
         self.places = min(2 * num_workers, MAX_MEMBERS)
         self.size = 1 + self.places * SLOTS
         self.addresses: set[Where] = set()
+        self._last = np.full((self.places, SLOTS - 1), np.nan)  # what places told
 
     def entry(self, place: int, where: Where, dtype: np.dtype[Any], counts: bool) -> Vector:
         """The elements of a contribution, (size,); `counts`: it is one, and no mere greeting."""
@@ -55,14 +56,22 @@ class Directory:
     def learn(self, elements: Vector) -> None:
         """Take the addresses that a version tells."""
         table = elements[1:].astype(np.float64).reshape(self.places, SLOTS)
-        for times, *nibbles in table[table[:, 0] > 0]:
-            values = np.array(nibbles) / times
+        listed = table[:, 0] > 0
+        told = table[:, 1:] / np.where(listed, table[:, 0], 1.0)[:, None]
+        news = np.flatnonzero(listed & (told != self._last).any(axis=1))
+        self._last[news] = told[news]
+        for values in told[news]:
             held = values.astype(np.uint8)
             if (held != values).any() or (held > 15).any():
                 continue  # two workers had this place in one version
             packed = (held[::2] << 4 | held[1::2]).tobytes()
             if packed[ADDRESS:] == _checksum(packed[:ADDRESS]):
                 self.addresses.add(unpack(packed[:ADDRESS]))
+
+    def forget(self, where: Where) -> None:
+        """The worker there is no more; unless a version tells of it again."""
+        self.addresses.discard(where)
+        self._last[:] = np.nan
 
     def pack(self) -> bytes:
         """All addresses, six bytes each."""

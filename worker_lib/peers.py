@@ -26,6 +26,8 @@ class Peers:
         job: the job's number.
         key: of a keyed job.
         offer: what is answered, see `Server`.
+        size: bytes of a state.
+        stop: whether to ask no more.
     """
 
     def __init__(
@@ -35,9 +37,13 @@ class Peers:
         job: int,
         key: bytes | None,
         offer: Callable[[bool], Offer],
+        size: int,
+        stop: Callable[[], bool],
     ) -> None:
         self.directory = directory
         self._job, self._key = job, key
+        self._most = 2 * size + (1 << 20)  # one of other arrays is taken too, to be told of
+        self._stop = stop
         self._server = Server(*here, job, key, offer)
         self.where = self._server.where
         self.identity = int.from_bytes(pack(self.where), "big")
@@ -47,10 +53,12 @@ class Peers:
         found: dict[Standing, Where] = {}
         all_asked = True
         for where in self.directory.addresses - {self.where}:
+            if self._stop():
+                return Survey(found, False)
             try:
-                found[ask(where, self._job, self._key, state=False).standing] = where
+                found[ask(where, self._job, self._key).standing] = where
             except NotThere:
-                self.directory.addresses.discard(where)
+                self.directory.forget(where)
             except Unreachable:
                 all_asked = False
         return Survey(found, all_asked)
@@ -58,7 +66,7 @@ class Peers:
     def state_of(self, where: Where) -> Offer | None:
         """The state of the worker there, and whom it knows; None: it cannot be had now."""
         try:
-            offer = ask(where, self._job, self._key, state=True)
+            offer = ask(where, self._job, self._key, self._most)
         except (NotThere, Unreachable):
             return None
         self.directory.learn_packed(offer.addresses)

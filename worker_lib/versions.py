@@ -25,6 +25,8 @@ from iswitch.wire import (
     HEARTBEAT,
     ROUND_MASK,
     TOS_DATA,
+    VERSIONS_AHEAD,
+    VERSIONS_KEPT,
     Ack,
     Action,
     Segments,
@@ -43,8 +45,6 @@ from .window import CEILING
 
 Flags = npt.NDArray[np.bool_]  # one of every segment
 
-KEPT = 8  # versions of every segment that a switch keeps, and that are put together at a time
-AHEAD = 4  # versions by which segments may differ at the switch
 NUMBERS = 4096  # contributions a second of a process, so that the next begins after them
 GATHER_PAUSE = 0.05  # seconds between two Joins until all are there
 SLACK = 0.5  # round trips by which one segment may be later than others
@@ -222,7 +222,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
 
     def ask_tails(self, now: float) -> None:
         """Ask for what is watched of the newest versions."""
-        for back in range(AHEAD):
+        for back in range(VERSIONS_AHEAD):
             version = (self.newest - back) & ROUND_MASK
             held = self._open(version)
             if held is not None and not held.told and self._tail < self.shape.segments:
@@ -293,7 +293,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
     def _begin_at(self, version: int) -> None:
         """Nothing of this version, nor of one before, makes a vector whole."""
         self.newest = self._since = version
-        self._floor = (version - AHEAD) & ROUND_MASK
+        self._floor = (version - VERSIONS_AHEAD) & ROUND_MASK
         self.behind = True
         for old in list(self._versions):
             self._drop(old)
@@ -338,7 +338,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
                     self._drop(old)
 
     def _is_old(self, version: int) -> bool:
-        return round_distance(self.newest, version) >= KEPT
+        return round_distance(self.newest, version) >= VERSIONS_KEPT
 
     def _drop(self, version: int) -> None:
         self._spare.append(self._versions.pop(version))
@@ -349,7 +349,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
         if held is not None:
             return held
         ahead = self._ahead(version)
-        if ahead <= 0 or (self._is_old(version) if self.behind else ahead > KEPT):
+        if ahead <= 0 or (self._is_old(version) if self.behind else ahead > VERSIONS_KEPT):
             return None
         held = self._spare.pop() if self._spare else _Version(self.shape)
         held.begin()
@@ -434,7 +434,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
 
     def _wanted_versions(self, last: int) -> list[int]:
         """Those that are to be whole, up to one, oldest first."""
-        count = min(self._ahead(last), KEPT)
+        count = min(self._ahead(last), VERSIONS_KEPT)
         if self.behind:
             count = min(count, round_distance(last, self._since))
         else:
