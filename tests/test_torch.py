@@ -24,6 +24,7 @@ from torch.distributed import (
 from worker_lib import SwitchUnreachable
 from worker_lib.torch import Options, SwitchGroup
 from worker_lib.torch.place import Place, rendezvous
+from worker_lib.torch.works import Work
 
 from .conftest import StartSwitch, Where
 from .ranks import groups, together
@@ -172,6 +173,20 @@ def test_tensors_with_gaps(switch: Where, job: int) -> None:
             assert column.tolist() == [1.0] * 4
 
 
+def test_conjugates_and_negatives(switch: Where, job: int) -> None:
+    """Views whose memory holds other bits than they show."""
+    with groups(switch, job, 2) as made:
+        memory = [torch.full((5,), complex(rank, 1 + rank)) for rank in range(2)]
+        opts = options(BroadcastOptions, rootRank=1)
+        each(made, lambda group: group.broadcast([memory[group.rank()].conj()], opts).wait())
+        assert [tensor.unique().tolist() for tensor in map(torch.view_as_real, memory)] == [
+            [1.0, 2.0]
+        ] * 2
+        negatives = [torch._neg_view(torch.full((5,), 1.0 + rank)) for rank in range(2)]
+        each(made, lambda group: group.allreduce([negatives[group.rank()]]).wait())
+        assert all(tensor.tolist() == [-3.0] * 5 for tensor in negatives)
+
+
 def test_long_vectors_take_several_rounds(switch: Where, job: int) -> None:
     with groups(switch, job, 2, options=Options(capacity=4000)) as made:
         tensors = [torch.arange(2500.0) for _ in made]
@@ -273,6 +288,24 @@ def test_what_was_issued_is_done_before_the_end(switch: Where, job: int) -> None
     assert all(tensor.eq(2).all() for tensor in tensors)
 
 
+def test_nothing_is_issued_after_the_end(switch: Where, job: int) -> None:
+    with groups(switch, job, 1) as (group,):
+        group.shutdown()
+        for call in (group.barrier, lambda: group.allreduce([torch.ones(3)])):
+            with pytest.raises(DistBackendError, match=r"this group has ended; .*make another"):
+                call().wait(timedelta(seconds=1))
+
+
+def test_the_end_may_come_in_the_thread_of_the_works(switch: Where, job: int) -> None:
+    """As when the last reference to the group dies there."""
+    with groups(switch, job, 1) as (group,):
+        work = group._works.issue(Work(group.shutdown, None, [], group.channels.whom))
+        assert work.wait(timedelta(seconds=20))
+        assert group.channels._closed.is_set()
+        group._works._thread.join(20)
+        assert not group._works._thread.is_alive()
+
+
 # What goes wrong
 
 
@@ -304,6 +337,24 @@ def test_a_collective_has_its_own_timeout(switch: Where, job: int) -> None:
         with pytest.raises(DistBackendError, match="rank 1 does not contribute"):
             zero.barrier(opts).wait()
         assert 0.3 <= time.monotonic() - began < 5
+
+
+def test_rounds_share_the_timeout_of_their_collective(switch: Where, job: int) -> None:
+    """Rank 1 is slow in each of five rounds, but not too slow for any of them."""
+    with groups(switch, job, 2, options=Options(capacity=4000)) as (zero, one):
+        together(*(lambda g=g: g.allreduce([torch.ones(1)]).wait() for g in (zero, one)))
+        worker = one.channels._channels[np.dtype(np.float32), "sum"].worker
+        at_once = worker.allreduce
+
+        def late(*args: Any) -> Any:
+            time.sleep(0.5)
+            return at_once(*args)
+
+        worker.allreduce = late  # type: ignore[method-assign]
+        one.allreduce([torch.ones(5000)], options(AllreduceOptions, timeout=timedelta(seconds=4)))
+        opts = options(AllreduceOptions, timeout=timedelta(seconds=1.2))
+        with pytest.raises(DistBackendError, match=r"not done within 1\.2 s: rank 1 does not"):
+            zero.allreduce([torch.ones(5000)], opts).wait()
 
 
 def test_a_wait_has_its_own_timeout(switch: Where, job: int) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,23 @@ def test_under_iswitch_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = sorted(line.partition("| ")[2] for line in done.stdout.splitlines())
     assert lines == ["rank 0 of 2 has 2.0", "rank 1 of 2 has 2.0"]
+
+
+def after_the_end(rank: int, size: int, url: str, where: Where, job: int) -> str:
+    distributed.init_process_group("gloo", url, rank=rank, world_size=size)
+    with SwitchState(where, job) as state:
+        pass
+    try:
+        state.average(torch.ones(3)).wait(timedelta(seconds=1))
+    except distributed.DistBackendError as error:
+        return str(error)
+    return "done"
+
+
+def test_nothing_is_averaged_after_the_end(switch: Where, job: int, port: int) -> None:
+    where = ("127.0.0.1", switch[1])
+    (told,) = in_processes(after_the_end, 1, f"tcp://127.0.0.1:{port}", where, job)
+    assert told.startswith("this group has ended; ")
 
 
 def test_misuse_of_the_hook(switch: Where, job: int) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
@@ -33,6 +34,7 @@ Op = Literal["sum", "max", "min"]
 Words = npt.NDArray[np.int32]
 INT32 = np.dtype(np.int32)
 WORDS = 1 << 20  # bytes at most of a vector of words; every group has that job
+LEAST = 0.001  # seconds of a round whose time is up already: whom it waits for is still asked
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,15 @@ class Channel:
         self.ranks = {int(known[r, 2]): int(r) for r in np.flatnonzero(same_switch)}
 
     def allreduce(self, vector: Array, timeout: float | None = None) -> None:
-        """Replace a flat contiguous vector by the combination of all ranks' vectors."""
+        """Replace a flat contiguous vector by the combination of all ranks' vectors.
+
+        The timeout is that of all rounds together.
+        """
+        limit = time.monotonic() + (self.worker.timeout if timeout is None else timeout)
         most = self.worker.shape.numel
         for start in range(0, len(vector), most):
             part = vector[start : start + most]
-            self.worker.allreduce(part, part, timeout)
+            self.worker.allreduce(part, part, max(limit - time.monotonic(), LEAST))
 
 
 class Channels:
@@ -190,9 +196,11 @@ class Channels:
         message = str(error)
         if isinstance(error, MemberLost) and error.ranks:
             message = f"{self._named(self._current, error.ranks)}: lost, its lease has run out"
-        elif isinstance(error, AllreduceTimeout) and error.ranks:
-            whom = self._named(self._current, error.ranks)
-            message = f"not done within {timeout:g} s: {whom}: did it stop?"
+        elif isinstance(error, AllreduceTimeout):
+            why = message.partition(": ")[2]  # before it, the time that was left to the round
+            if error.ranks:
+                why = f"{self._named(self._current, error.ranks)}: did it stop?"
+            message = f"not done within {timeout:g} s: {why}"
         self._failure = distributed.DistBackendError(f"{message} [rank {self.rank} says so]")
         raise self._failure from error
 

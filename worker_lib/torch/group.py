@@ -111,7 +111,6 @@ class SwitchGroup(ProcessGroup):
         self.channels = channels
         self._gloo = gloo
         self._staged = staged
-        self._coalescing: list[Work] | None = None
         for device in ("cpu", "cuda"):
             self._register_backend(torch.device(device), ProcessGroup.BackendType.GLOO, gloo)
         self._works = Works("iswitch")
@@ -206,7 +205,10 @@ class SwitchGroup(ProcessGroup):
     def barrier(  # type: ignore[override]
         self, opts: Any = None, timeout: timedelta | None = None
     ) -> Any:
-        """Wait until all ranks are here, and all that they had issued before is done."""
+        """Wait until all ranks are here, and all that they had the switch do before is done.
+
+        What went to gloo is not waited for: most of it C++ passes there without a word.
+        """
         opts = opts or BarrierOptions()
         seconds = _seconds(timeout or opts.timeout)
         word = np.zeros(1, np.int32)

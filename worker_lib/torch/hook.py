@@ -30,6 +30,7 @@ class SwitchState:
         compress: torch.bfloat16 or torch.float16: send gradients so; half the bytes.
         timeout: seconds; None: 30 minutes, torch's own.
         options: see there.
+        staged: stage gradients as those of a GPU are, wherever they lie.
 
     Raises:
         WorkerError: not all processes came to the switch in time.

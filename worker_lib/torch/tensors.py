@@ -42,16 +42,16 @@ def elements(tensor: torch.Tensor) -> Array:
 
 
 def octets(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """The bytes of a contiguous CPU tensor of any type: the same memory."""
-    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-    return flat.view(torch.uint8).numpy()
+    """The bytes of a contiguous CPU tensor of any type, as a stage gives it: the same memory."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
 class Stage:
     """Some tensors of one dtype and device as a single contiguous one on the CPU, `host`.
 
-    A contiguous tensor on the CPU is its own stage. `load` and `store` copy where it is not. All
-    are to be called in the thread that communicates, but for the constructor, after which what the
+    A contiguous tensor on the CPU is its own stage, unless it is a view whose memory holds the
+    conjugate or the negative of its elements. `load` and `store` copy where it is not. All are to
+    be called in the thread that communicates, but for the constructor, after which what the
     caller's stream has under way is waited for.
 
     Args:
@@ -75,7 +75,8 @@ class Stage:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(first.device))
         own = len(tensors) == 1 and first.is_contiguous() and first.device.type == "cpu"
-        self._own = own and not apart and self.dtype is first.dtype
+        lazy = first.is_conj() or first.is_neg()
+        self._own = own and not lazy and not apart and self.dtype is first.dtype
 
     def load(self) -> torch.Tensor:
         """The host tensor, flat, with the elements of all tensors one after the other."""

@@ -99,20 +99,39 @@ class Works:
 
     def __init__(self, name: str) -> None:
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._under_way = threading.Semaphore()
+        self._lock = threading.Lock()  # nothing comes after the end
+        self._ended = False
         self._thread = threading.Thread(
             target=_run_all, args=(self._queue,), name=name, daemon=True
         )
         self._thread.start()
 
     def issue(self, work: Work) -> Work:
-        """Have it run when all before are done."""
-        self._queue.put(work)
+        """Have it run when all before are done.
+
+        Raises:
+            torch.distributed.DistBackendError: `stop` has been called: nobody would run it.
+        """
+        with self._lock:
+            if self._ended:
+                raise distributed.DistBackendError(
+                    "this group has ended; issue collectives before its shutdown() or close(), or "
+                    "make another one"
+                )
+            self._queue.put(work)
         return work
 
     def stop(self, timeout: float | None = None) -> bool:
-        """End the thread after what has been issued; whether it has ended in time."""
-        self._queue.put(None)
+        """End the thread after what has been issued; whether it has ended in time.
+
+        In that thread itself, where the last reference to a group may die, there is nothing to
+        wait for: what was issued holds the group, so nothing is left.
+        """
+        with self._lock:
+            self._ended = True
+            self._queue.put(None)
+        if threading.current_thread() is self._thread:
+            return True
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
