@@ -437,7 +437,7 @@ def test_the_privilege_error_is_a_permission_error() -> None:
 @as_root
 def test_without_pyroute2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyroute2", None)
-    with pytest.raises(NetworkError, match="pip install pyroute2"):
+    with pytest.raises(NetworkError, match="pip install -e"):
         network("star:1").start()
 
 
