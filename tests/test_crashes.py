@@ -125,7 +125,7 @@ def test_demo(world: str, form: str, killed: list[str], tmp_path: Path) -> None:
         running.until("iteration   16 of")
         for what in killed:
             pid = (
-                running.worker("worker_lib.rl.train")
+                running.worker("worker_lib.rl.demo_worker")
                 if what == "worker"
                 else running.switch(names[what])
             )

@@ -78,8 +78,8 @@ def running_demo() -> Iterator[tuple[subprocess.Popen[str], list[int], int]]:
     try:
         lines = iter(process.stdout.readline, "")
         assert any(line.startswith("iteration    0 of") for line in lines)
-        wait_for(lambda: len(children(process.pid, "worker_lib.rl.train")) == 3)
-        workers = children(process.pid, "worker_lib.rl.train")
+        wait_for(lambda: len(children(process.pid, "worker_lib.rl.demo_worker")) == 3)
+        workers = children(process.pid, "worker_lib.rl.demo_worker")
         (switch,) = children(process.pid, "iswitch switch")
         family = {*workers, switch}
         wait_for(lambda: all(cpu_seconds(pid) > 1.0 for pid in workers))  # imports are done
@@ -204,7 +204,7 @@ def kill_again_and_again(demo: int, needle: str, pid: int) -> int:
 
 def test_worker_that_dies_again_and_again_is_named() -> None:
     with running_demo() as (process, workers, _):
-        last = kill_again_and_again(process.pid, "worker_lib.rl.train", workers[1])
+        last = kill_again_and_again(process.pid, "worker_lib.rl.demo_worker", workers[1])
         assert process.wait(10) == 1
         assert process.stderr is not None
         error = process.stderr.read()

@@ -62,7 +62,7 @@ class DemoCrew:
                 "number": number,
                 "bind": bind["ISWITCH_BIND"],
             }
-            self._commands[host] = ["-m", "worker_lib.rl.train"]
+            self._commands[host] = ["-m", "worker_lib.rl.demo_worker"]
             for name, value in options.items():
                 self._commands[host] += [f"--{name}", str(value)]
             child = self._launch(host)

@@ -1,7 +1,7 @@
-"""One worker of a distributed training run: play, add up, update; a process of its own.
+"""One worker of `iswitch demo`: play, add up, update; a process of its own.
 
-`python -m worker_lib.rl.train --switch HOST:PORT ...` prints a JSON object per line for whoever
-started it: `joined`, one `iteration` each, a recorded `round`, and `done` or `error`.
+`python -m worker_lib.rl.demo_worker --switch HOST:PORT ...` prints a JSON object per line for
+whoever started it: `joined`, one `iteration` each, a recorded `round`, and `done` or `error`.
 
 It may be started again in the place of one that was killed. Then the job is reset, and all workers
 go on from the state of whoever is furthest.
