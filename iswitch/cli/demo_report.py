@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ..wire import Shape
 from . import workers
 from .demo import ITERATIONS, LEARNED, WINDOW
+from .demo_screen import LiveScreen
 from .demo_sums import sum_is_exact
 
 if TYPE_CHECKING:
@@ -25,23 +23,15 @@ BEST = 500  # CartPole-v1 ends an episode there
 BAR = 24  # characters
 
 
-class Screen:
+class Screen(LiveScreen):
     """Live progress on a terminal; a line now and then elsewhere."""
 
+    command = "demo"
+
     def __init__(self, training: Training) -> None:
+        super().__init__()
         self.training = training
-        self.console = Console(highlight=False)
-        self._progress = Progress(
-            TextColumn("iteration"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=None),
-            TimeRemainingColumn(),
-            console=self.console,
-        )
-        self._task = self._progress.add_task("", total=training.iterations)
-        self._live = Live(console=self.console, auto_refresh=False, transient=True)
         self._next_line = 0
-        self._shown = 0.0
 
     def __enter__(self) -> Self:
         text = (
@@ -55,21 +45,7 @@ class Screen:
         elif self.training.workers == 1:
             text = "1 worker trains CartPole-v1; the switch passes on its gradients"
         self.console.print(text, soft_wrap=True)
-        if self.console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
-            self._live.stop()
-
-    def fail(self, message: str) -> None:
-        """Say why the run ended early."""
-        print(f"iswitch demo: {message}", file=sys.stderr)
-
-    def say(self, message: str) -> None:
-        """Tell the user something meanwhile."""
-        self.console.print(f" {message}", soft_wrap=True, markup=False)
+        return super().__enter__()
 
     def refresh(self) -> None:
         """Show how far it is."""
@@ -78,7 +54,9 @@ class Screen:
             if time.monotonic() - self._shown < 0.1:
                 return
             self._shown = time.monotonic()
-            self._progress.update(self._task, completed=training.iteration)
+            self._progress.update(
+                self._task, completed=training.iteration, total=training.iterations
+            )
             shown = Group(self._state(), self._progress, self._members())
             self._live.update(shown, refresh=True)
         elif training.iteration >= self._next_line:

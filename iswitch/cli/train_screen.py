@@ -3,58 +3,30 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
-from typing import Self
 
 from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from worker_lib.rl.plan import WINDOW
 
 from . import workers
+from .demo_screen import LiveScreen
 from .train_record import PARTS, Training
 
 LINE_PAUSE = 5.0  # seconds between lines where there is no terminal
 
 
-class Screen:
+class Screen(LiveScreen):
     """Live progress on a terminal; a line now and then elsewhere."""
 
+    command = "train"
+
     def __init__(self, training: Training, world: str, console: Console | None = None) -> None:
+        super().__init__(console)
         self.training = training
         self._world = world
-        self.console = console or Console(highlight=False)
-        self._progress = Progress(
-            TextColumn("iteration"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=None),
-            TimeRemainingColumn(),
-            console=self.console,
-        )
-        self._task = self._progress.add_task("", total=None)
-        self._live = Live(console=self.console, auto_refresh=False, transient=True)
-        self._shown = 0.0
         self._introduced = False
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
-            self._live.stop()
-
-    def fail(self, message: str) -> None:
-        """Say why it ended early."""
-        print(f"iswitch train: {message}", file=sys.stderr)
-
-    def say(self, message: str) -> None:
-        """Tell the user something meanwhile."""
-        self.console.print(f" {message}", soft_wrap=True, markup=False)
 
     def refresh(self) -> None:
         """Show how far it is."""
