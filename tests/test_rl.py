@@ -129,8 +129,33 @@ def test_what_does_not_fit_is_refused() -> None:
         Workload("ppo", None, {"steps": "many"})
     with pytest.raises(Unsuitable, match="envs: 1 to 256 environments"):
         Workload("a2c", None, {"envs": "0"})
+    with pytest.raises(Unsuitable, match="time_aware=maybe: not of type bool; it is true, 1, yes"):
+        Workload("ppo", None, {"time_aware": "maybe"})
+    with pytest.raises(Unsuitable, match="capacity=50: room for learning_starts=1000, at least"):
+        Workload("ddpg", None, {"capacity": "50"})
     with pytest.raises(Unsuitable, match="no algorithm 'sac'; there are dqn, a2c, ppo, ddpg"):
         Workload("sac")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name", "text"),
+    [
+        ("ppo", "steps", "0"),
+        ("ppo", "minibatches", "0"),
+        ("ppo", "epochs", "-1"),
+        ("dqn", "explore", "0"),
+        ("ddpg", "batch", "0"),
+    ],
+)
+def test_counts_are_of_something(algorithm: str, name: str, text: str) -> None:
+    with pytest.raises(Unsuitable, match=f"{name}={text}: a whole number of 1 or more"):
+        Workload(algorithm, None, {name: text})
+
+
+def test_a_truth_has_several_names() -> None:
+    for texts, value in (("true True 1 YES", True), ("false False 0 no", False)):
+        for text in texts.split():
+            assert Workload("ppo", None, {"time_aware": text}).settings.time_aware is value
 
 
 def test_settings_can_be_others() -> None:

@@ -16,6 +16,7 @@ from .updater import Updater
 from .workloads import ALGORITHMS, Unsuitable
 
 MOST_ENVS = 256  # in one worker
+TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 class Learner(Protocol):
@@ -43,7 +44,7 @@ class Workload:
         changes: settings that are to be other than the environment's, as text.
 
     Raises:
-        Unsuitable: there is no such algorithm or setting.
+        Unsuitable: there is no such algorithm or setting, or not with such a value.
     """
 
     def __init__(
@@ -57,8 +58,7 @@ class Workload:
         known = self._module.SETTINGS
         settings = known.get(self.env, known[ALGORITHMS[algorithm]])
         self.settings = replace(settings, **parse(settings, changes or {}))
-        if not 1 <= getattr(self.settings, "envs", 1) <= MOST_ENVS:
-            raise Unsuitable(f"envs: 1 to {MOST_ENVS} environments in each worker")
+        check(self.settings)
         self.iterations: int = self._module.ITERATIONS.get(self.env, 100_000)
 
     def updater(self, seed: int, iterations: int | None = None) -> Updater:
@@ -125,10 +125,32 @@ def parse(settings: Any, changes: Mapping[str, str]) -> dict[str, Any]:
         if name not in known:
             raise Unsuitable(f"no setting {name!r}; there are {', '.join(known)}")
         try:
-            parsed[name] = text == "True" if known[name] is bool else known[name](text)
+            parsed[name] = TRUTHS[text.lower()] if known[name] is bool else known[name](text)
         except ValueError:
             raise Unsuitable(f"{name}={text}: not of type {known[name].__name__}") from None
+        except KeyError:
+            raise Unsuitable(
+                f"{name}={text}: not of type bool; it is {', '.join(TRUTHS)}"
+            ) from None
     return parsed
+
+
+def check(settings: Any) -> None:
+    """Refuse counts that nothing can be computed with.
+
+    Raises:
+        Unsuitable: there is one.
+    """
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    if not 1 <= values.get("envs", 1) <= MOST_ENVS:
+        raise Unsuitable(f"envs: 1 to {MOST_ENVS} environments in each worker")
+    for name, value in values.items():
+        if type(value) is int and value < 1:
+            raise Unsuitable(f"{name}={value}: a whole number of 1 or more")
+    if values.get("capacity", 0) < (starts := values.get("learning_starts", 0)):
+        raise Unsuitable(
+            f"capacity={values['capacity']}: room for learning_starts={starts}, at least"
+        )
 
 
 def deterministic() -> None:
