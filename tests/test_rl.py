@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from iswitch.wire import Shape
 from worker_lib.rl import checkpoint, ddpg, dqn
 from worker_lib.rl.advantages import estimate
 from worker_lib.rl.envs import Envs, Step
@@ -290,6 +291,21 @@ def test_all_end_after_the_same_update() -> None:
     progress.apply(message_of(progress, 0, good), 1)
     assert (updater.weights == end).all()
     assert seen == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("numel", [3, 4])
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_return_is_not_made_larger_by_lost_segments(numel: int, lost: int) -> None:
+    """A pair is in one segment, so both of it are lost, or none."""
+    elements = 2
+    assert Shape.of(10**6).elements % elements == 0  # as in real ones
+    progress = Progress(Updater(torch.nn.Linear(numel - 1, 1), [(numel, 1e-2)]), 9, workers=2)
+    one, two = (message_of(progress, rank, [60.0] * 10) for rank in (0, 1))
+    total = 2 * one + two  # rank 0 twice, and once without a segment
+    begin = progress.numel - elements * (lost + 1)
+    total[begin : begin + elements] -= one[begin : begin + elements]
+    progress.apply(total, 3)
+    assert progress.returns.tolist() == [60.0, 60.0]
 
 
 def test_it_ends_after_so_many_updates() -> None:

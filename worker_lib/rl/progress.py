@@ -1,8 +1,14 @@
 """How far a training is: the updates of one worker, each in turn, until all agree to end.
 
-A worker sends its gradient and after it, in two elements of its own, how well it plays: the mean
-return of its last episodes, and a one if there were enough of them to tell. So from the sums every
-worker knows how well each plays, and decides alike whether that is enough, after the same update.
+A worker sends its gradient and after it, in a pair of elements of its own, how well it plays: the
+mean return of its last episodes, and a one if there were enough of them to tell. So from the sums
+every worker knows how well each plays, and decides alike whether that is enough, after the same
+update.
+
+The sum of means is divided by the sum of ones. Pairs stand at even places, and a segment that fills
+a packet of Ethernet has an even number of elements, 366, so both of a pair are in one segment: of
+contributions whose segments were lost, or came twice, to an asynchronous sum both are added equally
+often.
 """
 
 from __future__ import annotations
@@ -52,13 +58,14 @@ class Progress:
         self.seconds = 0.0
         self._after_update = after_update
         self._mean = np.empty_like(updater.weights)
+        self._pairs = self._mean.size + self._mean.size % 2  # where they begin
         if self.done:
             self.ended.set()
 
     @property
     def numel(self) -> int:
         """Elements of what is sent."""
-        return self._mean.size + 2 * self.returns.size
+        return self._pairs + 2 * self.returns.size
 
     @property
     def mean_return(self) -> float:
@@ -82,21 +89,19 @@ class Progress:
 
     def tell(self, message: Vector, rank: int, returns: Sequence[float]) -> None:
         """Write after a gradient how well a worker plays, by the returns of its episodes."""
-        means, known = message[self._mean.size :].reshape(2, -1)
-        means[:] = known[:] = 0.0
+        message[self._mean.size :] = 0.0
         if len(returns) >= self.window:
-            means[rank] = np.mean(returns[-self.window :])
-            known[rank] = 1.0
+            pairs = message[self._pairs :].reshape(-1, 2)
+            pairs[rank] = np.mean(returns[-self.window :]), 1.0
 
     def apply(self, total: Vector, contributions: int, version: int = 0) -> None:  # noqa: ARG002
         """Update with a sum of so many messages; after the end do nothing."""
         if self.done:
             return
         began = time.perf_counter()
-        numel = self._mean.size
-        np.divide(total[:numel], np.float32(contributions), out=self._mean)
+        np.divide(total[: self._mean.size], np.float32(contributions), out=self._mean)
         self.updater.update(self._mean)
-        means, known = total[numel:].reshape(2, -1)
+        means, known = total[self._pairs :].reshape(-1, 2).T
         told = known > 0
         self.returns[told] = means[told] / known[told]
         self.seconds += time.perf_counter() - began
