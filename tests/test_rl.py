@@ -404,6 +404,32 @@ def test_checkpoints_come_back_to_the_last_bit(tmp_path: Path) -> None:
         checkpoint.load(path, other, names)
 
 
+def test_a_checkpoint_half_written_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever saves after a kill takes its place; what is read meanwhile is the former one."""
+    path, updater = str(tmp_path / "checkpoint.npz"), Updater(torch.nn.Linear(2, 1), [(3, 1e-2)])
+    checkpoint.save(path, updater, {})
+    updater.update(np.ones(3, np.float32))
+    with monkeypatch.context() as killed:
+        killed.setattr(checkpoint.os, "fsync", stop)
+        with pytest.raises(InterruptedError):
+            checkpoint.save(path, updater, {})
+    assert len(list(tmp_path.iterdir())) == 2
+    other = Updater(torch.nn.Linear(2, 1), [(3, 1e-2)])
+    checkpoint.load(path, other, {})
+    assert other.updates == 0
+    monkeypatch.setattr(checkpoint.os, "getpid", lambda: 1)  # another process
+    checkpoint.save(path, updater, {})
+    assert list(tmp_path.iterdir()) == [Path(path)]
+    checkpoint.load(path, other, {})
+    assert other.updates == 1
+
+
+def stop(_: int) -> None:
+    raise InterruptedError
+
+
 def test_a_plan_goes_through_a_command_line() -> None:
     plan = Plan("ppo", "CartPole-v1", settings={"steps": "8"}, slow={"3": 2.0}, threshold=2)
     assert Plan.from_json(plan.to_json()) == plan

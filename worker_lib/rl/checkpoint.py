@@ -21,7 +21,9 @@ from .workloads import Unsuitable
 
 
 def save(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
-    """Write a checkpoint; a reader sees the former one or this one, whole.
+    """Write a checkpoint; a reader sees the former one or this one, whole, whatever is killed.
+
+    What a kill leaves of one half written has a fixed name, so the next one takes its place.
 
     Args:
         path: of the file.
@@ -29,9 +31,11 @@ def save(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
         names: of the workload; `load` wants the same.
     """
     arrays = {str(i): array for i, array in enumerate(updater.state)}
-    partial = f"{path}.{os.getpid()}"
+    partial = f"{path}.partial"
     with open(partial, "wb") as file:
         np.savez(file, names=np.array(json.dumps(names)), **arrays)  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())  # else a power cut may leave the new name without its contents
     os.replace(partial, path)
 
 
