@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from io import StringIO
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,8 +32,11 @@ from .one_process import OneProcess
 
 TRAIN = [sys.executable, "-m", "iswitch", "train"]
 SHORT = ["--set", "learning_starts=40"]
-QUICK = {"dqn": SHORT, "ddpg": SHORT, "ppo": [], "a2c": []}
-MODES = ["sync", "async"]
+QUICK = {"dqn": SHORT, "ddpg": SHORT, "ppo": ["--set", "steps=64"], "a2c": []}
+# Each once; the other mode of the cheap ones is that of tests below.
+PAIRS_AND_MODES = [
+    (*pair, mode) for pair, mode in zip(PAIRS, cycle(["async", "sync"]), strict=False)
+]
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
@@ -45,8 +49,7 @@ def state_in(folder: Path) -> list[np.ndarray[Any, Any]]:
         return [stored[str(i)] for i in range(len(stored.files) - 1)]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("algorithm", "env"), PAIRS)
+@pytest.mark.parametrize(("algorithm", "env", "mode"), PAIRS_AND_MODES)
 def test_every_pair_runs(algorithm: str, env: str, mode: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     options = ["--env", env, "--workers", "2", "--iterations", "3", "--mode", mode]
@@ -159,14 +162,15 @@ def test_gloo_is_equal_within_rounding(algorithm: str, env: str, tmp_path: Path)
 # Files
 
 
-def test_files_and_resuming(tmp_path: Path) -> None:
+def test_files_and_resuming(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["ddpg", "--env", "Pendulum-v1", "--workers", "2", *SHORT]
     options += ["--out", str(tmp_path), "--checkpoint-every", "100"]
     first = run(*options, "--iterations", "170")
     assert first.returncode == 0, first.stdout + first.stderr
     before = state_in(tmp_path)
     assert before[-1].tolist() == [170]
-    assert run(*options).stderr == (
+    assert cli.main(["train", *options]) == 2
+    assert capsys.readouterr().err == (
         f"iswitch train: --out {tmp_path} has a training; add --resume, or name another folder\n"
     )
     second = run(*options, "--iterations", "171", "--resume")
@@ -192,12 +196,6 @@ def test_files_and_resuming(tmp_path: Path) -> None:
     tags = set().union(*(tags_in(path) for path in tmp_path.glob("events.out.tfevents.*")))
     assert tags == {"training/mean_return", "training/iterations_per_second",
         "time/compute", "time/aggregate", "time/update"}  # fmt: skip
-
-    other = run("ppo", "--env", "CartPole-v1", "--workers", "1", "--out", str(tmp_path), "--resume")
-    assert other.returncode == 1
-    assert (
-        "of another training: algorithm ddpg, env Pendulum-v1; name another --out" in other.stderr
-    )
 
 
 def tags_in(path: Path) -> set[str]:
