@@ -241,7 +241,16 @@ def test_scenarios_read_back_equal() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "3", "{}", '{"seed":1,"topology":"star:1","jobs":[{}]}']
+    "text",
+    [
+        "",
+        "[]",
+        "3",
+        "{}",
+        '{"seed":1,"topology":"star:1","jobs":[{}]}',
+        '{"seed":1,"topology":"star:1","jobs":[{"number":1,"mode":"some","hosts":["h1"]}]}',
+        '{"seed":1,"topology":"star:1","events":[{"at":"now","what":"pause","who":"s1"}]}',
+    ],
 )
 def test_what_is_no_scenario(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):

@@ -297,3 +297,36 @@ def test_misuse_of_the_hook(switch: Where, job: int) -> None:
         SwitchState(switch, job, compress=torch.float64)
     with pytest.raises(ValueError, match="init_process_group"):
         SwitchState(switch, job)  # which rank?
+
+
+def one_fails(rank: int, size: int, url: str, how: str, where: Where, job: int) -> str:
+    """Rank 1 has an error of its own in the third step; what the others then get."""
+    soon = timedelta(seconds=3)
+    distributed.init_process_group(
+        "iswitch" if how == "backend" else "gloo", url, rank=rank, world_size=size, timeout=soon
+    )
+    model = DistributedDataParallel(nn.Linear(10, 10))
+    if how == "hook":
+        model.register_comm_hook(SwitchState(where, job, timeout=3), ddp_hook)
+    try:
+        for step in range(4):
+            if rank == 1 and step == 2:
+                return "failed"
+            model(torch.ones(2, 10)).sum().backward()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+
+
+@pytest.mark.parametrize("how", ["backend", "hook"])
+def test_ranks_are_told_who_is_lost_in_backward(
+    switch: Where, job: int, port: int, how: str
+) -> None:
+    """An error in a future that C++ waits for, of which torch does not take all forms."""
+    where = ("127.0.0.1", switch[1])
+    url = f"tcp://127.0.0.1:{port}" if how == "hook" else f"iswitch://127.0.0.1:{switch[1]}/{job}"
+    told = in_processes(one_fails, 3, url, how, where, job)
+    assert told[1] == "failed"
+    for message in (told[0], told[2]):
+        assert "rank 1" in message or "lost" in message or "left" in message, message
+        assert "cast" not in message

@@ -347,7 +347,7 @@ def test_what_is_not_installed_is_named(
     monkeypatch.setattr(workloads, "find_spec", lambda _: None)
     assert cli.main(["train", "dqn"]) == 2
     lacking = "torch, gymnasium, tensorboardX, ale_py, cv2"
-    expected = f"iswitch train: ALE/Pong-v5 needs {lacking}: pip install 'iswitch[rl]'"
+    expected = f"iswitch train: ALE/Pong-v5 needs {lacking}: pip install -e '.[rl]'"
     assert capsys.readouterr().err.startswith(expected)
 
 

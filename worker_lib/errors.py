@@ -70,7 +70,8 @@ class Refused(WorkerError):
         Status.BAD_REQUEST: "the switch could not make sense of the request; do the switch and "
         "this library speak the same protocol version?",
         Status.DENIED: "this address and port already contribute to another job (use another "
-        "Worker for that), or the job is keyed: " + KEY_MEND,
+        "Worker for that), or the switch has one above it and carries another job already (it "
+        "carries one at a time; asynchronous ones not at all), or the job is keyed: " + KEY_MEND,
         Status.HALTED: "the job is halted; reset() resumes it",
         Status.GONE: "the switch no longer keeps that round; catch up (take weights from a peer)",
     }

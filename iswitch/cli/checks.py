@@ -21,6 +21,7 @@ CAP_NET_ADMIN, CAP_NET_RAW = 12, 13  # linux/capability.h
 AS_ROOT = "run as root (sudo)"
 ALL = "pip install . (in a checkout of iswitch)"
 DEMO = "pip install '.[demo]' (in a checkout of iswitch)"
+RL = "pip install -e '.[rl]' (in a checkout of iswitch)"
 NETWORKS = "pip install -e '.[netns,mininet]' (in a checkout of iswitch)"
 
 State = Literal["ok", "limited", "missing"]
@@ -272,6 +273,10 @@ CHECKS = (
     Check("network namespaces", namespaces),
     Check("gymnasium", partial(package, "gymnasium", "`iswitch demo` has no CartPole", DEMO)),
     Check("matplotlib", partial(package, "matplotlib", "`iswitch demo` draws no figure", DEMO)),
+    Check("torch", partial(package, "torch", "no `iswitch train`, no worker_lib.torch", RL)),
+    Check("MuJoCo", partial(package, "mujoco", "`iswitch train` lacks Hopper, HalfCheetah", RL)),
+    Check("ALE", partial(package, "ale_py", "`iswitch train` has no Atari games", RL)),
+    Check("tensorboardX", partial(package, "tensorboardX", "no `iswitch train`", RL)),
     Check("ml_dtypes", partial(package, "ml_dtypes", "no vectors of bfloat16", ALL)),
     Check("pyroute2", partial(package, "pyroute2", "no networks of namespaces", NETWORKS)),
     Check("Mininet", partial(package, "mininet", "no networks of Mininet's", NETWORKS)),

@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             status = _run(args, topology, plan, training, screen, signals)
         except Stopped as stopped:
-            screen.fail(f"stopped by {signal.Signals(stopped.signum).name}")
+            screen.fail(f"stopped by {signal.Signals(stopped.signum).name}{training.go_on()}")
             status = 128 + stopped.signum
         if status == 0:
             status = screen.summarise()
@@ -174,7 +174,7 @@ def _run(
             crew.end()
             raise
     if training.failure is not None:
-        screen.fail(training.failure)
+        screen.fail(training.failure + training.go_on())
         return 1
     return 0
 
@@ -192,7 +192,7 @@ def plan_of(args: argparse.Namespace, topology: Topology) -> Plan:
 
     env = args.env or ALGORITHMS[args.algorithm]
     if lacking := missing(env):
-        mend = "pip install 'iswitch[rl]' (in a checkout: pip install '.[rl]')"
+        mend = "pip install -e '.[rl]' (in a checkout of iswitch)"
         raise UsageError(f"{env} needs {', '.join(lacking)}: {mend}")
     check_members(topology, 1)
     _check_mode(args, topology)

@@ -70,6 +70,11 @@ class Training:
         if self._files is not None:
             self._files.close()
 
+    def go_on(self) -> str:
+        """What an early end leaves to be said."""
+        kept = self.plan.checkpoint is not None and Path(self.plan.checkpoint).exists()
+        return "; go on with --resume" if kept else ""
+
     def hear(self, worker: Worker, line: str, is_error: bool) -> None:
         """Take a line that a worker prints."""
         member = self.members[worker.rank]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Iterator, Sequence
 
 from .generate import generate
@@ -17,7 +18,9 @@ def play(seeds: Sequence[int], processes: int) -> Iterator[Result]:
         yield from map(play_seed, seeds)
         return
     # Not a fork of this process, which may have threads: rich's, for one.
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+    # Ctrl-C is for this process, which ends the others.
+    leave_it = (signal.SIGINT, signal.SIG_IGN)
+    with multiprocessing.get_context("spawn").Pool(processes, signal.signal, leave_it) as pool:
         yield from pool.imap_unordered(play_seed, seeds, AT_ONCE)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..wire import DType, Mode, Shape
 
-WHOLE, ELASTIC, ASYNCHRONOUS = "whole", "elastic", "asynchronous"
+MODES = WHOLE, ELASTIC, ASYNCHRONOUS = "whole", "elastic", "asynchronous"
 
 EVENTS = {
     "pause": "the process of a host or switch is stopped for a while",
@@ -139,6 +139,11 @@ class Scenario:
             found = cls(jobs=jobs, events=events, **values)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"no scenario: {error}") from error
+        modes = [job.mode for job in jobs if job.mode not in MODES]
+        if modes:
+            raise ValueError(f"no scenario: there is no mode {modes[0]!r}, but {', '.join(MODES)}")
+        if not all(isinstance(event.at, (int, float)) for event in events):
+            raise ValueError("no scenario: `at` of an event is a time in seconds")
         unknown = [event.what for event in events if event.what not in EVENTS]
         if unknown:
             raise ValueError(f"no scenario: there is no event {unknown[0]!r}")

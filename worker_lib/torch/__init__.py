@@ -6,7 +6,13 @@ torch.distributed.init_process_group("iswitch", init_method="iswitch://127.0.0.1
 
 from __future__ import annotations
 
-from torch import distributed
+try:
+    from torch import distributed
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "worker_lib.torch needs PyTorch: pip install '.[torch]' (in a checkout of iswitch)",
+        name=error.name,
+    ) from None
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from .channels import Options

@@ -28,7 +28,7 @@ class SwitchState:
         job: the first of the job numbers it takes, usually two.
         group: the processes whose gradients are averaged; None: all.
         compress: torch.bfloat16 or torch.float16: send gradients so; half the bytes.
-        timeout: seconds; None: 30 minutes, torch's own.
+        timeout: of a collective, as torch has it, or in seconds.
         options: see there.
         staged: stage gradients as those of a GPU are, wherever they lie.
 
@@ -44,7 +44,7 @@ class SwitchState:
         *,
         group: ProcessGroup | None = None,
         compress: torch.dtype | None = None,
-        timeout: timedelta = distributed.default_pg_timeout,
+        timeout: timedelta | float = distributed.default_pg_timeout,
         options: Options | None = None,
         staged: bool = False,
     ) -> None:
@@ -57,13 +57,16 @@ class SwitchState:
         else:
             switch = arguments.address("switch", switch, least_port=1)
             place = Place(switch, arguments.job_number(job))
+        if isinstance(timeout, timedelta):
+            timeout = timeout.total_seconds()
+        seconds = arguments.seconds("timeout", timeout)
         self.compress = compress
         self._staged = staged
         self._channels = Channels(
             place,
             distributed.get_rank(group),
             distributed.get_world_size(group),
-            timeout.total_seconds(),
+            seconds,
             options or Options(),
             itertools.count(place.job).__next__,
         )

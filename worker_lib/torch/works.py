@@ -37,7 +37,10 @@ class Work(distributed.Work):
         self._error: BaseException | None = None
         self._done = threading.Event()
         devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
-        self._future: Future[Any] = Future(devices=list(devices))
+        # torch's C++ would take an exception that is set for a tensor; what a callback raises is an
+        # error there, too.
+        self._ended: Future[Any] = Future(devices=list(devices))
+        self._future: Future[Any] = self._ended.then(self._outcome)
 
     def run(self) -> None:
         """Do it; what goes wrong is for those who wait."""
@@ -45,12 +48,14 @@ class Work(distributed.Work):
             self._run()
         except Exception as error:
             self._error = error
-            self._done.set()
-            self._future.set_exception(error)
-        else:
-            self._done.set()
-            self._future.set_result(self._result)
         del self._run
+        self._done.set()
+        self._ended.set_result(self._result)
+
+    def _outcome(self, _: Any) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until it is done, so long at most; raises what went wrong.
