@@ -197,7 +197,7 @@ class AsynchronousWorker:
             ValueError: one of the variables lacks or is wrong; the message names it.
         """
         place = environment.read(os.environ)
-        own = {"bind": place.bind, "key": place.key} | kwargs
+        own = place.own | kwargs
         return cls(
             place.switch, place.job, numel, place.num_workers, update=update, state=state, **own
         )

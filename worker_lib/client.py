@@ -174,8 +174,7 @@ class Worker:
             ValueError: one of the variables lacks or is wrong; the message names it.
         """
         place = environment.read(os.environ)
-        own = {"bind": place.bind, "key": place.key}
-        return cls(place.switch, place.job, numel, place.num_workers, **own | kwargs)
+        return cls(place.switch, place.job, numel, place.num_workers, **place.own | kwargs)
 
     def __enter__(self) -> Self:
         return self

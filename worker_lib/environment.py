@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from iswitch.keyfiles import key_in
 
@@ -20,6 +20,11 @@ class Place(NamedTuple):
     num_workers: int
     bind: tuple[str, int]  # of this side; port 0: any
     key: bytes | None
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """Those that the caller's keywords go before."""
+        return {"bind": self.bind, "key": self.key}
 
 
 def read(environment: Mapping[str, str]) -> Place:

@@ -13,8 +13,8 @@ from rich.table import Table
 from ..wire import Shape
 from . import workers
 from .demo import ITERATIONS, LEARNED, WINDOW
-from .demo_screen import LiveScreen
 from .demo_sums import sum_is_exact
+from .live_screen import LiveScreen
 
 if TYPE_CHECKING:
     from .demo import Training

@@ -11,7 +11,7 @@ from rich.text import Text
 from worker_lib.rl.plan import WINDOW
 
 from . import workers
-from .demo_screen import LiveScreen
+from .live_screen import LiveScreen
 from .train_record import PARTS, Training
 
 LINE_PAUSE = 5.0  # seconds between lines where there is no terminal

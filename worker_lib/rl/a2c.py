@@ -20,7 +20,7 @@ from torch.distributions import Categorical
 
 from .advantages import estimate
 from .envs import Array, Envs, Takes, make_atari
-from .flat import Vector, bind
+from .flat import Vector, bind, numel_of
 from .updater import Updater
 
 
@@ -80,8 +80,7 @@ def layer(module: nn.Conv2d | nn.Linear, gain: float = 2**0.5) -> nn.Module:
 
 def make_updater(network: nn.Module, settings: Settings, iterations: int) -> Updater:
     """Adam, its rate falling to zero."""
-    numel = sum(parameter.numel() for parameter in network.parameters())
-    rates = [(numel, settings.learning_rate)]
+    rates = [(numel_of(network), settings.learning_rate)]
     return Updater(network, rates, max_norm=settings.max_norm, anneal=iterations)
 
 

@@ -22,7 +22,7 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from .envs import Array, Envs, Takes, make_control
-from .flat import Vector, bind
+from .flat import Vector, bind, numel_of
 from .replay import Replay
 from .updater import Updater
 
@@ -109,9 +109,10 @@ def make_updater(network: Network, settings: Settings, iterations: int) -> Updat
     def follow(weights: Vector, target: Vector, updates: int) -> None:  # noqa: ARG001
         target += np.float32(settings.follow) * (weights - target)
 
-    actor = sum(parameter.numel() for parameter in network.actor.parameters())
-    numel = sum(parameter.numel() for parameter in network.parameters())
-    rates = [(actor, settings.actor_rate), (numel, settings.critic_rate)]
+    rates = [
+        (numel_of(network.actor), settings.actor_rate),
+        (numel_of(network), settings.critic_rate),
+    ]
     return Updater(network, rates, follow=follow)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .envs import Array, Envs, Takes, make_atari
-from .flat import Vector, bind
+from .flat import Vector, bind, numel_of
 from .replay import Replay
 from .updater import Updater
 
@@ -79,8 +79,7 @@ def make_updater(network: nn.Module, settings: Settings, iterations: int) -> Upd
         if updates % settings.target_every == 0:
             target[:] = weights
 
-    numel = sum(parameter.numel() for parameter in network.parameters())
-    return Updater(network, [(numel, settings.learning_rate)], follow=follow)
+    return Updater(network, [(numel_of(network), settings.learning_rate)], follow=follow)
 
 
 class Learner:

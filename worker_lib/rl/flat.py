@@ -26,6 +26,11 @@ def weights_of(module: nn.Module) -> Vector:
     return np.concatenate(parts, dtype=np.float32)
 
 
+def numel_of(module: nn.Module) -> int:
+    """How many parameters a module has, as elements of one vector."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def bind(module: nn.Module, weights: Vector, gradient: Vector | None = None) -> None:
     """Make the module's parameters views of `weights`, and their gradients views of `gradient`.
 
@@ -35,7 +40,7 @@ def bind(module: nn.Module, weights: Vector, gradient: Vector | None = None) -> 
     Raises:
         ValueError: the vectors have not as many elements as the module has.
     """
-    numel = sum(parameter.numel() for parameter in module.parameters())
+    numel = numel_of(module)
     if weights.size != numel or (gradient is not None and gradient.size != numel):
         raise ValueError(f"the module has {numel} parameters; the vectors need as many elements")
     start = 0

@@ -20,7 +20,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from .advantages import estimate
 from .envs import Array, Envs, Takes, make_control
-from .flat import Vector, bind
+from .flat import Vector, bind, numel_of
 from .updater import Updater
 
 
@@ -103,8 +103,7 @@ def perceptron(inputs: int, outputs: int, gain: float) -> nn.Sequential:
 
 def make_updater(network: nn.Module, settings: Settings, iterations: int) -> Updater:
     """Adam, its rate falling to zero."""
-    numel = sum(parameter.numel() for parameter in network.parameters())
-    rates = [(numel, settings.learning_rate)]
+    rates = [(numel_of(network), settings.learning_rate)]
     return Updater(network, rates, max_norm=settings.max_norm, anneal=iterations)
 
 
