@@ -91,8 +91,11 @@ def test_asynchronous_options_and_resuming(tmp_path: Path) -> None:
     measured = json.loads(report.read_text())
     assert (measured["start"], measured["iterations"]) == (20, 40)
     assert measured["weights_equal"] is True
+    founders = [one for one in measured["per_worker"] if not one["stats"]["snapshots_taken"]]
+    assert founders
+    assert all(one["stats"]["applied"] >= 20 for one in founders)
     for one in measured["per_worker"]:
-        assert one["stats"]["applied"] >= 20
+        assert one["stats"]["applied"] > 0  # the others may have begun with a later version
         # Two each, but for what workers greet each other with at the start.
         assert one["stats"]["applied"] < one["stats"]["contributions"]
         assert set(one["stats"]["staleness"]) <= {"0", "1"}
