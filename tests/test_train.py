@@ -190,6 +190,8 @@ def test_files_and_resuming(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     with open(tmp_path / "progress.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["iteration"]) for row in rows][-2:] == [170, 171]
+    seconds = [float(row["seconds"]) for row in rows]
+    assert seconds == sorted(seconds)  # the second training's go on from the first's
     assert set(rows[0]) == {"seconds", "iteration", "episodes", "mean_return",
         "iterations_per_second", "compute", "aggregate", "update"}  # fmt: skip
     with open(tmp_path / "episodes.csv", newline="") as file:
@@ -287,19 +289,25 @@ def test_a_worker_that_dies_is_named() -> None:
     assert errors == f"iswitch train: h2 (rank 1, process {victim}) was killed by SIGKILL\n"
 
 
-def test_ctrl_c_ends_all() -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_ctrl_c_ends_all_and_keeps_what_was_learned(mode: str, tmp_path: Path) -> None:
+    options = ["--env", "CartPole-v1", "--workers", "2", "--iterations", "1000000"]
+    options += ["--mode", mode, "--out", str(tmp_path)]
     process = subprocess.Popen(
-        [*TRAIN, "ppo", "--env", "CartPole-v1", "--workers", "2", "--iterations", "1000000"],
+        [*TRAIN, "ppo", *options],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts,
     )  # fmt: skip
     assert process.stdout is not None
     assert "ppo in CartPole-v1: 2 workers" in process.stdout.readline()
     family = [pid for pid, _ in workers_of(process.pid)]
     assert len(family) == 2
+    assert "iteration " in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == "iswitch train: stopped by SIGINT\n"
+    assert errors == "iswitch train: stopped by SIGINT; go on with --resume\n"
+    assert state_in(tmp_path)[-1].item() > 0
+    assert not list(tmp_path.glob("*.partial"))
     assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
 
 
@@ -331,6 +339,12 @@ def workers_of(parent: int) -> list[tuple[int, str]]:
         (["--mode", "async", "--topology", "rack:2x2"], "an asynchronous job is of one switch"),
         (["--mode", "async", "--reproducible"], "asynchronous sums have no order; use --mode sync"),
         (["--strategy", "gloo", "--reproducible"], "is the switch's; use --strategy iswitch"),
+        (["--staleness", "2"], "in --mode sync no gradient is late; use --mode async"),
+        (["--mode", "async", "--threshold", "5"], "--threshold 5: there are 4 workers; take as"),
+        (["--set", "rate=1"], "no setting 'rate'; there are envs, steps"),
+        (["--set", "steps=40", "--set", "envs=1"], "minibatches=32: of 40 steps, two or more"),
+        (["--env", "ALE/Pong-v5"], "ppo learns tasks whose state is a vector; ALE/Pong-v5 is none"),
+        (["--env", "Nowhere-v0"], "Nowhere-v0: "),
         (["--threshold", "2"], "in --mode sync all contribute; use --mode async"),
         (["--slow", "4=2"], "--slow 4=2: write RANK=FACTOR, with a RANK of 0..3"),
         (["--slow", "3=0.5"], "--slow 3=0.5: '0.5' is not a number of 1 or more"),
@@ -354,11 +368,13 @@ def test_what_is_not_installed_is_named(
     assert capsys.readouterr().err.startswith(expected)
 
 
-def test_what_a_worker_refuses_is_told() -> None:
-    done = run("ppo", "--workers", "2", "--env", "ALE/Pong-v5")
+def test_what_a_worker_refuses_is_told(tmp_path: Path) -> None:
+    np.savez(tmp_path / "checkpoint.npz", names=np.array('{"algorithm": "dqn"}'))
+    done = run("ppo", "--env", "CartPole-v1", "--out", str(tmp_path), "--resume")
     assert done.returncode == 1
-    assert "ppo learns tasks whose state is a vector; ALE/Pong-v5 is none" in done.stderr
+    assert "checkpoint.npz is of another training: algorithm dqn; name another" in done.stderr
     assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.npz"]
 
 
 def test_help_names_the_pairs() -> None:

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import UsageError, check_writable, quantity
+from . import UsageError, check_writable, quantity, workers
 from .worlds import WORLDS, chosen_topology
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 JOB = 1
 CHECKPOINT = "checkpoint.npz"
+STALENESS = 3  # updates
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -58,8 +59,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="sync: all update together; async: compute on while the switch adds (%(default)s)",
     )
     parser.add_argument(
-        "--staleness", type=whole(0), metavar="S", default=3,
-        help="async: a gradient may be S updates late, else it is not sent (default: %(default)s)",
+        "--staleness", type=whole(0), metavar="S",
+        help=f"async: a gradient may be S updates late, else it is not sent (default: {STALENESS})",
     )  # fmt: skip
     parser.add_argument(
         "--threshold", type=whole(1), metavar="H",
@@ -186,7 +187,7 @@ def plan_of(args: argparse.Namespace, topology: Topology) -> Plan:
         UsageError: that cannot be.
     """
     from worker_lib.rl.plan import Plan
-    from worker_lib.rl.workloads import ALGORITHMS, missing
+    from worker_lib.rl.workloads import ALGORITHMS, PAIRS, missing
 
     from .run import check_members
 
@@ -209,24 +210,38 @@ def plan_of(args: argparse.Namespace, topology: Topology) -> Plan:
     for text in args.settings:
         if "=" not in text:
             raise UsageError(f"--set {text}: write NAME=VALUE, such as learning_rate=1e-4")
+    settings = dict(text.split("=", 1) for text in args.settings)
+    if settings or (args.algorithm, env) not in PAIRS:
+        _check_workload(args.algorithm, env, settings)
     return Plan(
         algorithm=args.algorithm,
         env=env,
         seed=args.seed,
         iterations=args.iterations,
         target_return=args.target_return,
-        settings=dict(text.split("=", 1) for text in args.settings),
+        settings=settings,
         mode=args.mode,
         strategy=args.strategy,
         own_rank=len(topology.tree) == 1,
         reproducible=args.reproducible,
-        staleness=args.staleness,
+        staleness=STALENESS if args.staleness is None else args.staleness,
         threshold=args.threshold,
         checkpoint=_checkpoint(args),
         checkpoint_every=args.checkpoint_every,
         resume=args.resume,
         slow=slow,
     )
+
+
+def _check_workload(algorithm: str, env: str, settings: dict[str, str]) -> None:
+    """Make one here, which takes torch a second or two, for mistakes to be told at once."""
+    from worker_lib.rl.setup import Workload
+    from worker_lib.rl.workloads import Unsuitable
+
+    try:
+        Workload(algorithm, env, settings).updater(seed=0)
+    except Unsuitable as error:
+        raise UsageError(str(error)) from None
 
 
 def _check_mode(args: argparse.Namespace, topology: Topology) -> None:
@@ -237,10 +252,17 @@ def _check_mode(args: argparse.Namespace, topology: Topology) -> None:
             raise UsageError(
                 "--mode async: an asynchronous job is of one switch; take --topology star:N"
             )
+        if args.threshold is not None and args.threshold > len(topology.hosts):
+            raise UsageError(
+                f"--threshold {args.threshold}: there are {workers(len(topology.hosts))}; take as "
+                "many or fewer"
+            )
         if args.reproducible:
             raise UsageError("--reproducible: asynchronous sums have no order; use --mode sync")
     elif args.threshold is not None:
         raise UsageError("--threshold: in --mode sync all contribute; use --mode async")
+    elif args.staleness is not None:
+        raise UsageError("--staleness: in --mode sync no gradient is late; use --mode async")
     if args.reproducible and args.strategy != "iswitch":
         raise UsageError("--reproducible is the switch's; use --strategy iswitch")
 

@@ -60,7 +60,8 @@ class Training:
         self.failure: str | None = None
         self.counters: dict[str, dict[str, int]] = {}  # by switch
         self.curve: list[tuple[float, int, float]] = []  # seconds, iteration, mean return
-        self._files = None if out is None else Files(Path(out), plan.resume)
+        self._out = out
+        self._files: Files | None = None
         self._next_row = 0.0
 
     def __enter__(self) -> Self:
@@ -88,7 +89,8 @@ class Training:
             return
         match message["event"]:
             case "started":
-                self.started = self.started or message
+                if self.started is None:
+                    self._begin(message)
                 for one in self.members:
                     one.iteration = max(one.iteration, message["start"])
             case "progress":
@@ -99,6 +101,11 @@ class Training:
                     self._row()
             case "error":
                 self.failure = self.failure or f"{worker.called}: {message['message']}"
+
+    def _begin(self, message: dict[str, Any]) -> None:
+        self.started = message
+        if self._out is not None:  # not before: a training that is refused leaves no files
+            self._files = Files(Path(self._out), self.plan.resume)
 
     def _progress(self, member: Member, message: dict[str, Any]) -> None:
         for name in ("iteration", "seconds", "gradients", "discarded"):
@@ -233,9 +240,18 @@ class Files:
         from tensorboardX import SummaryWriter
 
         self._open: list[IO[str]] = []
+        self._before = self._seconds(folder / "progress.csv") if goes_on else 0.0
         self._progress = self._writer(folder / "progress.csv", COLUMNS, goes_on)
         self._episodes = self._writer(folder / "episodes.csv", EPISODE_COLUMNS, goes_on)
         self._board = SummaryWriter(str(folder))
+
+    @staticmethod
+    def _seconds(path: Path) -> float:
+        """Of the last row; 0 if there is none."""
+        if not path.exists():
+            return 0.0
+        with open(path, newline="") as file:
+            return max((float(row["seconds"]) for row in csv.DictReader(file)), default=0.0)
 
     def _writer(self, path: Path, columns: tuple[str, ...], goes_on: bool) -> Any:
         goes_on = goes_on and path.exists()
@@ -248,7 +264,7 @@ class Files:
 
     def episodes(self, member: Member, returns: list[float]) -> None:
         """Keep the returns of episodes."""
-        at = (f"{member.seconds:.3f}", member.iteration, member.rank)
+        at = (f"{self._before + member.seconds:.3f}", member.iteration, member.rank)
         self._episodes.writerows([(*at, value) for value in returns])
 
     def row(self, training: Training) -> None:
@@ -260,7 +276,8 @@ class Files:
             **share,
         }
         row = [f"{values[name]:.6g}" for name in COLUMNS[3:]]
-        self._progress.writerow([f"{training.seconds:.3f}", at, training.episodes, *row])
+        seconds = f"{self._before + training.seconds:.3f}"
+        self._progress.writerow([seconds, at, training.episodes, *row])
         for name, value in values.items():
             if not math.isnan(value):
                 group = "time" if name in PARTS else "training"

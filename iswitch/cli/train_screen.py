@@ -32,6 +32,8 @@ class Screen(LiveScreen):
         """Show how far it is."""
         training = self.training
         if training.started is None:
+            if self.console.is_terminal:
+                self._live.update(Text(f"starting {workers(len(training.members))}"), refresh=True)
             return
         if not self._introduced:
             self._introduced = True

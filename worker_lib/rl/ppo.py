@@ -163,7 +163,7 @@ class Learner:
             rollout = self._rollout()
             for _ in range(s.epochs):
                 order = torch.randperm(s.envs * s.steps, generator=self._rng)
-                for chosen in order.chunk(s.minibatches):
+                for chosen in order.tensor_split(s.minibatches):
                     yield Batch(*(samples[chosen] for samples in rollout))
 
     @torch.no_grad()

@@ -41,6 +41,7 @@ class Progress:
         returns: of each worker, the mean of its last `window` episodes, as told last; NaN until it
             has had so many. Part of the state, for one that takes that of another.
         seconds: spent in updates.
+        is_updating: whether the state is halfway between two updates.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Progress:
         self.returns = np.full(workers, np.nan)
         self.ended = threading.Event()
         self.seconds = 0.0
+        self.is_updating = False
         self._after_update = after_update
         self._mean = np.empty_like(updater.weights)
         self._pairs = self._mean.size + self._mean.size % 2  # where they begin
@@ -99,11 +101,13 @@ class Progress:
         if self.done:
             return
         began = time.perf_counter()
+        self.is_updating = True
         np.divide(total[: self._mean.size], np.float32(contributions), out=self._mean)
         self.updater.update(self._mean)
         means, known = total[self._pairs :].reshape(-1, 2).T
         told = known > 0
         self.returns[told] = means[told] / known[told]
+        self.is_updating = False
         self.seconds += time.perf_counter() - began
         self._after_update(self.iteration)
         if self.done:

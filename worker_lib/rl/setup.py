@@ -147,6 +147,11 @@ def check(settings: Any) -> None:
     for name, value in values.items():
         if type(value) is int and value < 1:
             raise Unsuitable(f"{name}={value}: a whole number of 1 or more")
+    if (batch := values.get("envs", 1) * values.get("steps", 1)) < 2 * values.get("minibatches", 0):
+        raise Unsuitable(
+            f"minibatches={values['minibatches']}: of {batch} steps, two or more in each, since "
+            "advantages are divided by their deviation"
+        )
     if values.get("capacity", 0) < (starts := values.get("learning_starts", 0)):
         raise Unsuitable(
             f"capacity={values['capacity']}: room for learning_starts={starts}, at least"

@@ -2,7 +2,8 @@
 
 `python -m worker_lib.rl.worker PLAN`, with the environment of `iswitch run`, prints a JSON object
 per line for whoever started it: `started`, `progress` now and then, and `done` or `error`. One that
-is done stays for the others until it is told to end, by SIGTERM.
+is done stays for the others until it is told to end, by SIGTERM. The first that ends before, by
+SIGTERM or since another is lost, writes a checkpoint of its last update.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Training:
         self.names = {"algorithm": plan.algorithm, "env": self.workload.env}
         if plan.resume and plan.checkpoint is not None:
             checkpoint.load(plan.checkpoint, self.updater, self.names)
-        self.start = self.updater.updates
+        self.start = self._saved = self.updater.updates
+        self._is_to_end = False
         self.progress = Progress(
             self.updater,
             iterations,
@@ -62,10 +64,22 @@ class Training:
 
     def run(self) -> None:
         """Train to the end, and stay until the others are there."""
-        if self.plan.mode == "async":
-            self._asynchronous()
-        else:
-            self._synchronous()
+        signal.signal(signal.SIGTERM, self._end)
+        try:
+            if self.plan.mode == "async":
+                self._asynchronous()
+            else:
+                self._synchronous()
+        except (SystemExit, WorkerError):
+            self._save()
+            raise
+
+    def _end(self, signum: int, _: object) -> None:
+        # Synchronous updates are this thread's own, so the one that is interrupted goes on first.
+        # Asynchronous ones are another's, which has ended when the exception leaves its worker.
+        self._is_to_end = True
+        if self.plan.mode == "async" or not self.progress.is_updating:
+            sys.exit(128 + signum)
 
     def _synchronous(self) -> None:
         plan = self.plan
@@ -116,11 +130,15 @@ class Training:
         every = self.plan.checkpoint_every
         if every and iteration % every == 0:
             self._save()
+        if self._is_to_end and self.plan.mode == "sync":
+            sys.exit(128 + signal.SIGTERM)
 
     def _save(self) -> None:
-        """All have the same; the first one writes it."""
-        if self.number == 0 and self.plan.checkpoint is not None:
-            checkpoint.save(self.plan.checkpoint, self.updater, self.names)
+        """All have the same; the first one writes it, if there is anything new."""
+        path, updates = self.plan.checkpoint, self.updater.updates
+        if self.number == 0 and path is not None and updates > self._saved:
+            checkpoint.save(path, self.updater, self.names)
+            self._saved = updates
 
     def _finish(self, meter: Meter, stats: dict[str, Any]) -> None:
         progress = self.progress
