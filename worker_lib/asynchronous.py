@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 from typing import Any, Self
 
 import numpy as np
@@ -44,11 +43,11 @@ from .events import Answered, Told, WasReset
 from .peers import Peers
 from .snapshots import Offer
 from .standing import Standing, Way, choose
+from .state import State
 from .versions import AsynchronousSession
 from .window import CEILING
 
 Update = Callable[[Vector, int, int], object]
-State = Sequence[npt.NDArray[Any]]
 
 LOOK_PAUSE = 0.05  # seconds between two looks of the thread that moves packets, at least
 GREETING_PAUSE = 0.05  # seconds between two greetings; doubles
@@ -96,7 +95,7 @@ class AsynchronousWorker:
         num_workers: int,
         *,
         update: Update,
-        state: State,
+        state: Sequence[npt.NDArray[Any]],
         threshold: int | None = None,
         staleness: int = 3,
         timeout: float = 30.0,
@@ -120,7 +119,7 @@ class AsynchronousWorker:
         self.staleness = arguments.whole("staleness", staleness, 0, 2**31 - 1, hint)
         self.timeout = arguments.seconds("timeout", timeout)
         arguments.key(key)
-        self._state = _checked(state)
+        self._state = State(state)
         self._update = update
         self._check = check
         self._directory = Directory(self.num_workers)
@@ -168,7 +167,6 @@ class AsynchronousWorker:
             for name, work in (("packets", self._move_packets), ("LWU", self._update_weights))
         ]
         here = self._port.address
-        size = sum(array.nbytes for array in self._state)
         try:
             self._peers = Peers(
                 self._directory,
@@ -176,7 +174,7 @@ class AsynchronousWorker:
                 self.job,
                 key,
                 self._offer,
-                size,
+                self._state.nbytes,
                 self._left.is_set,
             )
         except OSError:
@@ -190,7 +188,9 @@ class AsynchronousWorker:
             raise
 
     @classmethod
-    def from_env(cls, numel: int, *, update: Update, state: State, **kwargs: Any) -> Self:
+    def from_env(
+        cls, numel: int, *, update: Update, state: Sequence[npt.NDArray[Any]], **kwargs: Any
+    ) -> Self:
         """Make the worker that `iswitch run` started this process to be; see `Worker.from_env`.
 
         Raises:
@@ -222,13 +222,9 @@ class AsynchronousWorker:
 
     def read(self, into: Sequence[npt.NDArray[Any]] | None = None) -> int:
         """Copy the first arrays of the state, all of one version; returns that version."""
-        into = [] if into is None else into
-        if len(into) > len(self._state):
-            raise ValueError(f"the state has {len(self._state)} arrays, not {len(into)}")
         with self._lock:
             self._ensure_open()  # here: an update that fails leaves a state of no version
-            for ours, theirs in zip(self._state, into, strict=False):
-                np.copyto(theirs, ours, casting="no")
+            self._state.copy_to(into or [])
             return self.version
 
     def contribute(self, gradient: Vector, version: int) -> bool:
@@ -501,10 +497,7 @@ class AsynchronousWorker:
 
     def _is_at(self, version: int) -> None:
         if self._check:
-            digest = blake2b(digest_size=16)
-            for array in self._state:
-                digest.update(array.tobytes())
-            self._digests[version] = digest.hexdigest()
+            self._digests[version] = self._state.digest()
         with self._changed:
             self._version = version
             self._changed.notify_all()
@@ -556,19 +549,13 @@ class AsynchronousWorker:
             return False
         version, state = offer.standing.version, offer.state
         assert version is not None
-        size = sum(array.nbytes for array in self._state)
-        if len(state) != size:
+        if len(state) != self._state.nbytes:
             raise WorkerError(
-                f"the state of the worker at {where} has {len(state)} bytes, this one's {size}; "
-                "`state` must be of the same arrays in all workers"
+                f"the state of the worker at {where} has {len(state)} bytes, this one's "
+                f"{self._state.nbytes}; `state` must be of the same arrays in all workers"
             )
         with self._lock, self._net:
-            at = 0
-            for array in self._state:
-                array.reshape(-1).view(np.uint8)[:] = np.frombuffer(
-                    state, np.uint8, array.nbytes, at
-                )
-                at += array.nbytes
+            self._state.unpack(state)
             self._session.resume_at(version, time.monotonic())
             self._counts["snapshots_taken"] += 1
             self._is_at(version)
@@ -581,8 +568,7 @@ class AsynchronousWorker:
             if not wanted or standing.version is None:
                 return Offer(standing)
             self._counts["snapshots_given"] += 1
-            state = b"".join(array.tobytes() for array in self._state)
-            return Offer(standing, self._directory.pack(), state)
+            return Offer(standing, self._directory.pack(), self._state.pack())
 
     def _standing(self) -> Standing:
         session = self._session
@@ -591,15 +577,3 @@ class AsynchronousWorker:
         if self._failure is not None:  # the state may be half of two versions
             return Standing(self._peers.identity, None, True)
         return Standing(self._peers.identity, self._version, session.behind and at_rest)
-
-
-def _checked(state: State) -> list[npt.NDArray[Any]]:
-    arrays = list(state)
-    for i, array in enumerate(arrays):
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"state[{i}] must be a NumPy array, not {type(array).__name__}")
-        if not (array.flags.c_contiguous and array.flags.writeable):
-            raise ValueError(f"state[{i}] must be writable and C-contiguous")
-        if array.dtype.hasobject:
-            raise TypeError(f"state[{i}] holds Python objects; numbers are wanted")
-    return arrays
