@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from numbers import Integral, Real
 
 import numpy.typing as npt
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from iswitch.keys import Key, KeyUnusable
 from iswitch.packets import Address
 from iswitch.ports.udp import UdpPort
-from iswitch.wire import IP_UDP_HEADERS, DType, Mode, Op, Shape, WireError
+from iswitch.wire import IP_UDP_HEADERS, ROUND_MASK, DType, Mode, Op, Shape, WireError
 
 from .errors import BindError, SwitchUnreachable
 from .waiting import CHOICES, OnMemberLost
@@ -103,6 +104,17 @@ def fitted(shape: Shape, port: UdpPort, elements: object) -> Shape:
     if elements is not None or payload >= shape.packet_size:
         return shape
     return Shape.of(shape.numel, shape.dtype, shape.op, shape.mode, payload=payload)
+
+
+def incarnation(bind: tuple[str, int]) -> int:
+    """The second in which this process begins, Unix time modulo 2^32.
+
+    At a fixed place a former process may have begun in the same second, so the next one is waited
+    for.
+    """
+    if bind[1]:
+        time.sleep(1.0 - time.time() % 1.0)
+    return int(time.time()) & ROUND_MASK
 
 
 def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -> UdpPort:

@@ -126,8 +126,7 @@ class AsynchronousWorker:
         whole = self.numel + self._directory.size
         shape = arguments.shape(whole, dtype, "sum", elements_per_segment, Mode.ASYNCHRONOUS)
         self._process = os.getpid()
-        if bind[1]:  # a former process at this place may have begun in this second
-            time.sleep(1.0 - time.time() % 1.0)
+        incarnation = arguments.incarnation(bind)
         self._port = arguments.port(switch, bind, offload)
         self.shape = shape = arguments.fitted(shape, self._port, elements_per_segment)
         self._dtype = shape.dtype.numpy
@@ -136,7 +135,7 @@ class AsynchronousWorker:
             self._address,
             self.job,
             shape,
-            incarnation=int(time.time()) & 0xFFFFFFFF,
+            incarnation=incarnation,
             expected=self.num_workers,
             threshold=threshold or 0,
             watch=self.numel,

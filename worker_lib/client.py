@@ -123,8 +123,7 @@ class Worker:
         self.allreduces = 0
         self.allreduce_seconds: deque[float] = deque(maxlen=TIMES_KEPT)  # of the last
         self._process = os.getpid()
-        if bind[1]:  # a former process at this place may have begun in this second
-            time.sleep(1.0 - time.time() % 1.0)
+        incarnation = arguments.incarnation(bind)
         self._port = arguments.port(switch, bind, offload)
         self.shape = shape = arguments.fitted(shape, self._port, elements_per_segment)
         self._dtype = shape.dtype.numpy
@@ -133,7 +132,7 @@ class Worker:
             self._address,
             job,
             shape,
-            incarnation=int(time.time()) & 0xFFFFFFFF,
+            incarnation=incarnation,
             expected=num_workers or 0,
             whole=num_workers is not None and on_member_lost != "continue",
             reproducible=self.reproducible,

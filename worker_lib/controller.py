@@ -30,6 +30,7 @@ from iswitch.wire import (
 )
 
 from . import arguments
+from .environment import ANY
 from .errors import Refused, SwitchUnreachable, WorkerError
 from .session import REPEAT_CEILING, REPEAT_PAUSE
 
@@ -114,12 +115,11 @@ class Controller:
         self.job = job
         self.timeout = timeout
         self._key = arguments.key(key)
-        if self._key and bind[1]:  # a former process at this place may have begun in this second
-            time.sleep(1.0 - time.time() % 1.0)
+        incarnation = arguments.incarnation(bind if self._key else ANY)
         self._port = UdpPort(bind, connect=switch)
         self._poller = select.poll()
         self._poller.register(self._port, select.POLLIN)
-        self._incarnation = self._request = int(time.time()) & ROUND_MASK
+        self._incarnation = self._request = incarnation
 
     def __enter__(self) -> Self:
         return self
