@@ -50,9 +50,9 @@ bench: $(VENV)/dev.ready
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.overlap --world netns
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw --no-offload --no-gloo --no-tcp
 
-# What tests of real networks call, of which mnexec is Mininet's; only root can run those.
-TOOLS := tshark ping mnexec ethtool iperf3 ip tc ifconfig
-TOOL_PACKAGES := tshark iputils-ping mininet ethtool iperf3 iproute2 net-tools
+# What tests of real networks and of pages call; mnexec is Mininet's.
+TOOLS := tshark ping mnexec ethtool iperf3 ip tc ifconfig chromium
+TOOL_PACKAGES := tshark iputils-ping mininet ethtool iperf3 iproute2 net-tools chromium
 
 tools:
 	@[ "$$(id -u)" != 0 ] || \
