@@ -14,7 +14,7 @@ from importlib import import_module
 
 from .. import __version__
 
-COMMANDS = ("demo", "train", "run", "switch", "ctl", "doctor", "soak")
+COMMANDS = ("demo", "train", "run", "switch", "ctl", "doctor", "soak", "dissector")
 
 
 class UsageError(Exception):

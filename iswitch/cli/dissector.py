@@ -1,0 +1,132 @@
+"""Teach Wireshark and tshark the protocol: put a dissector into your folder of Lua plugins.
+
+  iswitch dissector --install      for the next start of Wireshark or tshark
+  iswitch dissector --uninstall
+  iswitch dissector --print > iswitch.lua && tshark -X lua_script:iswitch.lua ...
+
+The folder is the one that tshark names, or ~/.local/lib/wireshark/plugins where there is no tshark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from . import UsageError
+
+NAME = "iswitch.lua"
+PATIENCE = 60.0  # seconds, for tshark
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--install", action="store_true", help="write the plugin")
+    what.add_argument("--uninstall", action="store_true", help="remove it")
+    what.add_argument("--print", action="store_true", help="print it, and write nothing")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="another folder than yours")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Install, remove or print the dissector."""
+    from ..dissect.plugin import dissector
+
+    if args.print:
+        print(dissector(), end="")
+        return 0
+    path = (args.folder or personal_folder()) / NAME
+    if args.uninstall:
+        remove(path)
+        print(f"removed {path}")
+        return 0
+    write(path, dissector())
+    print(f"installed {path}")
+    if args.folder is None and shutil.which("tshark"):
+        print(f"{check_loaded()} loads it; a Wireshark that is running must be started again")
+    return 0
+
+
+def personal_folder() -> Path:
+    """Where Wireshark looks for a user's own plugins in Lua.
+
+    Raises:
+        UsageError: it was built without Lua.
+    """
+    if shutil.which("tshark") is None:
+        return Path.home() / ".local/lib/wireshark/plugins"  # its default
+    told = _tshark("-G", "folders").stdout
+    found = re.search(r"^Personal Lua Plugins:\s*(.+)$", told, re.MULTILINE)
+    if found is None:
+        raise UsageError(
+            "this tshark takes no plugins in Lua: it was built without, as `tshark --version` "
+            "says; install a package with Lua, such as Debian's"
+        )
+    return Path(found[1])
+
+
+def write(path: Path, text: str) -> None:
+    """Write the plugin; only one of ours is replaced.
+
+    Raises:
+        UsageError: it cannot be written, or would replace something else.
+    """
+    if path.exists() and not _is_ours(path):
+        raise UsageError(f"{path} is another's; remove it, or name another --folder")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def remove(path: Path) -> None:
+    """Remove the plugin.
+
+    Raises:
+        UsageError: it is not there, or not ours.
+    """
+    if not path.exists():
+        raise UsageError(f"{path} is not there: nothing to remove")
+    if not _is_ours(path):
+        raise UsageError(f"{path} is another's; remove it yourself")
+    try:
+        path.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot remove {path}: {error.strerror}") from None
+
+
+def check_loaded() -> str:
+    """The version of tshark, which has loaded the plugin.
+
+    Raises:
+        UsageError: it has not.
+    """
+    done = _tshark("-G", "protocols")
+    if not re.search(r"\tiswitch$", done.stdout, re.MULTILINE):
+        said = [line for line in done.stderr.splitlines() if "as user" not in line]
+        raise UsageError(
+            "tshark does not load it: " + (" ".join(said) or "are plugins in Lua switched off?")
+        )
+    version = re.search(r"\d+(\.\d+)+", _tshark("--version").stdout)
+    return f"tshark {version[0]}" if version else "tshark"
+
+
+def _is_ours(path: Path) -> bool:
+    from ..dissect.plugin import HEAD
+
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").startswith(HEAD)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _tshark(*words: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            ["tshark", *words], capture_output=True, text=True, timeout=PATIENCE, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(f"tshark does not run: {error}; name the --folder") from None

@@ -1,0 +1,69 @@
+"""What is wrong with a packet, in words; None: nothing is.
+
+What a switch would answer with BAD_REQUEST, or drop as malformed.
+"""
+
+from __future__ import annotations
+
+from ..keys import MAC_SIZE
+from ..wire import (
+    SEG_SIZE,
+    VALUES,
+    Action,
+    Control,
+    DType,
+    Header,
+    Join,
+    MemberType,
+    Shape,
+    SwitchJoin,
+    WireError,
+)
+
+HEADER_SIZE = 8  # of control
+SHORT = f"a packet has at least {SEG_SIZE} bytes"
+TRUNCATED = "not captured whole"  # and so not judged
+
+
+def without_mac(payload: bytes) -> bytes:
+    """A control packet without its MAC, if it is as long as one with: no length can be both."""
+    action, length = Header.parse(payload).action, len(payload) - HEADER_SIZE - MAC_SIZE
+    kinds = VALUES[Action(action)] if action in list(Action) else ()
+    keyed = any(length == (kind.FORMAT.size if kind else 0) for kind in kinds)
+    return payload[:-MAC_SIZE] if keyed else payload
+
+
+def of_control(payload: bytes) -> str | None:
+    """Of a control packet; its MAC is not looked at."""
+    if len(payload) < HEADER_SIZE:
+        return SHORT
+    try:
+        packet = Control.parse(without_mac(payload))
+        if isinstance(packet.value, Join):
+            check_join(packet.value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def check_join(join: Join) -> None:
+    """Raise ValueError if a field is out of its range, as the switch judges it."""
+    type_, shape = MemberType(join.type), join.shape()
+    if isinstance(join, SwitchJoin) and type_ is not MemberType.SWITCH:
+        raise WireError("only a switch stands for several workers")
+    if shape is None and type_ is not MemberType.CONTROLLER:
+        raise WireError("only a controller may leave the shape open")
+
+
+def of_data(index: int, size: int, shape: Shape | None, assumed: DType) -> str | None:
+    """Of a data packet with `size` bytes of elements, of a job of this shape, if that is known."""
+    if shape is None:
+        if size % assumed.itemsize:
+            return f"{size} bytes are no whole number of {assumed.name.lower()} elements"
+        return None
+    if index >= shape.segments:
+        return f"segment {index} of a vector of {shape.segments}"
+    wanted = shape.tail(index + 1) - SEG_SIZE
+    if size != wanted:
+        return f"segment {index} has {size} bytes of elements, and should have {wanted}"
+    return None

@@ -1,0 +1,99 @@
+"""The one table of what packets hold, for whoever shows them: names, offsets, sizes, codes.
+
+Offsets and sizes are those of `iswitch.wire`, names those of the protocol. Scapy's layers and the
+tables of the Wireshark dissector are made of it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import NamedTuple
+
+from .. import wire
+from ..wire import Action
+
+Codes = dict[int, str]
+Kind = type[wire.Join | wire.Segments | wire.Threshold | wire.Round | wire.Ack]
+
+
+class Field(NamedTuple):
+    """An unsigned big-endian integer in a packet."""
+
+    name: str
+    filter: str  # in Wireshark, after "iswitch."
+    label: str
+    offset: int  # from the beginning of the packet
+    size: int  # bytes
+    codes: str | None  # of CODES, or "flags": bits of FLAGS
+
+
+ENUMS: dict[str, type[IntEnum]] = {  # of a Join
+    "type": wire.MemberType,
+    "dtype": wire.DType,
+    "op": wire.Op,
+    "mode": wire.Mode,
+}
+
+
+def _named(codes: type[IntEnum]) -> Codes:
+    return {code.value: code.name.lower() for code in codes}
+
+
+ACTIONS: Codes = {
+    action.value: {"SETH": "SetH", "FBCAST": "FBcast"}.get(action.name, action.name.title())
+    for action in Action
+}
+CODES: dict[str, Codes] = {
+    "action": ACTIONS,
+    "status": {status.value: status.name for status in wire.Status},
+    **{name: _named(codes) for name, codes in ENUMS.items()},
+}
+FLAGS: Codes = {  # of a Join
+    wire.FLAG_STANDS_AT: "stands_at",
+    wire.FLAG_REPRODUCIBLE: "reproducible",
+    wire.FLAG_FIRST: "first",
+    wire.FLAG_WHOLE: "whole",
+    wire.FLAG_HEARTBEAT: "heartbeat",
+}
+# Where the protocol's name is not that of `iswitch.wire`, or says too little by itself:
+_NAMES = {"elements": "E"}  # of a Join; in a data packet they are elements
+_FILTERS = {"index": "seg.index"}
+_LABELS = {
+    "E": "E (elements per segment)",
+    "last": "Last (elements of the last segment)",
+    "threshold": "Threshold (H)",
+    "workers": "Workers below",
+}
+
+
+def _layout(names: tuple[str, ...], layout: Struct, offset: int) -> tuple[Field, ...]:
+    found = []
+    for given, code in zip(names, layout.format.lstrip(">"), strict=True):
+        name, size = _NAMES.get(given, given), Struct(">" + code).size
+        label = _LABELS.get(name, name.capitalize())
+        codes = name if name in CODES or name == "flags" else None
+        found.append(Field(name, _FILTERS.get(name, name), label, offset, size, codes))
+        offset += size
+    return tuple(found)
+
+
+def _value(kind: Kind) -> tuple[Field, ...]:
+    fields = _layout(kind.__match_args__, kind.FORMAT, len(_HEADER_BYTES))
+    if kind is not wire.Ack:
+        return fields
+    answered = {"action": ("ack.action", "Answered action"), "zero": ("ack.zero", "Zero")}
+    return tuple(
+        field._replace(filter=answered[field.name][0], label=answered[field.name][1])
+        if field.name in answered
+        else field
+        for field in fields
+    )
+
+
+_HEADER_BYTES = wire.Control(Action.LEAVE, 0, 0).build()
+HEADER = _layout(wire.Header._fields, Struct(">BBHI"), 0)
+SEG = _layout(("round", "index"), Struct(">II"), 0)
+VALUES: dict[Kind, tuple[Field, ...]] = {
+    kind: _value(kind) for kinds in wire.VALUES.values() for kind in kinds if kind is not None
+}

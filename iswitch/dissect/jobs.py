@@ -1,0 +1,138 @@
+"""What the control packets of a capture tell of its data packets, which name neither job nor dtype.
+
+A member is one end of its packets and the switch the other; a Join says for which job, and how its
+vectors are laid out. A Join that the switch refused changes nothing once the Ack was seen.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..wire import (
+    MTU_PAYLOAD,
+    PORT,
+    SEG_SIZE,
+    Ack,
+    Action,
+    Control,
+    Join,
+    Shape,
+    Status,
+    WireError,
+)
+
+End = tuple[str, int]  # IPv4 address, UDP port
+Pair = tuple[End, End]  # of a member and its switch
+
+MAX_PACKETS = 128  # of a super-datagram (UDP_MAX_SEGMENTS)
+TO_SWITCH = {Action.JOIN, Action.LEAVE, Action.SETH, Action.FBCAST}  # that only go there
+
+
+class Known(NamedTuple):
+    """What is known of a packet from those before it."""
+
+    job: int
+    shape: Shape | None
+    to_switch: bool
+
+
+class Jobs:
+    """Learns of the jobs of a capture, packet by packet.
+
+    Args:
+        port: the switch's, which tells who is who where no Join was seen.
+    """
+
+    def __init__(self, port: int = PORT) -> None:
+        self.port = port
+        self.forget()
+
+    def forget(self) -> None:
+        """Another capture begins."""
+        self._members: dict[Pair, int] = {}
+        self._shapes: dict[tuple[End, int], Shape] = {}  # by switch and job
+        self._asked: dict[tuple[Pair, int, int], Shape | None] = {}  # Joins without an answer yet
+
+    def of(self, source: End, destination: End) -> Known | None:
+        """Of a packet between these two; None: nothing."""
+        for member, switch, to_switch in (
+            (source, destination, True),
+            (destination, source, False),
+        ):
+            job = self._members.get((member, switch))
+            if job is not None:
+                return Known(job, self._shapes.get((switch, job)), to_switch)
+        return None
+
+    def learn(self, source: End, destination: End, packet: Control) -> None:
+        """Take note of a control packet, without its MAC."""
+        pair = self._pair(source, destination, packet)
+        if pair is None:
+            return
+        key, where = (pair, packet.job, packet.request), (pair[1], packet.job)
+        if isinstance(packet.value, Join):
+            try:
+                shape = packet.value.shape()
+            except WireError:
+                return
+            self._asked[key] = shape
+            self._members.setdefault(pair, packet.job)
+            if shape is not None:
+                self._shapes.setdefault(where, shape)
+        elif isinstance(packet.value, Ack) and packet.value.action == Action.JOIN:
+            shape = self._asked.pop(key, None)
+            if packet.status == Status.OK and shape is not None:
+                self._members[pair] = packet.job
+                self._shapes[where] = shape
+        else:
+            self._members.setdefault(pair, packet.job)
+
+    def _pair(self, source: End, destination: End, packet: Control) -> Pair | None:
+        if packet.action in TO_SWITCH:
+            return source, destination
+        known = self.of(source, destination)
+        if known is not None:
+            return (source, destination) if known.to_switch else (destination, source)
+        if (source[1] == self.port) == (destination[1] == self.port):
+            return None
+        return (source, destination) if destination[1] == self.port else (destination, source)
+
+
+def cut(payload: bytes, shape: Shape | None) -> list[bytes]:
+    """The packets of a super-datagram; of any other payload, or what makes no sense, itself.
+
+    Without a shape it is one if the next segment's `Seg` is found again and again.
+    """
+    size = _stride(payload) if shape is None else shape.packet_size
+    count = -(-len(payload) // size)
+    if not 1 < count <= MAX_PACKETS:
+        return [payload]
+    packets = [payload[i : i + size] for i in range(0, len(payload), size)]
+    return packets if shape is None or all(_fits(p, shape) for p in packets) else [payload]
+
+
+def _fits(packet: bytes, shape: Shape) -> bool:
+    index = int.from_bytes(packet[4:SEG_SIZE], "big")
+    return (
+        len(packet) >= SEG_SIZE and index < shape.segments and len(packet) == shape.tail(index + 1)
+    )
+
+
+def _stride(payload: bytes) -> int:
+    """Bytes from one `Seg` to the next; the whole length: there is no other."""
+    if len(payload) <= MTU_PAYLOAD:
+        return len(payload)
+    seg = int.from_bytes(payload[:SEG_SIZE], "big")
+    size = payload.find(_after(seg, 1), SEG_SIZE)
+    while size > 0:
+        starts = range(0, len(payload), size)
+        if len(starts) <= MAX_PACKETS and all(
+            payload[start : start + SEG_SIZE] == _after(seg, i) for i, start in enumerate(starts)
+        ):
+            return size
+        size = payload.find(_after(seg, 1), size + 1)
+    return len(payload)
+
+
+def _after(seg: int, count: int) -> bytes:
+    return ((seg + count) % 2**64).to_bytes(SEG_SIZE, "big")

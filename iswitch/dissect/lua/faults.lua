@@ -1,0 +1,43 @@
+-- What is wrong: as iswitch/dissect/faults.py, word for word
+
+local function join_fault(v)
+    local not_valid = "%d is not a valid %s"
+    if not CODES.type[v.type] then return not_valid:format(v.type, ENUMS.type) end
+    local open = v.dtype + v.op + v.mode + v.E + v.last + v.segments == 0
+    if not open then
+        for _, name in ipairs({ "dtype", "op", "mode" }) do
+            if not CODES[name][v[name]] then
+                return "Join: " .. not_valid:format(v[name], ENUMS[name])
+            end
+        end
+        local size = ITEMSIZE[v.dtype]
+        if v.segments < 1 or v.last > v.E then
+            return "a vector has at least one segment, and the last is not above E"
+        elseif v.last == 0 and v.segments > 1 then
+            return "only the single segment of an empty vector may be empty"
+        elseif SEG_SIZE + v.E * size > MAX_PAYLOAD then
+            return string.format("E = %d does not fit a UDP datagram; use %d at most", v.E,
+                math.floor((MAX_PAYLOAD - SEG_SIZE) / size))
+        end
+    end
+    if v.workers and v.type ~= SWITCH then return "only a switch stands for several workers" end
+    if open and v.type ~= CONTROLLER then return "only a controller may leave the shape open" end
+end
+
+local function data_fault(index, size, known)
+    local shape = known and known.shape
+    if not shape then
+        local dtype = iswitch.prefs.dtype
+        if size % ITEMSIZE[dtype] ~= 0 then
+            return string.format("%d bytes are no whole number of %s elements", size, CODES.dtype[dtype])
+        end
+    elseif index >= shape.segments then
+        return string.format("segment %d of a vector of %d", index, shape.segments)
+    else
+        local wanted = (index == shape.segments - 1 and shape.tail or shape.packet) - SEG_SIZE
+        if size ~= wanted then
+            return string.format("segment %d has %d bytes of elements, and should have %d",
+                index, size, wanted)
+        end
+    end
+end

@@ -1,0 +1,431 @@
+"""Layers for scapy that build and dissect every packet of the protocol (extra: scapy).
+
+Importing this binds them to UDP's port 26963 and the two ToS values. A control packet is
+`ISwitchControl`, the layer of its value, and in a keyed job `ISwitchMAC`; a data packet is
+`ISwitchData` with a NumPy array, several in one super-datagram are `ISwitchSuper`. What is no
+packet of the protocol raises nothing: `fault` says what is wrong. docs/dissect.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+try:
+    from scapy.config import conf
+except ImportError as error:
+    raise ImportError(
+        "iswitch.dissect.scapy needs scapy: pip install '.[scapy]' (in a checkout of iswitch)",
+        name="scapy",
+    ) from error
+from scapy.fields import (
+    ByteEnumField,
+    ByteField,
+    Field,
+    FlagsField,
+    IntField,
+    PacketListField,
+    ShortField,
+    StrField,
+    XStrFixedLenField,
+)
+from scapy.layers.inet import IP, UDP
+from scapy.packet import Packet, bind_bottom_up, bind_layers, bind_top_down
+from scapy.volatile import RandBin
+
+from .. import wire
+from ..keys import MAC_SIZE, Key
+from ..wire import SEG_SIZE, Action, Control, DType, Vector
+from . import faults, fields
+from .jobs import Jobs, Known, cut
+
+UDP_HEADER = 8  # bytes
+ELEMENTS_SHOWN = 8
+
+
+@dataclass
+class Settings:
+    """How data packets are read, which say neither their job nor their dtype."""
+
+    dtype: DType = DType.FLOAT32  # of elements while no Join told
+    jobs: Jobs = field(default_factory=Jobs)  # what the packets dissected so far told
+
+
+settings = Settings()
+
+
+def bind(port: int) -> None:
+    """Take packets from and to this UDP port for iSwitch's, if they have one of the ToS values."""
+    settings.jobs.port = port
+    bind_bottom_up(UDP, ISwitch, dport=port)
+    bind_bottom_up(UDP, ISwitch, sport=port)
+    for layer in (ISwitchControl, ISwitchData, ISwitchSuper):
+        bind_top_down(UDP, layer, dport=port)
+
+
+def sealed(packet: Packet, key: bytes) -> Packet:
+    """A control packet of a keyed job: with its MAC behind it."""
+    mac = Key(key).mac(bytes(packet[ISwitchControl]))
+    return packet / ISwitchMAC(mac=mac)
+
+
+def _field(field: fields.Field) -> Field[Any, Any]:
+    if field.codes == "flags":
+        names = [fields.FLAGS.get(1 << bit, f"bit{bit}") for bit in range(8 * field.size)]
+        return FlagsField(field.name, 0, 8 * field.size, names)
+    if field.codes is not None:
+        return ByteEnumField(field.name, 0, fields.CODES[field.codes])
+    return {1: ByteField, 2: ShortField, 4: IntField}[field.size](field.name, 0)
+
+
+def _udp(layer: Packet) -> UDP | None:
+    """What a layer is in."""
+    below: Packet | None = layer
+    while below is not None and not isinstance(below, UDP):
+        below = below.underlayer or below.parent
+    return below
+
+
+def _known(layer: Packet) -> Known | None:
+    """What is known of the packet that a layer is in."""
+    udp = _udp(layer)
+    ip = udp and udp.underlayer
+    if udp is None or not isinstance(ip, IP):
+        return None
+    return settings.jobs.of((ip.src, udp.sport), (ip.dst, udp.dport))
+
+
+def _is_truncated(udp: Packet | None, payload: bytes) -> bool:
+    """Whether the capture holds less of a datagram than was sent."""
+    return udp is not None and udp.len is not None and len(payload) < udp.len - UDP_HEADER
+
+
+def _parts(udp: Packet | None, payload: bytes) -> list[bytes]:
+    """The packets of a super-datagram, or the one that it is."""
+    if len(payload) < SEG_SIZE or _is_truncated(udp, payload):
+        return [payload]
+    known = udp and _known(udp)
+    return cut(payload, known.shape if known else None)
+
+
+class ISwitch(Packet):
+    """What goes to or from the switch's port: it becomes the layer that the ToS tells."""
+
+    @classmethod
+    def dispatch_hook(
+        cls, _pkt: bytes = b"", *_: Any, _underlayer: Packet | None = None, **__: Any
+    ) -> type[Packet]:
+        """The layer for a UDP payload; not one of these: it is no iSwitch traffic."""
+        udp, ip = _underlayer, getattr(_underlayer, "underlayer", None)
+        if udp is None or not isinstance(ip, IP) or ip.flags.MF or ip.frag:
+            return conf.raw_layer
+        tos = ip.tos & wire.TOS_MASK
+        if tos not in (wire.TOS_CONTROL, wire.TOS_DATA):
+            return conf.raw_layer
+        if len(_pkt) < SEG_SIZE:
+            return ISwitchMalformed
+        if tos == wire.TOS_CONTROL:
+            return ISwitchControl
+        return ISwitchSuper if len(_parts(udp, _pkt)) > 1 else ISwitchData
+
+
+class _Tagged(Packet):
+    """What goes right into UDP: its ToS becomes that of the IP layer it is put on."""
+
+    TOS: int
+
+    def add_underlayer(self, underlayer: Packet) -> None:
+        """Go into UDP; if that is in IP already, whose ToS was not set, set it."""
+        super().add_underlayer(underlayer)
+        ip = underlayer.underlayer
+        if isinstance(ip, IP):
+            ip.fields.setdefault("tos", self.TOS)
+
+    @property
+    def fault(self) -> str | None:
+        """What is wrong with this packet; None: nothing, as far as its job is known."""
+        udp, payload = _udp(self), bytes(self)
+        if self.parent is None and _is_truncated(udp, payload):
+            return faults.TRUNCATED
+        return self._fault(payload)
+
+    def _fault(self, payload: bytes) -> str | None:
+        raise NotImplementedError
+
+    def post_dissection(self, _: Packet) -> None:
+        """Show what is wrong."""
+        if self.underlayer is not None and self.fault:
+            self.name = f"{self.name}, malformed: {self.fault}"
+
+
+class ISwitchMalformed(Packet):
+    """Bytes that are not, or not wholly, a packet of the protocol."""
+
+    name = "iSwitch malformed"
+    fields_desc: ClassVar[list[Any]] = [StrField("load", b"")]
+
+    @property
+    def fault(self) -> str | None:
+        """What is wrong."""
+        below = self.underlayer
+        while isinstance(below, _Value | ISwitchMAC):
+            below = below.underlayer
+        if isinstance(below, ISwitchControl):
+            return below.fault
+        return faults.TRUNCATED if _is_truncated(_udp(self), self.load) else faults.SHORT
+
+    def mysummary(self) -> Any:  # with what below it is shown, too
+        """One line."""
+        alone = isinstance(self.underlayer, UDP)
+        text = f"malformed: {self.fault}" if alone else f"{len(self.load)} bytes"
+        return text, [ISwitchControl, UDP]
+
+
+# Control
+
+
+class ISwitchControl(_Tagged):
+    """The first eight bytes of a control packet; its value is the next layer."""
+
+    name = "iSwitch control"
+    fields_desc: ClassVar[list[Any]] = [_field(field) for field in fields.HEADER]
+    TOS = wire.TOS_CONTROL
+
+    def guess_payload_class(self, payload: bytes) -> type[Packet]:
+        """The layer of the value, if the length is one that the action has."""
+        if self.action not in list(Action):
+            return ISwitchMalformed
+        for kind in wire.VALUES[Action(self.action)]:
+            if len(payload) - (kind.FORMAT.size if kind else 0) in (0, MAC_SIZE):
+                if kind is None:
+                    return ISwitchMAC
+                return ISwitchSwitchJoin if kind is wire.SwitchJoin else VALUES[self.action]
+        return ISwitchMalformed
+
+    def _fault(self, payload: bytes) -> str | None:
+        return faults.of_control(payload)
+
+    def post_dissection(self, pkt: Packet) -> None:
+        """Learn from it what data packets do not say."""
+        super().post_dissection(pkt)
+        udp = self.underlayer
+        ip = udp and udp.underlayer
+        if udp is not None and isinstance(ip, IP) and not self.fault:
+            packet = Control.parse(faults.without_mac(bytes(self)))
+            settings.jobs.learn((ip.src, udp.sport), (ip.dst, udp.dport), packet)
+
+    def answers(self, other: Packet) -> bool:
+        """Whether it is the Ack to a request: for scapy's `sr1`."""
+        return (
+            isinstance(other, ISwitchControl)
+            and isinstance(self.payload, ISwitchAck)
+            and (self.job, self.request) == (other.job, other.request)
+            and self.payload.action == other.action
+        )
+
+    def mysummary(self) -> Any:  # with what below it is shown, too
+        """One line."""
+        text = self.sprintf("iSwitch %action% job %job% request %request% status %status%")
+        return text + (f", malformed: {self.fault}" if self.fault else ""), [UDP]
+
+
+class _Value(Packet):
+    """What follows the header of a control packet."""
+
+    def guess_payload_class(self, payload: bytes) -> type[Packet]:
+        """Of a keyed job's packet, the MAC."""
+        return ISwitchMAC if len(payload) == MAC_SIZE else ISwitchMalformed
+
+    def mysummary(self) -> Any:  # with what below it is shown, too
+        """What it says but for zeros."""
+        names = [f.name for f in self.fields_desc if self.getfieldval(f.name)]
+        text = " ".join(f"{name} %{name}%" for name in names) or "all zero"
+        return self.sprintf(text), [ISwitchControl]
+
+
+def _fields(kind: fields.Kind) -> list[Any]:
+    return [_field(field) for field in fields.VALUES[kind]]
+
+
+class ISwitchJoin(_Value):
+    """The value of a Join."""
+
+    name = "iSwitch Join"
+    fields_desc: ClassVar[list[Any]] = _fields(wire.Join)
+
+
+class ISwitchSwitchJoin(_Value):
+    """The value of a switch's Join: it says for how many workers the switch stands."""
+
+    name = "iSwitch Join of a switch"
+    fields_desc: ClassVar[list[Any]] = _fields(wire.SwitchJoin)
+
+
+class ISwitchReset(_Value):
+    """The value of a Reset from the switch."""
+
+    name = "iSwitch Reset"
+    fields_desc: ClassVar[list[Any]] = _fields(wire.Round)
+
+
+class ISwitchSetH(_Value):
+    """The value of a SetH."""
+
+    name = "iSwitch SetH"
+    fields_desc: ClassVar[list[Any]] = _fields(wire.Threshold)
+
+
+class ISwitchFBcast(_Value):
+    """The value of an FBcast: consecutive segments of a round."""
+
+    name = "iSwitch FBcast"
+    fields_desc: ClassVar[list[Any]] = _fields(wire.Segments)
+
+
+class ISwitchHelp(_Value):
+    """The value of a Help: consecutive segments of a round."""
+
+    name = "iSwitch Help"
+    fields_desc: ClassVar[list[Any]] = _fields(wire.Segments)
+
+
+class ISwitchAck(_Value):
+    """The value of an Ack."""
+
+    name = "iSwitch Ack"
+    fields_desc: ClassVar[list[Any]] = _fields(wire.Ack)
+
+    @property
+    def missing(self) -> list[int]:
+        """In the answer to a Help: the ranks whose contributions are missing."""
+        bitmap = self.threshold << 32 | self.contributors
+        return [rank for rank in range(wire.MAX_MEMBERS) if bitmap >> rank & 1]
+
+
+class ISwitchMAC(Packet):
+    """The last 16 bytes of a control packet of a keyed job; `sealed` makes them."""
+
+    name = "iSwitch MAC"
+    fields_desc: ClassVar[list[Any]] = [XStrFixedLenField("mac", bytes(MAC_SIZE), MAC_SIZE)]
+
+    def mysummary(self) -> Any:  # with what below it is shown, too
+        """One line."""
+        return "MAC", [ISwitchControl, *VALUES.values(), ISwitchSwitchJoin]
+
+
+VALUES: dict[int, type[Packet]] = {
+    Action.JOIN: ISwitchJoin,
+    Action.RESET: ISwitchReset,
+    Action.SETH: ISwitchSetH,
+    Action.FBCAST: ISwitchFBcast,
+    Action.HELP: ISwitchHelp,
+    Action.ACK: ISwitchAck,
+}
+
+
+# Data
+
+
+class ElementsField(Field[Vector, bytes]):
+    """All bytes that are left, as a read-only array in the dtype of the job.
+
+    If they are no whole number of elements, they are uint8. To change elements, assign others: an
+    array of an element type of the protocol, numbers (of `settings.dtype`), or bytes as they are.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, np.empty(0, np.float32))
+
+    def any2i(self, _: Packet | None, x: Any) -> Vector:
+        """Check and keep elements.
+
+        Raises:
+            WireError: of a dtype that the protocol does not have.
+        """
+        if isinstance(x, bytes):
+            return np.frombuffer(x, np.uint8)
+        elements = np.array(x, None if isinstance(x, np.ndarray) else settings.dtype.numpy)
+        if elements.dtype != np.uint8:
+            DType.of(elements.dtype)
+        elements.flags.writeable = False
+        return elements.reshape(-1)
+
+    def addfield(self, _: Packet, s: bytes, val: Vector | None) -> bytes:
+        """The bytes of the elements."""
+        return s + (b"" if val is None else self.any2i(None, val).tobytes())
+
+    def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Vector]:
+        """All that is left."""
+        known = _known(pkt)
+        dtype = known.shape.dtype if known and known.shape else settings.dtype
+        whole = len(s) % dtype.itemsize == 0
+        return b"", np.frombuffer(s, dtype.numpy if whole else np.uint8)
+
+    def i2repr(self, _: Packet | None, x: Vector) -> str:
+        """How many, of what, and the first of them."""
+        shown = ", ".join(str(element) for element in x[:ELEMENTS_SHOWN])
+        more = ", ..." if len(x) > ELEMENTS_SHOWN else ""
+        return f"{len(x)} {x.dtype.name}: {shown}{more}" if len(x) else "none"
+
+    def do_copy(self, x: Vector) -> Vector:
+        """The same: nobody can write to it."""
+        return x
+
+    def randval(self) -> Any:
+        """For scapy's `fuzz`."""
+        return RandBin()
+
+
+class ISwitchData(_Tagged):
+    """A data packet: a contribution, or the aggregate."""
+
+    name = "iSwitch data"
+    fields_desc: ClassVar[list[Any]] = [*map(_field, fields.SEG), ElementsField("elements")]
+    TOS = wire.TOS_DATA
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ISwitchData) and bytes(self) == bytes(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as that of every Packet
+
+    def _fault(self, payload: bytes) -> str | None:
+        known, size = _known(self), len(payload) - SEG_SIZE
+        return faults.of_data(self.index, size, known.shape if known else None, settings.dtype)
+
+    def mysummary(self) -> Any:  # with what below it is shown, too
+        """One line."""
+        known = _known(self)
+        what = "data" if known is None else "contribution" if known.to_switch else "aggregate"
+        fault = f", malformed: {self.fault}" if self.fault else ""
+        return self.sprintf(f"iSwitch {what} round %round% index %index%") + fault, [UDP]
+
+
+class _PacketsField(PacketListField):
+    """All that is left, as the packets that it is cut into."""
+
+    def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Any]:
+        """All that is left."""
+        return b"", [ISwitchData(part, _parent=pkt) for part in _parts(_udp(pkt), s)]
+
+
+class ISwitchSuper(_Tagged):
+    """A super-datagram: several data packets, which are packets of their own on the wire."""
+
+    name = "iSwitch super-datagram"
+    fields_desc: ClassVar[list[Any]] = [_PacketsField("packets", [], ISwitchData)]
+    TOS = wire.TOS_DATA
+
+    def _fault(self, _: bytes) -> str | None:
+        return next((packet.fault for packet in self.packets if packet.fault), None)
+
+    def mysummary(self) -> Any:  # with what below it is shown, too
+        """One line."""
+        return f"iSwitch super-datagram of {len(self.packets)} packets", [UDP]
+
+
+for _action, _layer in VALUES.items():
+    bind_layers(ISwitchControl, _layer, action=_action)
+bind_layers(ISwitchControl, ISwitchSwitchJoin, action=Action.JOIN)
+bind(wire.PORT)
