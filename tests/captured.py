@@ -39,6 +39,7 @@ from iswitch.wire import (
 End = tuple[str, int]
 
 SWITCH: End = ("10.26.255.254", PORT)
+PATIENCE = 240.0  # seconds for tshark, where much else is running
 KEY = b"a key for the tests"
 
 
@@ -186,12 +187,13 @@ def job_of(member: End, job: int, dtype: DType, mode: Mode) -> Iterator[Sent]:
         yield request(member, Action.ACK, job, 1 + at, Ack(action, rank=job))
 
 
-def tshark(path: Path, folder: Path, *options: str) -> str:
+def tshark(path: Path, folder: Path, *options: str, twice: bool = True) -> str:
     """What tshark prints of a capture, with the dissector; nothing of it may be an error."""
     script = folder / "iswitch.lua"
     script.write_text(dissector())
-    command = ["tshark", "-X", f"lua_script:{script}", "-r", str(path), "-2", *options]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    command = ["tshark", "-X", f"lua_script:{script}", "-r", str(path), *options]
+    command += ["-2"] * twice
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
     noise = [line for line in done.stderr.splitlines() if "root" not in line]
     assert not noise, noise
     return done.stdout

@@ -1,8 +1,9 @@
 -- Control: values by name, and the layout, whether there is a MAC, and what is wrong
 
-local function read(tvb, layout, v)
+local function read(tvb, layout, v)  -- all of a layout, or nothing if that was not captured
+    local last = layout[#layout]
+    if last and last.offset + last.size > tvb:captured_len() then return false end
     for _, field in ipairs(layout) do
-        if field.offset + field.size > tvb:captured_len() then return false end
         local key = field.filter == "ack.action" and field.filter or field.name
         v[key] = tvb(field.offset, field.size):uint()
     end

@@ -120,8 +120,11 @@ local function dissect_packet(tvb, tree, known)
     local kind = known and (known.to_switch and "contribution" or "aggregate") or "data"
     local item = tree:add(iswitch, tvb(), NAME .. " " .. kind)
     if captured < SEG_SIZE then
-        item:add_proto_expert_info(length < SEG_SIZE and e.malformed or e.truncated,
-            length < SEG_SIZE and SHORT or nil)
+        if captured < length then
+            item:add_proto_expert_info(e.truncated)
+            return kind
+        end
+        item:add_proto_expert_info(e.malformed, SHORT)
         return kind, nil, SHORT
     end
     local round, index = tvb(0, 4):uint(), tvb(4, 4):uint()
@@ -150,8 +153,7 @@ local function dissect_packet(tvb, tree, known)
     return kind, round, fault, index
 end
 
-local function dissect_data(tvb, pinfo, tree, frame)
-    local known = frame.known
+local function dissect_data(tvb, pinfo, tree, known)
     local parts = cut(tvb, known and known.shape)
     local kind, round, index, fault, last
     for i, part in ipairs(parts) do

@@ -23,6 +23,13 @@ local function frame_of(pinfo, source, destination)
     return frame
 end
 
+-- What was known when a packet came; where that was not all, what is known now, from a later look.
+local function known_at(frame, source, destination)
+    local known = frame.known
+    if known and known.shape then return known end
+    return known_of(source, destination) or known
+end
+
 -- Where packets are looked at twice, Wireshark makes no tree the first time, and Lua can read the
 -- ToS in a tree only. Then take for control what is a sound control packet, so that it is known
 -- from the first look what answers what; nothing is shown of it.
@@ -52,7 +59,7 @@ local function dissect(tvb, pinfo, tree, kind)
     if kind == "control" then
         dissect_control(tvb, pinfo, tree, frame, source, destination, get.icmp() ~= nil)
     else
-        dissect_data(tvb, pinfo, tree, frame)
+        dissect_data(tvb, pinfo, tree, known_at(frame, source, destination))
     end
     return tvb:captured_len()
 end
@@ -70,8 +77,10 @@ iswitch:register_heuristic("udp", function(tvb, pinfo, tree)
         local _, _, _, fault = parse_control(tvb)
         if fault then return false end
     else
-        local frame = frames[pinfo.number]
-        if not (frame and frame.known or known_of(ends_of(pinfo))) then return false end
+        local source, destination = ends_of(pinfo)
+        if not known_at(frame_of(pinfo, source, destination), source, destination) then
+            return false
+        end
     end
     dissect(tvb, pinfo, tree, kind)
     return true
