@@ -343,7 +343,7 @@ def test_faults_are_shown() -> None:
     member = worker(1)
     found = dissected(Sent(member, SWITCH, TOS_CONTROL, b"\x09" + bytes(10)))
     assert "###[ iSwitch control, malformed: unknown action 9 ]###" in found.show(dump=True)
-    assert "iSwitch 9 job 0 request 0 status OK, malformed: unknown action 9" in found.summary()
+    assert "iSwitch 9 job 0 request 0, malformed: unknown action 9" in found.summary()
     found = dissected(Sent(member, SWITCH, TOS_DATA, b"abc"))
     assert found.summary().endswith(" / malformed: a packet has at least 8 bytes")
     assert found[ISwitchMalformed].fault == "a packet has at least 8 bytes"

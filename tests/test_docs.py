@@ -39,9 +39,9 @@ def commands() -> list[str]:
     """The command lines of all console blocks, in order."""
     return [
         line[2:]
-        for _, text in blocks("console")
+        for page, text in blocks("console")
         for line in text.splitlines()
-        if line.startswith("$ ")
+        if line.startswith("$ ") and page.name != DISSECT
     ]
 
 
@@ -58,7 +58,9 @@ def listings(page: str) -> list[tuple[str, str]]:
 BAD_LINKS = ["--topology", "star:4,loss=1%,delay=2ms,seed=1", "--world", "netns"]
 ALONE = ["topologies.md", "mininet.md", "guarantees.md"]  # not run by workers: the output is shown
 COOKBOOK = "cookbook.md"  # tests/test_cookbook.py
-WORKERS = [(page, text) for page, text in blocks("python") if page.name not in (*ALONE, COOKBOOK)]
+DISSECT = "dissect.md"  # tests/test_dissect_doc.py
+ELSEWHERE = (COOKBOOK, DISSECT)
+WORKERS = [(page, text) for page, text in blocks("python") if page.name not in (*ALONE, *ELSEWHERE)]
 SHOWN = [listing for page in ALONE for listing in listings(page)]
 
 
@@ -96,8 +98,8 @@ def test_listing_with_its_output(listing: str, output: str) -> None:
 
 
 def test_every_python_listing_is_run() -> None:
-    recipes = sum(page.name == COOKBOOK for page, _ in blocks("python"))
-    assert len(list(blocks("python"))) == len(WORKERS) + len(SHOWN) + recipes
+    elsewhere = sum(page.name in ELSEWHERE for page, _ in blocks("python"))
+    assert len(list(blocks("python"))) == len(WORKERS) + len(SHOWN) + elsewhere
 
 
 def test_topology_files() -> None:

@@ -227,7 +227,8 @@ class ISwitchControl(_Tagged):
 
     def mysummary(self) -> Any:  # with what below it is shown, too
         """One line."""
-        text = self.sprintf("iSwitch %action% job %job% request %request% status %status%")
+        status = " status %status%" * (self.action == Action.ACK)
+        text = self.sprintf("iSwitch %action% job %job% request %request%" + status)
         return text + (f", malformed: {self.fault}" if self.fault else ""), [UDP]
 
 

@@ -90,8 +90,8 @@ local function add_missing(tree, tvb, v)
     end
     local value = UInt64.new(v.contributors, v.threshold)
     local item = tree:add(f.missing, tvb(12, 12), value):set_generated()
-    item:set_text("[Missing contributions of ranks: " ..
-        (#names > 0 and table.concat(names, ", ") or "none") .. "]")
+    item:set_text("Missing contributions of ranks: " ..
+        (#names > 0 and table.concat(names, ", ") or "none"))
 end
 
 local function add_links(tree, frame)
