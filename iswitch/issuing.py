@@ -71,7 +71,7 @@ class Issuer:
         transmissions: list[Transmission] = []
         for out in sends:
             n, size = out.rows.shape
-            whole: list[Supers] = []  # for ports with offload
+            able: list[tuple[Address, bytes]] = []  # which take them, and their MACs
             single: list[tuple[Rows, Sums]] = []  # for those without
             for peer in out.peers:
                 mac = self._neighbours.get((peer.host, peer.ingress))
@@ -81,12 +81,13 @@ class Issuer:
                 elif size + HEADERS - ETH_HEADER > self.jacks[peer.ingress].mtu:
                     self.counters["too_large"] += n
                 elif self.jacks[peer.ingress].offload:
-                    whole = whole or supers(out.rows, out.tail)
-                    transmissions += [self._supers(out, peer, mac, some) for some in whole]
+                    able.append((peer, mac))
                 else:
                     single = single or [(rows, sums(rows)) for rows in pieces(out.rows, out.tail)]
                     route = self._route(peer, mac, out.tos)
                     transmissions += [_singles(route, peer, *some) for some in single]
+            for some in supers(out.rows, out.tail) if able else ():
+                transmissions += [self._supers(out, peer, mac, some) for peer, mac in able]
         return transmissions
 
     def _supers(self, out: Outgoing, peer: Address, mac: bytes, whole: Supers) -> Transmission:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .mmsg import IOVEC, MMSGHDR, UIO_MAXIOV, address_of, sendmmsg
+from .mmsg import IOVEC, MMSGHDR, UIO_MAXIOV, Block, address_of, sendmmsg
 
 SOCKADDR_LL = struct.Struct("<HHiHBB8s")  # linux/if_packet.h
 FEW = 8  # frames for which Python is faster than NumPy
@@ -21,18 +21,24 @@ class FrameSender:
     """Frames to send, each gathered from a head and a body, on any interface, in one call.
 
     What is added is only pointed to: it has to stay as it is until `send` has returned.
+
+    Args:
+        most: frames in one call.
+        control: bytes of the control message that each is sent with.
     """
 
     _PARTS = struct.Struct("<QQQQ")  # two iovecs
     _NAME = struct.Struct("<Q")
 
-    def __init__(self, most: int = UIO_MAXIOV) -> None:
+    def __init__(self, most: int = UIO_MAXIOV, control: int = 0) -> None:
         self.most = most
         self._iovecs = np.zeros((most, 2), IOVEC)
         self._headers = np.zeros(most, MMSGHDR)
         self._headers["iov"] = address_of(self._iovecs) + np.arange(most, dtype="<u8") * 32
         self._headers["iovlen"] = 2
         self._headers["namelen"] = SOCKADDR_LL.size
+        self._headers["controllen"] = control
+        self._control: Block | None = None  # what the headers point to
         self._address = address_of(self._headers)
         self._iovec_bytes = self._iovecs.view(np.uint8).reshape(-1).data
         self._header_bytes = self._headers.view(np.uint8).data
@@ -77,8 +83,11 @@ class FrameSender:
             head += head_step
             row += step
 
-    def send(self, fd: int) -> list[tuple[int, int]]:
+    def send(self, fd: int, control: Block | None = None) -> list[tuple[int, int]]:
         """Send all that was added; returns (which, errno) of those the kernel did not take."""
+        if control is not None and control is not self._control:
+            self._headers["control"] = control.address
+            self._control = control
         refused: list[tuple[int, int]] = []
         at, total = 0, self._added
         self._added = 0

@@ -2,7 +2,8 @@
 
 Each port has a socket that receives everything its interface hears, with its virtio_net_hdr
 (PACKET_VNET_HDR), so that super-frames come and go whole. One more socket sends, at any port: a
-broadcast to many ports is one call. A VLAN tag, which the kernel takes out of the frame, is put
+broadcast to many ports is one call, and where the kernel can copy it itself one frame
+(`Replicator`). A VLAN tag, which the kernel takes out of the frame, is put
 back (PACKET_AUXDATA).
 """
 
@@ -15,6 +16,7 @@ import socket
 import struct
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from ..counters import Counters
@@ -31,8 +33,10 @@ from ..frame import (
 )
 from ..issuing import Jack
 from ..packets import Rows
+from . import replication
 from .frames import SOCKADDR_LL, FrameSender
 from .mmsg import Block, Receiver, Spacing, size_buffers
+from .replication import Replicator
 
 ETH_P_ALL = 3  # linux/if_ether.h
 SOL_PACKET = 263
@@ -129,6 +133,7 @@ class RawPorts:
         offload: send super-frames whole, wherever they are cut then.
         counters: where frames sent, and what the kernel did not take or keep, are counted.
         recorder: is told of all frames.
+        replicate: have the kernel copy broadcasts, if it can.
 
     Raises:
         RawPortError: see RawPort.
@@ -141,11 +146,13 @@ class RawPorts:
         buffer: int = BUFFER,
         counters: Counters | None = None,
         recorder: Recorder | None = None,
+        replicate: bool = True,
     ) -> None:
         self.counters = Counters() if counters is None else counters
         self.recorder = recorder
         self.offload = offload
         self.ports: list[RawPort] = []
+        self._replicator: Replicator | None = None
         self._out = packet_socket(buffer)
         self._epoll = select.epoll()
         try:
@@ -163,7 +170,16 @@ class RawPorts:
         ]
         self._receiver = Receiver(head=HEAD, control=CONTROL)
         self._sender = FrameSender()
+        self._marked = FrameSender(control=replication.CONTROL)
         self._looked = time.monotonic()
+        if replicate and offload and len(self.ports) > 1:
+            with suppress(OSError):  # an older kernel, or no CAP_BPF: each port by itself
+                self._replicator = Replicator([port.index for port in self.ports])
+
+    @property
+    def replicates(self) -> bool:
+        """Whether the kernel copies broadcasts to all ports."""
+        return self._replicator is not None
 
     @property
     def jacks(self) -> list[Jack]:
@@ -183,6 +199,8 @@ class RawPorts:
             self._count_dropped()
         for port in self.ports:
             port.socket.close()
+        if self._replicator is not None:
+            self._replicator.close()
         self._out.close()
         self._epoll.close()
         if self.recorder is not None:
@@ -225,12 +243,17 @@ class RawPorts:
     def _count_dropped(self) -> None:
         for port in self.ports:
             self.counters["rx_overflow"] += port.dropped()
+        if self._replicator is not None:
+            failed = self._replicator.failures()
+            self.counters["tx_frames"] -= failed
+            self.counters["tx_failed"] += failed
 
     # Sending
 
     def push(self, steps: Iterable[Sequence[Transmission]]) -> None:
         """Send frames, step by step; what the kernel does not take is counted."""
-        for step in steps:
+        for whole in steps:
+            step = self._broadcast(whole) if self._replicator and len(whole) > 1 else whole
             if not step:
                 continue
             counts: list[int] = []
@@ -244,6 +267,33 @@ class RawPorts:
                 port, heads, bodies, lengths, _ = transmission
                 self._sender.add(self._names[port].address, heads, bodies, lengths)
             self._flush(counts, begun)
+
+    def _broadcast(self, step: Sequence[Transmission]) -> list[Transmission]:
+        """Send what goes to several ports and the kernel can copy; the rest."""
+        assert self._replicator is not None
+        left: list[Transmission] = []
+        at = 0
+        while at < len(step):
+            first, stop = step[at], at + 1
+            while stop < len(step) and step[stop].bodies is first.bodies:
+                stop += 1
+            copies, at = step[at:stop], stop
+            fan = None
+            if len(copies) > 1 and len(first.lengths) <= self._sender.most:
+                fan = self._replicator.fan(copies)
+            if fan is None:
+                left += copies
+                continue
+            port, heads, bodies, lengths, counts = first
+            self._marked.add(self._names[port].address, heads, bodies, lengths)
+            if self._marked.send(self._out.fileno(), fan):  # the first port is down, say
+                left += copies
+                continue
+            self.counters["tx_frames"] += sum(counts) * len(copies)
+            if self.recorder is not None:
+                for copy in copies:
+                    self.recorder.sent(copy, ())
+        return left
 
     def _flush(self, counts: list[int], begun: list[tuple[Transmission, int]]) -> None:
         self.counters["tx_frames"] += sum(counts)
