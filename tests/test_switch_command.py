@@ -217,6 +217,8 @@ def test_usage(words: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("--ports a,b --address 10.0.0.9 --uplink a", "--uplink a leads to no --parent"),
         ("--ports a --address 10.0.0.9 --parent 10.0.0.9", "--parent 10.0.0.9 is this switch"),
         ("--address 10.0.0.9", "--address is for a switch with ports"),
+        ("--no-replicate", "--no-replicate is for a switch with ports"),
+        ("--listen 127.0.0.1:0 --cpu 4096", "--cpu 4096: the cores this process may use are 0"),
         ("--reproducible --counting paper", "--counting paper does not know whose packets"),
     ],
 )
@@ -227,7 +229,9 @@ def test_options_that_do_not_go_together(
     assert f"iswitch switch: {complaint}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("options", [["--no-offload"], ["--spin", "0.001"], ["--reproducible"]])
+@pytest.mark.parametrize(
+    "options", [["--no-offload"], ["--spin", "0.001"], ["--cpu", "0"], ["--reproducible"]]
+)
 def test_options(options: list[str]) -> None:
     with switch(*options, "--json") as (process, where):
         assert rounds(where, 3, 50_000, 5) == [3.0] * 3

@@ -134,6 +134,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="poll this long before sleeping: lower latency for a busy core (default: 0)",
     )
     parser.add_argument(
+        "--cpu",
+        type=int,
+        metavar="N",
+        help="run on this core only (default: as the kernel chooses)",
+    )
+    parser.add_argument(
+        "--no-replicate",
+        action="store_true",
+        help="with --ports: send broadcasts to each port, rather than have the kernel copy them",
+    )
+    parser.add_argument(
         "--no-offload",
         action="store_true",
         help="send packets one by one, without segmentation offload",
@@ -178,12 +189,13 @@ def run(args: argparse.Namespace) -> int:
     from ..limits import Limits
     from ..packets import Address
     from ..paper import Counting
-    from ..ports.memory import keep_freed
+    from ..ports.memory import keep_freed, settle
     from ..switch import Switch
     from ..wire import ROUND_MASK
 
-    for option in ("address", "mac", "capture", "uplink"):
+    for option in ("address", "mac", "capture", "uplink", "no_replicate"):
         if getattr(args, option) and not args.ports:
+            option = option.replace("_", "-")
             raise UsageError(f"--{option} is for a switch with ports: name them with --ports IF,IF")
     if args.ports and args.listen:
         raise UsageError("--listen is for a switch without --ports; with them it has an --address")
@@ -218,7 +230,10 @@ def run(args: argparse.Namespace) -> int:
         engine.port = kind(engine.port, impaired, seed, switch.counters)
     if args.counting == "paper":
         print("counting packets as the paper does: loss makes sums wrong", file=sys.stderr)
+    if args.cpu is not None:
+        pin(args.cpu)
     keep_freed()
+    settle()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: engine.stop())
     print(json.dumps({"listening": where}) if args.json else f"listening {where}", flush=True)
@@ -233,6 +248,15 @@ def run(args: argparse.Namespace) -> int:
         print_counters(dict(switch.counters))
     sys.stdout.flush()
     return 0
+
+
+def pin(cpu: int) -> None:
+    """Run on one core only."""
+    cores = os.sched_getaffinity(0)
+    if cpu not in cores:
+        there = ", ".join(map(str, sorted(cores)))
+        raise UsageError(f"--cpu {cpu}: the cores this process may use are {there}")
+    os.sched_setaffinity(0, {cpu})
 
 
 def keys(path: str | None) -> Keys:
@@ -365,7 +389,12 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
     address = args.address.packed
     counters = switch.counters
     try:
-        ports = RawPorts(args.ports, offload=not args.no_offload, counters=counters)
+        ports = RawPorts(
+            args.ports,
+            offload=not args.no_offload,
+            counters=counters,
+            replicate=not args.no_replicate,
+        )
     except RawPortError as error:
         raise UsageError(str(error.strerror)) from None
     for port in ports.ports:

@@ -1,4 +1,6 @@
-"""Has the C library keep the memory that is freed, for a process that makes buffers all the time.
+"""Settings of memory for a process that serves.
+
+It has the C library keep the memory that is freed, for it makes buffers all the time.
 
 What is left of a burst is put together in a new buffer of up to a megabyte. By default glibc gives
 such buffers back to the kernel, and gets them again page by page: that costs more than the copy.
@@ -7,6 +9,7 @@ such buffers back to the kernel, and gets them again page by page: that costs mo
 from __future__ import annotations
 
 import ctypes
+import gc
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 KEPT = 64 << 20  # bytes at the end of the heap that are not given back
@@ -19,3 +22,12 @@ def keep_freed() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGE)
         mallopt(M_TRIM_THRESHOLD, KEPT)
+
+
+def settle() -> None:
+    """Have the collector of cycles leave alone what is there now: modules, mostly.
+
+    It would look through all of it again and again, in the middle of a round.
+    """
+    gc.collect()
+    gc.freeze()
