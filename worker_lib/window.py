@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CEILING = 2 << 20  # bytes to have under way at most
+CEILING = 5 << 18  # bytes to have under way at most: what a queue of 1000 packets holds
 
 
 @dataclass

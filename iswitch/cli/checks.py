@@ -149,9 +149,9 @@ def overflow(host: Host) -> Finding:
 
 def receive_buffer(host: Host) -> Finding:
     """Room for what comes while the process is not looking."""
-    windows = host.buffers().receive // CEILING
+    windows, window = host.buffers().receive // CEILING, CEILING / 2**20
     cost = (
-        f"holds the windows of {windows} workers x {CEILING >> 20} MiB; more at once overflow it: "
+        f"holds the windows of {windows} workers x {window:g} MiB; more at once overflow it: "
         "repaired, but every loss costs a timer's wait and the segments again"
     )
     return _buffer(host, host.buffers().receive, "net.core.rmem_max", cost)
