@@ -1,7 +1,8 @@
 """Allreduce between network namespaces, in three ways side by side: `python -m tests.bench.raw`.
 
-Each round is measured from a common start, for which all workers' timers are set, to the last
-worker's end, in turns (A B C A B C ...):
+Each turn is measured from a common start, for which all workers' timers are set, to the last
+worker's end (A B C A B C ...). It is one allreduce, or several `--in-a-row`, as training does them:
+then the start, at which all wake up with cold caches, counts for less.
 
     iswitch   workers send their vectors to the raw switch they are plugged into, which sums them
     forward   the same workers, packets and engine, but the switch only sends every packet back
@@ -34,7 +35,7 @@ from iswitch.chassis import Chassis
 from iswitch.engine import Engine
 from iswitch.impairment import Impairments
 from iswitch.ports.impaired import ImpairedPorts
-from iswitch.ports.memory import keep_freed
+from iswitch.ports.memory import keep_freed, settle
 from iswitch.ports.raw import RawPorts
 from iswitch.switch import Switch
 from topologies import Topology
@@ -90,6 +91,7 @@ def serve(
     engine = Engine(chassis, impaired, spin=spin)
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
     keep_freed()
+    settle()
     report.send("ready")
     engine.run()
     usage = os.times()
@@ -117,6 +119,12 @@ class Plan(NamedTuple):
     rounds: list[int]
     switches: tuple[str, ...]
     gloo: str | None  # rank 0's address
+    in_a_row: int  # allreduces in a turn
+
+
+def ways_of(plan: Plan) -> list[str]:
+    """The ways to do an allreduce, in turns."""
+    return ["iswitch", "forward"] + ["gloo"] * (plan.gloo is not None)
 
 
 class Start:
@@ -191,10 +199,11 @@ def work(plan: Plan, rank: int, places: Sequence[Place], start: Start, results: 
                 for k, way in enumerate(ways):
                     run = way()
                     began = start.wait()
-                    run()
+                    for _ in range(plan.in_a_row):
+                        run()
                     if i >= 0:
                         times[i, k] = began, time.monotonic()
-                    if i < 0 and k != 1:
+                    if i < 0 and (k == 0 or (k == 2 and plan.in_a_row == 1)):
                         check(out, numel, plan.workers)
             start.wait()
             stats = [member.stats() for member in members]
@@ -221,12 +230,12 @@ def row(name: str, seconds: np.ndarray, note: str = "") -> str:
 
 
 def compare(plan: Plan, pipes: Sequence[Connection]) -> None:
-    names = ["iswitch", "forward"] + ["gloo"] * (plan.gloo is not None)
+    names = ways_of(plan)
     print(f"{'':11}{'min':>9}{'p50':>9}{'p99':>9}{'max':>9}{'n':>7}   / iswitch")
     for name, numel in plan.sizes.items():
         found = [pipe.recv() for pipe in pipes]
         times = np.stack([times for times, _, _ in found])  # worker, round, way, (start, end)
-        seconds = times[..., 1].max(axis=0) - times[..., 0].min(axis=0)
+        seconds = (times[..., 1].max(axis=0) - times[..., 0].min(axis=0)) / plan.in_a_row
         again = sum(stats[0]["sent_again"] for _, stats, _ in found)
         packets = 2 * sum(segments for _, _, segments in found) / 1e6
         print(f"{name} ({numel} elements)" + f", {again} segments sent again" * bool(again))
@@ -302,6 +311,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=8.0, help="roughly, for each size")
     parser.add_argument("--sizes", type=int, nargs="*", help="elements; default: the paper's")
+    parser.add_argument("--in-a-row", type=int, default=1, metavar="N", help="allreduces in a turn")
+    parser.add_argument("--rate", help="of all links, such as 1Gbit; default: what the machine can")
     parser.add_argument("--mtu", type=int, default=1500)
     parser.add_argument("--spin", type=float, default=0.0, help="as of `iswitch switch`")
     parser.add_argument(
@@ -311,9 +322,11 @@ def main() -> None:
     parser.add_argument("--no-tcp", action="store_true")
     args = parser.parse_args()
     sizes = {str(n): n for n in args.sizes} if args.sizes is not None else SIZES
-    rounds = [max(20, min(1000, int(args.seconds * 1e7 / (n + 2e4)))) for n in sizes.values()]
+    elements = args.seconds * 1e7 / args.in_a_row
+    rounds = [max(20, min(1000, int(elements / (n + 2e4)))) for n in sizes.values()]
     gloo = not args.no_gloo and find_spec("torch") is not None
-    topology = Topology.parse(f"star:{args.workers},mtu={args.mtu}")
+    rate = f",rate={args.rate}" if args.rate else ""
+    topology = Topology.parse(f"star:{args.workers},mtu={args.mtu}{rate}")
     context = mp.get_context("spawn")
     print(f"command: python -m tests.bench.raw {' '.join(sys.argv[1:])}".rstrip())
     print(f"machine: {os.cpu_count()} cores, Linux {platform.release()}, NumPy {np.__version__}")
@@ -337,7 +350,7 @@ def main() -> None:
             end.recv()
         switches = tuple(str(topology.address("s1")) for _ in servers)
         master = str(topology.address("h1")) if gloo else None
-        plan = Plan(args.workers, sizes, rounds, switches, master)
+        plan = Plan(args.workers, sizes, rounds, switches, master, args.in_a_row)
         start = Start(context, args.workers)
         pipes, workers = [], []
         for rank in range(args.workers):
