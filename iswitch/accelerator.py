@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -153,8 +153,11 @@ class Accelerator(ABC):
         source = self.rows if partial else self.aggregates
         return source[run.slot, run.start : run.stop], self.shape.tail(run.stop)
 
-    def packed(self, runs: Iterable[Run], partial: bool = False) -> Iterator[tuple[Rows, int]]:
+    def packed(self, runs: Sequence[Run], partial: bool = False) -> Iterator[tuple[Rows, int]]:
         """The same of many runs; all but long ones are put together, which takes a copy."""
+        if len(runs) == 1:
+            yield self.outgoing(runs[0], partial)
+            return
         together: dict[int, list[Run]] = {}
         for run in merge(runs):
             if run.segments < self._long:

@@ -49,8 +49,9 @@ from .packets import Burst, Rows, unpacked
 from .segmentation import read_super, wire_frames
 from .sorting import (
     Flow,
+    Lengths,
+    fixed,
     groups,
-    identity,
     is_whole,
     read_flow,
     read_lengths,
@@ -96,7 +97,7 @@ class Chassis:
         self.issuer = Issuer(self.jacks, address, mac, port, switch.counters)
         self.guard = SourceGuard(switch.control.sources, self.issuer.mac_of, address)
         self._mac_row = np.frombuffer(mac, np.uint8)
-        self._flows: dict[tuple[int, bytes], Flow | None] = {}
+        self._flows: dict[tuple[int, bytes], tuple[Flow, Lengths] | None] = {}
         self._measures: dict[tuple[bytes, int, bytes, int], tuple[int, int]] = {}
 
     def receive(self, frames: Frames, now: float) -> Iterator[Sends]:
@@ -110,8 +111,8 @@ class Chassis:
                 self._flows.clear()
             if group.lengths[0] >= HEAD:
                 head = group.heads[0].tobytes()
-                if head[ETH : ETH + MAC_SIZE] == self.mac and (flow := self._flow(group, head)):
-                    yield from self._tagged(flow, group, head, now)
+                if head[ETH : ETH + MAC_SIZE] == self.mac and (found := self._flow(group, head)):
+                    yield from self._tagged(*found, group, head, now)
                     continue
             yield self._untagged(group, now)
 
@@ -125,49 +126,55 @@ class Chassis:
 
     # Tagged traffic
 
-    def _flow(self, group: Frames, head: bytes) -> Flow | None:
-        key = (group.ingress, identity(head))
+    def _flow(self, group: Frames, head: bytes) -> tuple[Flow, Lengths] | None:
+        """What a head says, but for what differs within a flow whose datagrams are equally long."""
+        key = (group.ingress, fixed(head))
         try:
             return self._flows[key]
         except KeyError:
             if len(self._flows) >= MOST:
                 self._flows.clear()
             flow = read_flow(head, group.ingress, self.address, self.port)
+            found = None
             if flow is not None:
                 ip = head[IP + 12 : IP + 16]
                 spoofed = self.guard.is_spoofed(flow.mac, ip, group.ingress)
-                flow = flow._replace(spoofed=spoofed)
-            self._flows[key] = flow
-            return flow
+                found = flow._replace(spoofed=spoofed), read_lengths(head)
+            self._flows[key] = found
+            return found
 
-    def _tagged(self, flow: Flow, group: Frames, head: bytes, now: float) -> Iterator[Sends]:
+    def _tagged(
+        self, flow: Flow, found: Lengths, group: Frames, head: bytes, now: float
+    ) -> Iterator[Sends]:
         """Datagrams of one flow for the switch inside, all of one length but for the last."""
-        found = read_lengths(head)
-        heads, bodies = group.heads, group.bodies
-        if not is_whole(found, group.lengths[0]):
-            self._drop("bad_frame", len(heads))
+        ingress, heads, bodies, lengths = group
+        n = len(lengths)
+        if not is_whole(found, lengths[0]):
+            self._drop("bad_frame", n)
             return
         size = found.datagram - 8
         step = size if found.gso_type == GSO_NONE else min(found.gso_size, size)
         count = -(-size // step) if step else 1  # packets of a frame
-        last = size - (group.lengths[0] - group.lengths[-1])
+        last = size - (lengths[0] - lengths[-1])
         missing = count - (-(-last // step) if step else 1)  # packets that the last lacks
         if flow.spoofed:
-            self._drop("spoofed", len(heads) * count - missing)
+            self._drop("spoofed", n * count - missing)
             return
-        good = headers_sound(heads, head)
-        if found.gso_type == GSO_NONE and not found.flags & (NEEDS_CSUM | DATA_VALID):
-            good &= datagrams_sound(heads, bodies[:, :size])
-        if not good.all():
-            bad = int(len(heads) - good.sum()) * count
-            if not good[-1]:
-                bad, last = bad - missing, size
-            self._drop("bad_checksum", bad)
-            bodies = bodies[good]
-            if not len(bodies):
-                return
-        self._learn(flow.peer.host, group.ingress, flow.mac)
-        self.bridge.learn(flow.mac, group.ingress, now)
+        unchecked = found.gso_type == GSO_NONE and not found.flags & (NEEDS_CSUM | DATA_VALID)
+        if n > 1 or unchecked or int.from_bytes(head[IP:UDP], "big") % 0xFFFF:
+            good = headers_sound(heads, head)
+            if unchecked:
+                good &= datagrams_sound(heads, bodies[:, :size])
+            if not good.all():
+                bad = int(n - good.sum()) * count
+                if not good[-1]:
+                    bad, last = bad - missing, size
+                self._drop("bad_checksum", bad)
+                bodies = bodies[good]
+                if not len(bodies):
+                    return
+        self._learn(flow.peer.host, ingress, flow.mac)
+        self.bridge.learn(flow.mac, ingress, now)
         for rows, tail in unpacked(bodies, size, step, last):
             self.counters["rx_frames"] += len(rows)
             sends = self.switch.receive(Burst(flow.peer, flow.tos, rows, tail), now)

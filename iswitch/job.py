@@ -260,15 +260,18 @@ class Job:
         """In a job that keeps places: how many of them are free."""
         return self.members.least - len(self.members.contributor_addresses())
 
-    def stretches(self, rows: Rows, tail: int) -> Iterator[Stretch]:
+    def stretches(self, rows: Rows, tail: int) -> list[Stretch]:
         """Cut data packets into segments of one round, without what is malformed."""
         assert self.shape is not None
         assert self.accelerator is not None
-        for stretch in self.accelerator.cutter.cut(rows, tail):
-            if stretch.fits(self.shape):
-                yield stretch
-            else:
-                yield from self._well_formed(self.shape, stretch)
+        cut = self.accelerator.cutter.cut(rows, tail)
+        if len(cut) == 1 and cut[0].fits(self.shape):  # as nearly always
+            return cut
+        good: list[Stretch] = []
+        for stretch in cut:
+            fits = stretch.fits(self.shape)
+            good += (stretch,) if fits else self._well_formed(self.shape, stretch)
+        return good
 
     def contribute(self, member: Member, stretch: Stretch, outcome: Outcome) -> None:
         """Take segments of one member; count what is not taken."""

@@ -105,9 +105,9 @@ def _same(heads: Rows, first: bytes, part: slice) -> bool:
     return bool(heads[:, part].tobytes() == first[part] * len(heads))
 
 
-def identity(head: bytes) -> bytes:
-    """The part of a head that is the same in all datagrams of a flow."""
-    return head[ETH : IP + 2] + head[IP + 6 : IP + 10] + head[IP + 12 : UDP + 4]
+def fixed(head: bytes) -> bytes:
+    """The part of a head that is the same in all datagrams of a flow that are of one length."""
+    return head[: IP + 4] + head[IP + 6 : IP + 10] + head[IP + 12 : UDP + 6]
 
 
 def read_lengths(head: bytes) -> Lengths:

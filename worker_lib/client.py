@@ -43,6 +43,7 @@ from .session import Answered, Dropped, Gone, Halted, Session, WasReset
 from .waiting import LOOK_PAUSE, OnMemberLost, Waiting, ranks_in
 from .window import CEILING
 
+LOOK_AGAIN = 0.001  # seconds since something came after which to look before an allreduce
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
 WHO_PATIENCE = 0.5  # seconds for an answer to the question who is in the job
 TAKEN_PAUSE = 0.5  # seconds before asking again for a place in a job that has all its workers
@@ -248,8 +249,8 @@ class Worker:
         began = time.monotonic()
         limit = began + timeout
         session = self._session
-        if self._poller.poll(0):  # since the last call: Help for that round, a Reset, a Halt
-            self._receive()
+        if began - self._session.heard > LOOK_AGAIN and self._poller.poll(0):
+            self._receive()  # since the last call: Help for that round, a Reset, a Halt
         self._raise_notice()
         session.begin(np.ascontiguousarray(vector).reshape(-1), result.reshape(-1), began, own)
         transfer = session.transfer

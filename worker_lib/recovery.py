@@ -38,6 +38,7 @@ class Losses:
         self._again_in_flight = 0
         self._most = 1  # were in flight at once
         self._lossy = False
+        self._in_order = True  # what is in flight was sent once, in ascending order
         self.in_flight = 0
         self.round_trip: float | None = None  # the last that can be told
         self.measured: float | None = None  # the last of a segment that was sent once (Karn)
@@ -45,6 +46,7 @@ class Losses:
     def sent(self, which: Which, count: int, now: float, again: bool) -> None:
         """So many segments are sent now, in ascending order; of new ones none is in flight."""
         if again:
+            self._in_order = False
             self.forget(which)  # the Help of the switch may name what was sent again already
         self._order[which] = np.arange(self._sent + 1, self._sent + 1 + count)
         self._at[which] = now
@@ -59,13 +61,18 @@ class Losses:
     def came(self, which: Which, now: float) -> None:
         """Aggregates have come."""
         order = self._order[which]
-        last = int(order.argmax())
+        plain = self._in_order and isinstance(which, slice) and order[0] and order[-1]
+        last = -1 if plain else int(order.argmax())
         newest = int(order[last])
         if not newest:
             return
         again = self._again_in_flight and self._copies[which][last]
         took = now - float(self._at[which][last])
-        self.forget(which)
+        if plain:
+            order[:] = 0
+            self.in_flight -= len(order)
+        else:
+            self.forget(which)
         if again:
             if took >= self._shortest:  # else it is the answer to what was sent before
                 self.round_trip = took
@@ -78,6 +85,7 @@ class Losses:
 
     def forget(self, which: Which) -> None:
         """Segments are in flight no more."""
+        self._in_order = False
         flying = self._order[which] > 0
         self.in_flight -= int(np.count_nonzero(flying))
         if self._again_in_flight:
@@ -87,6 +95,7 @@ class Losses:
     def land(self) -> None:
         """After such a silence nothing is in flight any more."""
         self._order[:] = 0
+        self._in_order = False
         self.in_flight = self._again_in_flight = 0
 
     @property

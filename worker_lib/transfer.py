@@ -45,11 +45,12 @@ class Contribution:
         assert self.round is not None
         self.filled = stop
         self._segs[start:stop] = self._cutter.headers(self.round, start, stop)
-        full, tail = divmod(len(vector), shape.elements)
+        size = shape.elements
+        full, tail = divmod(len(vector), size)
         whole = min(stop, full)
         if start < whole:
-            elements = vector[start * shape.elements : whole * shape.elements]
-            self._data[start:whole] = elements.reshape(whole - start, -1)
+            elements = vector[start * size : whole * size]
+            self._data[start:whole] = elements.reshape(whole - start, size)
         if stop > full:
             self._data[full, :tail] = vector[full * shape.elements :]
             self._data[full, tail:] = 0  # of a vector that is shorter than the job's
@@ -87,6 +88,7 @@ class Transfer:
         self._has = self._aggregates.has
         self._todo: deque[tuple[int, int, bool]] = deque([(0, self.shape.segments, False)])
         self._lost = np.zeros(self.shape.segments, bool)  # to be sent again
+        self._some_lost = False  # whether any may be set
         self.losses = Losses(self.shape.segments)
 
     @property
@@ -121,14 +123,15 @@ class Transfer:
     @property
     def must_resend(self) -> bool:
         """Whether something is to be sent again because it was lost, or asked for."""
-        return bool(self._lost.any() or (self._todo and self._todo[0][2]))
+        return self._some_lost or bool(self._todo and self._todo[0][2])
 
     def next_lost(self, most: int, now: float) -> Indices:
         """Take at most so many segments that were lost, to send them again."""
-        if not self._lost.any():
+        if not self._some_lost:
             return NONE
         some = np.flatnonzero(self._lost & (self._has == 0))[:most]
         self._lost[: some[-1] + 1 if len(some) else None] = False
+        self._some_lost = len(some) == most
         if len(some):
             self.losses.sent(some, len(some), now, again=True)
         return some
@@ -141,6 +144,8 @@ class Transfer:
         as the same runs.
         """
         while self._todo:
+            if again and not self._todo[0][2] and self._todo[0][0] >= self.filled:
+                return None
             start, stop, asked = self._todo.popleft()
             if not asked:  # what has its aggregate already need not be sent
                 start = self._aggregates.find(0, start, stop)
@@ -174,6 +179,7 @@ class Transfer:
         """Have sent again what is lost by now; the first losses of it, and when to look again."""
         first, second, again_at = self.losses.overdue(now)
         self._lost[first] = self._lost[second] = True
+        self._some_lost |= bool(len(first) or len(second))
         return first, again_at
 
     def probe(self, most: int) -> None:
@@ -182,6 +188,7 @@ class Transfer:
         waiting = np.flatnonzero((self._has[filled] == 0) & ~self._lost[filled])[:most]
         self.losses.forget(waiting)
         self._lost[waiting] = True
+        self._some_lost |= bool(len(waiting))
 
     def resend(self, start: int, stop: int) -> int:
         """The switch lacks these segments: send those again that were sent; says how many."""
@@ -198,6 +205,7 @@ class Transfer:
         self._todo.clear()
         self._todo.append((0, self.shape.segments, False))
         self._lost[:] = False
+        self._some_lost = False
         self.losses = Losses(self.shape.segments)
 
     def take(self, rows: Rows, tail: int, cutter: Cutter, now: float) -> tuple[int, int]:

@@ -184,7 +184,11 @@ class UdpPort:
         n = len(lengths)
         first = meta[0].tobytes()
         ranges = [(0, n)]
-        if n > 1 and (lengths.count(lengths[0]) < n or meta.tobytes() != first * n):
+        if n == 1:
+            kind, length = self._kind(first), lengths[0]
+            found = unpacked(bodies, length, kind.segment or length, length)
+            return [Burst(kind.peer, kind.tos, rows, tail) for rows, tail in found]
+        if lengths.count(lengths[0]) < n or meta.tobytes() != first * n:
             differs = (meta[1:] != meta[:-1]).any(axis=1)
             starts = [0, *(np.flatnonzero(differs) + 1).tolist()]
             is_super = [self._kind(meta[i].tobytes()).segment > 0 for i in starts]
@@ -259,6 +263,12 @@ class UdpPort:
         """Send super-datagrams to whom the way carries them."""
         control = self._control(out.tos, out.rows.shape[1], group.source)
         single = self._control(out.tos, 0, group.source)
+        if out.rows.shape[0] <= super_packets(out.rows.shape[1]):
+            payload = out.rows.reshape(-1)[: out.rows.size - out.rows.shape[1] + out.tail]
+            for name in self._send_to_all(group.whole, payload, control, len(out.rows)):
+                self._send_to_singly(name)
+                self._send_rows(out.rows, out.tail, name, single)
+            return
         left = group.whole.tolist()
         at = 0
         for some in supers(out.rows, out.tail):
