@@ -19,6 +19,7 @@ Vector: TypeAlias = "NDArray[np.float32]"
 
 STRATEGIES = {
     "iswitch": "the switch adds",
+    "ring": "a ring over TCP: scatter-reduce, then all-gather",
     "gloo": "torch.distributed's gloo; needs torch",
 }
 

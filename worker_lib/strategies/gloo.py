@@ -1,4 +1,8 @@
-"""torch.distributed's gloo: a ring over TCP between the workers, no switch."""
+"""torch.distributed's gloo: its ring over TCP between the workers, no switch.
+
+Cost: steps and bytes of `ring`, whose scatter-reduce and all-gather it does, in segments of its
+own; so small vectors are padded, and every message of gloo's has a header.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,28 @@ from datetime import timedelta
 from typing import Any, Self
 
 from . import Vector
+from .base import TIMEOUT
+from .errors import Unavailable
+from .rendezvous import Meeting, meet
 
-TIMEOUT = 30.0  # seconds
 
+class Gloo:
+    """A member of torch's default process group, which has the store of rank 0."""
 
-class Ring:
-    """A member of torch's default process group."""
-
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, meeting: Meeting, store: Any, timeout: float) -> None:
         from torch import distributed
 
+        self.rank = meeting.rank
+        self.num_workers = meeting.num_workers
         self._distributed = distributed
-        distributed.init_process_group("gloo", timeout=timedelta(seconds=timeout))
-        self.rank = distributed.get_rank()
-        self.num_workers = distributed.get_world_size()
+        distributed.init_process_group(
+            "gloo",
+            store=store,
+            rank=meeting.rank,
+            world_size=meeting.num_workers,
+            timeout=timedelta(seconds=timeout),
+        )
+        distributed.barrier()  # all have read of the store what they need; rank 0 may end it
 
     def __enter__(self) -> Self:
         return self
@@ -39,9 +51,31 @@ class Ring:
         return {}
 
 
-def join(numel: int, *, timeout: float = TIMEOUT) -> Ring:  # noqa: ARG001
+def join(numel: int, *, timeout: float = TIMEOUT) -> Gloo:
     """Join the group of MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE.
 
-    Across namespaces gloo has to be told the interface: GLOO_SOCKET_IFNAME.
+    Across namespaces gloo has to be told the interface: GLOO_SOCKET_IFNAME (`iswitch run` does).
+
+    Raises:
+        ValueError: the environment lacks what it needs.
+        RendezvousError: not all have come.
+        Unavailable: torch is not installed.
     """
-    return Ring(timeout)
+    try:
+        from torch._C._distributed_c10d import TCPStore
+    except ImportError:
+        raise Unavailable(
+            "the strategy gloo is torch's: pip install -e '.[torch]' (in a checkout of iswitch)"
+        ) from None
+    limit = timedelta(seconds=timeout)
+    stores: list[Any] = []
+
+    def tell(here: str) -> Any:
+        stores.append(TCPStore(here, 0, is_master=True, wait_for_workers=False, timeout=limit))
+        return here, stores[0].port
+
+    meeting = meet(f"gloo of {numel} elements", tell, timeout)
+    if meeting.rank:
+        host, port = meeting.told[0]
+        stores[:] = [TCPStore(host, port, is_master=False, timeout=limit)]
+    return Gloo(meeting, stores[0], timeout)

@@ -1,0 +1,179 @@
+"""Every strategy: exact sums over workers x elements, the same bits everywhere, errors."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from worker_lib.strategies import STRATEGIES, make
+from worker_lib.strategies.base import bounds, pieces
+from worker_lib.strategies.errors import PeerLost, PeerSilent
+from worker_lib.strategies.fusion import Fused, allreduce_many
+from worker_lib.strategies.ring import cost as ring_cost
+
+from .groups import ELEMENTS, MADE, add_up, exact, floats, group, sum_of, vector_of
+
+OWN = ["ring"]  # those whose connections are ours
+WITHOUT_A_SWITCH = [*OWN, "gloo"]
+
+
+def test_all_have_a_name() -> None:
+    assert set(STRATEGIES) == {"iswitch", *WITHOUT_A_SWITCH}
+    with pytest.raises(ValueError, match="no strategy 'rings'; there are iswitch, ring"):
+        make("rings", 10)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("name", WITHOUT_A_SWITCH)
+def test_exact_sums(name: str, size: int) -> None:
+    found = group(exact, size, name, {})
+    if name in OWN:
+        assert all(stats["rounds"] == 3 for one in found for stats in one)
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_SWITCH)
+def test_all_ranks_get_the_same_bits(name: str) -> None:
+    assert len(set(group(floats, 4, name, {}))) == 1
+
+
+# The ring
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_what_a_ring_sends(size: int) -> None:
+    """As its cost says, in any number of pieces; 2(N - 1)/N of the vector, but for the rounding."""
+    for options in ({}, {"piece": 4}, {"piece": 4000}):
+        if options.get("piece") == 4:
+            counted = [s[:4] for s in group(small, size, options)]
+        else:
+            counted = group(exact, size, "ring", options)
+        for rank, stats in enumerate(counted):
+            for numel, found in zip(ELEMENTS, stats, strict=False):
+                cost = ring_cost(numel, size)
+                assert found["steps"] == 3 * cost.steps == 3 * 2 * (size - 1)
+                assert found["bytes_sent"] == 3 * cost.sent(rank)
+                assert found["bytes_received"] == 3 * cost.received(rank)
+                share = 2 * (size - 1) / size * 4 * numel
+                assert abs(cost.sent(rank) - share) <= 4 * cost.steps
+
+
+def small(options: dict[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for numel in ELEMENTS[:4]:
+        with make("ring", numel, timeout=MADE, **options) as ring:
+            add_up(ring, numel, 3)
+            found.append(ring.stats())
+    return found
+
+
+def test_chunks_and_pieces() -> None:
+    assert bounds(10, 4) == [0, 2, 5, 7, 10]
+    assert bounds(0, 2) == [0, 0, 0]
+    assert pieces(5, 12, 3) == [slice(5, 8), slice(8, 11), slice(11, 12)]
+    assert pieces(5, 5, 3) == []
+
+
+# Fusion
+
+
+def fuse() -> None:
+    shapes = [(3, 5), (), (7,), (0, 2), (2, 3, 4)]
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    flat = vector_of(rank, 47)
+    arrays = [part.reshape(s) for part, s in zip(np.split(flat, [15, 16, 23, 23]), shapes)]  # noqa: B905
+    with make("ring", 47, timeout=MADE) as ring:
+        fused = Fused(shapes)
+        fused.allreduce(ring, arrays)
+        assert np.array_equal(flat, sum_of(size, 47))
+        flat[:] = vector_of(rank, 47, 1)
+        allreduce_many(ring, arrays)
+        assert np.array_equal(flat, sum_of(size, 47, 1))
+        fused.vector[:] = vector_of(rank, 47, 2)
+        fused.allreduce(ring)
+        assert np.array_equal(fused.views[2], sum_of(size, 47, 2)[16:23])
+        assert ring.stats()["rounds"] == 3
+        with pytest.raises(ValueError, match=r"an array is \[5, 3\], and was to be \[3, 5\]"):
+            fused.allreduce(ring, [arrays[0].T, *arrays[1:]])
+
+
+def test_many_arrays_in_one_allreduce() -> None:
+    group(fuse, 3)
+    assert Fused([]).vector.size == 0
+
+
+# What can go wrong
+
+
+def misuse(name: str) -> list[str]:
+    told = []
+    wrong: list[Any] = [
+        np.zeros(7, np.float32),
+        np.zeros(8),
+        np.zeros((8, 2), np.float32)[:, 0],
+        [0.0] * 8,
+        np.broadcast_to(np.float32(0), 8),
+    ]
+    with make(name, 8, timeout=MADE) as strategy:
+        for vector in wrong:
+            with pytest.raises(ValueError, match="pass a writeable contiguous array") as caught:
+                strategy.allreduce(vector)
+            told.append(str(caught.value).partition(";")[0])
+        add_up(strategy, 8)
+    return told
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_vectors_that_do_not_fit(name: str) -> None:
+    told = group(misuse, 2, name)
+    assert told[0] == told[1] == [
+        "the vector is float32 [7]",
+        "the vector is float64 [8]",
+        "the vector is float32 [8], not contiguous",
+        "the vector is a list",
+        "the vector is float32 [8], not contiguous, not writeable",
+    ]  # fmt: skip
+
+
+def failing(name: str, numel: int, dies: bool) -> str:
+    """The last rank takes part once; then it leaves, or does nothing."""
+    with make(name, numel, timeout=0.5 if not dies else MADE) as strategy:
+        rank, size = strategy.rank, strategy.num_workers
+        vector = vector_of(rank, numel)
+        strategy.allreduce(vector)
+        if rank == size - 1:
+            if not dies:
+                time.sleep(2)
+            return ""
+        began = time.monotonic()
+        with pytest.raises(PeerLost if dies else PeerSilent) as caught:
+            strategy.allreduce(vector)
+        assert time.monotonic() - began < 5
+        return str(caught.value)
+
+
+@pytest.mark.parametrize("numel", [1000, 4_000_000])
+@pytest.mark.parametrize("dies", [True, False], ids=["dies", "hangs"])
+@pytest.mark.parametrize("name", OWN)
+def test_a_worker_that_fails_is_named(name: str, dies: bool, numel: int) -> None:
+    told = group(failing, 2, name, numel, dies)
+    said = "rank 1 is lost" if dies else "rank 1 said nothing for 0.5 s"
+    assert told[0].startswith(said), told
+
+
+def disagreeing(name: str) -> str:
+    from worker_lib.strategies.errors import RendezvousError
+
+    with pytest.raises(RendezvousError) as caught:
+        make(name, 10 + int(os.environ["RANK"]), timeout=MADE)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_vectors_of_different_sizes(name: str) -> None:
+    (said,) = set(group(disagreeing, 2, name))
+    assert "11 elements, and rank 0 " in said
+    assert "10 elements; mend one" in said

@@ -1,0 +1,83 @@
+"""What the strategies that bring their own connections have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Self
+
+import numpy as np
+
+from . import Vector
+
+TIMEOUT = 30.0  # seconds
+
+
+class Base(ABC):
+    """A member of a group; `_close` parts from it.
+
+    Args:
+        rank: this worker's number.
+        num_workers: how many there are.
+        numel: elements of every vector.
+    """
+
+    def __init__(self, rank: int, num_workers: int, numel: int) -> None:
+        self.rank = rank
+        self.num_workers = num_workers
+        self.numel = numel
+        self.rounds = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group."""
+
+    @abstractmethod
+    def allreduce(self, vector: Vector) -> Vector:
+        """Add up the vectors of all workers, in place."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """What there is to know of it, for a report."""
+
+    def check(self, vector: Vector) -> None:
+        """Whether a vector can be added up in place.
+
+        Raises:
+            ValueError: it cannot; the message names the mend.
+        """
+        if (
+            not isinstance(vector, np.ndarray)
+            or vector.dtype != np.float32
+            or vector.shape != (self.numel,)
+            or not vector.flags.c_contiguous
+            or not vector.flags.writeable
+        ):
+            raise ValueError(
+                f"the vector is {described(vector)}; pass a writeable contiguous array of float32 "
+                f"[{self.numel}], as the group was made for"
+            )
+
+
+def described(vector: object) -> str:
+    """What somebody passed, in words."""
+    if not isinstance(vector, np.ndarray):
+        return f"a {type(vector).__name__}"
+    layout = "" if vector.flags.c_contiguous else ", not contiguous"
+    layout += "" if vector.flags.writeable else ", not writeable"
+    return f"{vector.dtype} {list(vector.shape)}{layout}"
+
+
+def bounds(numel: int, parts: int) -> list[int]:
+    """Where so many parts begin and end, which differ by one element at most."""
+    return [numel * part // parts for part in range(parts + 1)]
+
+
+def pieces(start: int, stop: int, most: int) -> list[slice]:
+    """A range of elements in pieces of at most so many."""
+    return [slice(at, min(at + most, stop)) for at in range(start, stop, most)]

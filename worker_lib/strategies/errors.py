@@ -1,0 +1,48 @@
+"""What can go wrong among workers that add up without a switch, each with its mend."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ..errors import WorkerError
+
+
+class RendezvousError(WorkerError):
+    """The workers of a group have not found one another."""
+
+    @classmethod
+    def missing(cls, ranks: Collection[int], where: str, seconds: float) -> RendezvousError:
+        """Some have not come."""
+        named = ", ".join(map(str, sorted(ranks)))
+        plural = "s" * (len(ranks) > 1)
+        return cls(
+            f"rank{plural} {named} did not come to {where} within {seconds:g} s; start "
+            f"{'them' if plural else 'it'} with the same MASTER_ADDR and MASTER_PORT, look whether "
+            f"{'they have' if plural else 'it has'} failed, or give more time: timeout=..."
+        )
+
+
+class PeerLost(WorkerError):
+    """A peer closed its connection, or it broke."""
+
+    def __init__(self, peer: str, reason: str = "") -> None:
+        self.peer = peer
+        why = f" ({reason})" if reason else ""
+        super().__init__(
+            f"{peer} is lost{why}: it has failed or left; start all workers of the group again"
+        )
+
+
+class PeerSilent(WorkerError):
+    """A peer is connected, and said nothing for too long."""
+
+    def __init__(self, peer: str, seconds: float) -> None:
+        self.peer = peer
+        super().__init__(
+            f"{peer} said nothing for {seconds:g} s: it computes, hangs, or the network is down; "
+            "give more time with timeout=..., and start the group again"
+        )
+
+
+class Unavailable(WorkerError):
+    """This machine lacks what a strategy is made of."""

@@ -1,0 +1,203 @@
+"""TCP connections between workers: what is to go out goes out while something else comes in.
+
+Nothing is framed and nothing copied: both ends know what comes next and how long it is, arrays are
+sent from where they lie and received where they belong.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy.typing as npt
+
+from .errors import PeerLost, PeerSilent
+
+Array = npt.NDArray[Any]
+
+PIECE = 1 << 18  # bytes that are added, and passed on, at a time: they stay in the cache
+DONTWAIT = socket.MSG_DONTWAIT
+GREETING = struct.Struct(">4sII")  # magic, the rank that connects, what for
+MAGIC = b"iSrk"
+
+
+class Connection:
+    """To one peer.
+
+    Args:
+        sock: connected.
+        peer: what messages call it.
+        timeout: seconds of silence to endure.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str, timeout: float) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.settimeout(None)  # or Python would poll before every call
+        whole = int(timeout)
+        limit = struct.pack("ll", whole, int((timeout - whole) * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self.sock = sock
+        self.peer = peer
+        self.timeout = timeout
+        self.queue: deque[memoryview] = deque()
+        self.sent = self.received = 0  # bytes
+
+    def send(self, data: Array) -> None:
+        """Send a contiguous array, as much as goes at once; the rest is queued.
+
+        It must not be changed before it is out (`drain`).
+        """
+        done = 0
+        if not self.queue:
+            done = self._send(data.data)
+            if done == data.nbytes:
+                return
+        self.queue.append(data.data.cast("B")[done:])
+
+    def flush(self) -> bool:
+        """Send of the queue what goes at once; whether that was all."""
+        while self.queue:
+            view = self.queue[0]
+            done = self._send(view)
+            if done < view.nbytes:
+                self.queue[0] = view[done:]
+                return False
+            self.queue.popleft()
+        return True
+
+    def _send(self, data: memoryview) -> int:
+        try:
+            done = self.sock.send(data, DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise PeerLost(self.peer, str(error)) from None
+        self.sent += done
+        return done
+
+    def take(self, view: memoryview, flags: int = DONTWAIT) -> int:
+        """Receive into `view` what is there; how many bytes, 0: nothing now.
+
+        Raises:
+            PeerLost: no more will come.
+        """
+        try:
+            got = self.sock.recv_into(view, 0, flags)
+        except BlockingIOError:
+            if flags & DONTWAIT:
+                return 0
+            raise PeerSilent(self.peer, self.timeout) from None
+        except OSError as error:
+            raise PeerLost(self.peer, str(error)) from None
+        if got == 0:
+            raise PeerLost(self.peer)
+        self.received += got
+        return got
+
+    def receive(self, data: Array, outgoing: Connection) -> None:
+        """Fill a contiguous array, while `outgoing` sends what it has queued.
+
+        Raises:
+            PeerLost: this peer or the other is gone.
+            PeerSilent: neither took or sent anything for `timeout` seconds.
+        """
+        view = data.data.cast("B")
+        while view:
+            if outgoing.flush():  # nothing else to do: sleep until all is there
+                view = view[self.take(view, socket.MSG_WAITALL) :]
+            elif got := self.take(view):
+                view = view[got:]
+            else:
+                wait((self,), (outgoing,), self.timeout)
+
+    def drain(self) -> None:
+        """Wait until the queue is out."""
+        while not self.flush():
+            wait((), (self,), self.timeout)
+
+    def close(self) -> None:
+        """Part; what is queued does not go out any more."""
+        self.sock.close()
+
+
+def wait(
+    receiving: Iterable[Connection], sending: Iterable[Connection], timeout: float
+) -> list[tuple[int, int]]:
+    """Wait until one of these can be received from or sent to; (descriptor, event) of each.
+
+    Raises:
+        PeerSilent: that did not happen in time.
+    """
+    poller = select.poll()
+    events: dict[int, int] = {}
+    connections = {}
+    for connection in receiving:
+        number = connection.sock.fileno()
+        events[number] = select.POLLIN
+        connections[number] = connection
+    for connection in sending:
+        number = connection.sock.fileno()
+        events[number] = events.get(number, 0) | select.POLLOUT
+        connections[number] = connection
+    for number, event in events.items():
+        poller.register(number, event)
+    ready = poller.poll(timeout * 1000)
+    if not ready:
+        raise PeerSilent(" and ".join(c.peer for c in connections.values()), timeout)
+    return ready
+
+
+def listen(here: str, backlog: int) -> socket.socket:
+    """A listening socket at any free port of this address."""
+    return socket.create_server((here, 0), backlog=backlog)
+
+
+def connect(where: Iterable[Any], rank: int, purpose: int, peer: str, timeout: float) -> Connection:
+    """Connect to a peer that listens, and say who this is and what for.
+
+    Raises:
+        PeerLost: it does not listen there any more.
+    """
+    host, port = where
+    try:
+        sock = socket.create_connection((host, port), timeout=timeout)
+        sock.sendall(GREETING.pack(MAGIC, rank, purpose))
+    except OSError as error:
+        raise PeerLost(peer, str(error)) from None
+    return Connection(sock, peer, timeout)
+
+
+def accept(
+    listener: socket.socket, expected: set[tuple[int, int]], timeout: float
+) -> dict[tuple[int, int], Connection]:
+    """Take the connections of all who are expected, by (rank, purpose); strangers' are closed.
+
+    Raises:
+        PeerSilent: some did not connect.
+    """
+    found: dict[tuple[int, int], Connection] = {}
+    deadline = time.monotonic() + timeout
+    while missing := expected - found.keys():
+        listener.settimeout(max(deadline - time.monotonic(), 1e-3))
+        try:
+            sock, _ = listener.accept()
+        except TimeoutError:
+            named = " and ".join(f"rank {rank}" for rank in sorted({r for r, _ in missing}))
+            raise PeerSilent(named, timeout) from None
+        sock.settimeout(timeout)
+        try:
+            greeting = sock.recv(GREETING.size, socket.MSG_WAITALL)
+            magic, *key = GREETING.unpack(greeting)
+        except (OSError, struct.error):
+            magic, key = b"", [0, 0]
+        rank, purpose = key
+        if magic != MAGIC or (rank, purpose) not in missing:
+            sock.close()
+            continue
+        found[rank, purpose] = Connection(sock, f"rank {rank}", timeout)
+    return found
