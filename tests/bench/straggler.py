@@ -21,15 +21,15 @@ WORKLOADS = {env: (algorithm, target) for (algorithm, env), target in TARGETS.it
 COLOURS = {"sync": "tab:blue", "async": "tab:orange"}
 
 
-def measure(
-    env: str, mode: str, seed: int, pace: float, factor: float, staleness: int
-) -> dict[str, Any]:
-    algorithm, target = WORKLOADS[env]
-    slow = [pace, pace, pace, pace * factor]
-    options = ["--env", env, "--mode", mode, "--seed", str(seed)]
+def measure(args: argparse.Namespace, mode: str, seed: int, factor: float) -> dict[str, Any]:
+    algorithm, target = WORKLOADS[args.env]
+    slow = [args.pace, args.pace, args.pace, args.pace * factor]
+    options = ["--env", args.env, "--mode", mode, "--seed", str(seed)]
     options += ["--target-return", str(target)]
     if mode == "async":
-        options += ["--staleness", str(staleness)]
+        options += ["--staleness", str(args.staleness)]
+    for setting in args.settings:
+        options += ["--set", setting]
     for rank, value in enumerate(slow):
         if value != 1.0:
             options += ["--slow", f"{rank}={value:g}"]
@@ -72,6 +72,10 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=1.0, metavar="FACTOR")
     parser.add_argument("--factors", type=float, nargs="+", default=[1.0, 2.0], help="of rank 3")
     parser.add_argument("--staleness", type=int, default=3, metavar="S", help="async")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", dest="settings",
+        help="as of iswitch train, in both modes",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="keep the reports; read if it is there")
     parser.add_argument("--plot", metavar="FILE", help="draw them, as .svg or .png")
     args = parser.parse_args()
@@ -84,7 +88,7 @@ def main() -> None:
             for mode in MODES:  # in turns, so that what else the machine does hits both
                 if (mode, seed, factor) in known:
                     continue
-                reports.append(measure(args.env, mode, seed, args.pace, factor, args.staleness))
+                reports.append(measure(args, mode, seed, factor))
                 last = reports[-1]
                 rate = last["iterations_per_second"]
                 how = f"{last['seconds']:.1f} s, {last['iterations']} iterations, {rate:.1f} per s"
