@@ -13,7 +13,7 @@ from worker_lib.strategies import Strategy, Vector, make
 from .ranks import free_port, in_processes
 
 ELEMENTS = [0, 1, 3, 1001, 700_001]  # none, one, fewer than workers, odd, large
-MADE = 10.0  # seconds for a group to come together
+MADE = 30.0  # seconds for a group to come together
 
 
 def group(function: Callable[..., Any], size: int, *args: Any, **environment: str) -> list[Any]:

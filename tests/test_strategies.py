@@ -17,8 +17,8 @@ from worker_lib.strategies.ring import cost as ring_cost
 
 from .groups import ELEMENTS, MADE, add_up, exact, floats, group, sum_of, vector_of
 
-OWN = ["ring"]  # those whose connections are ours
-WITHOUT_A_SWITCH = [*OWN, "gloo"]
+OWN = ["ring", "ps"]  # those whose connections are ours
+WITHOUT_A_SWITCH = [*OWN, "gloo", "mpi"]
 
 
 def test_all_have_a_name() -> None:

@@ -20,6 +20,8 @@ Vector: TypeAlias = "NDArray[np.float32]"
 STRATEGIES = {
     "iswitch": "the switch adds",
     "ring": "a ring over TCP: scatter-reduce, then all-gather",
+    "ps": "parameter servers: push and pull ranges of keys",
+    "mpi": "Open MPI over TCP; needs mpi4py and mpirun",
     "gloo": "torch.distributed's gloo; needs torch",
 }
 

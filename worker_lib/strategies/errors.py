@@ -38,6 +38,7 @@ class PeerSilent(WorkerError):
 
     def __init__(self, peer: str, seconds: float) -> None:
         self.peer = peer
+        self.seconds = seconds
         super().__init__(
             f"{peer} said nothing for {seconds:g} s: it computes, hangs, or the network is down; "
             "give more time with timeout=..., and start the group again"

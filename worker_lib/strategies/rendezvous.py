@@ -129,7 +129,7 @@ def _gather(place: Place, own: Any, deadline: float, timeout: float) -> list[Any
             stack.enter_context(guest)
             guest.settimeout(GREETING)
             try:
-                word = _hear(guest)
+                word = hear(guest)
                 rank, group = word["rank"], word["group"]
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # a stranger
@@ -140,7 +140,7 @@ def _gather(place: Place, own: Any, deadline: float, timeout: float) -> list[Any
         answer = str(fault) if fault else [words[rank] for rank in range(place.num_workers)]
         for guest in guests:
             try:
-                _say(guest, answer)
+                say(guest, answer)
             except OSError:
                 continue  # it has given up; its connections will be missed
     if fault is not None:
@@ -169,8 +169,8 @@ def _ask(place: Place, own: Any, deadline: float, timeout: float) -> list[Any]:
         try:
             with socket.create_connection(place.master, timeout=left) as host:
                 host.settimeout(max(deadline - time.monotonic(), PAUSE))
-                _say(host, own)
-                answer = _hear(host)
+                say(host, own)
+                answer = hear(host)
         except (OSError, ValueError) as error:  # not there yet, or just gone: another group's
             reason = str(error)
             time.sleep(PAUSE)
@@ -182,12 +182,19 @@ def _ask(place: Place, own: Any, deadline: float, timeout: float) -> list[Any]:
     raise RendezvousError(f"{RendezvousError.missing([0], where, timeout)} (last: {reason})")
 
 
-def _say(sock: socket.socket, message: Any) -> None:
+def say(sock: socket.socket, message: Any) -> None:
+    """Send a message; it has to fit what the kernel takes, or the socket must block."""
     data = json.dumps(message).encode()
     sock.sendall(LENGTH.pack(len(data)) + data)
 
 
-def _hear(sock: socket.socket) -> Any:
+def hear(sock: socket.socket) -> Any:
+    """The next message.
+
+    Raises:
+        OSError: none came, or not whole, before the socket's timeout.
+        ValueError: no message of ours.
+    """
     (size,) = LENGTH.unpack(_exactly(sock, LENGTH.size))
     if size > MOST:
         raise ValueError(f"a message of {size} bytes")

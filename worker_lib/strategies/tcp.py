@@ -11,7 +11,8 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy.typing as npt
@@ -22,6 +23,7 @@ Array = npt.NDArray[Any]
 
 PIECE = 1 << 18  # bytes that are added, and passed on, at a time: they stay in the cache
 DONTWAIT = socket.MSG_DONTWAIT
+AT_ONCE = 64  # parts of a call; the kernel takes 1024
 GREETING = struct.Struct(">4sII")  # magic, the rank that connects, what for
 MAGIC = b"iSrk"
 
@@ -38,47 +40,46 @@ class Connection:
     def __init__(self, sock: socket.socket, peer: str, timeout: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(None)  # or Python would poll before every call
-        whole = int(timeout)
-        limit = struct.pack("ll", whole, int((timeout - whole) * 1e6))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self.sock = sock
         self.peer = peer
-        self.timeout = timeout
+        self.endure(timeout)
         self.queue: deque[memoryview] = deque()
         self.sent = self.received = 0  # bytes
+
+    def endure(self, timeout: float) -> None:
+        """Wait so many seconds of silence from now on."""
+        self.timeout = timeout
+        whole = int(timeout)
+        limit = struct.pack("ll", whole, int((timeout - whole) * 1e6))
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def send(self, data: Array) -> None:
         """Send a contiguous array, as much as goes at once; the rest is queued.
 
         It must not be changed before it is out (`drain`).
         """
-        done = 0
-        if not self.queue:
-            done = self._send(data.data)
-            if done == data.nbytes:
-                return
-        self.queue.append(data.data.cast("B")[done:])
+        self.queue.append(data.data.cast("B"))
+        self.flush()
+
+    def queue_bytes(self, data: bytes) -> None:
+        """Have these go out before what is sent next, in one packet if that fits."""
+        self.queue.append(memoryview(data))
 
     def flush(self) -> bool:
         """Send of the queue what goes at once; whether that was all."""
         while self.queue:
-            view = self.queue[0]
-            done = self._send(view)
-            if done < view.nbytes:
-                self.queue[0] = view[done:]
+            try:
+                done = self.sock.sendmsg(islice(self.queue, AT_ONCE), (), DONTWAIT)
+            except BlockingIOError:
                 return False
-            self.queue.popleft()
+            except OSError as error:
+                raise PeerLost(self.peer, str(error)) from None
+            self.sent += done
+            while self.queue and done >= self.queue[0].nbytes:
+                done -= self.queue.popleft().nbytes
+            if done:
+                self.queue[0] = self.queue[0][done:]
         return True
-
-    def _send(self, data: memoryview) -> int:
-        try:
-            done = self.sock.send(data, DONTWAIT)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            raise PeerLost(self.peer, str(error)) from None
-        self.sent += done
-        return done
 
     def take(self, view: memoryview, flags: int = DONTWAIT) -> int:
         """Receive into `view` what is there; how many bytes, 0: nothing now.
@@ -123,6 +124,35 @@ class Connection:
     def close(self) -> None:
         """Part; what is queued does not go out any more."""
         self.sock.close()
+
+
+def exchange(parts: Sequence[tuple[Connection, Array]]) -> None:
+    """Fill each array from its connection, while all of the connections send what they have queued.
+
+    Raises:
+        PeerLost: one is gone.
+        PeerSilent: none took or sent anything for its `timeout` seconds.
+    """
+    if len(parts) == 1:
+        ((connection, data),) = parts
+        if data.size:
+            connection.receive(data, connection)
+        connection.drain()
+        return
+    views = {c: data.data.cast("B") for c, data in parts if data.size}
+    while True:
+        moved = False
+        for connection, view in list(views.items()):
+            if got := connection.take(view):
+                moved = True
+                views[connection] = view[got:]
+                if got == view.nbytes:
+                    del views[connection]
+        unsent = [connection for connection, _ in parts if not connection.flush()]
+        if not views and not unsent:
+            return
+        if not moved:
+            wait(views, unsent, parts[0][0].timeout)
 
 
 def wait(
