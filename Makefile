@@ -51,8 +51,8 @@ bench: $(VENV)/dev.ready
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw --no-offload --no-gloo --no-tcp
 
 # What tests of real networks and of pages call; mnexec is Mininet's.
-TOOLS := tshark ping mnexec ethtool iperf3 ip tc ifconfig chromium
-TOOL_PACKAGES := tshark iputils-ping mininet ethtool iperf3 iproute2 net-tools chromium
+TOOLS := tshark ping mnexec ethtool iperf3 ip tc ifconfig chromium mpirun
+TOOL_PACKAGES := tshark iputils-ping mininet ethtool iperf3 iproute2 net-tools chromium openmpi-bin
 
 tools:
 	@[ "$$(id -u)" != 0 ] || \

@@ -1,0 +1,260 @@
+"""MPI, by mpi4py and Open MPI over TCP; an outside reference, like gloo.
+
+The workers run already when they join: rank 0 starts an `mpirun`, whose daemons are started by the
+workers themselves, each on its own host (no ssh), and whose ranks are stand-ins (`mpi_helper`) that
+hand their environment over. With it a worker is that rank for Open MPI. One world is made for a
+process, and lasts until it ends: MPI can be begun once only. If a rank dies, mpirun ends the
+others, as MPI has it.
+
+Cost: what Open MPI's "tuned" chooses by size. Of large vectors, each of N workers sends and
+receives 2X(N - 1)/N bytes of X, as in `ring`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Any
+
+from . import Vector
+from .base import TIMEOUT, Base
+from .errors import RendezvousError, Unavailable
+from .mpi_helper import AGENTS
+from .rendezvous import hear, meet, say
+
+HELPER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("mpi_helper.py"))]
+PAUSE = 0.1  # seconds between two looks whether mpirun has failed
+PATIENCE = 5.0  # seconds for mpirun to end
+ABORTED = 1  # exit status, when mpirun has ended the job
+
+
+class Mpi(Base):
+    """A member of a communicator of all workers."""
+
+    def __init__(self, communicator: Any, numel: int) -> None:
+        super().__init__(communicator.rank, communicator.size, numel)
+        self._communicator = communicator
+
+    def allreduce(self, vector: Vector) -> Vector:
+        """Add up, in an order of Open MPI's; a worker that is missing is waited for."""
+        from mpi4py import MPI
+
+        self.check(vector)
+        self.rounds += 1
+        self._communicator.Allreduce(MPI.IN_PLACE, vector)
+        return vector
+
+    def close(self) -> None:
+        """Give the communicator back; the world stays until the process ends."""
+        self._communicator.Free()
+
+    def stats(self) -> dict[str, Any]:
+        """Rounds, and what adds."""
+        from mpi4py import MPI
+
+        return {"rounds": self.rounds, "library": MPI.Get_library_version().partition(",")[0]}
+
+
+def join(numel: int, *, timeout: float = TIMEOUT) -> Mpi:
+    """Join the world of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    Args:
+        numel: elements of every vector.
+        timeout: seconds for all to come, and for mpirun to connect them.
+
+    Raises:
+        ValueError: the environment lacks what it needs.
+        RendezvousError: not all have come, or mpirun has not connected them.
+        Unavailable: mpi4py or Open MPI is not installed.
+    """
+    if find_spec("mpi4py") is None:
+        raise Unavailable("the strategy mpi needs mpi4py: pip install -e '.[mpi]' (in a checkout)")
+    if shutil.which("mpirun") is None or shutil.which("orted") is None:
+        raise Unavailable(
+            "the strategy mpi needs Open MPI 4: apt-get install --no-install-recommends openmpi-bin"
+        )
+    meet(f"mpi of {numel} elements", lambda _: None, timeout)
+    _connect(timeout)
+    from mpi4py import MPI
+
+    return Mpi(MPI.COMM_WORLD.Dup(), numel)
+
+
+@cache
+def _connect(timeout: float) -> None:
+    """Make this process a rank; once in its life."""
+    with ExitStack() as stack:
+        doors: list[socket.socket] = []
+
+        def tell(here: str) -> Any:
+            if os.environ["RANK"] != "0":
+                return here, None, None
+            folder = tempfile.mkdtemp(prefix="iswitch-mpi-")
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            doors.append(stack.enter_context(socket.create_server((here, 0))))
+            return here, doors[0].getsockname()[1], folder
+
+        found = meet("mpi's daemons", tell, timeout)
+        deadline = time.monotonic() + timeout
+        hosts = [told[0] for told in found.told]
+        master, port, folder = found.told[0]
+        os.makedirs(folder, mode=0o700, exist_ok=True)  # another machine has its own
+        own = stack.enter_context(door(f"{folder}/{found.rank}"))
+        if found.rank == 0:
+            followers: dict[int, socket.socket] = {}
+            doors[0].settimeout(timeout)
+            while len(followers) < found.num_workers - 1:
+                sock, _ = doors[0].accept()
+                stack.enter_context(sock).settimeout(timeout)
+                followers[hear(sock)] = sock
+            with door(f"{folder}/{AGENTS}") as agents:
+                life = _lead(hosts, folder, own, agents, followers, deadline)
+            for sock in followers.values():
+                with suppress(OSError):  # it has failed, and mpirun will say so
+                    hear(sock)  # it has no need of the folder any more
+        else:
+            leader = stack.enter_context(socket.create_connection((master, port), timeout))
+            say(leader, found.rank)
+            life = _follow(own, leader, deadline)
+            say(leader, "adopted")
+    threading.Thread(target=_end_with, args=(life,), name="mpi", daemon=True).start()
+
+
+def _lead(
+    hosts: Sequence[str],
+    folder: str,
+    own: socket.socket,
+    agents: socket.socket,
+    followers: dict[int, socket.socket],
+    deadline: float,
+) -> socket.socket:
+    """Rank 0: start mpirun, and have the first worker of each host start its daemon."""
+    complaints = tempfile.TemporaryFile()  # noqa: SIM115  (mpirun has it)
+    mpirun = subprocess.Popen(
+        command(hosts, folder), stdin=subprocess.DEVNULL, stdout=complaints, stderr=complaints
+    )
+    atexit.register(_wait_for, mpirun)
+    while True:
+        ready, _, _ = select.select([own, agents], [], [], PAUSE)
+        if agents in ready:
+            with _taken(agents) as (_, (host, daemon)):
+                say(followers[hosts.index(host)], daemon)
+        if own in ready:
+            for sock in followers.values():
+                with suppress(OSError):  # it has given up
+                    say(sock, None)
+            return _adopt(own)
+        if mpirun.poll() is not None or time.monotonic() > deadline:
+            mpirun.kill()
+            complaints.seek(0)
+            text = complaints.read().decode(errors="replace").strip()
+            raise RendezvousError(f"mpirun has not connected the workers; it says: {text}")
+
+
+def _follow(own: socket.socket, leader: socket.socket, deadline: float) -> socket.socket:
+    """The others: start a daemon when rank 0 says so, and wait for what it makes."""
+    heard = [own, leader]
+    while (left := deadline - time.monotonic()) > 0:
+        ready, _, _ = select.select(heard, [], [], left)
+        if own in ready:
+            return _adopt(own)
+        if leader in ready:
+            try:
+                daemon = hear(leader)
+            except OSError:
+                raise RendezvousError(
+                    "rank 0 has given up before mpirun had connected the workers; see what it says"
+                ) from None
+            if daemon is None:
+                heard = [own]  # the daemons are there
+            else:
+                subprocess.run(shlex.split(daemon), stdin=subprocess.DEVNULL, check=True)
+    raise RendezvousError("mpirun has not connected the workers in time; see what rank 0 says")
+
+
+def command(hosts: Sequence[str], folder: str) -> list[str]:
+    """The mpirun for ranks on these hosts, in the order of the ranks."""
+    network = str(spanning(hosts))
+    parameters = {
+        "pml": "ob1",
+        "btl": "tcp,self",  # not through shared memory: that would not use the links
+        "btl_tcp_if_include": network,
+        "plm_rsh_agent": shlex.join([*HELPER, "agent", folder]),
+        "plm_rsh_no_tree_spawn": "1",
+        "mpi_yield_when_idle": "1",  # it polls; others may need the core
+    }
+    if len(set(hosts)) > 1:
+        parameters["oob_tcp_if_include"] = network
+    slots = ",".join(f"{host}:{hosts.count(host)}" for host in dict.fromkeys(hosts))
+    options = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    options += ["--oversubscribe", "--host", slots, "-n", str(len(hosts))]
+    for name, value in parameters.items():
+        options += ["--mca", name, value]
+    return ["mpirun", *options, *HELPER, "rank", folder]
+
+
+def spanning(hosts: Sequence[str]) -> IPv4Network:
+    """The smallest network that has all of these addresses, /30 or larger.
+
+    With one of /32 Open MPI 4.1.4 takes other interfaces, too, and waits for ever.
+    """
+    addresses = [IPv4Address(host) for host in hosts]
+    found = IPv4Network((addresses[0], 30), strict=False)
+    while not all(address in found for address in addresses):
+        found = found.supernet()
+    return found
+
+
+@contextmanager
+def door(path: str) -> Iterator[socket.socket]:
+    """A listening socket in the file system, which namespaces of a machine share."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(path)
+        sock.listen(64)
+        yield sock
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+@contextmanager
+def _taken(listener: socket.socket) -> Iterator[tuple[socket.socket, Any]]:
+    """The next connection, and what it says; it is closed at the end."""
+    sock, _ = listener.accept()
+    with sock, sock.makefile() as lines:
+        yield sock, json.loads(lines.readline())
+
+
+def _adopt(own: socket.socket) -> socket.socket:
+    """Become the rank that a stand-in tells of; the connection to it, which lives as long."""
+    with _taken(own) as (sock, made):
+        os.environ.update(made)
+        return sock.dup()
+
+
+def _end_with(life: socket.socket) -> None:
+    """Mpirun has ended the stand-in: another rank has failed, and MPI would wait for ever."""
+    with suppress(OSError):
+        life.recv(1)
+    os.write(2, b"mpirun has ended the job: another rank has failed\n")
+    os._exit(ABORTED)
+
+
+def _wait_for(mpirun: subprocess.Popen[bytes]) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        mpirun.wait(PATIENCE)
