@@ -17,7 +17,7 @@ from worker_lib.strategies.ring import cost as ring_cost
 
 from .groups import ELEMENTS, MADE, add_up, exact, floats, group, sum_of, vector_of
 
-OWN = ["ring", "ps"]  # those whose connections are ours
+OWN = ["ring", "ps", "tree"]  # those whose connections are ours
 WITHOUT_A_SWITCH = [*OWN, "gloo", "mpi"]
 
 

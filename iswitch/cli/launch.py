@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -262,8 +263,16 @@ class Crew:
             "LOCAL_WORLD_SIZE": str(self.per_host),
             "MASTER_ADDR": self.world.address(master),
             "MASTER_PORT": str(port),
+            "ISWITCH_NETWORK": self._network(),
             **defaults({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}),
         }
+
+    def _network(self) -> str:
+        """The host of each rank, and the links that carry traffic, with their rates in bit/s."""
+        topology = self.world.topology
+        hosts = [host.name for host in topology.hosts for _ in range(self.per_host)]
+        links = [(link.a, link.b, link.rate) for link in topology.links if topology.active(link)]
+        return json.dumps({"hosts": hosts, "links": links})
 
     def report(self) -> list[dict[str, Any]]:
         """How each has ended."""

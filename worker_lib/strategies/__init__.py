@@ -21,6 +21,7 @@ STRATEGIES = {
     "iswitch": "the switch adds",
     "ring": "a ring over TCP: scatter-reduce, then all-gather",
     "ps": "parameter servers: push and pull ranges of keys",
+    "tree": "reduce and broadcast over packed spanning trees; needs networkx, SciPy",
     "mpi": "Open MPI over TCP; needs mpi4py and mpirun",
     "gloo": "torch.distributed's gloo; needs torch",
 }

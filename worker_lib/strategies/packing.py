@@ -1,0 +1,288 @@
+"""Spanning trees of a network, each with a share of the vector, that use its links to the full.
+
+As Blink packs them (Wang et al., MLSys 2020), for hosts that hang at switches which only forward:
+
+- The vertices are the workers; any two are neighbours, over the path of links between their hosts.
+- A tree is used both ways at once: reduced up to its root and broadcast down again, piece after
+  piece. So on each direction of a link it takes as many times its share as it has edges that go
+  over that link, wherever its root is. (With rates that are the same in both directions the
+  cheapest arborescence is a minimum spanning tree, rooted anywhere; the root is put where the tree
+  is least deep.)
+- **Packing.** The most that fits, as fractions of trees, is found by multiplicative weights (Garg
+  and Koenemann, FOCS 1998): again and again take the cheapest tree, and make the links that it
+  uses dearer.
+- **Few trees.** Of the trees that turned up, an integer program (HiGHS) picks the fewest that carry
+  95 % of the best rate, and the rates that they get then.
+
+    python -m worker_lib.strategies.packing
+
+reads a network in JSON from standard input, and writes its trees to standard output, as a line of
+JSON. In a process of its own, since the solver prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib.util import find_spec
+from itertools import combinations, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .cost import Cost
+from .errors import Unavailable
+
+MACHINE = 40e9  # bit/s of a link without a rate: as fast as the machine is
+EPSILON = 0.1  # how much dearer a full link becomes; the packing is so far from the best at most
+ENOUGH = 0.95  # of the best rate, for fewer trees (Blink has 5 %, too)
+CANDIDATES = 64  # trees that the integer program chooses from
+SECONDS = 3.0  # for the integer program, which then gives the best it has
+
+Edge = tuple[int, int]  # two workers, the lower rank first
+Edges = tuple[Edge, ...]
+Direction = tuple[str, str]  # of a link: from, to
+
+
+class Tree(NamedTuple):
+    """A spanning tree of the workers, and its share of the vector.
+
+    `parents` has for each rank its parent; the root's is None.
+    """
+
+    parents: tuple[int | None, ...]
+    share: float
+
+    def children(self, rank: int) -> list[int]:
+        """The ranks whose parent this is."""
+        return [child for child, parent in enumerate(self.parents) if parent == rank]
+
+    @property
+    def depth(self) -> int:
+        """Edges between the root and whoever is furthest from it."""
+
+        def above(rank: int) -> int:
+            parent = self.parents[rank]
+            return 0 if parent is None else 1 + above(parent)
+
+        return max(above(rank) for rank in range(len(self.parents)))
+
+
+class Network:
+    """Where workers are, and the links between their hosts, which form a tree or have loops.
+
+    Args:
+        hosts: of each rank.
+        links: two nodes and bit/s, None: as fast as the machine is.
+    """
+
+    def __init__(
+        self, hosts: Sequence[str], links: Sequence[tuple[str, str, float | None]]
+    ) -> None:
+        self.hosts = list(hosts)
+        self.rates = {frozenset((a, b)): rate or MACHINE for a, b, rate in links}
+
+    @classmethod
+    def from_json(cls, text: str) -> Network:
+        """From what `iswitch run` puts into ISWITCH_NETWORK.
+
+        Raises:
+            ValueError: it is none.
+        """
+        try:
+            said = json.loads(text)
+            return cls(said["hosts"], [(a, b, rate) for a, b, rate in said["links"]])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"ISWITCH_NETWORK is no network ({error}): write "
+                '{"hosts": ["h1", "h2"], "links": [["h1", "s1", 1e9], ["h2", "s1", null]]}'
+            ) from None
+
+    @cached_property
+    def _paths(self) -> Mapping[str, Mapping[str, list[str]]]:
+        import networkx
+
+        graph = networkx.Graph([tuple(link) for link in self.rates])
+        graph.add_nodes_from(self.hosts)
+        return dict(networkx.all_pairs_shortest_path(graph))
+
+    def path(self, source: int, target: int) -> list[Direction]:
+        """The directions of links from one worker to another; none on the same host.
+
+        Raises:
+            ValueError: no way leads there.
+        """
+        here, there = self.hosts[source], self.hosts[target]
+        if there not in self._paths[here]:
+            raise ValueError(f"no links lead from {here} to {there}; mend the network's links")
+        nodes = self._paths[here][there]
+        return list(pairwise(nodes))
+
+    def bytes_on_links(self, cost: Cost) -> Counter[Direction]:
+        """What a strategy's payload is on each direction of each link.
+
+        Only for strategies that know no nodes but workers.
+        """
+        found: Counter[Direction] = Counter()
+        for (source, target), size in cost.flows.items():
+            assert isinstance(source, int)
+            assert isinstance(target, int)
+            for direction in self.path(source, target):
+                found[direction] += size
+        return found
+
+
+class Packing:
+    """The trees of a network, and what they may carry."""
+
+    def __init__(self, network: Network) -> None:
+        self.size = len(network.hosts)
+        self._links = list(network.rates)
+        self._rates = np.array([network.rates[link] for link in self._links])
+        numbers = {link: number for number, link in enumerate(self._links)}
+        self._edges = list(combinations(range(self.size), 2))
+        self._uses = np.zeros((len(self._edges), len(self._links)))  # of an edge: its links
+        for row, (a, b) in enumerate(self._edges):
+            for direction in network.path(a, b):
+                self._uses[row, numbers[frozenset(direction)]] += 1
+        self._rows = {edge: row for row, edge in enumerate(self._edges)}
+
+    def crossings(self, edges: Edges) -> Any:
+        """How many edges of a tree go over each link, [links]."""
+        return self._uses[[self._rows[edge] for edge in edges]].sum(axis=0)
+
+    def fractional(self) -> dict[Edges, float]:
+        """Trees and their rates in bit/s, by multiplicative weights."""
+        if not self._uses.any():  # all on one host
+            return {self._cheapest(np.zeros(len(self._links))): MACHINE}
+        count = len(self._links)
+        delta = (1 + EPSILON) * ((1 + EPSILON) * count) ** (-1 / EPSILON)
+        prices = delta / self._rates
+        found: dict[Edges, float] = {}
+        load = np.zeros(count)
+        while self._rates @ prices < 1:
+            edges = self._cheapest(prices)
+            crossings = self.crossings(edges)
+            used = crossings > 0
+            rate = (self._rates[used] / crossings[used]).min()
+            found[edges] = found.get(edges, 0.0) + rate
+            load += rate * crossings
+            prices *= 1 + EPSILON * rate * crossings / self._rates
+        excess = (load / self._rates).max()
+        return {edges: rate / excess for edges, rate in found.items()}
+
+    def _cheapest(self, prices: Any) -> Edges:
+        import networkx
+
+        graph = networkx.Graph()
+        for (a, b), price in zip(self._edges, self._uses @ prices, strict=True):
+            graph.add_edge(a, b, weight=price)
+        tree = networkx.minimum_spanning_edges(graph, data=False)
+        return tuple(sorted((min(edge), max(edge)) for edge in tree))
+
+    def few(self, trees: Mapping[Edges, float]) -> dict[Edges, float]:
+        """The fewest of these trees that carry 95 % of what all could, and their rates then."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
+        kept = sorted(trees, key=lambda edges: -trees[edges])[:CANDIDATES]
+        count = len(kept)
+        # In units of the fastest link; a variable for each tree's rate, and one for its being used.
+        unit = self._rates.max()
+        rates = self._rates / unit
+        crossings = np.array([self.crossings(edges) for edges in kept]).T
+        room = LinearConstraint(crossings, ub=rates)
+        best = milp(-np.ones(count), constraints=room)
+        with np.errstate(divide="ignore"):
+            most = np.min(rates[:, None] / crossings, axis=0)
+        nothing = np.zeros_like(crossings)
+        chosen = milp(
+            np.repeat([0.0, 1.0], count),
+            constraints=[
+                LinearConstraint(np.hstack([crossings, nothing]), ub=rates),
+                LinearConstraint(np.hstack([np.eye(count), -np.diag(most)]), ub=0.0),
+                LinearConstraint(np.repeat([1.0, 0.0], count), lb=-ENOUGH * best.fun),
+            ],
+            integrality=np.repeat([0, 1], count),
+            bounds=Bounds(0.0, np.repeat([np.inf, 1.0], count)),
+            options={"time_limit": SECONDS, "presolve": False},
+        )
+        used = chosen.x[count:] > 0.5
+        last = milp(-np.ones(count), constraints=room, bounds=Bounds(0.0, np.where(used, most, 0)))
+        return {
+            edges: float(rate * unit)
+            for edges, rate in zip(kept, last.x, strict=True)
+            if rate > 1e-9
+        }
+
+
+def pack(network: Network) -> list[Tree]:
+    """Few trees that carry nearly as much as can be; their shares add up to 1."""
+    if len(network.hosts) == 1:
+        return []
+    packing = Packing(network)
+    trees = packing.fractional()
+    if len(trees) > 1:
+        trees = packing.few(trees)
+    total = sum(trees.values())
+    size = len(network.hosts)
+    return [rooted(edges, size, float(rate / total)) for edges, rate in trees.items()]
+
+
+def rooted(edges: Edges, size: int, share: float) -> Tree:
+    """A tree with its root in the middle."""
+    import networkx
+
+    graph = networkx.Graph(edges)
+    root = min(networkx.center(graph))
+    above = dict(networkx.bfs_predecessors(graph, root))
+    return Tree(tuple(above.get(rank) for rank in range(size)), share)
+
+
+def packed(said: str) -> list[Tree]:
+    """What `pack` finds for a network in JSON, from a process of its own.
+
+    Raises:
+        ValueError: it is none.
+        Unavailable: networkx or SciPy is not installed.
+    """
+    Network.from_json(said)
+    for name in ("networkx", "scipy"):
+        if find_spec(name) is None:
+            raise Unavailable(
+                f"the strategy tree needs {name}: pip install -e '.[tree]' (in a checkout of "
+                "iswitch)"
+            )
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "worker_lib.strategies.packing"],
+        input=said,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    if done.returncode:
+        raise ValueError(done.stderr.strip().splitlines()[-1])
+    lines = done.stdout.splitlines()
+    return [Tree(tuple(parents), share) for parents, share in json.loads(lines[-1])]
+
+
+def main() -> int:
+    """Pack the network of standard input."""
+    try:
+        trees = pack(Network.from_json(sys.stdin.read()))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    sys.stdout.write(
+        "\n" + json.dumps(trees) + "\n"
+    )  # what the solver prints may end in no newline
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
