@@ -1,12 +1,20 @@
-"""The switch adds: every worker sends its vector once, and gets the sum once."""
+"""The switch adds: every worker sends its vector once, and gets the sum once.
+
+Cost, for X bytes: 2 steps, up and down (two more for each level of switches above the first). Each
+worker sends X and receives X, with 8 bytes for each segment of up to 1464; so does a switch to the
+one above it.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import Any, Self
 
+from iswitch.wire import SEG_SIZE, DType, Op, Shape
+
 from ..client import Worker
 from . import Vector
+from .cost import Cost, Node
 
 
 class Switched:
@@ -31,6 +39,22 @@ class Switched:
     def stats(self) -> dict[str, Any]:
         """The worker's."""
         return self.worker.stats()
+
+
+def cost(numel: int, num_workers: int, levels: int = 1) -> Cost:
+    """What an allreduce of float32 takes, if no packet is lost.
+
+    Args:
+        numel: elements.
+        num_workers: that send.
+        levels: of switches.
+    """
+    shape = Shape.of(numel, DType.FLOAT32, Op.SUM)
+    size = shape.segments * SEG_SIZE + numel * shape.dtype.itemsize
+    flows: dict[tuple[Node, Node], int] = {}
+    for rank in range(num_workers):
+        flows[rank, "switch"] = flows["switch", rank] = size
+    return Cost(2 * levels, flows)
 
 
 def join(numel: int, *, own_rank: bool = True, **options: Any) -> Switched:
