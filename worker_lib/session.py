@@ -56,7 +56,7 @@ __all__ = [  # what those that deal with a session need
     "WasReset",
 ]
 
-BURSTS_AT_ONCE = 8  # super-datagrams given out between two looks at what has come
+BURSTS_AT_ONCE = 16  # super-datagrams given out between two looks at what has come
 PROBE = 2.0  # round trips without a sign after which to send something again, to see
 PROBE_FLOOR = 0.002  # seconds
 

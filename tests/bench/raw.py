@@ -81,10 +81,13 @@ def serve(
     report: Connection,
     impairments: Impairments | None = None,
     seed: int = 0,
+    replicate: bool = True,
+    core: int | None = None,
 ) -> None:
+    pin(core)
     switch = kind()
     with where:
-        ports = RawPorts(where.ifnames, counters=switch.counters)
+        ports = RawPorts(where.ifnames, counters=switch.counters, replicate=replicate)
     address = socket.inet_aton(where.address)
     chassis = Chassis(switch, address, b"\2i" + address, ports.jacks, SWITCH_PORT)
     impaired = ImpairedPorts(ports, impairments, seed, switch.counters) if impairments else ports
@@ -96,6 +99,13 @@ def serve(
     engine.run()
     usage = os.times()
     report.send((usage.user, usage.system, dict(switch.counters)))
+
+
+def pin(core: int | None) -> None:
+    """Stay on one of the cores; None: on any."""
+    if core is not None:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[core % len(cores)]})
 
 
 def bridge(network: Network) -> None:
@@ -120,6 +130,7 @@ class Plan(NamedTuple):
     switches: tuple[str, ...]
     gloo: str | None  # rank 0's address
     in_a_row: int  # allreduces in a turn
+    pin: bool
 
 
 def ways_of(plan: Plan) -> list[str]:
@@ -179,6 +190,7 @@ def gloo_allreduce(vector: np.ndarray, out: np.ndarray) -> Way:
 
 def work(plan: Plan, rank: int, places: Sequence[Place], start: Start, results: Connection) -> None:
     *own, last = places
+    pin(rank if plan.pin else None)
     with ExitStack() as stack:
         if plan.gloo is not None:
             stack.enter_context(last)  # gloo opens sockets whenever it likes
@@ -315,6 +327,8 @@ def main() -> None:
     parser.add_argument("--rate", help="of all links, such as 1Gbit; default: what the machine can")
     parser.add_argument("--mtu", type=int, default=1500)
     parser.add_argument("--spin", type=float, default=0.0, help="as of `iswitch switch`")
+    parser.add_argument("--pin", action="store_true", help="each process to a core, in turns")
+    parser.add_argument("--no-replicate", action="store_true", help="as of `iswitch switch`")
     parser.add_argument(
         "--no-offload", action="store_true", help="ethtool -K ... off: frames as on a wire"
     )
@@ -343,14 +357,15 @@ def main() -> None:
         servers, ends = [], []
         for kind, network in zip((Switch, CopySwitch), networks, strict=False):
             end, other = context.Pipe()
-            target = (kind, place(network, "s1"), args.spin, other)
+            replicate, core = not args.no_replicate, 0 if args.pin else None
+            target = (kind, place(network, "s1"), args.spin, other, None, 0, replicate, core)
             servers.append(context.Process(target=serve, args=target))
             servers[-1].start()
             ends.append(end)
             end.recv()
         switches = tuple(str(topology.address("s1")) for _ in servers)
         master = str(topology.address("h1")) if gloo else None
-        plan = Plan(args.workers, sizes, rounds, switches, master, args.in_a_row)
+        plan = Plan(args.workers, sizes, rounds, switches, master, args.in_a_row, args.pin)
         start = Start(context, args.workers)
         pipes, workers = [], []
         for rank in range(args.workers):
@@ -365,6 +380,15 @@ def main() -> None:
         if not args.no_tcp:
             pair = {"iswitch": networks[0], "bridge": networks[2]}
             ordinary_tcp(context, pair, 5, 1.0)
+        gigabytes = (
+            args.workers
+            * 4e-9
+            * args.in_a_row
+            * sum(
+                (count + max(2, count // 10)) * numel
+                for count, numel in zip(rounds, sizes.values(), strict=True)
+            )
+        )
         print()
         for name, server, end in zip(("iswitch", "forward"), servers, ends, strict=True):
             server.terminate()
@@ -374,7 +398,8 @@ def main() -> None:
             drops = {k: counters[k] for k in ("duplicate", "late", "rx_overflow") if counters[k]}
             print(
                 f"{name}: switch process {user:.1f} + {system:.1f} s of CPU (user, system), "
-                f"{packets / (user + system) / 1e6:.2f} M frames in and out per second of CPU "
+                f"{packets / (user + system) / 1e6:.2f} M frames in and out per second of CPU, "
+                f"{(user + system) / gigabytes:.2f} s of CPU per GB received "
                 f"{drops or ''}"
             )
 
