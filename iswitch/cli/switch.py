@@ -222,6 +222,8 @@ def run(args: argparse.Namespace) -> int:
         Counting(args.counting),
     )
     impaired, seed = impairments(args)
+    if args.cpu is not None:
+        pin(args.cpu)
     engine, where = raw(args, switch) if args.ports else loopback(args, switch)
     if impaired:
         from ..ports.impaired import ImpairedDatagrams, ImpairedPorts
@@ -230,8 +232,6 @@ def run(args: argparse.Namespace) -> int:
         engine.port = kind(engine.port, impaired, seed, switch.counters)
     if args.counting == "paper":
         print("counting packets as the paper does: loss makes sums wrong", file=sys.stderr)
-    if args.cpu is not None:
-        pin(args.cpu)
     keep_freed()
     settle()
     for signum in (signal.SIGINT, signal.SIGTERM):
