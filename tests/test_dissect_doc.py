@@ -15,7 +15,6 @@ import pytest
 from iswitch.dissect import fields
 from iswitch.dissect.plugin import dissector
 
-pytest.importorskip("scapy")
 if shutil.which("tshark") is None and os.geteuid() != 0:
     pytest.skip("tshark is not installed", allow_module_level=True)
 

@@ -13,9 +13,31 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scapy.config import conf
+from scapy.layers.inet import IP, UDP
+from scapy.layers.l2 import Ether
+from scapy.packet import Packet, Raw, fuzz
+from scapy.utils import rdpcap
 
 from iswitch import wire
 from iswitch.dissect import fields, jobs
+from iswitch.dissect import scapy as layers
+from iswitch.dissect.scapy import (
+    ISwitchAck,
+    ISwitchControl,
+    ISwitchData,
+    ISwitchFBcast,
+    ISwitchHelp,
+    ISwitchJoin,
+    ISwitchMAC,
+    ISwitchMalformed,
+    ISwitchReset,
+    ISwitchSetH,
+    ISwitchSuper,
+    ISwitchSwitchJoin,
+    sealed,
+    settings,
+)
 from iswitch.keys import MAC_SIZE, Key
 from iswitch.wire import (
     PORT,
@@ -38,31 +60,6 @@ from iswitch.wire import (
 
 from .captured import KEY, SWITCH, Sent, ack, data, everything, request, vector, worker, write
 from .test_protocol_doc import BLOCKS, Block, meant_control, meant_data
-
-pytest.importorskip("scapy")
-from scapy.config import conf
-from scapy.layers.inet import IP, UDP
-from scapy.layers.l2 import Ether
-from scapy.packet import Packet, Raw, fuzz
-from scapy.utils import rdpcap
-
-from iswitch.dissect import scapy as layers
-from iswitch.dissect.scapy import (
-    ISwitchAck,
-    ISwitchControl,
-    ISwitchData,
-    ISwitchFBcast,
-    ISwitchHelp,
-    ISwitchJoin,
-    ISwitchMAC,
-    ISwitchMalformed,
-    ISwitchReset,
-    ISwitchSetH,
-    ISwitchSuper,
-    ISwitchSwitchJoin,
-    sealed,
-    settings,
-)
 
 ROOT = Path(__file__).parent.parent
 KINDS: dict[Any, type[Packet]] = {

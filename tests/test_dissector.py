@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scapy.config import conf
+from scapy.layers.inet import UDP
+from scapy.packet import Packet
+from scapy.utils import rdpcap
 
 from iswitch import wire
 from iswitch.cli import main
 from iswitch.dissect import fields, plugin
+from iswitch.dissect.scapy import (
+    ISwitchAck,
+    ISwitchControl,
+    ISwitchData,
+    ISwitchMAC,
+    ISwitchSuper,
+    settings,
+)
 from iswitch.wire import (
     PORT,
     TOS_CONTROL,
@@ -36,21 +49,6 @@ from iswitch.wire import (
 
 from . import captured
 from .captured import SWITCH, Sent, ack, data, everything, layers, request, tshark, worker, write
-
-pytest.importorskip("scapy")
-from scapy.config import conf
-from scapy.layers.inet import UDP
-from scapy.packet import Packet
-from scapy.utils import rdpcap
-
-from iswitch.dissect.scapy import (
-    ISwitchAck,
-    ISwitchControl,
-    ISwitchData,
-    ISwitchMAC,
-    ISwitchSuper,
-    settings,
-)
 
 ROOT = Path(__file__).parent.parent
 Fields = dict[str, list[Any]]
@@ -162,13 +160,15 @@ def assert_same(found: Fields, wanted: Fields) -> None:
         if name != "elements":
             assert found[name] == values, name
             continue
-        assert len(found[name]) == len(values)
-        for mine, theirs in zip(found[name], values, strict=True):
-            same = math.isnan(mine) and math.isnan(theirs)
-            same |= math.copysign(1, mine) == math.copysign(1, theirs) and (
-                mine == theirs or np.float32(mine) == np.float32(theirs)
-            )
-            assert same, (name, mine, theirs)
+        mine, theirs = np.array(found[name]), np.array(values)
+        assert mine.shape == theirs.shape
+        nan = np.isnan(theirs)  # whose sign tshark does not print
+        assert np.array_equal(np.isnan(mine), nan)
+        assert np.array_equal(np.signbit(mine[~nan]), np.signbit(theirs[~nan]))
+        # tshark prints 15 digits: exact for integers, and as a float32 for the others
+        whole = theirs == np.rint(theirs)
+        assert np.array_equal(mine[whole], theirs[whole])
+        assert np.array_equal(mine.astype(np.float32)[~nan], theirs.astype(np.float32)[~nan])
 
 
 def test_every_packet_and_every_field_as_in_scapy(tmp_path: Path) -> None:
@@ -422,6 +422,37 @@ def test_a_simulated_history(tmp_path: Path) -> None:
     acks = [packet for packet in found if packet.get("action") == [str(Action.ACK.value)]]
     assert len(acks) > 30
     assert all("request_in" in packet and "ack_time" in packet for packet in acks)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="raw ports need root")
+def test_super_datagrams_of_a_real_host(tmp_path: Path) -> None:
+    """A capture of tshark's own on a host's interface, before the kernel has cut anything."""
+    from .test_raw import PATIENCE, allreduce, running
+
+    path = tmp_path / "host.pcapng"
+    with running("star:2") as world:
+        command = ["tshark", "-i", "h2-eth0", "-w", str(path), "-q", "-B", "64"]
+        watcher = world.network.popen("h2", command, stderr=subprocess.PIPE)
+        assert watcher.stderr is not None
+        while b"Capturing on" not in watcher.stderr.readline():
+            pass
+        time.sleep(1)  # it says so before it does
+        allreduce(world, 20_003)
+        world.end()
+        time.sleep(0.5)
+        watcher.send_signal(signal.SIGINT)
+        watcher.communicate(timeout=PATIENCE)
+    found, wanted, supers, packets = seen(path, tmp_path), rdpcap_one_by_one(path), 0, 0
+    for packet, theirs in zip(wanted, found, strict=True):
+        if UDP not in packet or not theirs:
+            assert UDP not in packet or PORT not in (packet[UDP].sport, packet[UDP].dport)
+            continue
+        assert not {"malformed", "assumed", "unmatched"} & theirs.keys()
+        assert_same(comparable(theirs), expected(packet))
+        supers += ISwitchSuper in packet
+        packets += len(theirs.get("seg", ())) * ("elements" in theirs)
+    assert supers > 10
+    assert packets >= 2 * 3 * 55  # of three rounds, up and down
 
 
 # Installing

@@ -239,6 +239,21 @@ def test_a_soak_is_of_simulated_worlds_and_for_the_cli() -> None:
     assert all(within(name, "iswitch.soak", "iswitch.cli") for name in users)
 
 
+def test_dissecting_is_for_people_only() -> None:
+    """It needs formats alone, and nobody but the command line and tests needs it."""
+    own = [name for name in MODULES if within(name, "iswitch.dissect")]
+    assert "iswitch.dissect.scapy" in own
+    formats = {f"iswitch.{name}" for name in ("wire", "keys")}
+    for name in own:
+        used = {i for i in project(MODULES[name].all) if not within(i, "iswitch.dissect")}
+        assert used <= {"iswitch", *formats}, name
+        assert not {imported.partition(".")[0] for imported in MODULES[name].all} & OUTSIDE_WORLD
+    users = {n for n, i in MODULES.items() if any(within(x, "iswitch.dissect") for x in i.all)}
+    assert all(within(name, "iswitch.dissect", "iswitch.cli") for name in users)
+    importers = {n for n, i in MODULES.items() if any(within(x, "scapy") for x in i.all)}
+    assert importers == {"iswitch.dissect.scapy"}
+
+
 BUILDERS = ("netns", "mininet", "mn", "namespaces", "ethtool", "children", "simulated")
 
 

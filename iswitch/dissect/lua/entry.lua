@@ -48,7 +48,7 @@ local function kind_of(tvb, pinfo)  -- nil: no iSwitch traffic, or there is no t
         return nil
     end
     if innermost(get.mf) or innermost(get.offset) ~= 0 then return nil end
-    tos = tos - tos % 4
+    tos = tos - tos % (256 - TOS_MASK)
     return tos == TOS_CONTROL and "control" or tos == TOS_DATA and "data" or nil
 end
 
