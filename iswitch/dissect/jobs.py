@@ -40,11 +40,11 @@ class Jobs:
     """Learns of the jobs of a capture, packet by packet.
 
     Args:
-        port: the switch's, which tells who is who where no Join was seen.
+        port: a switch's, which tells who is who where no Join was seen.
     """
 
     def __init__(self, port: int = PORT) -> None:
-        self.port = port
+        self.ports = {port}
         self.forget()
 
     def forget(self) -> None:
@@ -93,9 +93,9 @@ class Jobs:
         known = self.of(source, destination)
         if known is not None:
             return (source, destination) if known.to_switch else (destination, source)
-        if (source[1] == self.port) == (destination[1] == self.port):
+        if (source[1] in self.ports) == (destination[1] in self.ports):
             return None
-        return (source, destination) if destination[1] == self.port else (destination, source)
+        return (source, destination) if destination[1] in self.ports else (destination, source)
 
 
 def cut(payload: bytes, shape: Shape | None) -> list[bytes]:

@@ -58,7 +58,7 @@ settings = Settings()
 
 def bind(port: int) -> None:
     """Take packets from and to this UDP port for iSwitch's, if they have one of the ToS values."""
-    settings.jobs.port = port
+    settings.jobs.ports.add(port)
     bind_bottom_up(UDP, ISwitch, dport=port)
     bind_bottom_up(UDP, ISwitch, sport=port)
     for layer in (ISwitchControl, ISwitchData, ISwitchSuper):
@@ -110,6 +110,11 @@ def _parts(udp: Packet | None, payload: bytes) -> list[bytes]:
     return cut(payload, known.shape if known else None)
 
 
+def _told(fault: str | None) -> str:
+    """A fault, in a line."""
+    return fault if fault == faults.TRUNCATED else f"malformed: {fault}"
+
+
 class ISwitch(Packet):
     """What goes to or from the switch's port: it becomes the layer that the ToS tells."""
 
@@ -157,7 +162,7 @@ class _Tagged(Packet):
     def post_dissection(self, _: Packet) -> None:
         """Show what is wrong."""
         if self.underlayer is not None and self.fault:
-            self.name = f"{self.name}, malformed: {self.fault}"
+            self.name = f"{self.name}, {_told(self.fault)}"
 
 
 class ISwitchMalformed(Packet):
@@ -179,7 +184,7 @@ class ISwitchMalformed(Packet):
     def mysummary(self) -> Any:  # with what below it is shown, too
         """One line."""
         alone = isinstance(self.underlayer, UDP)
-        text = f"malformed: {self.fault}" if alone else f"{len(self.load)} bytes"
+        text = _told(self.fault) if alone else f"{len(self.load)} bytes"
         return text, [ISwitchControl, UDP]
 
 
@@ -229,7 +234,7 @@ class ISwitchControl(_Tagged):
         """One line."""
         status = " status %status%" * (self.action == Action.ACK)
         text = self.sprintf("iSwitch %action% job %job% request %request%" + status)
-        return text + (f", malformed: {self.fault}" if self.fault else ""), [UDP]
+        return text + (f", {_told(self.fault)}" if self.fault else ""), [UDP]
 
 
 class _Value(Packet):
@@ -399,7 +404,7 @@ class ISwitchData(_Tagged):
         """One line."""
         known = _known(self)
         what = "data" if known is None else "contribution" if known.to_switch else "aggregate"
-        fault = f", malformed: {self.fault}" if self.fault else ""
+        fault = f", {_told(self.fault)}" if self.fault else ""
         return self.sprintf(f"iSwitch {what} round %round% index %index%") + fault, [UDP]
 
 

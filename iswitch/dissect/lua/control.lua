@@ -114,7 +114,8 @@ local function dissect_control(tvb, pinfo, tree, frame, source, destination, in_
     local whole = tvb:captured_len() == tvb:reported_len()
     if whole and not fault and not in_error then note(frame, source, destination, v, pinfo) end
     local has_header = v.request ~= nil
-    local info = has_header and control_info(v, fault) or "[malformed: " .. (fault or "cut short") .. "]"
+    local info = has_header and control_info(v, fault)
+        or "[" .. (fault and "malformed: " .. fault or TRUNCATED) .. "]"
     pinfo.cols.info = info
     local item = tree:add(iswitch, tvb(), NAME .. " " .. info)
     if has_header then
