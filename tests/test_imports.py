@@ -254,7 +254,18 @@ def test_dissecting_is_for_people_only() -> None:
     assert importers == {"iswitch.dissect.scapy"}
 
 
-BUILDERS = ("netns", "mininet", "mn", "namespaces", "ethtool", "children", "simulated")
+def test_a_bench_is_above_the_worker_library_and_for_the_cli() -> None:
+    own = [name for name in MODULES if within(name, "iswitch.bench")]
+    assert "iswitch.bench.member" in own
+    for name in own:
+        up = {i for i in MODULES[name].all if within(i, "topologies", "iswitch.cli", "tests")}
+        assert not up, name
+    users = {name for name, i in MODULES.items() if any(within(x, "iswitch.bench") for x in i.all)}
+    assert all(within(name, "iswitch.bench", "iswitch.cli") for name in users)
+    assert not project(MODULES["iswitch.page"].all)
+
+
+BUILDERS = ("netns", "mininet", "mn", "namespaces", "ethtool", "children", "simulated", "bridges")
 
 
 def test_topologies_are_below_the_cli_only() -> None:

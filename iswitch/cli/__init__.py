@@ -14,7 +14,9 @@ from importlib import import_module
 
 from .. import __version__
 
-COMMANDS = ("demo", "train", "run", "switch", "ctl", "doctor", "soak", "dissector")
+COMMANDS = (
+    "demo", "train", "run", "bench", "switch", "ctl", "doctor", "soak", "dissector",
+)  # fmt: skip
 
 
 class UsageError(Exception):

@@ -121,10 +121,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--counting",
-        choices=("exact", "paper"),
+        choices=("exact", "paper", "none"),
         default="exact",
         help="exact: each member's contribution once; paper: a bare counter, as in the paper, "
-        "which loss makes wrong (docs/guarantees.md; default: %(default)s)",
+        "which loss makes wrong (docs/guarantees.md); none: nothing is added, every packet goes "
+        "back to its sender, for `iswitch bench` (default: %(default)s)",
     )
     parser.add_argument(
         "--spin",
@@ -186,6 +187,7 @@ def mac(text: str) -> bytes:
 
 def run(args: argparse.Namespace) -> int:
     """Serve."""
+    from ..bench.forward import CopySwitch
     from ..limits import Limits
     from ..packets import Address
     from ..paper import Counting
@@ -208,18 +210,19 @@ def run(args: argparse.Namespace) -> int:
     if args.parent:
         parent = Address(*resolved(args.parent), uplink(args))
     incarnation = int(time.time()) & ROUND_MASK
-    if args.reproducible and args.counting == "paper":
+    if args.reproducible and args.counting != "exact":
         raise UsageError(
-            "--counting paper does not know whose packets it counts, so it cannot sum in rank "
-            "order; leave out --reproducible"
+            f"--counting {args.counting} does not know whose packets it counts, so it cannot sum "
+            "in rank order; leave out --reproducible"
         )
-    switch = Switch(
+    make = CopySwitch if args.counting == "none" else Switch
+    switch = make(
         limits,
         args.reproducible,
         parent,
         incarnation,
         keys(args.keys),
-        Counting(args.counting),
+        Counting.PAPER if args.counting == "paper" else Counting.EXACT,
     )
     impaired, seed = impairments(args)
     if args.cpu is not None:

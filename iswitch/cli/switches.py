@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ class Switches:
         world: where they are started.
         capture: a folder.
         say: tells the user of a restart.
+        options: more of `iswitch switch`, for all of them.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class Switches:
         world: World,
         capture: Path | None = None,
         say: Callable[[str], None] = lambda _: None,
+        options: Sequence[str] = (),
     ) -> None:
+        self.options = options
         self.fleet = fleet
         self.world = world
         self.capture = capture
@@ -71,7 +74,7 @@ class Switches:
             level = [child.name for name in level for child in self.world.topology.children(name)]
 
     def _launch(self, name: str) -> Child:
-        options = self.world.switch_options(name, self.listening)
+        options = [*self.world.switch_options(name, self.listening), *self.options]
         count = self.restarts[name].count
         if self.capture is not None:
             file = f"{name}.{count + 1}.pcapng" if count else f"{name}.pcapng"
@@ -112,6 +115,10 @@ class Switches:
     def at(self, host: str) -> str:
         """Where the switch listens that a host is plugged into."""
         return self.listening[self.world.topology.switch_of(host)]
+
+    def processes(self) -> list[int]:
+        """The numbers of those that listen."""
+        return [child.process.pid for child in self._up.values()]
 
     def has(self, child: Child) -> bool:
         """Whether a child is one of them."""

@@ -1,0 +1,204 @@
+"""The workers of one strategy, as the conductor has them, who says when a round begins."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from .plan import FORWARD, Way
+
+PAUSE = 0.002  # seconds in which all get to their timers
+LONGEST_PAUSE = 0.2
+LOOK = 0.5  # seconds between two looks at whether all still live
+JOINING = 120.0  # seconds for all to come
+TIMEOUT = 120.0  # seconds for an allreduce
+
+
+class BenchFailed(Exception):
+    """A process died, or did not do what it should; the message says which."""
+
+
+class WrongSum(BenchFailed):
+    """A strategy has added up wrongly."""
+
+
+class Done(NamedTuple):
+    """A round of one worker. Times are of the monotonic clock, in seconds."""
+
+    late: float  # that it began after it should have
+    aggregated: float  # when
+    updated: float  # when
+    cpu: float  # seconds of this process's, of the allreduce
+    received: int  # bytes at its network interfaces; 0 in the loopback world
+    sent: int
+
+
+class Round(NamedTuple):
+    """One round of a group, in seconds.
+
+    `aggregate` is from the common start of the allreduce to the last worker's end, `update` from
+    there to the end of the last update. CPU is of all workers, and of the switches' or servers'
+    processes. Bytes are of a worker's link, on average.
+    """
+
+    compute: float
+    aggregate: float
+    update: float
+    workers_cpu: float
+    switch_cpu: float
+    received: float
+    sent: float
+
+    @property
+    def iteration(self) -> float:
+        """All of it."""
+        return self.compute + self.aggregate + self.update
+
+
+class Lobby:
+    """Where members report: a socket in a folder of its own; use it as a context.
+
+    Args:
+        watch: called while waiting; raises if a process has died.
+    """
+
+    def __init__(self, watch: Callable[[], None]) -> None:
+        self.watch = watch
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Lobby:
+        folder = self._stack.enter_context(TemporaryDirectory(prefix="iswitch-bench-"))
+        self.path = str(Path(folder) / "conductor")
+        self._socket = self._stack.enter_context(socket.socket(socket.AF_UNIX))
+        self._socket.bind(self.path)
+        self._socket.listen(1024)
+        self._socket.settimeout(LOOK)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def gather(self, groups: Sequence[Group]) -> None:
+        """Wait until all members of these groups have come.
+
+        Raises:
+            BenchFailed: some do not.
+        """
+        limit = time.monotonic() + JOINING
+        missing = {(i, rank) for i, group in enumerate(groups) for rank in range(group.size)}
+        while missing:
+            self.watch()
+            if time.monotonic() > limit:
+                i, rank = min(missing)
+                raise BenchFailed(
+                    f"worker {rank} of {groups[i].way.label} did not start within {JOINING:.0f} s"
+                )
+            try:
+                sock, _ = self._socket.accept()
+            except TimeoutError:
+                continue
+            sock.setblocking(True)
+            connection = Connection(sock.detach())
+            i, rank = connection.recv()
+            groups[i].connections[rank] = self._stack.enter_context(connection)
+            missing.remove((i, rank))
+        for group in groups:
+            group.watch = self.watch
+
+
+class Group:
+    """Workers of one way.
+
+    Args:
+        way: what they do.
+        size: how many there are.
+        serving: numbers of the processes that serve them: switches, servers.
+        options: of the strategy, beside those of the way.
+    """
+
+    def __init__(self, way: Way, size: int, serving: Sequence[int] = (), **options: object) -> None:
+        self.way = way
+        self.size = size
+        self.serving = serving
+        self.joins = "iswitch" if way.name == FORWARD else way.name
+        self.options = {"timeout": TIMEOUT, **way.options, **options}
+        self.connections: dict[int, Connection] = {}
+        self.watch: Callable[[], None] = lambda: None
+        self._pause = PAUSE
+
+    def order(self, *order: Any) -> list[Any]:
+        """Have all do something; what each says, by rank.
+
+        Raises:
+            BenchFailed: one has died.
+        """
+        try:
+            for rank in range(self.size):
+                self.connections[rank].send(order)
+            answers: dict[int, Any] = {}
+            waiting = {self.connections[rank]: rank for rank in range(self.size)}
+            while waiting:
+                for ready in wait(list(waiting), LOOK):
+                    assert isinstance(ready, Connection)
+                    answers[waiting.pop(ready)] = ready.recv()
+                if waiting:
+                    self.watch()
+        except (EOFError, ConnectionError):
+            limit = time.monotonic() + LOOK
+            while time.monotonic() < limit:  # its connection ends before it does
+                self.watch()
+            raise BenchFailed(f"a worker of {self.way.label} has gone") from None
+        return [answers[rank] for rank in range(self.size)]
+
+    def round(self, compute: float = 0.0, update: bool = False) -> Round:
+        """Take a round: emulated computing, allreduce, and update if asked to.
+
+        A round for which somebody was not ready in time does not count: it is taken again.
+        """
+        while True:
+            self.order("prepare")
+            cpu = self._cpu()
+            at = time.monotonic() + self._pause
+            done: list[Done] = self.order("go", at, compute, update)
+            cpu = self._cpu() - cpu
+            if not any(one.late for one in done) or self._pause >= LONGEST_PAUSE:
+                break
+            self._pause *= 2
+        aggregated = max(one.aggregated for one in done)
+        return Round(
+            compute,
+            aggregated - at - compute,
+            max(one.updated for one in done) - aggregated if update else 0.0,
+            sum(one.cpu for one in done),
+            cpu,
+            sum(one.received for one in done) / self.size,
+            sum(one.sent for one in done) / self.size,
+        )
+
+    def check(self) -> None:
+        """Whether the last sums were exact.
+
+        Raises:
+            WrongSum: they were not.
+        """
+        for rank, wrong in enumerate(self.order("check")):
+            if wrong:
+                raise WrongSum(f"{self.way.label}: {wrong} elements of rank {rank}'s sum are wrong")
+
+    def _cpu(self) -> float:
+        return sum(cpu_seconds(process) for process in self.serving)
+
+
+def cpu_seconds(process: int) -> float:
+    """CPU time that a process has used, all threads, user and system.
+
+    The kernel has a clock for each process: its number is ~pid shifted by three, and 2 for the
+    precise one (clock_getcpuclockid(3)); the files in /proc count in steps of 10 ms.
+    """
+    return time.clock_gettime(~process << 3 | 2)

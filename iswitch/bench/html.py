@@ -1,0 +1,66 @@
+"""A measurement as one page: the plots, the table, the machine and the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ..page import Page
+from .report import HEAD, NOTE, as_csv, as_json, columns, line, title
+
+if TYPE_CHECKING:
+    from .plan import Plan
+    from .result import Results
+
+
+def page(
+    plan: Plan, results: Results, machine: Mapping[str, str], command: str, complete: bool
+) -> Page:
+    """The page of `iswitch bench --html`."""
+    found = Page("iSwitch benchmark", f"Allreduce side by side, world {plan.world}")
+    if not complete:
+        found.text("The measurement was not finished: this is what there was until then.")
+    add_pictures(found, results)
+    add_table(found, results)
+    add_origin(found, machine, command)
+    found.download("bench.csv", "text/csv", as_csv(plan, results))
+    data = as_json(plan, results, machine, command, complete)
+    found.download("bench.json", "application/json", json.dumps(data))
+    return found
+
+
+def add_pictures(page: Page, results: Results) -> None:
+    """A section for each kind of plot of which there is one."""
+    from .figures import Pictures
+
+    pictures = Pictures(results)
+    sections = {
+        "Time against size": pictures.against_size,
+        "Time against workers": pictures.against_workers,
+        "Split of an iteration": pictures.split,
+        "Latencies": pictures.ecdf,
+        "Link utilisation": pictures.utilisation,
+    }
+    for name, make in sections.items():
+        for i, picture in enumerate(make()):
+            if not i:
+                page.section(name)
+            page.figure(*picture)
+
+
+def add_table(page: Page, results: Results) -> None:
+    """A table for each size and network."""
+    page.section("Table")
+    page.text(NOTE)
+    for cell in results.cells():
+        shown = columns(cell)
+        rows = [[line(one, cell[0])[i] for i in shown] for one in cell]
+        page.table([HEAD[i] for i in shown], rows, title(cell))
+
+
+def add_origin(page: Page, machine: Mapping[str, str], command: str) -> None:
+    """Where that was measured, and how."""
+    page.section("Machine and command")
+    page.table(["", ""], list(machine.items()))
+    page.code(command)

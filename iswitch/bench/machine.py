@@ -1,0 +1,49 @@
+"""What a measurement was taken on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+def describe() -> dict[str, str]:
+    """The machine and what runs on it, by what is described; call it before anything is started."""
+    load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
+    return {
+        "CPU": cpu_model(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB",
+        "kernel": f"{platform.system()} {platform.release()}",
+        "Python": platform.python_version(),
+        "NumPy": installed("numpy"),
+        "iswitch": installed("iswitch"),
+        "load before (1, 5, 15 min)": load,
+    }
+
+
+def cpu_model() -> str:
+    """As the kernel names it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.machine()
+
+
+def installed(package: str) -> str:
+    """Its version."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def command() -> str:
+    """The command line, as it can be given again."""
+    from shlex import join
+
+    return join(["iswitch", *sys.argv[1:]])

@@ -1,0 +1,120 @@
+"""One worker of one strategy: `python -m iswitch.bench.member SOCKET NUMBER`, told by a conductor.
+
+Orders come as tuples, of which the first names a method of `Member`; what it returns goes back. A
+fault ends the process; its last line on stderr says why.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import ExitStack
+from multiprocessing.connection import Client
+from typing import Any
+
+import numpy as np
+
+from worker_lib.strategies import make
+
+from .group import Done
+
+QUIET = 0.001  # seconds after the end before it is told: others may still be at it
+MOMENTUM, RATE = np.float32(0.9), np.float32(0.01)
+
+
+class Member:
+    """What a conductor can have done; the vectors are whole numbers, so that sums are exact."""
+
+    def __init__(self, rank: int, workers: int) -> None:
+        self.rank = rank
+        self.workers = workers
+        self._stack = ExitStack()
+        self._strategy: Any = None
+
+    def join(self, name: str, numel: int, job: int, options: dict[str, Any]) -> None:
+        """Join a group for vectors of so many elements."""
+        os.environ["ISWITCH_JOB"] = str(job)
+        self._strategy = self._stack.enter_context(make(name, numel, **options))
+        self._own = whole_numbers(self.rank, numel)
+        self._vector = self._own.copy()
+        self._moments, self._weights = np.zeros_like(self._own), np.zeros_like(self._own)
+
+    def leave(self) -> dict[str, Any]:
+        """Leave it; what the strategy tells of itself."""
+        stats: dict[str, Any] = self._strategy.stats()
+        self._stack.close()
+        return stats
+
+    def prepare(self) -> None:
+        """Have the vector of the next round ready."""
+        np.copyto(self._vector, self._own)
+        self._traffic = traffic()
+
+    def go(self, at: float, compute: float, update: bool) -> Done:
+        """Compute from `at` on (sleep), aggregate, and update if asked to."""
+        late = max(0.0, time.monotonic() - at)
+        cpu = time.process_time()
+        time.sleep(max(0.0, at + compute - time.monotonic()))
+        self._sum = self._strategy.allreduce(self._vector)
+        aggregated = time.monotonic()
+        cpu = time.process_time() - cpu
+        if update:
+            self._update()
+        updated = time.monotonic()
+        time.sleep(QUIET)
+        received, sent = np.subtract(traffic(), self._traffic).tolist()
+        return Done(late, aggregated, updated, cpu, received, sent)
+
+    def check(self) -> int:
+        """How many elements of the last sum are wrong."""
+        numel = len(self._own)
+        exact = sum(
+            (whole_numbers(r, numel) for r in range(self.workers)), np.zeros_like(self._own)
+        )
+        return int(np.count_nonzero(self._sum != exact))
+
+    def _update(self) -> None:
+        """Gradient descent with momentum, as the workers of the paper do it."""
+        self._sum /= np.float32(self.workers)
+        self._moments *= MOMENTUM
+        self._moments += self._sum
+        self._sum[:] = self._moments
+        self._sum *= RATE
+        self._weights -= self._sum
+
+
+def whole_numbers(rank: int, numel: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The vector of a rank; any sum of 64 of them is exact in float32, in any order."""
+    return np.random.default_rng(rank).integers(-9, 9, numel).astype(np.float32)
+
+
+def traffic() -> tuple[int, int]:
+    """Bytes received and sent at the network interfaces of this process's namespace."""
+    received = sent = 0
+    with open("/proc/self/net/dev") as file:
+        for line in file.readlines()[2:]:
+            name, _, numbers = line.partition(":")
+            if name.strip() != "lo":
+                fields = numbers.split()
+                received += int(fields[0])
+                sent += int(fields[8])
+    return received, sent
+
+
+def main() -> None:
+    """Do as told until the conductor has gone."""
+    rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    member = Member(rank, workers)
+    with Client(sys.argv[1], "AF_UNIX") as conductor:
+        conductor.send((int(sys.argv[2]), rank))
+        while True:
+            try:
+                order, *arguments = conductor.recv()
+            except EOFError:
+                return
+            conductor.send(getattr(member, order)(*arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""What was measured: as JSON, as rows for CSV, as a table on a terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from .plan import Plan
+    from .result import Results, Series
+
+CSV_COLUMNS = (
+    "world", "topology", "rate", "loss", "workers", "size", "bytes", "strategy", "rounds", "exact",
+    "min", "p25", "p50", "p75", "p99", "max", "ratio_p25", "ratio_p50", "ratio_p75", "wire_bound",
+    "switch_cpu_per_gb", "workers_cpu_per_gb", "link_received_bits_per_s", "link_sent_bits_per_s",
+    "compute", "aggregate", "update", "iteration",
+)  # fmt: skip
+HEAD = ("strategy", "p50", "quartiles", "p99", "n", "ratio", "wire", "switch", "workers")
+NOTE = (
+    "Times in ms. ratio: to the first strategy, of the rounds of one turn: median (quartiles). "
+    "wire: p50 over the time in which a link carries the vector once. switch, workers: CPU seconds "
+    "of the switches' or servers' processes, and of the workers', for each GB contributed."
+)
+
+
+def summary(one: Series, first: Series, world: str) -> dict[str, Any]:
+    """A series in numbers; seconds, bytes, bits per second."""
+    seconds = one.seconds
+    ratio = one.ratio(first)
+    switch, workers = one.cpu_per_gb()
+    received, sent = one.link()
+    split = one.split() or dict.fromkeys(("compute", "aggregate", "update", "iteration"))
+    return {
+        "world": world,
+        "topology": one.setting.form,
+        "rate": one.setting.rate,
+        "loss": one.setting.loss,
+        "workers": one.workers,
+        "size": one.size.label,
+        "bytes": one.size.bytes,
+        "strategy": one.way.label,
+        "rounds": len(seconds),
+        "exact": one.exact,
+        "min": min(seconds),
+        **dict(zip(("p25", "p50", "p75"), one.quartiles, strict=True)),
+        "p99": one.p99,
+        "max": max(seconds),
+        **dict(zip(("ratio_p25", "ratio_p50", "ratio_p75"), ratio, strict=True)),
+        "wire_bound": one.bound,
+        "switch_cpu_per_gb": switch,
+        "workers_cpu_per_gb": workers,
+        "link_received_bits_per_s": received,
+        "link_sent_bits_per_s": sent,
+        **split,
+    }
+
+
+def as_json(
+    plan: Plan, results: Results, machine: Mapping[str, str], command: str, complete: bool
+) -> dict[str, Any]:
+    """All of it, with every round's seconds."""
+    return {
+        "command": command,
+        "machine": dict(machine),
+        "complete": complete,
+        "world": plan.world,
+        "results": [
+            {
+                **summary(one, cell[0], plan.world),
+                "seconds": one.seconds,
+                "iterations": [r._asdict() for r in one.iterations],
+                "stats": one.stats,
+            }
+            for cell in results.cells()
+            for one in cell
+        ],
+    }
+
+
+def as_csv(plan: Plan, results: Results) -> str:
+    """A row for each series."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for cell in results.cells():
+        for one in cell:
+            writer.writerow(summary(one, cell[0], plan.world))
+    return file.getvalue()
+
+
+def line(one: Series, first: Series) -> list[str]:
+    """Of the table, below HEAD."""
+    switch, workers = one.cpu_per_gb()
+    quartiles, bound = one.quartiles, one.bound
+    return [
+        one.way.label + ("" if one.exact is not False else " (not checked)"),
+        ms(quartiles.middle),
+        f"{ms(quartiles.low)}..{ms(quartiles.high)}",
+        ms(one.p99),
+        str(len(one.seconds)),
+        "1" if one is first else "{1:.2f} ({0:.2f}..{2:.2f})".format(*one.ratio(first)),
+        "" if bound is None else f"{quartiles.middle / bound:.2f}",
+        f"{switch:.2f}" if switch else "",
+        f"{workers:.2f}",
+    ]
+
+
+def columns(cell: Sequence[Series]) -> list[int]:
+    """Which columns of HEAD say something: those of which not every line is empty."""
+    lines = [line(one, cell[0]) for one in cell]
+    return [i for i in range(len(HEAD)) if any(one[i] for one in lines)]
+
+
+def title(cell: Sequence[Series]) -> str:
+    """What a cell is of."""
+    one = cell[0]
+    return (
+        f"{one.size.label} ({one.size.numel:,} elements), {one.workers} workers, {one.setting.text}"
+    )
+
+
+def tables(results: Results) -> Iterator[Table]:
+    """For a terminal; one for each size and network."""
+    from rich.table import Table
+    from rich.text import Text
+
+    for cell in results.cells():
+        name = Text(title(cell), style="bold")
+        table = Table(title=name, title_justify="left", box=None, collapse_padding=True)
+        shown = columns(cell)
+        for i in shown:
+            table.add_column(HEAD[i], justify="right" if i else "left", no_wrap=True)
+        for one in cell:
+            texts = line(one, cell[0])
+            table.add_row(*(Text(texts[i]) for i in shown))
+        yield table
+
+
+def ms(seconds: float) -> str:
+    """Milliseconds, with three digits or all of the whole ones."""
+    value = seconds * 1e3
+    digits = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f}"

@@ -1,0 +1,401 @@
+"""iswitch bench: what is to be measured, turns, checks, what follows from rounds, and real runs."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from math import inf
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from iswitch.bench.group import BenchFailed, Group, Round, WrongSum, cpu_seconds
+from iswitch.bench.measure import measure
+from iswitch.bench.member import Member, traffic, whole_numbers
+from iswitch.bench.plan import PAPER, Plan, Setting, Size, Way, networks, split
+from iswitch.bench.report import CSV_COLUMNS, as_csv, as_json, ms, tables
+from iswitch.bench.result import Results, Series, wire_bound
+from iswitch.cli import UsageError
+from iswitch.cli.bench import configure
+from iswitch.cli.bench import run as run_bench
+from iswitch.units import QuantityError
+
+from .browser import browser
+from .conftest import heed_interrupts
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 60.0
+SMALL = Size("4kB", 1000)
+STAR = Setting("star:4")
+
+
+# What is to be measured
+
+
+def test_sizes() -> None:
+    assert Size.parse("dqn") == PAPER["dqn"]
+    assert [size.bytes for size in PAPER.values()] == [40_988, 161_308, 3_465_756, 6_724_248]
+    assert Size.parse("40kB") == Size("40kB", 10_000)
+    assert Size.parse("1MiB").numel == 2**18
+    assert Size.parse("1B").numel == 1
+    with pytest.raises(QuantityError, match="write size=40kB"):
+        Size.parse("big")
+
+
+def test_ways() -> None:
+    assert Way.parse("ring") == Way("ring", "ring")
+    way = Way.parse("ps:servers=2:tau=inf:filter=kkt")
+    assert (way.label, way.name) == ("ps:servers=2:tau=inf:filter=kkt", "ps")
+    assert way.options == {"servers": 2, "tau": inf, "filter": "kkt"}
+    assert (way.servers, way.adds) == (2, False)
+    assert (Way.parse("ps").servers, Way.parse("ring").servers) == (1, 0)
+    assert Way.parse("ps").adds
+    assert not Way.parse("forward").adds
+    with pytest.raises(ValueError, match="write ps:OPTION=VALUE"):
+        Way.parse("ps:servers")
+
+
+def test_networks() -> None:
+    found = networks(["star", "rack"], [6, 9], ["1Gbit", "none"], ["0", "1%"])
+    assert len(found) == 16
+    assert found[0] == Setting("star:6", "1Gbit", None)
+    assert found[-1].text == "rack:3x3,loss=1%"
+    assert networks(["tree:2x2x3,delay=1ms"], [4], ["0"], ["0"])[0].text == "tree:2x2x3,delay=1ms"
+    with pytest.raises(ValueError, match="three workers in each rack"):
+        networks(["rack"], [4], ["0"], ["0"])
+
+
+def test_commas_of_lists_and_of_forms() -> None:
+    assert split("star:4,delay=1ms,rack:2x3") == ["star:4,delay=1ms", "rack:2x3"]
+    assert split("") == []
+
+
+# Turns and checks
+
+
+class Recorded(Group):
+    """Takes rounds of known length, and notes what it was told."""
+
+    def __init__(self, label: str, log: list[str], wrong: int = 0, seconds: float = 0.001) -> None:
+        super().__init__(Way.parse(label), 4)
+        self.log = log
+        self.wrong = wrong
+        self.seconds = seconds
+
+    def order(self, *order: Any) -> list[Any]:
+        self.log.append(f"{self.way.label} {order[0]}")
+        return [0, 0, self.wrong, 0] if order[0] == "check" else [{}] * 4
+
+    def round(self, compute: float = 0.0, update: bool = False) -> Round:
+        self.log.append(f"{self.way.label} {'iteration' if update else 'round'}")
+        return Round(compute, self.seconds, 0.0005 * update, 0.002, 0.004, 4000, 8000)
+
+
+def run(groups: list[Group], plan: Plan) -> Results:
+    results = Results()
+    measure(plan, STAR, groups, results, lambda *_: None)
+    return results
+
+
+def test_rounds_are_taken_in_turns() -> None:
+    log: list[str] = []
+    plan = Plan([SMALL], [STAR], [], rounds=2, warmup=1, iterations=1, compute=0.01)
+    results = run([Recorded("iswitch", log), Recorded("forward", log)], plan)
+    turn = ["iswitch round", "forward round"]
+    checks = ["iswitch round", "iswitch check", "forward round"]  # which adds nothing
+    assert log == [
+        "iswitch join", "forward join", *checks, *turn, *turn, *turn,
+        "iswitch iteration", "forward iteration", *checks, "iswitch leave", "forward leave",
+    ]  # fmt: skip
+    assert [(len(one.rounds), len(one.iterations)) for one in results.series] == [(2, 1), (2, 1)]
+    assert [one.exact for one in results.series] == [True, None]
+
+
+def test_seconds_end_the_turns_but_not_before_the_least() -> None:
+    plan = Plan([SMALL], [STAR], [], seconds=1e-9, least=7)
+    assert len(run([Recorded("iswitch", [])], plan).series[0].rounds) == 7
+
+
+def test_a_wrong_sum_is_an_error() -> None:
+    with pytest.raises(WrongSum, match="ring: 3 elements of rank 2's sum are wrong"):
+        run([Recorded("ring", [], wrong=3)], Plan([SMALL], [STAR], [], rounds=1))
+
+
+def test_a_member_finds_wrong_elements() -> None:
+    member = Member(0, 3)
+    member._own = whole_numbers(0, 100)
+    member._sum = sum((whole_numbers(rank, 100) for rank in range(3)), member._own * 0)
+    assert member.check() == 0
+    member._sum[[3, 70]] += 1
+    assert member.check() == 2
+
+
+def test_who_comes_late_is_waited_for_longer() -> None:
+    """And that round does not count."""
+    group = Group(Way.parse("ring"), 1)
+    answers = [SimpleNamespace(late=0.1, aggregated=inf), SimpleNamespace(late=0.0)]
+    starts: list[float] = []
+
+    def order(what: str, *arguments: Any) -> list[Any]:
+        if what == "prepare":
+            return [None]
+        answer = answers.pop(0)
+        starts.append(arguments[0] - time.monotonic())
+        done = vars(answer) | {"cpu": 0.5, "received": 10, "sent": 20}
+        done |= {"aggregated": arguments[0] + 0.25, "updated": arguments[0] + 0.5}
+        return [SimpleNamespace(**done)]
+
+    group.order = order  # type: ignore[method-assign]
+    found = group.round(update=True)
+    assert not answers
+    assert starts[1] > 1.5 * starts[0]
+    assert (round(found.aggregate, 6), round(found.update, 6)) == (0.25, 0.25)
+    assert (found.workers_cpu, found.received, found.sent) == (0.5, 10, 20)
+
+
+def test_clocks_and_counters_of_the_kernel() -> None:
+    before = cpu_seconds(os.getpid())
+    while time.process_time() < before + 0.02:
+        pass
+    assert 0.015 < cpu_seconds(os.getpid()) - before < 0.5
+    assert all(isinstance(count, int) for count in traffic())
+
+
+# What follows from rounds
+
+
+def series(label: str, seconds: list[float], rate: str | None = None) -> Series:
+    rounds = [Round(0.0, s, 0.0, 0.2, 0.1, 4e6, 8e6) for s in seconds]
+    setting = Setting("star:4", rate)
+    return Series(Way.parse(label), Size("4 MB", 1_000_000), setting, 4, rounds, exact=True)
+
+
+def test_ratios_are_of_pairs() -> None:
+    first, other = series("iswitch", [1.0, 2.0, 4.0]), series("ring", [2.0, 2.0, 16.0])
+    assert other.ratio(first) == (1.5, 2.0, 3.0)  # of 2, 1, 4
+    assert first.ratio(first) == (1.0, 1.0, 1.0)
+    assert other.quartiles.middle == 2.0
+
+
+def test_cpu_is_per_gb_of_all_contributions() -> None:
+    one = series("iswitch", [1.0, 1.0])  # 2 rounds x 4 workers x 4 MB = 0.032 GB
+    assert one.cpu_per_gb() == pytest.approx((0.2 / 0.032, 0.4 / 0.032))
+    assert one.link() == (32e6, 64e6)
+
+
+def test_bound_of_the_wire() -> None:
+    """Each of 28 frames of 366 elements, but for the last, has 50 bytes beside them."""
+    assert wire_bound(PAPER["ppo"], "1Gbit") == (10_247 * 4 + 28 * 50) * 8 / 1e9
+    assert series("iswitch", [1.0]).bound is None
+    assert series("iswitch", [1.0], "100Mbit").bound == pytest.approx(0.331, abs=0.001)
+
+
+def test_parts_of_an_iteration() -> None:
+    one = series("iswitch", [1.0])
+    assert one.split() is None
+    one.iterations = [Round(1.0, 2.0, 3.0, 0, 0, 0, 0), Round(1.0, 4.0, 3.0, 0, 0, 0, 0)]
+    assert one.split() == {"compute": 1.0, "aggregate": 3.0, "update": 3.0, "iteration": 7.0}
+
+
+def results() -> Results:
+    found = Results([series("iswitch", [0.001, 0.002]), series("ring", [0.002, 0.004])])
+    found.series.append(Series(Way.parse("gloo"), SMALL, STAR, 4))  # nothing measured yet
+    return found
+
+
+def test_reports() -> None:
+    plan = Plan([SMALL], [STAR], [])
+    told = as_json(plan, results(), {"CPU": "x"}, "iswitch bench", False)
+    assert (told["complete"], told["machine"], len(told["results"])) == (False, {"CPU": "x"}, 2)
+    assert told["results"][1]["seconds"] == [0.002, 0.004]
+    rows = list(csv.DictReader(as_csv(plan, results()).splitlines()))
+    assert list(rows[0]) == list(CSV_COLUMNS)
+    assert [row["strategy"] for row in rows] == ["iswitch", "ring"]
+    assert [float(row["ratio_p50"]) for row in rows] == [1.0, 2.0]
+    (table,) = tables(results())
+    assert table.row_count == 2
+    assert [column.header for column in table.columns] == [
+        "strategy", "p50", "quartiles", "p99", "n", "ratio", "switch", "workers",
+    ]  # fmt: skip
+    assert [ms(value) for value in (1e-4, 1e-3, 0.01234, 1.234)] == [
+        "0.100",
+        "1.00",
+        "12.3",
+        "1234",
+    ]
+
+
+# Real runs
+
+
+def bench(*options: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "iswitch", "bench", *options]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, **more
+    )
+
+
+def test_loopback(tmp_path: Path) -> None:
+    """Everything that it writes, and the page opens without a console error or a request."""
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv", "html")}
+    done = bench(
+        "--sizes", "4kB,ppo", "--strategies", "iswitch,forward", "--workers", "2,3",
+        "--rounds", "3", "--iterations", "2",
+        *(word for kind, path in files.items() for word in (f"--{kind}", str(path))),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "40.02 KB (10,247 elements), 3 workers, star:3" in done.stdout
+    told = json.loads(files["json"].read_text())
+    assert told["complete"]
+    assert told["command"].startswith("iswitch bench --sizes 4kB,ppo")
+    assert {"CPU", "cores", "kernel", "Python", "NumPy"} < set(told["machine"])
+    assert [(r["bytes"], r["workers"], r["strategy"]) for r in told["results"]] == [
+        (size, workers, strategy)
+        for workers in (2, 3)
+        for size in (4000, 40_988)
+        for strategy in ("iswitch", "forward")
+    ]
+    for result in told["results"]:
+        assert len(result["seconds"]) == 3
+        assert min(result["seconds"]) > 0
+        assert result["exact"] is (None if result["strategy"] == "forward" else True)
+        assert result["switch_cpu_per_gb"] > 0
+        assert result["workers_cpu_per_gb"] > 0
+        assert (result["compute"] is None) is (result["size"] == "4kB")
+        assert len(result["stats"]) == result["workers"]
+    assert len(list(csv.DictReader(files["csv"].read_text().splitlines()))) == 8
+    if shutil.which("chromium") is None:
+        assert os.geteuid() != 0, "apt-get install chromium, or make tools"
+        return
+    with browser() as tab:
+        visit = tab.visit(files["html"], 390)
+    assert visit.requests == [files["html"].as_uri()]
+    assert visit.trouble == []
+    assert visit.width == 390
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="building namespaces needs root")
+@pytest.mark.usefixtures("nothing_is_left")
+@pytest.mark.parametrize("world", ["netns", "mininet"])
+def test_links_with_a_rate(world: str, tmp_path: Path) -> None:
+    """1 MB at 100 Mbit/s takes 83 ms, whoever adds, but for what may pass at once."""
+    path = tmp_path / "out.json"
+    done = bench(
+        "--world", world, "--sizes", "1MB", "--strategies", "iswitch,gloo", "--workers", "2",
+        "--rate", "100Mbit", "--rounds", "3", "--iterations", "0", "--json", str(path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for result in json.loads(path.read_text())["results"]:
+        assert result["exact"]
+        assert 0.9 * result["wire_bound"] < result["min"]
+        assert 0.2e6 < result["link_sent_bits_per_s"] < 110e6
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="building namespaces needs root")
+@pytest.mark.usefixtures("nothing_is_left")
+def test_links_that_lose(tmp_path: Path) -> None:
+    """Then others go through iSwitches, too, which do the losing."""
+    path = tmp_path / "out.json"
+    done = bench(
+        "--world", "netns", "--sizes", "200kB", "--strategies", "iswitch,gloo", "--workers", "2",
+        "--loss", "0,1%", "--rounds", "5", "--iterations", "0", "--json", str(path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(path.read_text())["results"]
+    assert [(r["loss"], r["strategy"], r["exact"]) for r in found] == [
+        (loss, strategy, True) for loss in (None, "1%") for strategy in ("iswitch", "gloo")
+    ]
+    assert [r["switch_cpu_per_gb"] > 0 for r in found] == [True, False, True, True]
+
+
+def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    command = [sys.executable, "-m", "iswitch", "bench", "--sizes", "4kB,8kB", "--strategies"]
+    command += ["iswitch", "--workers", "2", "--seconds", "600", "--json", str(path)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=heed_interrupts,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        assert process.stderr.readline() == "4kB, star:2\n"
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert "stopped by SIGINT; what was measured until then" in errors
+    assert "4kB (1,000 elements), 2 workers" in out
+    told = json.loads(path.read_text())
+    assert not told["complete"]
+    assert len(told["results"][0]["seconds"]) > 3
+
+
+def test_a_worker_that_dies_is_named() -> None:
+    command = [sys.executable, "-m", "iswitch", "bench", "--sizes", "4kB", "--strategies"]
+    command += ["iswitch", "--workers", "2", "--seconds", "600"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        time.sleep(0.5)
+        os.kill(member_of(process.pid), signal.SIGKILL)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert "of iswitch was killed by SIGKILL" in errors
+
+
+def member_of(parent: int) -> int:
+    """The process of a worker that this one has started."""
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        if b"iswitch.bench.member" in Path(f"/proc/{child}/cmdline").read_bytes():
+            return int(child)
+    raise AssertionError("there is none")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--sizes big", "--sizes: size 'big' is not a number and a unit"),
+        ("--sizes ,", "--sizes names none"),
+        ("--strategies abacus", "no strategy 'abacus'; there are iswitch, "),
+        ("--strategies iswitch,iswitch", "--strategies names one twice"),
+        ("--strategies iswitch:offload", "write iswitch:OPTION=VALUE"),
+        ("--strategies iswitch,forward --topologies rack:2x2", "forward is of one switch"),
+        ("--workers four", "--workers four: whole numbers"),
+        ("--workers 0", "--workers 0: whole numbers"),
+        ("--workers 4 --topologies rack", "three workers in each rack"),
+        ("--topologies ball:3", "--topology: "),
+        ("--rate 1Gbit", "the loopback world has no links; use --world netns"),
+        ("--loss 1%", "the loopback world has no links; use --world netns"),
+        ("--rate fast", "--topology: rate 'fast'"),
+        ("--json /nowhere/at/all", "cannot write /nowhere/at/all"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(options: str, said: str) -> None:
+
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        run_bench(parser.parse_args(options.split()))
+
+
+def test_a_process_that_ends_is_an_error() -> None:
+    group = Group(Way.parse("ring"), 1)
+
+    class Gone:
+        def send(self, _: object) -> None:
+            raise BrokenPipeError
+
+    group.connections[0] = Gone()  # type: ignore[assignment]
+    with pytest.raises(BenchFailed, match="a worker of ring has gone"):
+        group.order("prepare")
