@@ -9,11 +9,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from ..page import COLOURS, drawing
+from ..page import COLOURS, INK, drawing
 from ..units import RATE
+from .paper import CLAIMED
 from .report import ms
 
 if TYPE_CHECKING:
+    from .paper import Comparison
     from .plan import Setting, Size
     from .result import Results, Series
 
@@ -198,6 +200,49 @@ class Pictures:
         for cell in sorted(self.cells, key=lambda cell: cell[0].size.bytes):
             found.setdefault(cell[0].setting, []).append(cell)
         return found
+
+
+def speedups(found: Sequence[Comparison]) -> Iterator[Picture]:
+    """How many times as fast the switch is, by gradient and number of workers; one a rate."""
+    for rate in dict.fromkeys(one.setting.rate for one in found):
+        some = [one for one in found if one.setting.rate == rate]
+        sizes = list(dict.fromkeys(one.size.label for one in some))
+        bars = list(dict.fromkeys((one.workers, label) for one in some for label in one.over))
+        width = 0.86 / len(bars)
+        with drawing():
+            figure = Figure(figsize=(5, 4))
+            axes = figure.subplots()
+            hints = {}
+            kinds = {"ps": COLOURS[1], "ring": COLOURS[0], "ps async": COLOURS[2]}
+            named: set[str] = set()
+            for one in some:
+                for label, ratio in one.over.items():
+                    i, k = sizes.index(one.size.label), bars.index((one.workers, label))
+                    gid = f"bar-{i}-{k}"
+                    axes.bar(
+                        i - 0.43 + width * (k + 0.5), ratio, width * 0.9, color=kinds[label],
+                        alpha=0.55 + 0.45 * (one.workers == some[0].workers),
+                        label=f"over {label}" if label not in named else None,
+                    )[0].set_gid(gid)  # fmt: skip
+                    named.add(label)
+                    hints[gid] = (
+                        f"{one.size.label}, {one.workers} workers: {ratio:.2f}x over {label}"
+                    )
+            axes.axhline(1, color=INK, linewidth=0.8)
+            claim = max(CLAIMED.values())
+            axes.axhline(claim, color=INK, linewidth=0.8, linestyle=":")
+            axes.text(-0.5, claim, " the paper's largest", va="bottom", fontsize=8)
+            axes.set_xticks(range(len(sizes)), sizes)
+            axes.set(ylabel="times as fast", xlim=(-0.5, len(sizes) - 0.5))
+            axes.grid(False, axis="x")
+            axes.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
+        workers = ", ".join(map(str, dict.fromkeys(one.workers for one in some)))
+        yield Picture(
+            figure,
+            f"Speedup of an iteration with iSwitch at {rate}/s; in each group {workers} workers "
+            "from left to right.",
+            hints,
+        )
 
 
 def across(cells: Sequence[Sequence[Series]], at: Any) -> dict[str, list[tuple[float, Series]]]:

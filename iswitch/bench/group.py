@@ -17,6 +17,7 @@ PAUSE = 0.002  # seconds in which all get to their timers
 LONGEST_PAUSE = 0.2
 LOOK = 0.5  # seconds between two looks at whether all still live
 JOINING = 120.0  # seconds for all to come
+UNDER_WAY = 2  # contributions that a worker may have sent before it knows the next version
 TIMEOUT = 120.0  # seconds for an allreduce
 
 
@@ -37,6 +38,13 @@ class Done(NamedTuple):
     cpu: float  # seconds of this process's, of the allreduce
     received: int  # bytes at its network interfaces; 0 in the loopback world
     sent: int
+
+
+class Free(NamedTuple):
+    """Iterations of one worker, without common starts: when each ended, and CPU seconds of all."""
+
+    times: list[float]
+    cpu: float
 
 
 class Round(NamedTuple):
@@ -180,6 +188,21 @@ class Group:
             sum(one.received for one in done) / self.size,
             sum(one.sent for one in done) / self.size,
         )
+
+    def free(self, count: int, compute: float) -> Round:
+        """Go through iterations asynchronously: the mean time between their ends.
+
+        As many gradients are applied in it as there are workers. The first ones do not count, in
+        which gradients of an earlier run may be. What an iteration takes beyond its computing is
+        called aggregation.
+        """
+        cpu = self._cpu()
+        done: list[Free] = self.order("run", time.monotonic() + self._pause, count, compute)
+        spans = [(one.times[-1] - one.times[UNDER_WAY]) / (count - 1 - UNDER_WAY) for one in done]
+        seconds = sum(spans) / self.size
+        workers = sum(one.cpu for one in done) / count
+        cpu = (self._cpu() - cpu) / count
+        return Round(compute, max(0.0, seconds - compute), 0.0, workers, cpu, 0.0, 0.0)
 
     def check(self) -> None:
         """Whether the last sums were exact.

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..page import Page
+from . import paper
 from .report import HEAD, NOTE, as_csv, as_json, columns, line, title
 
 if TYPE_CHECKING:
+    from .paper import Comparison
     from .plan import Plan
     from .result import Results
 
 
 def page(
-    plan: Plan, results: Results, machine: Mapping[str, str], command: str, complete: bool
+    plan: Plan,
+    results: Results,
+    machine: Mapping[str, str],
+    command: str,
+    complete: bool,
+    comparisons: Sequence[Comparison] = (),
 ) -> Page:
-    """The page of `iswitch bench --html`."""
+    """The page of `iswitch bench --html`; with comparisons, of `iswitch bench paper`."""
     found = Page("iSwitch benchmark", f"Allreduce side by side, world {plan.world}")
     if not complete:
         found.text("The measurement was not finished: this is what there was until then.")
+    if comparisons:
+        add_comparisons(found, plan, comparisons)
     add_pictures(found, results)
     add_table(found, results)
     add_origin(found, machine, command)
@@ -28,6 +37,23 @@ def page(
     data = as_json(plan, results, machine, command, complete)
     found.download("bench.json", "application/json", json.dumps(data))
     return found
+
+
+def add_comparisons(page: Page, plan: Plan, comparisons: Sequence[Comparison]) -> None:
+    """What the paper says, and what was found."""
+    from .figures import speedups
+
+    page.section("The paper's comparisons")
+    for headline in paper.headlines(comparisons):
+        page.text(headline)
+    page.text(paper.emulated(plan.sizes, plan.compute))
+    for picture in speedups(comparisons):
+        page.figure(*picture)
+    page.text(paper.NOTE)
+    for setting in dict.fromkeys(one.setting for one in comparisons):
+        some = [one for one in comparisons if one.setting == setting]
+        rows = [one.line() for one in some]
+        page.table(paper.HEAD, rows, f"{some[0].workers} workers, {setting.text}")
 
 
 def add_pictures(page: Page, results: Results) -> None:

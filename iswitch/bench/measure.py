@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from .plan import ASYNC
 from .result import Results, Series
 
 if TYPE_CHECKING:
-    from .group import Group
+    from .group import Group, Round
     from .plan import Plan, Setting
 
 Progress = Callable[[float, str], None]  # cells done, and what is being done
@@ -45,14 +46,14 @@ def measure(
         series = [Series(group.way, size, setting, group.size) for group in groups]
         results.series += series
         check(groups, series)
+        computing = plan.computing(size)
         for _ in range(plan.warmup):
             for group in groups:
-                group.round()
-        computing = plan.computing(size)
-        share = 1.0 if computing is None else 0.5  # of the cell
-        for part in turns(plan, groups, series):
+                take(plan, group, computing)
+        share = 0.5 if plan.iterations and computing is not None else 1.0  # of the cell
+        for part in turns(plan, groups, series, computing):
             told(share * part)
-        if computing is not None:
+        if plan.iterations and computing is not None:
             for i in range(plan.iterations):
                 for group, one in zip(groups, series, strict=True):
                     one.iterations.append(group.round(computing, update=True))
@@ -65,14 +66,27 @@ def measure(
 def check(groups: Sequence[Group], series: Sequence[Series]) -> None:
     """A round of each, with a look at the sums."""
     for group, one in zip(groups, series, strict=True):
-        group.round()
+        if one.way.name != ASYNC:
+            group.round()
         if one.way.adds:
             one.exact = False
             group.check()
             one.exact = True
 
 
-def turns(plan: Plan, groups: Sequence[Group], series: Sequence[Series]) -> Iterator[float]:
+def take(plan: Plan, group: Group, computing: float | None) -> Round:
+    """A round; or an iteration, if all turns are to be of these."""
+    if not plan.free:
+        return group.round()
+    compute = computing or 0.0
+    if group.way.adds:
+        return group.round(compute, update=True)
+    return group.free(plan.free, compute)
+
+
+def turns(
+    plan: Plan, groups: Sequence[Group], series: Sequence[Series], computing: float | None
+) -> Iterator[float]:
     """A round of each way in every turn: so many turns, or for so long but at least so many.
 
     Yields:
@@ -82,7 +96,9 @@ def turns(plan: Plan, groups: Sequence[Group], series: Sequence[Series]) -> Iter
     part, count = 0.0, 0
     while part < 1:
         for group, one in zip(groups, series, strict=True):
-            one.rounds.append(group.round())
+            one.rounds.append(take(plan, group, computing))
+            if plan.free:
+                one.iterations.append(one.rounds[-1])
         count += 1
         if plan.rounds is not None:
             part = count / plan.rounds

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from worker_lib.strategies import make
+from worker_lib import AsynchronousWorker
+from worker_lib.strategies import Vector, make
 
-from .group import Done
+from .group import Done, Free
+from .plan import ASYNC
 
 QUIET = 0.001  # seconds after the end before it is told: others may still be at it
 MOMENTUM, RATE = np.float32(0.9), np.float32(0.01)
@@ -31,14 +33,20 @@ class Member:
         self.workers = workers
         self._stack = ExitStack()
         self._strategy: Any = None
+        self._times: list[float] = []  # when the iterations of a run ended
 
     def join(self, name: str, numel: int, job: int, options: dict[str, Any]) -> None:
         """Join a group for vectors of so many elements."""
         os.environ["ISWITCH_JOB"] = str(job)
-        self._strategy = self._stack.enter_context(make(name, numel, **options))
         self._own = whole_numbers(self.rank, numel)
         self._vector = self._own.copy()
         self._moments, self._weights = np.zeros_like(self._own), np.zeros_like(self._own)
+        if name == ASYNC:
+            state = [self._weights, self._moments]
+            worker = AsynchronousWorker.from_env(numel, update=self._apply, state=state, **options)
+            self._strategy = self._stack.enter_context(worker)
+        else:
+            self._strategy = self._stack.enter_context(make(name, numel, **options))
 
     def leave(self) -> dict[str, Any]:
         """Leave it; what the strategy tells of itself."""
@@ -60,11 +68,33 @@ class Member:
         aggregated = time.monotonic()
         cpu = time.process_time() - cpu
         if update:
-            self._update()
+            self._update(self.workers)
         updated = time.monotonic()
         time.sleep(QUIET)
         received, sent = np.subtract(traffic(), self._traffic).tolist()
         return Done(late, aggregated, updated, cpu, received, sent)
+
+    def run(self, at: float, count: int, compute: float) -> Free:
+        """Go through iterations from `at` on, without waiting for others: compute, contribute.
+
+        A parameter server answers every gradient with its values; a switch makes a version of as
+        many gradients as there are workers.
+        """
+        time.sleep(max(0.0, at - time.monotonic()))
+        cpu = time.process_time()
+        self._times.clear()
+        worker = self._strategy
+        while len(self._times) < count:
+            if isinstance(worker, AsynchronousWorker):
+                version = worker.read([self._vector])
+                time.sleep(compute)
+                worker.contribute(self._own, version)
+            else:
+                time.sleep(compute)
+                np.copyto(self._vector, self._own)
+                worker.allreduce(self._vector)
+                self._times.append(time.monotonic())
+        return Free(self._times[:count], time.process_time() - cpu)
 
     def check(self) -> int:
         """How many elements of the last sum are wrong."""
@@ -74,17 +104,21 @@ class Member:
         )
         return int(np.count_nonzero(self._sum != exact))
 
-    def _update(self) -> None:
-        """Gradient descent with momentum, as the workers of the paper do it."""
-        self._sum /= np.float32(self.workers)
+    def _update(self, contributions: int) -> None:
+        """Gradient descent with momentum, on the mean."""
+        self._sum /= np.float32(contributions)
         self._moments *= MOMENTUM
         self._moments += self._sum
-        self._sum[:] = self._moments
-        self._sum *= RATE
+        np.multiply(self._moments, RATE, out=self._sum)
         self._weights -= self._sum
 
+    def _apply(self, total: Vector, contributions: int, _version: int) -> None:
+        self._sum = total.copy()
+        self._update(contributions)
+        self._times.append(time.monotonic())
 
-def whole_numbers(rank: int, numel: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+
+def whole_numbers(rank: int, numel: int) -> Vector:
     """The vector of a rank; any sum of 64 of them is exact in float32, in any order."""
     return np.random.default_rng(rank).integers(-9, 9, numel).astype(np.float32)
 

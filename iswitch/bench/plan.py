@@ -13,6 +13,7 @@ from ..units import BYTES, Unit
 
 ELEMENT = 4  # bytes of a float32
 FORWARD = "forward"  # not a strategy: the switch sends the same frames back, and adds nothing
+ASYNC = "async"  # nor this: asynchronous workers of the switch's
 SIZE = Unit("size", BYTES, "40kB")
 NO_LIMIT = ("0", "none", "unlimited")
 
@@ -71,9 +72,8 @@ class Way:
 
     @property
     def adds(self) -> bool:
-        """Whether all workers get the sum of the round: not forward, nor a parameter server with
-        a delay (tau)."""
-        return self.name != FORWARD and not self.options.get("tau")
+        """Whether all workers get the sum of the round."""
+        return self.name not in (FORWARD, ASYNC) and not self.options.get("tau")
 
     @classmethod
     def parse(cls, text: str) -> Way:
@@ -157,7 +157,9 @@ class Plan:
 
     `ways[0]` is what the others are compared with. Of each size and network so many `rounds` are
     taken of each way, or as many as `seconds` allow, at least `least`; and `iterations` more in
-    which the workers also compute (sleep for `compute` seconds, or the size's own) and update.
+    which the workers also compute (sleep for `compute` seconds, or the size's own) and update. If
+    `free`, all turns are of iterations, and an asynchronous way goes through so many of them
+    without a common start, of which the first ones do not count.
     """
 
     sizes: Sequence[Size]
@@ -170,14 +172,20 @@ class Plan:
     warmup: int = 3
     iterations: int = 0
     compute: float | None = None
+    free: int = 0
 
     @property
     def cells(self) -> int:
         """How many combinations of size and network there are."""
         return len(self.sizes) * len(self.settings)
 
+    def ways_on(self, setting: Setting) -> list[Way]:
+        """Those that are measured on a network: an asynchronous job is of one switch."""
+        one_switch = not self.free or setting.form.startswith("star")
+        return [way for way in self.ways if one_switch or way.adds]
+
     def computing(self, size: Size) -> float | None:
         """Seconds of an emulated computation; None: there are to be no iterations."""
-        if not self.iterations:
+        if not (self.iterations or self.free):
             return None
         return size.compute if self.compute is None else self.compute

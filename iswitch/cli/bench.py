@@ -12,8 +12,9 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import UsageError, check_writable, quantity
 from .worlds import WORLDS, read_topology
@@ -42,29 +43,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"of {known}; the others are compared with the first; options follow colons, such as "
         "iswitch:offload=False (default: all that can be had here)",
     )  # fmt: skip
+    parser.add_argument("--workers", metavar="LIST", help="how many (default: 4; paper: 4,6,9,12)")
     parser.add_argument(
-        "--workers", metavar="LIST", default="4", help="how many (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--topologies", metavar="LIST", default="star",
+        "--topologies", metavar="LIST",
         help="star or rack (three workers each), for every number of workers; or forms such as "
-        "tree:2x2x3, or a .toml file (default: %(default)s)",
+        "tree:2x2x3, or a .toml file (default: star; paper: star:4, else racks)",
     )  # fmt: skip
     parser.add_argument(
-        "--world", choices=WORLDS, default="loopback", help="as of iswitch run (%(default)s)"
+        "--world", choices=WORLDS, help="as of iswitch run (default: loopback; paper: netns)"
     )
     parser.add_argument(
-        "--rate", metavar="LIST", default="unlimited", help="of every link, such as 1Gbit,100Mbit"
+        "--rate",
+        metavar="LIST",
+        help="of every link, such as 1Gbit,100Mbit (default: unlimited; paper: 100Mbit,1Gbit)",
     )
-    parser.add_argument("--loss", metavar="LIST", default="0", help="of every link, such as 0,1%%")
+    parser.add_argument("--loss", metavar="LIST", help="of every link, such as 0,1%% (default: 0)")
     parser.add_argument(
         "--seconds", type=quantity(), default=5.0, metavar="S",
-        help="for each size and network, at least 20 turns (default: %(default)g)",
+        help="for each size and network, at least 20 turns; paper: 3 (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument("--rounds", type=_count, metavar="N", help="instead: so many turns")
     parser.add_argument(
-        "--iterations", type=_whole, default=10, metavar="N",
-        help="turns more of whole iterations: compute (sleep), aggregate, update (%(default)s)",
+        "--iterations", type=_whole, metavar="N",
+        help="turns more of whole iterations: compute (sleep), aggregate, update (default: 10; "
+        "paper: all are)",
     )  # fmt: skip
     parser.add_argument(
         "--compute", type=quantity(0), metavar="MS",
@@ -146,18 +148,24 @@ def _report(
 ) -> None:
     from rich.console import Console
 
-    from ..bench import report
+    from ..bench import paper, report
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
+
+    def say(text: str) -> None:
+        console.print("", text, sep="\n", markup=False)
+
     console.print(command, markup=False, soft_wrap=True)
-    console.print(
-        ", ".join(f"{name} {value}" for name, value in where.items()), markup=False, soft_wrap=True
-    )
+    console.print(", ".join(f"{k} {v}" for k, v in where.items()), markup=False, soft_wrap=True)
     if not results.cells():
         return
-    for table in report.tables(results):
+    found = paper.compare(results) if args.what == "paper" else []
+    for table in paper.tables(found) if found else report.tables(results):
         console.print("", table, sep="\n")
-    console.print("", report.NOTE, sep="\n", markup=False)
+    say(paper.NOTE if found else report.NOTE)
+    if found:
+        say("\n".join(paper.headlines(found)))
+        say(paper.emulated(plan.sizes, plan.compute))
     if args.json:
         with open(args.json, "w") as file:
             json.dump(report.as_json(plan, results, where, command, complete), file, indent=1)
@@ -167,7 +175,7 @@ def _report(
     if args.html:
         from ..bench.html import page
 
-        page(plan, results, where, command, complete).write(args.html)
+        page(plan, results, where, command, complete, found).write(args.html)
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
@@ -176,42 +184,58 @@ def plan_of(args: argparse.Namespace) -> Plan:
     Raises:
         UsageError: that cannot be.
     """
-    from ..bench.plan import FORWARD, Plan, Size, Way, networks, split
+    from ..bench import paper
+    from ..bench.plan import Plan, Size, Way, networks, split
     from ..units import QuantityError
 
-    if args.world != "loopback" and os.geteuid() != 0:
-        raise UsageError(f"--world {args.world} makes network namespaces: run it as root (sudo)")
+    of_paper = args.what == "paper"
+    world = args.world or ("netns" if of_paper else "loopback")
+    if world != "loopback" and os.geteuid() != 0:
+        raise UsageError(f"the world {world} is of network namespaces: run it as root (sudo)")
+    workers = [whole(text, "--workers") for text in split(args.workers or "")]
+    rates = split(args.rate or "")
+    more: dict[str, Any] = {"rounds": args.rounds, "seconds": args.seconds}
+    more["compute"] = None if args.compute is None else args.compute / 1e3
     try:
         sizes = [Size.parse(text) for text in split(args.sizes)]
-        workers = [whole(text, "--workers") for text in split(args.workers)]
-        settings = networks(
-            split(args.topologies), workers, args.rate.split(","), args.loss.split(",")
-        )
-        ways = [Way.parse(text) for text in split(args.strategies or "")] or everything()
+        if of_paper:
+            for option in ("strategies", "topologies", "loss", "iterations"):
+                if getattr(args, option) is not None:
+                    raise UsageError(f"paper has its own --{option}; leave it out")
+            plan = paper.plan(sizes, workers or paper.WORKERS, rates or paper.RATES, world, **more)
+        else:
+            forms, losses = split(args.topologies or "star"), split(args.loss or "0")
+            settings = networks(forms, workers or [4], rates or ["none"], losses)
+            ways = [Way.parse(text) for text in split(args.strategies or "")] or everything()
+            iterations = 10 if args.iterations is None else args.iterations
+            plan = Plan(sizes, settings, ways, world, iterations=iterations, **more)
     except QuantityError as error:
         raise UsageError(f"--sizes: {error}") from None
     except ValueError as error:
         raise UsageError(str(error)) from None
-    check_ways(ways)
-    for setting in settings:
-        topology = read_topology(setting.text)
-        if len(topology.tree) > 1 and any(way.name == FORWARD for way in ways):
-            raise UsageError(f"forward is of one switch, and {setting.form} has more; leave it out")
-        if args.world == "loopback" and (setting.rate or setting.loss):
-            raise UsageError("--rate, --loss: the loopback world has no links; use --world netns")
     if not sizes:
         raise UsageError("--sizes names none, such as ppo,1MiB")
-    compute = None if args.compute is None else args.compute / 1e3
-    return Plan(
-        sizes,
-        settings,
-        ways,
-        args.world,
-        rounds=args.rounds,
-        seconds=args.seconds,
-        iterations=args.iterations,
-        compute=compute,
-    )
+    check_ways(plan.ways)
+    check_settings(plan)
+    return plan
+
+
+def check_settings(plan: Plan) -> None:
+    """Whether there can be such networks.
+
+    Raises:
+        UsageError: one cannot be.
+    """
+    from ..bench.plan import FORWARD
+    from .run import check_members
+
+    for setting in plan.settings:
+        topology = read_topology(setting.text)
+        check_members(topology, 1)
+        if len(topology.tree) > 1 and any(way.name == FORWARD for way in plan.ways):
+            raise UsageError(f"forward is of one switch, and {setting.form} has more; leave it out")
+        if plan.world == "loopback" and (setting.rate or setting.loss):
+            raise UsageError("--rate, --loss: the loopback world has no links; use --world netns")
 
 
 def whole(text: str, option: str) -> int:
@@ -235,7 +259,7 @@ def everything() -> list[Way]:
     return [Way.parse(name) for name in names]
 
 
-def check_ways(ways: list[Way]) -> None:
+def check_ways(ways: Sequence[Way]) -> None:
     """Whether there are such strategies here.
 
     Raises:
@@ -243,10 +267,10 @@ def check_ways(ways: list[Way]) -> None:
     """
     from worker_lib.strategies import STRATEGIES
 
-    from ..bench.plan import FORWARD
+    from ..bench.plan import ASYNC, FORWARD
 
     for way in ways:
-        if way.name not in (*STRATEGIES, FORWARD):
+        if way.name not in (*STRATEGIES, FORWARD, ASYNC):
             raise UsageError(
                 f"no strategy {way.name!r}; there are {', '.join((*STRATEGIES, FORWARD))}"
             )

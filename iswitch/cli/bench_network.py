@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..bench.group import BenchFailed, Group, Lobby
-from ..bench.plan import FORWARD, Plan, Setting, Way
+from ..bench.plan import ASYNC, FORWARD, Plan, Setting, Way
 from .processes import Fleet
 from .switches import START_PATIENCE, Switches
 from .worlds import Namespaces, World, make_world, read_topology
@@ -52,13 +52,14 @@ def opened(plan: Plan, setting: Setting, offload: bool) -> Iterator[list[Group]]
         look = Watch(fleet)
         lobby = stack.enter_context(Lobby(look))
         sites: dict[str, Site] = {}
-        for way in plan.ways:
+        ways = plan.ways_on(setting)
+        for way in ways:
             kind = fabric(way)
             if kind not in sites:
                 sites[kind] = stack.enter_context(site(kind, plan, setting, offload, fleet))
-        numbers = free_ports([sites[fabric(way)] for way in plan.ways])
+        numbers = free_ports([sites[fabric(way)] for way in ways])
         groups = []
-        for i, (way, port) in enumerate(zip(plan.ways, numbers, strict=True)):
+        for i, (way, port) in enumerate(zip(ways, numbers, strict=True)):
             groups.append(start(i, way, sites[fabric(way)], port, lobby, fleet))
         lobby.gather(groups)
         yield groups
@@ -66,14 +67,14 @@ def opened(plan: Plan, setting: Setting, offload: bool) -> Iterator[list[Group]]
 
 def fabric(way: Way) -> str:
     """Whose network a way is on."""
-    return way.name if way.name in ("iswitch", FORWARD) else "ordinary"
+    return {"iswitch": "iswitch", ASYNC: "iswitch", FORWARD: FORWARD}.get(way.name, "ordinary")
 
 
 @contextmanager
 def site(kind: str, plan: Plan, setting: Setting, offload: bool, fleet: Fleet) -> Iterator[Site]:
     """A network of this kind, with its switches."""
     plain = read_topology(setting.text)
-    servers = max(way.servers for way in plan.ways) if kind == "ordinary" else 0
+    servers = max(way.servers for way in plan.ways_on(setting)) if kind == "ordinary" else 0
     topology = with_hosts(plain, servers)
     with make_world(plan.world, topology, offload=offload) as world:
         spare = topology.hosts[len(plain.hosts) :]
@@ -114,7 +115,7 @@ def start(i: int, way: Way, site: Site, port: int, lobby: Lobby, fleet: Fleet) -
         "ISWITCH_JOB": "0",
     }
     options: dict[str, Any] = {}
-    if fabric(way) != "ordinary":
+    if way.name in ("iswitch", FORWARD):
         options["own_rank"] = len(world.topology.tree) == 1
     elif way.servers:
         options["servers"], processes = start_servers(way, site, fleet)

@@ -1,0 +1,180 @@
+"""The comparisons of the paper (Li et al., ISCA 2019), on emulated hosts and links.
+
+The paper trains on machines with links of 10 Gbit/s, around switches with NetFPGAs. Here four
+workers are around one switch, and 6, 9 and 12 are three in a rack, with links slow enough that the
+wire is the limit, not the CPU that all of them share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from .plan import ASYNC, Plan, Setting, Size, Way
+from .report import ms
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from .result import Results, Series
+
+CLAIMED = {"synchronous": 3.66, "asynchronous": 3.71}  # speedups over ps and ring, at most
+CLAIMED_SHARE = 0.83  # of an iteration, spent on communication, at most
+RATES = ("100Mbit", "1Gbit")
+WORKERS = (4, 6, 9, 12)
+SWITCH, RING, SERVER = Way("iswitch", "iswitch"), Way("ring", "ring"), Way("ps", "ps")
+SWITCH_ASYNC, SERVER_ASYNC = Way("iswitch async", ASYNC), Way("ps async", "ps", {"tau": inf})
+SYNCHRONOUS = (SWITCH, SERVER, RING)
+ASYNCHRONOUS = (SWITCH_ASYNC, SERVER_ASYNC)  # of one switch
+FREE = 7  # iterations without a common start, at a time; four intervals count
+HEAD = (
+    "gradient", "iswitch", "ps", "ring", "over ps", "over ring", "communication",
+    "iswitch async", "ps async", "over ps async",
+)  # fmt: skip
+NOTE = (
+    "Milliseconds of an iteration (compute, aggregate, update), medians; of an asynchronous one: "
+    "the time for as many gradients as there are workers. Speedups: medians of the ratios of one "
+    "turn's. Communication: the largest share of an iteration that is neither computing nor "
+    "updating, of ps and ring."
+)
+EMULATED = (
+    "Emulated: the hosts and switches (network namespaces that share this machine's cores), the "
+    "links (veth, their rate kept by tbf), and the computing of gradients (workers sleep for as "
+    "long as it took on one core: {computing}). Real: every packet, every sum, every update. The "
+    "parameter server has a host of its own. Switches add nothing for ps and ring: they are "
+    "bridges of the kernel's. The paper's asynchronous speedup is of the time to a return, to "
+    "which fresher gradients contribute; the one here is of iterations alone."
+)
+
+
+def settings(workers: Sequence[int], rates: Sequence[str]) -> list[Setting]:
+    """A star of up to five workers, else racks of three.
+
+    Raises:
+        ValueError: so many workers fill no racks.
+    """
+    if wrong := [n for n in workers if n > 5 and n % 3]:
+        raise ValueError(f"{wrong[0]} workers are not three in each rack; take 6, 9, 12 and so on")
+    forms = [f"star:{n}" if n <= 5 else f"rack:{n // 3}x3" for n in workers]
+    return [Setting(form, rate) for rate in rates for form in forms]
+
+
+def plan(
+    sizes: Sequence[Size], workers: Sequence[int], rates: Sequence[str], world: str, **more: float
+) -> Plan:
+    """What is measured; ways that are asynchronous only where there is one switch."""
+    return Plan(
+        sizes,
+        settings(workers, rates),
+        (*SYNCHRONOUS, *ASYNCHRONOUS),
+        world,
+        least=3,
+        warmup=0,
+        free=FREE,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+class Comparison(NamedTuple):
+    """A gradient on a network: seconds of an iteration by way, and speedups of the switch."""
+
+    size: Size
+    setting: Setting
+    workers: int
+    seconds: dict[str, float]
+    over: dict[str, float]  # ps, ring, ps async
+    communication: float  # the largest share, of ps and ring
+
+    def line(self) -> list[str]:
+        """Below HEAD."""
+        shown = [self.size.label]
+        shown += [ms(self.seconds[w.label]) if w.label in self.seconds else "" for w in SYNCHRONOUS]
+        shown += [times(self.over.get(w.label)) for w in SYNCHRONOUS[1:]]
+        shown.append(f"{100 * self.communication:.0f} %")
+        shown += [
+            ms(self.seconds[w.label]) if w.label in self.seconds else "" for w in ASYNCHRONOUS
+        ]
+        return [*shown, times(self.over.get(SERVER_ASYNC.label))]
+
+
+def times(ratio: float | None) -> str:
+    """A speedup."""
+    return "" if ratio is None else f"{ratio:.2f}x"
+
+
+def compare(results: Results) -> list[Comparison]:
+    """All that can be compared: where the switch has been measured beside another."""
+    found = []
+    for cell in results.cells():
+        by_label = {one.way.label: one for one in cell}
+        over = {}
+        for first, others in ((SWITCH, SYNCHRONOUS[1:]), (SWITCH_ASYNC, ASYNCHRONOUS[1:])):
+            for other in others:
+                if first.label in by_label and other.label in by_label:
+                    pair = by_label[other.label], by_label[first.label]
+                    over[other.label] = speedup(*pair)
+        if over:
+            one = cell[0]
+            seconds = {label: median(its) for label, its in by_label.items()}
+            shares = [communication(by_label[w.label]) for w in SYNCHRONOUS[1:] if w.label in over]
+            share = max(shares, default=0.0)
+            found.append(Comparison(one.size, one.setting, one.workers, seconds, over, share))
+    return found
+
+
+def median(one: Series) -> float:
+    """Seconds of an iteration."""
+    return float(np.median([r.iteration for r in one.iterations]))
+
+
+def speedup(slow: Series, fast: Series) -> float:
+    """How many times as long an iteration takes: the median of those taken in one turn."""
+    pairs = zip(slow.iterations, fast.iterations, strict=False)
+    return float(np.median([a.iteration / b.iteration for a, b in pairs]))
+
+
+def communication(one: Series) -> float:
+    """Which part of an iteration is aggregation."""
+    return float(np.median([r.aggregate / r.iteration for r in one.iterations]))
+
+
+def emulated(sizes: Sequence[Size], compute: float | None) -> str:
+    """What of it is not real."""
+    took = [(size.label, size.compute if compute is None else compute) for size in sizes]
+    return EMULATED.format(computing=", ".join(f"{name}: {ms(t or 0.0)} ms" for name, t in took))
+
+
+def headlines(found: Sequence[Comparison]) -> list[str]:
+    """The largest speedups at each rate, beside those of the paper."""
+    lines = []
+    for rate in dict.fromkeys(one.setting.rate for one in found):
+        some = [one for one in found if one.setting.rate == rate]
+        parts = []
+        for label, kind in (("ps", "synchronous"), ("ring", "synchronous"),
+                            ("ps async", "asynchronous")):  # fmt: skip
+            ratios = [one.over[label] for one in some if label in one.over]
+            if ratios:
+                parts.append(f"{max(ratios):.2f}x over {label} (paper: up to {CLAIMED[kind]}x)")
+        share = max(one.communication for one in some)
+        parts.append(f"{100 * share:.0f} % communication (paper: {100 * CLAIMED_SHARE:.0f} %)")
+        lines.append(f"At {rate}/s, up to {', '.join(parts)}.")
+    return lines
+
+
+def tables(found: Sequence[Comparison]) -> Iterator[Table]:
+    """For a terminal; one for each network."""
+    from rich.table import Table
+    from rich.text import Text
+
+    for setting in dict.fromkeys(one.setting for one in found):
+        some = [one for one in found if one.setting == setting]
+        name = Text(f"{some[0].workers} workers, {setting.text}", style="bold")
+        table = Table(title=name, title_justify="left", box=None, collapse_padding=True)
+        for i, head in enumerate(HEAD):
+            table.add_column(head, justify="right" if i else "left")
+        for one in some:
+            table.add_row(*map(Text, one.line()))
+        yield table
