@@ -41,7 +41,7 @@ fuzz: $(VENV)/dev.ready
 	  $(BIN)/python -m tests.fuzz $$target -max_total_time=600 || exit 1; done
 
 bench: $(VENV)/dev.ready
-	$(BIN)/python -m tests.bench.loopback
+	$(BIN)/iswitch bench --strategies iswitch,forward
 	$(BIN)/python -m tests.bench.stranger
 	$(BIN)/python -m tests.bench.asynchronous
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw

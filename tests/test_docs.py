@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from iswitch.cli import train
+from iswitch.cli import bench, train
 from iswitch.cli.switch import configure, impairments
 from iswitch.cli.worlds import chosen_topology
 from worker_lib import Worker
@@ -157,6 +157,11 @@ def test_commands(switch: Where) -> None:
             train.configure(parser)
             args = parser.parse_args(words[2:])
             assert train.plan_of(args, chosen_topology(args.topology, args.workers))
+        elif words[:2] == ["iswitch", "bench"]:  # tests/test_bench.py
+            parser = argparse.ArgumentParser()
+            bench.configure(parser)
+            args = parser.parse_args(words[2:])
+            assert os.geteuid() != 0 or bench.plan_of(args).cells
         elif words[0] == "mn":
             assert os.geteuid() != 0 or "Results: 0% dropped" in mn(*words[1:])
         elif words[0] == "iswitch":
@@ -198,6 +203,14 @@ def test_workloads_and_options_of_training_are_documented() -> None:
     assert not {option for option in options if option.startswith("--") and option not in text} - {
         "--help"
     }
+
+
+def test_options_of_the_benchmark_are_documented() -> None:
+    text = (ROOT / "docs" / "bench.md").read_text()
+    parser = argparse.ArgumentParser()
+    bench.configure(parser)
+    for option in {option for action in parser._actions for option in action.option_strings}:
+        assert not option.startswith("--") or option in text or option == "--help"
 
 
 def test_worker_arguments_are_documented() -> None:

@@ -213,7 +213,7 @@ def speedups(found: Sequence[Comparison]) -> Iterator[Picture]:
             figure = Figure(figsize=(5, 4))
             axes = figure.subplots()
             hints = {}
-            kinds = {"ps": COLOURS[1], "ring": COLOURS[0], "ps async": COLOURS[2]}
+            kinds = {"ps": COLOURS[1], "ring": COLOURS[2], "ps async": COLOURS[4]}
             named: set[str] = set()
             for one in some:
                 for label, ratio in one.over.items():

@@ -26,8 +26,7 @@ from topologies import Topology
 from topologies.netns import Network
 from worker_lib import Worker
 
-from .loopback import SIZES
-from .raw import SWITCH_PORT, Place, Start, place, row, serve
+from .raw import SIZES, SWITCH_PORT, Place, Start, place, row, serve
 
 COUNTED = ("sent", "sent_again", "useless", "probes", "helps", "helped")
 

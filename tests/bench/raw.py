@@ -31,6 +31,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from iswitch.bench.forward import CopySwitch
+from iswitch.bench.plan import PAPER
 from iswitch.chassis import Chassis
 from iswitch.engine import Engine
 from iswitch.impairment import Impairments
@@ -43,8 +45,8 @@ from topologies.namespaces import NAMESPACES, inside
 from topologies.netns import Network
 from worker_lib import Worker
 
-from .loopback import SIZES, CopySwitch
 
+SIZES = {size.label: size.numel for size in PAPER.values()}
 SWITCH_PORT = 26963
 TCP_BLOCK = 1 << 20
 
