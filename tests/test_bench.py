@@ -291,7 +291,7 @@ def test_links_with_a_rate(world: str, tmp_path: Path) -> None:
     """1 MB at 100 Mbit/s takes 83 ms, whoever adds, but for what may pass at once."""
     path = tmp_path / "out.json"
     done = bench(
-        "--world", world, "--sizes", "1MB", "--strategies", "iswitch,gloo", "--workers", "2",
+        "--world", world, "--sizes", "1MB", "--strategies", "iswitch,ring", "--workers", "2",
         "--rate", "100Mbit", "--rounds", "3", "--iterations", "0", "--json", str(path),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -307,13 +307,13 @@ def test_links_that_lose(tmp_path: Path) -> None:
     """Then others go through iSwitches, too, which do the losing."""
     path = tmp_path / "out.json"
     done = bench(
-        "--world", "netns", "--sizes", "200kB", "--strategies", "iswitch,gloo", "--workers", "2",
+        "--world", "netns", "--sizes", "200kB", "--strategies", "iswitch,ring", "--workers", "2",
         "--loss", "0,1%", "--rounds", "5", "--iterations", "0", "--json", str(path),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(path.read_text())["results"]
     assert [(r["loss"], r["strategy"], r["exact"]) for r in found] == [
-        (loss, strategy, True) for loss in (None, "1%") for strategy in ("iswitch", "gloo")
+        (loss, strategy, True) for loss in (None, "1%") for strategy in ("iswitch", "ring")
     ]
     assert [r["switch_cpu_per_gb"] > 0 for r in found] == [True, False, True, True]
 

@@ -45,7 +45,6 @@ from topologies.namespaces import NAMESPACES, inside
 from topologies.netns import Network
 from worker_lib import Worker
 
-
 SIZES = {size.label: size.numel for size in PAPER.values()}
 SWITCH_PORT = 26963
 TCP_BLOCK = 1 << 20
