@@ -378,6 +378,8 @@ def member_of(parent: int) -> int:
         ("--rate 1Gbit", "the loopback world has no links; use --world netns"),
         ("--loss 1%", "the loopback world has no links; use --world netns"),
         ("--rate fast", "--topology: rate 'fast'"),
+        ("--switch=--foo=1", "--switch: iswitch switch has no --foo=1"),
+        ("--switch=--spin=fast", "--switch: argument --spin: 'fast' is not a number"),
         ("--json /nowhere/at/all", "cannot write /nowhere/at/all"),
     ],
 )

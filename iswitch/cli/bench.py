@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -23,8 +25,12 @@ if TYPE_CHECKING:
     from ..bench.measure import Progress
     from ..bench.plan import Plan, Way
     from ..bench.result import Results
+    from .bench_network import Build
 
-NEEDS = {"gloo": ("torch", "pip install -e '.[torch]'"), "mpi": ("mpi4py", "pip install mpi4py")}
+NEEDS = {  # packages, and a program
+    "gloo": ("torch", None, "pip install -e '.[torch]'"),
+    "mpi": ("mpi4py", "mpirun", "pip install -e '.[mpi]' and apt-get install openmpi-bin"),
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +81,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-offload", action="store_true", help="frames as on a wire, as of iswitch run"
     )
+    parser.add_argument(
+        "--switch", metavar="OPTIONS", default="",
+        help="more of iswitch switch, for all switches, such as --switch=--spin=0.001",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write all rounds")
     parser.add_argument("--csv", metavar="FILE", help="write the table's numbers")
     parser.add_argument("--html", metavar="FILE", help="write a page with plots")
@@ -97,10 +107,12 @@ def run(args: argparse.Namespace) -> int:
     from ..bench import machine
     from ..bench.group import BenchFailed
     from ..bench.result import Results
+    from .bench_network import Build
     from .bench_screen import Bar
     from .launch import Signals, Stopped
 
     plan = plan_of(args)
+    build = Build(not args.no_offload, switch_options(args.switch))
     for path in (args.json, args.csv, args.html):
         check_writable(path)
     if args.html and find_spec("matplotlib") is None:
@@ -111,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     with Signals() as signals:
         try:
             with Bar(plan.cells) as bar:
-                _measure(plan, results, bar.show, not args.no_offload)
+                _measure(plan, results, bar.show, build)
         except BenchFailed as error:
             print(f"iswitch bench: {error}", file=sys.stderr)
             status = 1
@@ -124,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
-def _measure(plan: Plan, results: Results, progress: Progress, offload: bool) -> None:
+def _measure(plan: Plan, results: Results, progress: Progress, build: Build) -> None:
     from ..bench.group import BenchFailed
     from ..bench.measure import measure
     from .bench_network import opened
@@ -132,7 +144,7 @@ def _measure(plan: Plan, results: Results, progress: Progress, offload: bool) ->
 
     for setting in plan.settings:
         try:
-            with opened(plan, setting, offload) as groups:
+            with opened(plan, setting, build) as groups:
                 measure(plan, setting, groups, results, progress)
         except SwitchFailed as error:
             raise BenchFailed(str(error)) from None
@@ -249,14 +261,41 @@ def whole(text: str, option: str) -> int:
     return int(text)
 
 
+def switch_options(text: str) -> list[str]:
+    """Options for `iswitch switch`.
+
+    Raises:
+        UsageError: it has no such options.
+    """
+    from . import switch
+
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    switch.configure(parser)
+    options = shlex.split(text)
+    try:
+        _, unknown = parser.parse_known_args(options)
+    except argparse.ArgumentError as error:
+        raise UsageError(f"--switch: {error}") from None
+    if unknown:
+        raise UsageError(f"--switch: iswitch switch has no {unknown[0]}; see its --help")
+    return options
+
+
+def lacks(strategy: str) -> str:
+    """What a strategy needs and is not here, with the mend; nothing if all is."""
+    package, program, mend = NEEDS.get(strategy, (None, None, ""))
+    lacking = [name for name in (package,) if name and find_spec(name) is None]
+    lacking += [name for name in (program,) if name and shutil.which(name) is None]
+    return f"{strategy} needs {' and '.join(lacking)}: {mend}" if lacking else ""
+
+
 def everything() -> list[Way]:
     """All strategies that can be had here, the switch's first."""
     from worker_lib.strategies import STRATEGIES
 
     from ..bench.plan import Way
 
-    names = [n for n in STRATEGIES if n not in NEEDS or find_spec(NEEDS[n][0]) is not None]
-    return [Way.parse(name) for name in names]
+    return [Way.parse(name) for name in STRATEGIES if not lacks(name)]
 
 
 def check_ways(ways: Sequence[Way]) -> None:
@@ -274,9 +313,8 @@ def check_ways(ways: Sequence[Way]) -> None:
             raise UsageError(
                 f"no strategy {way.name!r}; there are {', '.join((*STRATEGIES, FORWARD))}"
             )
-        package, mend = NEEDS.get(way.name, ("", ""))
-        if package and find_spec(package) is None:
-            raise UsageError(f"{way.name} needs {package}: {mend}; or leave it out")
+        if lacking := lacks(way.name):
+            raise UsageError(f"{lacking}; or leave it out")
     labels = [way.label for way in ways]
     if len(set(labels)) < len(labels):
         raise UsageError("--strategies names one twice; each is measured once")

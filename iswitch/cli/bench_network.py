@@ -24,6 +24,13 @@ COUNTING_NONE = ("--counting", "none")
 LOOK = 0.1  # seconds
 
 
+class Build(NamedTuple):
+    """How networks are built."""
+
+    offload: bool = True
+    switch_options: Sequence[str] = ()  # more of `iswitch switch`
+
+
 class Site(NamedTuple):
     """A world with what serves in it."""
 
@@ -34,7 +41,7 @@ class Site(NamedTuple):
 
 
 @contextmanager
-def opened(plan: Plan, setting: Setting, offload: bool) -> Iterator[list[Group]]:
+def opened(plan: Plan, setting: Setting, build: Build) -> Iterator[list[Group]]:
     """Groups of workers on a network, one for each way; at the end all of it is removed.
 
     What the switch adds has a network of its own; so has the switch that only forwards. All other
@@ -56,7 +63,7 @@ def opened(plan: Plan, setting: Setting, offload: bool) -> Iterator[list[Group]]
         for way in ways:
             kind = fabric(way)
             if kind not in sites:
-                sites[kind] = stack.enter_context(site(kind, plan, setting, offload, fleet))
+                sites[kind] = stack.enter_context(site(kind, plan, setting, build, fleet))
         numbers = free_ports([sites[fabric(way)] for way in ways])
         groups = []
         for i, (way, port) in enumerate(zip(ways, numbers, strict=True)):
@@ -71,12 +78,12 @@ def fabric(way: Way) -> str:
 
 
 @contextmanager
-def site(kind: str, plan: Plan, setting: Setting, offload: bool, fleet: Fleet) -> Iterator[Site]:
+def site(kind: str, plan: Plan, setting: Setting, build: Build, fleet: Fleet) -> Iterator[Site]:
     """A network of this kind, with its switches."""
     plain = read_topology(setting.text)
     servers = max(way.servers for way in plan.ways_on(setting)) if kind == "ordinary" else 0
     topology = with_hosts(plain, servers)
-    with make_world(plan.world, topology, offload=offload) as world:
+    with make_world(plan.world, topology, offload=build.offload) as world:
         spare = topology.hosts[len(plain.hosts) :]
         if kind == "ordinary" and not any(link.impairment for link in topology.links):
             if isinstance(world, Namespaces):
@@ -85,8 +92,8 @@ def site(kind: str, plan: Plan, setting: Setting, offload: bool, fleet: Fleet) -
                 build_bridges(world.network)
             yield Site(world, plain.hosts, None, spare)
             return
-        options = COUNTING_NONE if kind == FORWARD else ()
-        switches = Switches(fleet, world, options=options)
+        counting = COUNTING_NONE if kind == FORWARD else ()
+        switches = Switches(fleet, world, options=(*build.switch_options, *counting))
         switches.start()
         yield Site(world, plain.hosts, switches, spare)
 
