@@ -16,6 +16,9 @@ _NANOSECONDS = 9  # 10**-9
 _OPTIONS = struct.Struct("<HHIHH")  # of a frame: its direction, then the end of options
 _FRAME = struct.Struct("<IIIIIII")
 
+OWN = "iswitch"  # writes frames in the order in which the switch handles them
+OUTSIDE = "iswitch, outside of impaired ports"  # which lose, double and reorder
+
 
 class Direction(IntEnum):
     """Of a frame, seen from the switch, as epb_flags has it."""
@@ -24,10 +27,10 @@ class Direction(IntEnum):
     OUT = 2
 
 
-def section() -> bytes:
-    """The block that a file begins with."""
+def section(writer: str = OWN) -> bytes:
+    """The block that a file begins with, and the name of what writes it."""
     body = struct.pack("<IHHq", _BYTE_ORDER, 1, 0, -1)
-    return _block(_SECTION, body + _option(4, b"iswitch") + _option(0, b""))
+    return _block(_SECTION, body + _option(4, writer.encode()) + _option(0, b""))
 
 
 def interface(name: str) -> bytes:

@@ -46,6 +46,7 @@ CORE = [
     "chassis",
     "pcapng",
     "parts",
+    "made_up",
 ]
 OUTSIDE_WORLD = {
     "socket",
@@ -265,7 +266,10 @@ def test_a_bench_is_above_the_worker_library_and_for_the_cli() -> None:
     assert not project(MODULES["iswitch.page"].all)
 
 
-BUILDERS = ("netns", "mininet", "mn", "namespaces", "ethtool", "children", "simulated", "bridges")
+BUILDERS = (
+    "netns", "mininet", "mn", "namespaces", "ethtool", "children", "simulated", "synthetic",
+    "bridges",
+)  # fmt: skip
 
 
 def test_topologies_are_below_the_cli_only() -> None:

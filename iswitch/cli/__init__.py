@@ -15,7 +15,8 @@ from importlib import import_module
 from .. import __version__
 
 COMMANDS = (
-    "demo", "train", "run", "bench", "switch", "ctl", "doctor", "soak", "dissector",
+    "demo", "train", "run", "bench", "switch", "ctl", "doctor", "soak",
+    "record", "replay", "generate", "dissector",
 )  # fmt: skip
 
 

@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
     from .demo_report import Screen, check, plot, summarise
 
     topology = _topology(args)
-    capture = capture_folder(args.capture, args.world)
+    capture = capture_folder(args.capture)
     training = Training(len(topology.hosts), args.iterations, args.seed, topology=topology)
     screen = Screen(training)
     try:

@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     topology = read_topology(args.topology)
     check_members(topology, args.workers_per_host)
     check_writable(args.json)
-    capture = capture_folder(args.capture, args.world)
+    capture = capture_folder(args.capture)
     hand_on_key(args.key_file)
     report: dict[str, Any] = {
         "topology": args.topology,

@@ -74,7 +74,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capture",
         metavar="FILE.pcapng",
-        help="with --ports: write all frames that come and go to a file",
+        help="write all frames that come and go to a file; without --ports those that packets "
+        "would be in",
     )
     parser.add_argument(
         "--parent",
@@ -195,7 +196,7 @@ def run(args: argparse.Namespace) -> int:
     from ..switch import Switch
     from ..wire import ROUND_MASK
 
-    for option in ("address", "mac", "capture", "uplink", "no_replicate"):
+    for option in ("address", "mac", "uplink", "no_replicate"):
         if getattr(args, option) and not args.ports:
             option = option.replace("_", "-")
             raise UsageError(f"--{option} is for a switch with ports: name them with --ports IF,IF")
@@ -233,6 +234,8 @@ def run(args: argparse.Namespace) -> int:
 
         kind = ImpairedPorts if args.ports else ImpairedDatagrams
         engine.port = kind(engine.port, impaired, seed, switch.counters)
+    if args.capture and not args.ports:
+        engine.port = recorded(args, engine.port, where, switch)
     if args.counting == "paper":
         print("counting packets as the paper does: loss makes sums wrong", file=sys.stderr)
     keep_freed()
@@ -375,10 +378,25 @@ def loopback(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any]
     return Engine(switch, port, spin=args.spin), str(port.address)
 
 
+def recorded(args: argparse.Namespace, port: Any, where: str, switch: Switch) -> Any:
+    """A port for datagrams that writes down what comes and goes."""
+    from ..packets import Address
+    from ..ports.capture import Capture
+    from ..ports.recorded import RecordedDatagrams
+
+    try:
+        capture = Capture(args.capture, [where], switch.counters)
+    except OSError as error:
+        port.close()
+        raise UsageError(f"cannot write {args.capture}: {error.strerror}") from None
+    return RecordedDatagrams(port, Address(*host_port(where)), capture)
+
+
 def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str]:
     """The switch on network interfaces, and its address."""
     from ..chassis import Chassis
     from ..engine import Engine
+    from ..pcapng import OUTSIDE, OWN
     from ..ports.capture import Capture
     from ..ports.raw import RawPortError, RawPorts
 
@@ -405,7 +423,8 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
             print(f"{port.ifname} is down: ip link set {port.ifname} up", file=sys.stderr)
     if args.capture:
         try:
-            ports.recorder = Capture(args.capture, args.ports, counters)
+            writer = OUTSIDE if args.impair else OWN
+            ports.recorder = Capture(args.capture, args.ports, counters, writer=writer)
         except OSError as error:
             ports.close()
             raise UsageError(f"cannot write {args.capture}: {error.strerror}") from None

@@ -128,19 +128,14 @@ class Namespaces:
         return {"GLOO_SOCKET_IFNAME": port.ifname}
 
 
-def capture_folder(path: str | None, world: str) -> Path | None:
-    """The folder for captures of a world of this kind, made if it is not there; None: no captures.
+def capture_folder(path: str | None) -> Path | None:
+    """The folder for captures, made if it is not there; None: no captures.
 
     Raises:
         UsageError: there can be none.
     """
     if path is None:
         return None
-    if world == "loopback":
-        raise UsageError(
-            "--capture: the loopback world has no ports whose frames could be captured; use "
-            "--world netns (as root), or capture the interface lo"
-        )
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
@@ -154,7 +149,7 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
         "--capture",
         metavar="DIR",
         help="write the frames at each switch's ports to DIR/SWITCH.pcapng; of one that was "
-        "started again also to DIR/SWITCH.2.pcapng, ... (not in loopback)",
+        "started again also to DIR/SWITCH.2.pcapng, ...",
     )
 
 

@@ -19,12 +19,16 @@ import numpy as np
 
 from ..counters import Counters
 from ..frame import ETH, Frames, Transmission
-from ..packets import Rows
-from ..pcapng import Direction, interface, packets, section
+from ..made_up import route
+from ..packets import Address, Rows, supers
+from ..pcapng import OWN, Direction, interface, packets, section
 from ..segmentation import MOST_HEADERS, read_super, wire_frames
 
 ROOM = 256 << 20  # bytes that may wait to be written
 SWITCH_INTERVAL = 0.0005  # seconds after which the writing thread has to let the switch go on
+
+
+Packets = tuple[Rows, int]  # and the size of the last
 
 
 class _Record(NamedTuple):
@@ -41,18 +45,25 @@ class Capture:
         path: the file; one that exists is replaced.
         ifnames: names of the ports.
         counters: where frames that could not be kept are counted.
+        room: bytes that may wait to be written.
+        writer: of the file, by its own name: whether a replay can go by the order of its frames.
 
     Raises:
         OSError: the file cannot be written.
     """
 
     def __init__(
-        self, path: str | Path, ifnames: Sequence[str], counters: Counters, room: int = ROOM
+        self,
+        path: str | Path,
+        ifnames: Sequence[str],
+        counters: Counters,
+        room: int = ROOM,
+        writer: str = OWN,
     ) -> None:
         self.counters = counters
         self.error: OSError | None = None
         self._file = Path(path).open("wb")  # noqa: SIM115  (closed by `close`)
-        self._file.write(section() + b"".join(map(interface, ifnames)))
+        self._file.write(section(writer) + b"".join(map(interface, ifnames)))
         self._file.flush()
         self._room = room
         self._given = 0  # bytes, by the switch's thread
@@ -74,6 +85,18 @@ class Capture:
         for i, row in enumerate(transmission.whole()):
             if i not in refused:
                 self._give(_Record(transmission.port, now, Direction.OUT, row))
+
+    def datagrams(
+        self, direction: Direction, source: Address, target: Address, tos: int, packets: Packets
+    ) -> None:
+        """These have come or gone at a socket: the frames that they would be, at port 0."""
+        now = time.time_ns()
+        size = packets[0].shape[1]
+        for payloads, lengths, _ in supers(*packets):
+            for payload, length in zip(payloads, lengths, strict=True):
+                head = route(source, target, tos).head(length, size)
+                row = head.tobytes() + payload[:length].tobytes()
+                self._give(_Record(0, now, direction, row))
 
     def close(self) -> None:
         """Write what is left, and close the file.

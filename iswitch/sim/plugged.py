@@ -24,16 +24,15 @@ from ..frame import (
     IP,
     UDP,
     Frames,
-    Route,
     Transmission,
     arp,
     sums,
 )
 from ..issuing import Jack
+from ..made_up import ip, mac, route
 from ..packets import Address, Burst, Outgoing, Rows, supers, unpacked
 from ..sorting import read_lengths
 from ..switch import Switch
-from .trace import ip, mac
 
 SPARE = 1  # ingress of what comes from where its address is not
 
@@ -80,18 +79,15 @@ class Plugged:
     def _frames(self, burst: Burst) -> Iterator[Frames]:
         peer = burst.peer
         port = self.spare if peer.ingress == SPARE else self._ports[peer.host]
-        route = Route(
-            mac(peer), mac(self.address), ip(peer), ip(self.address), peer.port,
-            self.address.port, burst.tos,
-        )  # fmt: skip
+        its = route(peer, self.address, burst.tos)
         size = burst.rows.shape[1]
         if self._jacks[port].offload:
             for some in supers(np.ascontiguousarray(burst.rows), burst.tail):
-                heads = np.concatenate([route.head(length, size) for length in some.lengths])
+                heads = np.concatenate([its.head(length, size) for length in some.lengths])
                 yield Frames(port, heads, some.payloads, [HEAD + n for n in some.lengths])
             return
         for rows in burst.pieces():
-            heads = route.heads(rows.shape[1], sums(rows))
+            heads = its.heads(rows.shape[1], sums(rows))
             yield Frames(port, heads, rows, [HEAD + rows.shape[1]] * len(rows))
 
     def _outgoing(self, steps: Iterable[list[Transmission]]) -> list[Outgoing]:

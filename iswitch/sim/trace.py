@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from ipaddress import IPv4Address
 from typing import NamedTuple
 
 import numpy as np
 
-from ..frame import ETH, ETH_HEADER, HEADERS, Route, sums
+from ..frame import ETH_HEADER, HEADERS
 from ..keys import MAC_SIZE
+from ..made_up import frames
 from ..packets import Address
 from ..pcapng import Direction, interface, packets, section
 from ..wire import (
@@ -29,7 +29,6 @@ from ..wire import (
 
 SENT, RECEIVED = "sent", "received"
 DAMAGE = ("lost", "full", "corrupted", "cut")  # on a link
-MAC_PREFIX = b"\x02\x69"  # locally administered; the address follows
 
 
 class Record(NamedTuple):
@@ -96,27 +95,12 @@ class Trace:
 def frame(record: Record) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     """The Ethernet frame of a packet, as one row."""
     assert record.target is not None
-    source, target = record.source, record.target
-    route = Route(
-        mac(source), mac(target), ip(source), ip(target), source.port, target.port, record.tos
-    )
     payload = np.frombuffer(record.payload, np.uint8).reshape(1, -1)
-    heads = route.heads(payload.shape[1], sums(payload))[:, ETH:]
-    whole = np.concatenate((heads, payload), axis=1)
+    whole = frames(record.source, record.target, record.tos, payload)
     assert whole.shape[1] == HEADERS + payload.shape[1]
     if record.bit >= 8 * ETH_HEADER:
         whole[0, record.bit // 8] ^= 0x80 >> record.bit % 8
     return whole
-
-
-def ip(address: Address) -> bytes:
-    """The IPv4 address in four bytes."""
-    return IPv4Address(address.host).packed
-
-
-def mac(address: Address) -> bytes:
-    """The MAC that a machine is given."""
-    return MAC_PREFIX + ip(address)
 
 
 def line(record: Record, names: Mapping[Address, str]) -> str:

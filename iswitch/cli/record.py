@@ -1,0 +1,36 @@
+"""Record what passes the switches while a command runs on every host, as `iswitch run` has it.
+
+iswitch record --to traces --topology star:4 -- python train.py
+
+Writes a pcapng file for every switch, DIR/SWITCH.pcapng, to be opened in Wireshark or put through
+the switch again by `iswitch replay`. All else is as in `iswitch run`, whose options it takes. In
+the loopback world packets are written in the frames that they would be in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from . import UsageError
+from . import run as running
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("--to", required=True, metavar="DIR", help="where the traces are written")
+    running.configure(parser)
+    parser.usage = "%(prog)s --to DIR [options] --topology FORM -- COMMAND..."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it, and say where the traces are."""
+    from pathlib import Path
+
+    if args.capture is not None:
+        raise UsageError("--capture and --to say the same; leave --capture out")
+    args.capture = args.to
+    status = running.run(args)
+    for path in sorted(Path(args.to).glob("*.pcapng")):
+        print(f"iswitch record: {path}, {path.stat().st_size:,} bytes", file=sys.stderr)
+    return status

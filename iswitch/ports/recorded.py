@@ -1,0 +1,61 @@
+"""A port for datagrams that writes what the switch is given, and what it sends, to a capture.
+
+It stands next to the switch: what impaired ports lose on the way in is not in the capture, and
+what they lose on the way out is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..packets import Address, Burst, Outgoing
+from ..pcapng import Direction
+from .capture import Capture
+from .port import Port
+
+
+class RecordedDatagrams:
+    """A port of datagrams, recorded.
+
+    Args:
+        port: what is recorded.
+        own: its address, as frames are to name it.
+        capture: where to; it is closed with the port.
+    """
+
+    def __init__(self, port: Port[Burst, Outgoing], own: Address, capture: Capture) -> None:
+        self.port = port
+        self.own = own
+        self.capture = capture
+
+    def fileno(self) -> int:
+        """As the port."""
+        return self.port.fileno()
+
+    def deadline(self) -> float | None:
+        """As the port."""
+        return self.port.deadline()
+
+    def pull(self) -> Iterator[Burst]:
+        """What has come, recorded."""
+        for burst in self.port.pull():
+            packets = (burst.rows, burst.tail)
+            self.capture.datagrams(Direction.IN, burst.peer, self.own, burst.tos, packets)
+            yield burst
+
+    def push(self, sends: Iterable[Outgoing]) -> None:
+        """Send, recorded."""
+        for out in sends:
+            for peer in out.peers:
+                packets = (out.rows, out.tail)
+                self.capture.datagrams(Direction.OUT, self.own, peer, out.tos, packets)
+            self.port.push([out])
+
+    def close(self) -> None:
+        """Close the port, and write what is left.
+
+        Raises:
+            OSError: it could not all be written.
+        """
+        self.port.close()
+        self.capture.close()

@@ -1,0 +1,51 @@
+"""Writes what passes the ports of one switch of a simulated network, while it happens.
+
+Unlike a `Trace` it keeps nothing, and takes bursts as they are: it serves for long traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import BinaryIO
+
+from ..made_up import frames
+from ..packets import Address, Burst
+from ..pcapng import Direction, interface, packets, section
+from .network import Network
+from .trace import RECEIVED, SENT
+
+
+class Tape:
+    """A capture of all ports of a switch; it is the network's tap.
+
+    Args:
+        network: of which the switch is a part.
+        switch: where it listens.
+        neighbours: who is behind which port, and the ports' names, in their order.
+        file: is written to.
+    """
+
+    def __init__(
+        self, network: Network, switch: Address, neighbours: Mapping[str, Address], file: BinaryIO
+    ) -> None:
+        self.frames = 0
+        self._network = network
+        self._switch = switch
+        self._file = file
+        self._ports = {address.host: i for i, address in enumerate(neighbours.values())}
+        file.write(section() + b"".join(map(interface, neighbours)))
+        network.tap = self._note
+
+    def _note(self, what: str, burst: Burst, node: Address) -> None:
+        if what == RECEIVED and node == self._switch:
+            self._write(Direction.IN, burst.peer, burst, node)
+        elif what == SENT and burst.peer == self._switch:
+            self._write(Direction.OUT, node, burst, node)
+
+    def _write(self, direction: Direction, other: Address, burst: Burst, target: Address) -> None:
+        port = self._ports[other.host]
+        now = round(self._network.now * 1e9)
+        for rows in burst.pieces():
+            whole = frames(burst.peer, target, burst.tos, rows)
+            self._file.write(packets(port, now, direction, whole))
+            self.frames += len(rows)

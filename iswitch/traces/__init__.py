@@ -1,0 +1,1 @@
+"""Traces: packet captures in, read at memory speed, replayed through a switch, and compared."""

@@ -1,0 +1,94 @@
+"""Packets of a trace, many at once: where their bytes lie in the mapped file, and what is known.
+
+The bytes stay in the file. `gather` fetches the same few of every packet into one array.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..packets import Rows
+
+Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]  # of the whole file
+
+UNKNOWN, IN, OUT = 0, 1, 2  # directions, as epb_flags has them
+MOST_PROBLEMS = 100  # that are told one by one
+
+
+class Batch(NamedTuple):
+    """Consecutive packets of one link type, an entry of each array for every one.
+
+    Attributes:
+        number: of the first, counted from 1 as Wireshark does.
+        at: where its bytes begin in the file.
+        sizes: bytes that are there.
+        lengths: bytes that it had on the wire.
+        times: nanoseconds since 1970.
+        interfaces: numbers into `Reader.interfaces`.
+        directions: IN, OUT or UNKNOWN, seen from where it was captured.
+    """
+
+    number: int
+    at: Ints
+    sizes: Ints
+    lengths: Ints
+    times: Ints
+    interfaces: Ints
+    directions: Bytes
+
+
+class Interface(NamedTuple):
+    """Where packets were captured: its link type (LINKTYPE_ of tcpdump.org), and its name."""
+
+    link: int
+    name: str = ""
+
+
+class Problem(NamedTuple):
+    """What is wrong with a file, and where: `offset` is that of a record or block."""
+
+    offset: int
+    what: str
+
+
+class Problems:
+    """The first of what is wrong, and how much there is."""
+
+    def __init__(self) -> None:
+        self.first: list[Problem] = []
+        self.count = 0
+
+    def note(self, offset: int, what: str) -> None:
+        """One more."""
+        self.count += 1
+        if len(self.first) < MOST_PROBLEMS:
+            self.first.append(Problem(offset, what))
+
+
+def gather(data: Bytes, at: Ints, width: int) -> Rows:
+    """`width` bytes at each place, as rows of a copy; what is beyond the file means nothing."""
+    n = len(at)
+    if n and (step := evenly(at)) is not None and int(at[-1]) + width <= len(data):
+        return np.ndarray((n, width), np.uint8, data, int(at[0]), (step, 1)).copy()
+    places = at[:, None] + np.arange(width)
+    found: Rows = data[np.minimum(places, len(data) - 1)]
+    return found
+
+
+def evenly(at: Ints) -> int | None:
+    """The distance from each place to the next, if it is the same for all."""
+    if len(at) < 2:
+        return 1
+    step = int(at[1] - at[0])
+    same = step >= 0 and (at[1:] - at[:-1] == step).all()
+    return step if same else None
+
+
+def field(rows: Rows, start: int, size: int) -> Ints:
+    """A big-endian number of 2 or 4 bytes in each row."""
+    part = np.ascontiguousarray(rows[:, start : start + size])
+    return part.view(f">u{size}")[:, 0].astype(np.int64)

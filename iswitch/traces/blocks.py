@@ -1,0 +1,273 @@
+"""Blocks of a pcapng file (draft-ietf-opsawg-pcapng): sections, interfaces, packets.
+
+A section has its own byte order and its own interfaces, each with a resolution of its times. What
+kinds of blocks hold no packets are passed over.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .batch import UNKNOWN, Batch, Bytes, Interface, Ints, Problems, gather
+from .chain import Chain, search_windows
+
+Mask = npt.NDArray[np.bool_]
+
+SECTION, INTERFACE, OLD_PACKET, SIMPLE_PACKET, PACKET = 0x0A0D0D0A, 1, 2, 3, 6
+MAGIC = b"\x0a\x0d\x0d\x0a"
+ORDERS = {b"\x1a\x2b\x3c\x4d": ">", b"\x4d\x3c\x2b\x1a": "<"}
+MOST = 1 << 24  # bytes of a block, as Wireshark has it
+LEAST = {SECTION: 28, INTERFACE: 20, PACKET: 32, OLD_PACKET: 32, SIMPLE_PACKET: 16}
+DATA = 28  # where the packet is in a block that holds one
+CANDIDATES = 4096
+MOST_OPTIONS = 32  # of a packet, that are looked through for its flags
+FLAGS = 2  # the option epb_flags, pack_flags in old ones
+NAME, RESOLUTION, OFFSET = 2, 9, 14  # options of an interface
+APPLICATION = 4  # option of a section
+
+
+@dataclass
+class Clock:
+    """How an interface writes times: ticks a second, 10**n or 2**n, and seconds to be added."""
+
+    binary: bool = False
+    exponent: int = 6
+    offset: int = 0
+
+    def nanoseconds(self, ticks: npt.NDArray[np.uint64]) -> Ints:
+        """Times since 1970; nonsense stays nonsense, and does not fail."""
+        n = self.exponent
+        if self.binary:
+            whole = ticks >> np.uint64(n) if n < 64 else ticks * np.uint64(0)
+            part = ticks & np.uint64((1 << min(n, 64)) - 1)
+            if n > 30:
+                part, n = part >> np.uint64(min(n - 30, 63)), 30
+            rest = (part * np.uint64(1_000_000_000)) >> np.uint64(n)
+            times = whole * np.uint64(1_000_000_000) + rest
+        elif n <= 9:
+            times = ticks * np.uint64(10 ** (9 - n))
+        else:
+            times = ticks // np.uint64(10 ** min(n - 9, 19))
+        shift = np.int64(max(-(1 << 32), min(self.offset, 1 << 32)) * 1_000_000_000)
+        return times.astype(np.int64) + shift
+
+
+class PcapngBlocks:
+    """Finds packets, window by window.
+
+    Args:
+        data: the file, which begins with a section.
+        problems: told what is wrong.
+    """
+
+    def __init__(self, data: Bytes, problems: Problems) -> None:
+        self.data = data
+        self._bytes = data.data
+        self.problems = problems
+        self.at = 0
+        self.order = "<"
+        self.interfaces: list[Interface] = []
+        self.application = ""  # that wrote the first section
+        self._sections = 0
+        self._first = 0  # of the section's interfaces, among all
+        self._clocks: list[Clock] = []
+        self._snaps: list[int] = []
+        self._chain = Chain(data, self._packet_length, 0)
+        self._number = 1
+        self._last_time = 0
+
+    def batches(self, window: int) -> Iterator[Batch]:
+        """All packets, as many at once as begin in so many bytes."""
+        end = len(self.data)
+        while self.at < end:
+            limit = min(self.at + window, end)
+            starts, at = self._chain.follow(self.at, limit)
+            self.at = at
+            if len(starts):
+                batch = self._batch(starts)
+                if len(batch.at):
+                    yield batch
+            if at < limit:
+                self.at = self._other(at)
+
+    # Blocks
+
+    def _head(self, at: int) -> tuple[int, int] | None:
+        """Type and length of the block at a place, if it is sound and ends as it began."""
+        if at + 12 > len(self.data):
+            return None
+        kind, length = struct.unpack_from(f"{self.order}II", self._bytes, at)
+        if kind == SECTION:
+            order = ORDERS.get(self.data[at + 8 : at + 12].tobytes())
+            if order is None:
+                return None
+            (length,) = struct.unpack_from(f"{order}I", self._bytes, at + 4)
+        if not LEAST.get(kind, 12) <= length <= MOST or length & 3 or at + length > len(self.data):
+            return None
+        end = at + length - 4
+        if self.data[end : end + 4].tobytes() != self.data[at + 4 : at + 8].tobytes():
+            return None
+        return kind, length
+
+    def _packet_length(self, at: int) -> int | None:
+        head = self._head(at)
+        if head is None or head[0] not in (PACKET, OLD_PACKET, SIMPLE_PACKET):
+            return None
+        return head[1]
+
+    def _other(self, at: int) -> int:
+        """Take a block that is no packet, or report what is there; where to go on."""
+        head = self._head(at)
+        if head is None:
+            return self._mend(at)
+        kind, length = head
+        if kind == SECTION:
+            self._begin(at, length)
+        elif kind == INTERFACE:
+            self._add_interface(at, length)
+        return at + length
+
+    def _begin(self, at: int, length: int) -> None:
+        self.order = ORDERS[self.data[at + 8 : at + 12].tobytes()]
+        self._first = len(self.interfaces)
+        options = self._options(at + 24, at + length - 4)
+        if not self._sections:
+            self.application = _text(options.get(APPLICATION, b""))
+        self._sections += 1
+
+    def _add_interface(self, at: int, length: int) -> None:
+        link, _, snap = struct.unpack_from(f"{self.order}HHI", self._bytes, at + 8)
+        options = self._options(at + 16, at + length - 4)
+        clock = Clock()
+        if resolution := options.get(RESOLUTION, b""):
+            clock.binary, clock.exponent = bool(resolution[0] & 0x80), resolution[0] & 0x7F
+        if len(offset := options.get(OFFSET, b"")) == 8:
+            (clock.offset,) = struct.unpack(f"{self.order}q", offset)
+        self.interfaces.append(Interface(link, _text(options.get(NAME, b""))))
+        self._clocks.append(clock)
+        self._snaps.append(snap or MOST)
+
+    def _options(self, at: int, end: int) -> dict[int, bytes]:
+        found: dict[int, bytes] = {}
+        while at + 4 <= end:
+            code, length = struct.unpack_from(f"{self.order}HH", self._bytes, at)
+            if not code or at + 4 + length > end:
+                break
+            found.setdefault(code, self.data[at + 4 : at + 4 + length].tobytes())
+            at += 4 + (length + 3 & ~3)
+        return found
+
+    # Packets
+
+    def _batch(self, starts: Ints) -> Batch:
+        head = gather(self.data, starts, DATA)
+        words = head.view(f"{self.order}u4").astype(np.int64)
+        kinds, totals = words[:, 0], words[:, 1]
+        interfaces = words[:, 2].copy()
+        old, simple = kinds == OLD_PACKET, kinds == SIMPLE_PACKET
+        if old.any():
+            interfaces[old] = head.view(f"{self.order}u2")[old, 4]
+        sizes, lengths, data = words[:, 5].copy(), words[:, 6].copy(), starts + DATA
+        ticks = words[:, 3].astype(np.uint64) << np.uint64(32) | words[:, 4].astype(np.uint64)
+        room = totals - (DATA + 4)
+        count = len(self.interfaces) - self._first
+        if simple.any():
+            interfaces[simple] = 0
+            snap = self._snaps[self._first] if count else 0
+            lengths[simple] = words[simple, 2]
+            room[simple] = totals[simple] - 16
+            sizes[simple] = np.minimum(np.minimum(lengths, room), snap)[simple]
+            data[simple] = starts[simple] + 12
+        sound = interfaces < count
+        self._report(starts[~sound], f"a packet of an interface that the section lacks ({count})")
+        fits = sizes <= room
+        self._report(starts[sound & ~fits], "a packet longer than its block")
+        times = self._times(interfaces, ticks, simple, sound)
+        flags = self._directions(starts, data, sizes, totals, simple | ~fits)
+        sound &= fits
+        number, self._number = self._number, self._number + len(starts)
+        batch = Batch(
+            number, data, sizes, np.maximum(sizes, lengths), times, interfaces + self._first, flags
+        )
+        if sound.all():
+            return batch
+        # Numbers count all packets: those that are not sound keep their places, without bytes.
+        batch.sizes[~sound] = 0
+        batch.lengths[~sound] = 0
+        batch.interfaces[~sound] = self._first if count else -1
+        return batch
+
+    def _times(
+        self, interfaces: Ints, ticks: npt.NDArray[np.uint64], simple: Mask, sound: Mask
+    ) -> Ints:
+        times = np.zeros(len(ticks), np.int64)
+        for number in np.unique(interfaces[sound]).tolist():
+            which = interfaces == number
+            times[which] = self._clocks[self._first + number].nanoseconds(ticks[which])
+        if simple.any():  # they have no time: that of the one before
+            known = np.maximum.accumulate(np.where(simple, -1, np.arange(len(times))))
+            times = np.where(known < 0, self._last_time, times[known])
+        self._last_time = int(times[-1])
+        return times
+
+    def _directions(
+        self, starts: Ints, data: Ints, sizes: Ints, totals: Ints, without: Mask
+    ) -> npt.NDArray[np.uint8]:
+        """What the packets' flags say."""
+        found = np.full(len(starts), UNKNOWN, np.uint8)
+        at = data + (sizes + 3 & ~3)
+        ends = starts + totals - 4
+        open_ = np.flatnonzero(~without & (at + 8 <= ends))
+        for _ in range(MOST_OPTIONS):
+            if not len(open_):
+                break
+            words = gather(self.data, at[open_], 8)
+            codes = words.view(f"{self.order}u2")[:, :2].astype(np.int64)
+            is_flags = (codes[:, 0] == FLAGS) & (codes[:, 1] == 4)
+            values = words.view(f"{self.order}u4")[:, 1]
+            found[open_[is_flags]] = values[is_flags] & 3
+            at[open_] += 4 + (codes[:, 1] + 3 & ~3)
+            more = ~is_flags & (codes[:, 0] != 0) & (at[open_] + 8 <= ends[open_])
+            open_ = open_[more]
+        found[found == 3] = UNKNOWN
+        return found
+
+    # Broken files
+
+    def _report(self, places: Ints, what: str) -> None:
+        for at in places.tolist():
+            self.problems.note(at, what)
+
+    def _mend(self, at: int) -> int:
+        found = self._search(at + 1)
+        if found is not None:
+            self.problems.note(
+                at, f"no block is here; went on with the one at {found}, {found - at} bytes on"
+            )
+            return found
+        left = len(self.data) - at
+        self.problems.note(at, f"the file ends {left:,} bytes into a block, or is broken from here")
+        return len(self.data)
+
+    def _search(self, start: int) -> int | None:
+        """The next place where a packet, an interface or a section is."""
+        end = len(self.data) - 12
+        for at, n in search_windows(start, end + 1):
+            kinds = np.ndarray((n,), f"{self.order}u4", self.data, at, (1,))
+            lengths = np.ndarray((n,), f"{self.order}u4", self.data, at + 4, (1,))
+            sound = np.isin(kinds, (PACKET, OLD_PACKET, SIMPLE_PACKET, INTERFACE))
+            sound &= (lengths <= MOST) & (lengths & 3 == 0)
+            sound |= kinds == SECTION
+            for place in np.flatnonzero(sound)[:CANDIDATES].tolist():
+                if self._head(at + place) is not None:
+                    return at + int(place)
+        return None
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace").rstrip("\0")

@@ -1,0 +1,365 @@
+"""Aggregates that a real switch sent, compared with those of the switch that replays.
+
+Where packets are in the order in which the real switch handled them, both have made the same
+additions, and every bit has to be equal; so it has, in any order, where order changes nothing: for
+integers, maximum and minimum, sums in rank order, and two contributions. Else two sums of the same
+n numbers x, each rounded after every addition, differ by at most
+
+    2 g sum |x|,    g = (n - 1) u / (1 - (n - 1) u)
+
+with u = 2**-24 for float32, 2**-11 for float16, 2**-8 for bfloat16 (Higham, Accuracy and Stability
+of Numerical Algorithms, section 4.2). A second switch, which is sent the absolute values, has
+sum |x|, rounded as well, and so at most a factor of 1 - g too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..accelerator import Held, Run
+from ..job import Job
+from ..packets import Address, Rows, Stretch
+from ..switch import Switch
+from ..wire import SEG_SIZE, DType, Op, Shape
+from .batch import Ints
+
+MOST_DIFFERENCES = 100  # that are told one by one
+MOST_PENDING = 32 << 20  # bytes of aggregates kept until the replaying switch has them, too
+UNIT = {DType.FLOAT32: 2.0**-24, DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8}
+
+
+class Difference(NamedTuple):
+    """An aggregate packet of the trace that is not what it should be.
+
+    Attributes:
+        kind: `differs`, `missing` (the replaying switch did not complete it) or `malformed`.
+        offset: in the file, of the first element that differs, or of the payload.
+        to: whom it was sent to.
+        element: of the segment, the first that differs; `elements` says how many do.
+        bit: the one bit that differs, counted from the element's least significant; None: several.
+    """
+
+    kind: str
+    packet: int
+    offset: int
+    time: float
+    job: int
+    round: int
+    segment: int
+    to: str
+    element: int | None = None
+    elements: int = 0
+    captured: str = ""
+    recomputed: str = ""
+    bit: int | None = None
+
+
+@dataclass
+class Tally:
+    """Aggregate packets of the trace, by what became of their comparison."""
+
+    captured: int = 0
+    equal: int = 0
+    within_bound: int = 0
+    different: int = 0
+    missing: int = 0
+    unchecked: int = 0  # to those whose Join is not in the trace, or no longer kept
+    to_parent: int = 0  # of these, contributions of the switch to the one above
+    differences: list[Difference] = field(default_factory=list)
+
+
+class Captured(NamedTuple):
+    """Data packets that a real switch sent to one peer: payloads as rows, and where they were."""
+
+    peer: Address
+    rows: Rows  # (n, size)
+    packets: Ints  # their numbers
+    offsets: Ints  # of their payloads in the file
+    time: float
+
+
+class Pending(NamedTuple):
+    """Aggregates that the replaying switch has not made yet."""
+
+    job: Job
+    stretch: Stretch
+    captured: Captured
+
+
+class Comparison:
+    """Compares as the replay goes on.
+
+    Args:
+        switch: the one that replays.
+        magnitudes: one that is sent absolute values, where packets are in no known order.
+    """
+
+    def __init__(self, switch: Switch, magnitudes: Switch | None = None) -> None:
+        self.switch = switch
+        self.magnitudes = magnitudes
+        self.tally = Tally()
+        self._pending: list[Pending] = []
+        self._pending_bytes = 0
+
+    def take(self, captured: Captured) -> None:
+        """Compare what was sent to a peer."""
+        self.tally.captured += len(captured.rows)
+        for job, cut, to_parent in self._jobs(captured):
+            if to_parent:
+                self.tally.to_parent += len(cut.rows)
+            for stretch in cut.consecutive():
+                if not stretch.fits(shape_of(job)):
+                    self._differ("malformed", job, stretch, captured)
+                else:
+                    self._compare(job, stretch, captured, to_parent)
+
+    def settle(self, end: bool = False) -> None:
+        """Try again what was not complete; at the end, it is missing."""
+        if not self._pending:
+            return
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        for job, stretch, captured in pending:
+            self._compare(job, stretch, captured, False, end)
+
+    # Inside
+
+    def _jobs(self, captured: Captured) -> Iterator[tuple[Job, Stretch, bool]]:
+        """The job that packets belong to, and they in stretches of ascending segments."""
+        hierarchy = self.switch.control.hierarchy
+        to_parent = hierarchy is not None and hierarchy.is_parent(captured.peer)
+        found = self.switch.control.by_source.get(captured.peer)
+        job = found[0] if found else None
+        if to_parent:  # which carries no job number: it is of the one with that layout
+            size = captured.rows.shape[1]
+            for each in self.switch.jobs.values():
+                shape = each.shape
+                if shape is not None and size in (shape.packet_size, shape.last_size):
+                    job = each
+        if job is None or job.accelerator is None or captured.rows.shape[1] < SEG_SIZE:
+            self.tally.unchecked += len(captured.rows)
+            return
+        for stretch in job.accelerator.cutter.cut(captured.rows, captured.rows.shape[1]):
+            yield job, stretch, to_parent
+
+    def _compare(
+        self, job: Job, stretch: Stretch, captured: Captured, to_parent: bool, end: bool = False
+    ) -> None:
+        """Compare consecutive segments of one round."""
+        accelerator = job.accelerator
+        if accelerator is None:
+            self.tally.unchecked += len(stretch.rows)
+            return
+        may_wait = self.magnitudes is not None and not end
+        for run, what, bitmap in accelerator.held(stretch.round, stretch.start, stretch.stop):
+            begin, stop = run.start - stretch.start, run.stop - stretch.start
+            last = stop == len(stretch.rows)
+            theirs = stretch.rows[begin:stop]
+            part = Stretch(run.round, run.start, theirs, stretch.tail if last else theirs.shape[1])
+            if what is Held.COMPLETE or (to_parent and what is Held.SENT):
+                ours, tail = accelerator.outgoing(run, partial=to_parent)
+                self._rows(job, run, part, ours[:, : theirs.shape[1]], tail, bitmap, captured)
+            elif what is Held.GONE:
+                self.tally.unchecked += len(theirs)
+            elif may_wait and self._pending_bytes < MOST_PENDING:
+                self._pending.append(
+                    Pending(job, part._replace(rows=theirs.copy()), _only(captured, part))
+                )
+                self._pending_bytes += theirs.size
+            else:
+                self._differ("missing", job, part, captured)
+
+    def _rows(
+        self,
+        job: Job,
+        run: Run,
+        part: Stretch,
+        ours: Rows,
+        tail: int,
+        bitmap: int,
+        captured: Captured,
+    ) -> None:
+        theirs = part.rows
+        n = len(theirs)
+        if tail == theirs.shape[1] or part.stop < shape_of(job).segments:
+            same = equal_rows(ours, theirs)
+        else:
+            same = equal_rows(ours[:, :tail], theirs[:, :tail])
+        equal = n if same is None else int(same.sum())
+        self.tally.equal += equal
+        if same is None or equal == n:
+            return
+        for i in np.flatnonzero(~same).tolist():
+            one = run._replace(start=run.start + i, stop=run.start + i + 1)
+            self._row(job, one, part, i, ours[i], bitmap, captured)
+
+    def _row(
+        self,
+        job: Job,
+        run: Run,
+        part: Stretch,
+        i: int,
+        ours: npt.NDArray[np.uint8],
+        bitmap: int,
+        captured: Captured,
+    ) -> None:
+        """One segment whose bits are not equal."""
+        shape = shape_of(job)
+        size = shape.tail(run.stop)
+        mine, its = (
+            row[SEG_SIZE:size].copy().view(shape.dtype.numpy) for row in (ours, part.rows[i])
+        )
+        bound = self._bound(job, run, bitmap, len(mine))
+        if bound is not None and within(mine, its, bound):
+            self.tally.within_bound += 1
+            return
+        wrong = mine.view(np.uint8).reshape(len(mine), -1) != its.view(np.uint8).reshape(
+            len(its), -1
+        )
+        places = np.flatnonzero(wrong.any(axis=1))
+        if bound is not None:
+            beyond = ~within_each(mine, its, bound)
+            places = np.flatnonzero(beyond)
+        first = int(places[0]) if len(places) else 0
+        differing = int.from_bytes(mine[first].tobytes(), "little") ^ int.from_bytes(
+            its[first].tobytes(), "little"
+        )
+        self._differ(
+            "differs",
+            job,
+            Stretch(run.round, run.start, part.rows[i : i + 1], size),
+            captured,
+            element=first,
+            elements=len(places),
+            captured_value=text(its[first]),
+            recomputed=text(mine[first]),
+            bit=differing.bit_length() - 1 if differing.bit_count() == 1 else None,
+        )
+
+    def _bound(self, job: Job, run: Run, bitmap: int, count: int) -> npt.NDArray[np.float64] | None:
+        """By how much the elements of a segment may differ; None: they have to be equal."""
+        shape = shape_of(job)
+        n = bitmap.bit_count()
+        unit = UNIT.get(shape.dtype)
+        if self.magnitudes is None or unit is None or shape.op is not Op.SUM:
+            return None
+        if job.reproducible or n <= 2 or not job.synchronous:
+            return None
+        other = self.magnitudes.jobs.get(job.number)
+        if other is None or other.accelerator is None:
+            return None
+        rows, _ = other.accelerator.outgoing(run)
+        size = SEG_SIZE + count * shape.dtype.itemsize
+        sums = rows[0, SEG_SIZE:size].copy().view(shape.dtype.numpy).astype(np.float64)
+        g = (n - 1) * unit / (1 - (n - 1) * unit)
+        bound: npt.NDArray[np.float64] = 2 * g * np.abs(sums) / (1 - g)
+        return bound
+
+    def _differ(
+        self,
+        kind: str,
+        job: Job,
+        part: Stretch,
+        captured: Captured,
+        element: int | None = None,
+        elements: int = 0,
+        captured_value: str = "",
+        recomputed: str = "",
+        bit: int | None = None,
+    ) -> None:
+        n = len(part.rows)
+        if kind == "missing":
+            self.tally.missing += n
+        else:
+            self.tally.different += n
+        for i in range(min(n, MOST_DIFFERENCES - len(self.tally.differences))):
+            segment = part.start + i
+            at = position(captured, part, i)
+            offset = int(captured.offsets[at])
+            if element is not None:
+                offset += SEG_SIZE + element * shape_of(job).dtype.itemsize
+                if bit is not None:
+                    offset += bit // 8
+            self.tally.differences.append(
+                Difference(
+                    kind,
+                    int(captured.packets[at]),
+                    offset,
+                    round(captured.time, 9),
+                    job.number,
+                    part.round,
+                    segment,
+                    f"{captured.peer.host}:{captured.peer.port}",
+                    element,
+                    elements,
+                    captured_value,
+                    recomputed,
+                    bit,
+                )
+            )
+
+
+def shape_of(job: Job) -> Shape:
+    """The layout of a job that is under way."""
+    assert job.shape is not None
+    return job.shape
+
+
+def position(captured: Captured, part: Stretch, i: int) -> int:
+    """Which of the captured packets row `i` of a part is: rows are views of theirs, or copies."""
+    wanted = part.rows[i, :SEG_SIZE].tobytes()
+    heads = np.ascontiguousarray(captured.rows[:, :SEG_SIZE]).view(np.uint64)[:, 0]
+    found = np.flatnonzero(heads == np.frombuffer(wanted, np.uint64)[0])
+    return int(found[0]) if len(found) else 0
+
+
+def _only(captured: Captured, part: Stretch) -> Captured:
+    """Without the rows that are not in a part, in memory of its own."""
+    first = position(captured, part, 0)
+    which = slice(first, first + len(part.rows))
+    return captured._replace(
+        rows=part.rows.copy(),
+        packets=captured.packets[which].copy(),
+        offsets=captured.offsets[which].copy(),
+    )
+
+
+def equal_rows(ours: Rows, theirs: Rows) -> npt.NDArray[np.bool_] | None:
+    """Which rows are equal; None: all of them."""
+    wide = ours.shape[1] % 8 == 0 and all(
+        a.strides[1] == 1 and a.strides[0] % 8 == 0 and a.ctypes.data % 8 == 0
+        for a in (ours, theirs)
+    )
+    same = ours.view(np.uint64) == theirs.view(np.uint64) if wide else ours == theirs
+    if same.all():
+        return None
+    rows: npt.NDArray[np.bool_] = same.all(axis=1)
+    return rows
+
+
+def within_each(
+    a: npt.NDArray[Any], b: npt.NDArray[Any], bound: npt.NDArray[np.float64]
+) -> npt.NDArray[np.bool_]:
+    """Which elements differ by no more than their bound, or are both NaN.
+
+    Where the sum of magnitudes overflows so may a sum in one order, and not in another.
+    """
+    with np.errstate(all="ignore"):
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        near = (np.abs(x - y) <= bound) | (x == y)
+    fine: npt.NDArray[np.bool_] = near | (np.isnan(x) & np.isnan(y)) | ~np.isfinite(bound)
+    return fine
+
+
+def within(a: npt.NDArray[Any], b: npt.NDArray[Any], bound: npt.NDArray[np.float64]) -> bool:
+    """Whether all elements are."""
+    return bool(within_each(a, b, bound).all())
+
+
+def text(value: Any) -> str:
+    """An element, exactly."""
+    return repr(value.item()) if value.dtype.kind != "V" else repr(float(value))

@@ -1,0 +1,296 @@
+"""Names the packet, and if one bit was flipped that bit, behind what does not agree.
+
+A second pass over the trace collects all packets of the few segments in question, and those whose
+UDP checksum is wrong. Copies of an aggregate outvote one that was changed. A contribution that was
+changed after the switch had added it is found by flipping each bit of the element in question in
+each contribution, until the sum is the one that was captured.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arbiter import Traffic, classify
+from ..chassis import datagrams_sound
+from ..frame import ETH
+from ..frame import HEAD as ROW_HEAD
+from ..wire import SEG_SIZE, Op, Shape, split_seg
+from .batch import gather
+from .compare import Difference, text
+from .links import IP
+from .replay import FROM_SWITCH, TO_SWITCH, Group, Replayer
+
+MOST_SEGMENTS = 16  # that are looked into
+MOST_PACKETS = 4096  # of these
+MOST_DAMAGED = 100  # packets with wrong checksums, that are told one by one
+UFUNCS = {Op.SUM: np.add, Op.MAX: np.maximum, Op.MIN: np.minimum}
+
+Key = tuple[int, int]  # round and segment
+
+
+class Found(NamedTuple):
+    """A data packet."""
+
+    packet: int
+    offset: int  # of its payload in the file
+    to_switch: bool
+    peer: str
+    payload: bytes
+    sound: bool  # its checksum is right, or there is none to check
+
+
+class Finding(NamedTuple):
+    """What is wrong, and how that is known."""
+
+    packet: int
+    offset: int
+    what: str
+    round: int
+    segment: int
+    element: int | None
+    bit: int | None
+    captured: str
+    should_be: str
+    evidence: str
+
+
+def diagnose(
+    replayer: Replayer, differences: Sequence[Difference], shapes: Sequence[Shape]
+) -> list[Finding]:
+    """Look into what a replay found.
+
+    Args:
+        replayer: one that has not run, of the same trace.
+        differences: what did not agree.
+        shapes: of the jobs.
+    """
+    wanted: list[Key] = []
+    for each in differences:
+        if (each.round, each.segment) not in wanted and len(wanted) < MOST_SEGMENTS:
+            wanted.append((each.round, each.segment))
+    packets, damaged = collect(replayer, set(wanted), shapes)
+    others = {split_seg(int.from_bytes(found.payload[:SEG_SIZE], "big")) for found in damaged}
+    more = sorted(others - set(wanted))[: MOST_SEGMENTS - len(wanted)]
+    if more:
+        packets.update(collect(replayer, set(more), shapes)[0])
+    wanted += more
+    findings: list[Finding] = []
+    named: set[int] = set()
+    for key in wanted:
+        shape = shape_for(
+            shapes, [p for p in packets.get(key, []) if p.sound] or packets.get(key, [])
+        )
+        if shape is None:
+            continue
+        for finding in explain(key, packets[key], shape):
+            if finding.packet not in named:
+                named.add(finding.packet)
+                findings.append(finding)
+    for found in damaged:
+        if found.packet not in named:
+            round_, segment = split_seg(int.from_bytes(found.payload[:SEG_SIZE], "big"))
+            findings.append(
+                Finding(
+                    found.packet, found.offset, whose(found), round_, segment, None, None, "", "",
+                    "its UDP checksum is wrong",
+                )
+            )  # fmt: skip
+    return findings
+
+
+def collect(
+    replayer: Replayer, wanted: set[Key], shapes: Sequence[Shape]
+) -> tuple[dict[Key, list[Found]], list[Found]]:
+    """All packets of some segments, and the data packets to the switch with a wrong checksum."""
+    segs = np.array([round_ << 32 | index for round_, index in wanted], np.uint64)
+    sizes = {shape.packet_size for shape in shapes}
+    found: dict[Key, list[Found]] = defaultdict(list)
+    damaged: list[Found] = []
+    count = 0
+    for group in replayer.groups():
+        if group.what not in (TO_SWITCH, FROM_SWITCH):
+            continue
+        size = group.size
+        if classify(group.head[IP + 1]) is not Traffic.DATA or size < SEG_SIZE:
+            continue
+        which = slice(group.start, group.stop)
+        at = group.packets.payload[which]
+        step = max((each for each in sizes if each < size), default=size)
+        step = step if size > max(sizes, default=size) else size
+        rows = gather(replayer.reader.data, at, size)
+        sound = checksums(group, rows) if step == size else np.ones(len(rows), bool)
+        for start in range(0, size, step):
+            part = rows[:, start : start + step]
+            if part.shape[1] < SEG_SIZE:
+                continue
+            heads = np.ascontiguousarray(part[:, :SEG_SIZE]).view(">u8")[:, 0].astype(np.uint64)
+            here = np.isin(heads, segs)
+            for i in np.flatnonzero(here | ~sound).tolist():
+                one = Found(
+                    int(group.packets.numbers[group.start + i]),
+                    int(at[i]) + start,
+                    group.what == TO_SWITCH,
+                    str(group.peer(group.what == TO_SWITCH)),
+                    part[i].tobytes(),
+                    bool(sound[i]),
+                )
+                if not one.sound and len(damaged) < MOST_DAMAGED:
+                    damaged.append(one)
+                if here[i] and count < MOST_PACKETS:
+                    found[split_seg(int(heads[i]))].append(one)
+                    count += 1
+    return found, damaged
+
+
+def checksums(group: Group, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Which datagrams of a group have a right checksum, or none, or one that is unfinished."""
+    heads = np.zeros((len(rows), ROW_HEAD), np.uint8)
+    heads[:, ETH:] = group.packets.heads[group.start : group.stop]
+    return datagrams_sound(heads, rows) | Replayer.unfinished(heads[:, ETH:])
+
+
+def explain(key: Key, packets: Sequence[Found], shape: Shape) -> list[Finding]:
+    """What is wrong with one segment."""
+    size = shape.tail(key[1] + 1)
+    of_size = [p for p in packets if len(p.payload) == size]
+    aggregates = [p for p in of_size if not p.to_switch]
+    first: dict[str, Found] = {}
+    for each in of_size:
+        if each.to_switch:
+            first.setdefault(each.peer, each)
+    contributions = list(first.values())
+    if not aggregates:
+        return []
+    votes = Counter(p.payload for p in aggregates if p.sound) or Counter(
+        p.payload for p in aggregates
+    )
+    chosen = votes.most_common(1)[0][0]
+    total = add_up(contributions, shape)
+    if len(votes) > 1 and total is not None and total.tobytes() in (v[SEG_SIZE:] for v in votes):
+        chosen = next(v for v in votes if v[SEG_SIZE:] == total.tobytes())
+    findings = [
+        difference(key, each, chosen, shape, "other copies of it say otherwise")
+        for each in aggregates
+        if each.payload != chosen
+    ]
+    if total is None or total.tobytes() == chosen[SEG_SIZE:]:
+        return findings
+    return findings + culprits(key, contributions, elements(chosen, shape), total, shape)
+
+
+def difference(key: Key, packet: Found, right: bytes, shape: Shape, evidence: str) -> Finding:
+    """Where a packet is not what it should be."""
+    its, should = elements(packet.payload, shape), elements(right, shape)
+    words = [row.view(np.uint8).reshape(len(row), -1) for row in (its, should)]
+    places = np.flatnonzero((words[0] != words[1]).any(axis=1))
+    at = int(places[0])
+    bit = flipped(its[at], should[at]) if len(places) == 1 else None
+    offset = packet.offset + SEG_SIZE + at * shape.dtype.itemsize + (bit or 0) // 8
+    if not packet.sound:
+        evidence = f"its UDP checksum is wrong, and {evidence}"
+    return Finding(
+        packet.packet, offset, whose(packet), *key, at, bit,
+        text(its[at]), text(should[at]), evidence,
+    )  # fmt: skip
+
+
+def culprits(
+    key: Key,
+    contributions: Sequence[Found],
+    right: npt.NDArray[Any],
+    total: npt.NDArray[Any],
+    shape: Shape,
+) -> list[Finding]:
+    """Contributions in which one flipped bit explains that their sum is not the one captured."""
+    width = shape.dtype.itemsize
+    wrong = right.view(np.uint8).reshape(len(right), -1) != total.view(np.uint8).reshape(
+        len(total), -1
+    )
+    places = np.flatnonzero(wrong.any(axis=1))
+    suspects = [c for c in contributions if not c.sound] or list(contributions)
+    found: list[Finding] = []
+    if len(places) == 1:
+        at = int(places[0])
+        column = np.array([elements(c.payload, shape)[at] for c in contributions])
+        masks = np.array([1 << bit for bit in range(8 * width)], f"<u{width}")
+        for suspect in suspects:
+            which = contributions.index(suspect)
+            tries = np.repeat(column[:, None], 8 * width, axis=1)
+            tries[which] = (tries[which].view(f"<u{width}") ^ masks).view(column.dtype)
+            sums = reduced(tries, shape.op)
+            hits = np.flatnonzero(sums.view(f"<u{width}") == right[at : at + 1].view(f"<u{width}"))
+            found += [
+                Finding(
+                    suspect.packet,
+                    suspect.offset + SEG_SIZE + at * width + bit // 8,
+                    whose(suspect),
+                    *key,
+                    at,
+                    bit,
+                    text(column[which]),
+                    text(tries[which, bit]),
+                    evidence(suspect, "with this bit flipped the sum is the captured one"),
+                )
+                for bit in hits.tolist()
+            ]
+    if found:
+        return found
+    at = int(places[0])
+    return [
+        Finding(
+            c.packet, c.offset, whose(c), *key, at, None, "", "",
+            evidence(c, f"{len(places)} elements of the sum are not those captured"),
+        )
+        for c in suspects
+    ]  # fmt: skip
+
+
+def evidence(packet: Found, more: str) -> str:
+    """How it is known."""
+    return more if packet.sound else f"its UDP checksum is wrong, and {more}"
+
+
+def whose(packet: Found) -> str:
+    """What a packet is."""
+    return f"{'contribution of' if packet.to_switch else 'aggregate to'} {packet.peer}"
+
+
+def elements(payload: bytes, shape: Shape) -> npt.NDArray[Any]:
+    """The elements in a data packet."""
+    return np.frombuffer(payload[SEG_SIZE:], np.uint8).copy().view(shape.dtype.numpy)
+
+
+def add_up(contributions: Sequence[Found], shape: Shape) -> npt.NDArray[Any] | None:
+    """Their sum, in this order; None: there are none."""
+    if not contributions:
+        return None
+    return reduced(np.array([elements(c.payload, shape) for c in contributions]), shape.op)
+
+
+def reduced(rows: npt.NDArray[Any], op: Op) -> npt.NDArray[Any]:
+    """Rows added up one after the other, each time rounded."""
+    total: npt.NDArray[Any] = rows[0].copy()
+    with np.errstate(all="ignore"):
+        for row in rows[1:]:
+            UFUNCS[op](total, row, out=total)
+    return total
+
+
+def flipped(a: Any, b: Any) -> int | None:
+    """The one bit in which two elements differ; None: there are several."""
+    bits = int.from_bytes(a.tobytes(), "little") ^ int.from_bytes(b.tobytes(), "little")
+    return bits.bit_length() - 1 if bits.bit_count() == 1 else None
+
+
+def shape_for(shapes: Sequence[Shape], packets: Sequence[Found]) -> Shape | None:
+    """The layout of the job that packets belong to, by their size."""
+    sizes = {len(p.payload) for p in packets}
+    for shape in shapes:
+        if sizes & {shape.packet_size, shape.last_size}:
+            return shape
+    return None

@@ -1,0 +1,96 @@
+"""A trace of one host: what it sent, and when the aggregates came. There is nothing to compare.
+
+The other workers' contributions are not in such a trace, so the sums cannot be made again. What is
+left are times, repeats, and what the host asked for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..accelerator import Run
+from ..arbiter import Traffic, classify
+from ..packets import Address, Cutter
+from ..wire import SEG_SIZE, Ack, Action, Join, Segments, WireError
+from .batch import gather
+from .links import IP
+from .observed import JobSeen, Seen
+from .replay import FROM_SWITCH, TO_SWITCH, Group, Replayer
+from .survey import parse
+
+MOST_CONTROL = 128  # bytes of a control packet and its MAC
+
+
+class HostView(Replayer):
+    """Goes through the trace of a host, without a switch."""
+
+    _cutters: dict[Address, tuple[JobSeen, Seen, Cutter]]
+    aggregates = 0  # packets
+    repeated = 0  # of these, segments that had come before
+
+    def _handle(self, group: Group, time_ns: int) -> None:  # noqa: ARG002
+        if group.what not in (TO_SWITCH, FROM_SWITCH):
+            return
+        to_switch = group.what == TO_SWITCH
+        peer = group.peer(source=to_switch)._replace(ingress=0)
+        at = group.packets.payload[group.start : group.stop]
+        if classify(group.head[IP + 1]) is Traffic.CONTROL:
+            for row in gather(self.reader.data, at, max(min(group.size, MOST_CONTROL), 1)):
+                self._control(peer, row.tobytes(), to_switch)
+        elif peer in self._known() and group.size >= SEG_SIZE:
+            self._data(peer, group, to_switch)
+
+    def _known(self) -> dict[Address, tuple[JobSeen, Seen, Cutter]]:
+        """Workers on the host that have joined."""
+        if not hasattr(self, "_cutters"):
+            self._cutters = {}
+        return self._cutters
+
+    def _control(self, peer: Address, payload: bytes, to_switch: bool) -> None:
+        if not to_switch:
+            self.watch.answered(payload)
+        found = self.watch.spoke(payload) if to_switch else None
+        parsed = parse(payload)
+        if parsed is None:
+            return
+        value = parsed[0].value
+        known = self._known().get(peer)
+        if to_switch and isinstance(value, Join) and known is None:
+            try:
+                shape = value.shape()
+            except WireError:
+                return
+            if shape is not None:
+                job = self.watch.job(parsed[0].job, shape)
+                known = job, self.watch.member(job, peer, len(job.members)), Cutter(shape)
+                self._cutters[peer] = known
+        if known is None:
+            return
+        job, member, _ = known
+        if found:
+            member.actions[found[0]] += 1
+            if parsed[0].action is Action.HELP and isinstance(value, Segments):
+                job.rounds.helped(value.round)
+        elif isinstance(value, Ack) and value.action == Action.JOIN:
+            member.rank = value.rank
+
+    def _data(self, peer: Address, group: Group, to_switch: bool) -> None:
+        job, member, cutter = self._known()[peer]
+        at = group.packets.payload[group.start : group.stop]
+        size = min(group.size, job.shape.packet_size)
+        places = (at[:, None] + np.arange(0, group.size - SEG_SIZE + 1, max(size, 1))).reshape(-1)
+        rows = np.zeros((len(places), size), np.uint8)
+        rows[:, :SEG_SIZE] = gather(self.reader.data, places, SEG_SIZE)
+        for stretch in cutter.cut(rows, size):
+            if stretch.stop > job.shape.segments:
+                continue
+            n = len(stretch.rows)
+            if to_switch:
+                member.packets += n
+                job.rounds.contributed(
+                    member.rank, stretch.round, stretch.start, stretch.stop, n, self.watch.span
+                )
+            else:
+                self.aggregates += n
+                run = Run(0, stretch.round, stretch.start, stretch.start + n)
+                job.rounds.completed(stretch.round, [run], self.watch.span[1])

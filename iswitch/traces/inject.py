@@ -1,0 +1,80 @@
+"""Sends what the workers of a trace sent, at a real (virtual) interface: it drives a switch.
+
+Frames go out with the addresses they were recorded with. What the switch answers is of no interest
+here: nobody sends again what is lost, so it goes at recorded speed unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from ..frame import ETH, HEAD, Frames
+from ..ports.frames import SOCKADDR_LL, FrameSender
+from ..ports.mmsg import Block
+from ..ports.raw import BUFFER, RawPortError, packet_socket
+from .reader import Reader
+from .replay import TO_SWITCH, Group, Replayer
+from .survey import Setting
+
+
+class Injector(Replayer):
+    """Sends the packets to the switch of a trace.
+
+    Args:
+        reader: the trace.
+        setting: what it is of.
+        ifname: the interface.
+        pace: called before each group with its time, in seconds from the first packet.
+
+    Raises:
+        RawPortError: no such interface, or no privilege.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        setting: Setting,
+        ifname: str,
+        pace: Callable[[float], None] | None = None,
+    ) -> None:
+        super().__init__(reader, setting, pace=pace)
+        self.sent = 0
+        self.sent_bytes = 0
+        self.refused = 0
+        try:
+            index = socket.if_nametoindex(ifname)
+        except OSError:
+            known = ", ".join(name for _, name in socket.if_nameindex())
+            raise RawPortError(
+                errno.ENODEV, f"no interface {ifname!r} here; there is {known}"
+            ) from None
+        self._out = packet_socket(BUFFER)
+        self._name = Block(SOCKADDR_LL.pack(socket.AF_PACKET, 0, index, 0, 0, 0, bytes(8)))
+        self._sender = FrameSender()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._out.close()
+
+    def _handle(self, group: Group, time_ns: int) -> None:  # noqa: ARG002
+        if group.what == TO_SWITCH:
+            self._emit(self._frames(group))
+
+    def _emit(self, frames: Frames) -> None:
+        rest = [length - HEAD for length in frames.lengths]
+        self._sender.add(self._name.address, frames.heads, frames.bodies, rest)
+        refused = len(self._sender.send(self._out.fileno()))
+        self.refused += refused
+        self.sent += len(rest) - refused
+        self.sent_bytes += sum(frames.lengths) - ETH * len(rest)

@@ -1,0 +1,219 @@
+"""From frames of several link types to heads of Ethernet, IPv4 and UDP; and what of it is tagged.
+
+Ethernet, Linux' cooked captures (SLL, SLL2) and bare IP are read; VLAN tags are passed over. Where
+there are no Ethernet addresses they are made up, as the simulated world does: 02:69, and the IPv4
+address. `tcpdump.org/linktypes.html` has the layouts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arbiter import Traffic, classify
+from ..packets import Rows
+from .batch import IN, OUT, Batch, Bytes, Ints, field, gather
+from .reader import Reader
+
+ETHERNET, RAW, RAW_OLD, COOKED, IPV4, IPV6, COOKED2 = 1, 101, 12, 113, 228, 229, 276
+LINKS = {  # bytes before the packet of the network layer, and where their type of that is
+    ETHERNET: (14, 12),
+    COOKED: (16, 14),
+    COOKED2: (20, 0),
+    RAW: (0, None),
+    RAW_OLD: (0, None),
+    IPV4: (0, None),
+    IPV6: (0, None),
+}
+TYPE_IP, TYPES_VLAN = 0x0800, (0x8100, 0x88A8, 0x9100)
+MOST_TAGS = 4
+SENT = 4  # sll_pkttype: PACKET_OUTGOING
+HEAD = 42  # bytes of the headers of Ethernet, IPv4 without options, and UDP
+IP, UDP = 14, 34  # where they begin
+PREFIX = 0x0269  # of addresses that are made up
+
+# Of packets: something else; a frame for switches with ports; tagged; tagged, but cut off.
+OTHER, ORDINARY, TAGGED, CUT = range(4)
+TAGGED_TOS = np.array([classify(tos) is not Traffic.ORDINARY for tos in range(256)])
+
+
+class Packets(NamedTuple):
+    """A batch, read as far as the headers of UDP.
+
+    Attributes:
+        batch: what it is read from.
+        numbers: of the packets.
+        kinds: of each, OTHER, ORDINARY, TAGGED or CUT.
+        heads: (n, HEAD) bytes; without meaning where the kind is OTHER.
+        payload: where in the file the payload of UDP begins.
+        ports: numbers into `LinkLayer.ports`.
+        directions: as in the batch, or as the link type tells.
+    """
+
+    batch: Batch
+    numbers: Ints
+    kinds: Bytes
+    heads: Rows
+    payload: Ints
+    ports: Ints
+    directions: Bytes
+
+    def by_time(self) -> Packets:
+        """The same in the order of their times."""
+        order = np.argsort(self.batch.times, kind="stable")
+        ordered: list[Any] = [array[order] for array in self[1:]]
+        batch: list[Any] = [array[order] for array in self.batch[1:]]
+        return Packets(Batch(self.batch.number, *batch), *ordered)
+
+
+class LinkLayer:
+    """Reads batches of one trace.
+
+    Attributes:
+        ports: names of the places of capture: interfaces, of a cooked capture of version 2 several.
+        unknown: packets by link type that is not known here.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.ports: list[str] = []
+        self.unknown: dict[int, int] = {}
+        self._numbers: dict[tuple[int, int], int] = {}  # by interface, and index in SLL2
+        self._known = 0  # interfaces
+
+    def read(self, batch: Batch) -> Packets:
+        """Read the headers of a batch."""
+        data, n = self.reader.data, len(batch.at)
+        interfaces = self.reader.interfaces
+        names = np.unique(batch.interfaces).tolist()
+        kinds = {interfaces[i].link for i in names if i >= 0}
+        if kinds == {ETHERNET} and -1 not in names:
+            heads = gather(data, batch.at, HEAD)
+            start = np.full(n, 14)
+            network = field(heads, 12, 2)
+            directions = batch.directions
+            if np.isin(network, TYPES_VLAN).any():
+                network = self._past_tags(batch, network, start)
+                heads[:, IP:] = gather(data, batch.at + start, HEAD - IP)
+                heads[:, 12:14] = (8, 0)
+            of_ethernet = np.ones(n, bool)
+        else:
+            heads = np.zeros((n, HEAD), np.uint8)
+            start, network = np.zeros(n, np.int64), np.zeros(n, np.int64)
+            directions = batch.directions.copy()
+            links = np.array([*(i.link for i in interfaces), -1])[batch.interfaces]
+            for link in np.unique(links).tolist():
+                self._mixed(batch, link, links == link, heads, start, network, directions)
+            heads[:, IP:] = gather(data, batch.at + start, HEAD - IP)
+            self._make_up(heads, links)
+            of_ethernet = links == ETHERNET
+        return Packets(
+            batch,
+            batch.number + np.arange(n),
+            self._kinds(batch, heads, start, network, of_ethernet),
+            heads,
+            batch.at + start + HEAD - IP,
+            self._ports(batch, kinds),
+            directions,
+        )
+
+    def _mixed(
+        self,
+        batch: Batch,
+        link: int,
+        which: npt.NDArray[np.bool_],
+        heads: Rows,
+        start: Ints,
+        network: Ints,
+        directions: Bytes,
+    ) -> None:
+        """Read the link layer of the packets that are of one type."""
+        if link not in LINKS:
+            self.unknown[link] = self.unknown.get(link, 0) + int(which.sum())
+            return
+        size, type_at = LINKS[link]
+        at = batch.at[which]
+        first = gather(self.reader.data, at, max(size, 1))
+        start[which] = size
+        if type_at is None:
+            network[which] = np.where(first[:, 0] >> 4 == 4, TYPE_IP, 0)
+            return
+        network[which] = field(first, type_at, 2)
+        if link == ETHERNET:
+            heads[which, :12] = first[:, :12]
+        else:
+            # sll_pkttype is the low byte of two; in version 2 one byte.
+            kind = first[:, 1] if link == COOKED else first[:, 10]
+            directions[which] = np.where(kind == SENT, OUT, IN)
+            address, said = (6, 5) if link == COOKED else (12, 11)
+            real = (first[:, said] == 6).astype(np.uint8)[:, None]
+            heads[which, 6:12] = first[:, address : address + 6] * real
+        some = batch._replace(at=at, sizes=batch.sizes[which])
+        behind = start[which]
+        network[which] = self._past_tags(some, network[which], behind)
+        start[which] = behind
+
+    def _past_tags(self, batch: Batch, network: Ints, start: Ints) -> Ints:
+        """Pass over VLAN tags: the type behind them; moves `start`."""
+        for _ in range(MOST_TAGS):
+            tagged = np.flatnonzero(np.isin(network, TYPES_VLAN))
+            if not len(tagged):
+                break
+            tags = gather(self.reader.data, batch.at[tagged] + start[tagged], 4)
+            network[tagged] = field(tags, 2, 2)
+            start[tagged] += 4
+        return network
+
+    @staticmethod
+    def _make_up(heads: Rows, links: Ints) -> None:
+        """Give those from other links Ethernet addresses."""
+        bare = np.flatnonzero(links != ETHERNET)
+        heads[bare, 12:14] = (8, 0)
+        for at, ip in (0, IP + 16), (6, IP + 12):
+            lacking = bare[~heads[bare, at : at + 6].any(axis=1)]
+            heads[lacking, at : at + 2] = (PREFIX >> 8, PREFIX & 0xFF)
+            heads[lacking, at + 2 : at + 6] = heads[lacking, ip : ip + 4]
+
+    @staticmethod
+    def _kinds(
+        batch: Batch, heads: Rows, start: Ints, network: Ints, ethernet: npt.NDArray[np.bool_]
+    ) -> Bytes:
+        there = batch.sizes - start
+        tagged = (network == TYPE_IP) & (heads[:, IP] == 0x45) & (there >= HEAD - IP)
+        tagged &= (heads[:, IP + 9] == 17) & TAGGED_TOS[heads[:, IP + 1]]
+        tagged &= (heads[:, IP + 6] & 0x3F == 0) & (heads[:, IP + 7] == 0)
+        cut = tagged & (batch.sizes < batch.lengths) & (field(heads, IP + 2, 2) > there)
+        kinds = np.where(ethernet & (batch.sizes == batch.lengths), ORDINARY, OTHER).astype(
+            np.uint8
+        )
+        kinds[tagged] = TAGGED
+        kinds[cut] = CUT
+        return kinds
+
+    def _ports(self, batch: Batch, links: set[int]) -> Ints:
+        indices = np.zeros(len(batch.at), np.int64)
+        if COOKED2 in links:
+            cooked = np.array([*(i.link == COOKED2 for i in self.reader.interfaces), False])
+            which = cooked[batch.interfaces]
+            indices[which] = field(gather(self.reader.data, batch.at[which], 8), 4, 4)
+        keys = (batch.interfaces << 32) | indices
+        if (keys == keys[0]).all():
+            return np.full(len(keys), self._number(int(keys[0])))
+        found, inverse = np.unique(keys, return_inverse=True)
+        return np.array([self._number(key) for key in found.tolist()])[inverse]
+
+    def _number(self, key: int) -> int:
+        interface, index = key >> 32, key & 0xFFFFFFFF
+        interfaces = self.reader.interfaces
+        for known in range(self._known, len(interfaces)):  # in the order of the file
+            if interfaces[known].link != COOKED2:
+                self._numbers[known, 0] = len(self.ports)
+                self.ports.append(interfaces[known].name or f"{known}")
+        self._known = len(interfaces)
+        number = self._numbers.get((interface, index), -1)
+        if number < 0:
+            number = self._numbers[interface, index] = len(self.ports)
+            self.ports.append(f"index {index}")
+        return number

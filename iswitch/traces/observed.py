@@ -1,0 +1,173 @@
+"""A `Switch` that tells what it is sent and what it completes, and does nothing else than one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..accelerator import Run
+from ..arbiter import Traffic, classify
+from ..job import Job
+from ..packets import Address, Burst, Outgoing
+from ..switch import Switch
+from ..wire import SEG_SIZE, Action, DType, Mode, Op, Shape, split_seg
+from .rounds import Rounds
+from .survey import parse
+
+TAKEN = ("accumulated", "duplicate", "late")  # what shows that contributions were looked at
+
+
+@dataclass
+class Seen:
+    """A member, as it was in the trace."""
+
+    address: Address
+    rank: int
+    joined: float
+    packets: int = 0  # of data
+    actions: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class JobSeen:
+    """A job, as it was in the trace."""
+
+    number: int
+    shape: Shape
+    rounds: Rounds
+    members: dict[Address, Seen] = field(default_factory=dict)
+    most: int = 0  # members at once
+
+
+class Watch:
+    """Keeps what it is told.
+
+    Args:
+        detailed: job and round of those whose every event is kept.
+    """
+
+    def __init__(self, detailed: Collection[tuple[int, int]] = ()) -> None:
+        self.jobs: dict[int, JobSeen] = {}
+        self.span = (0.0, 0.0)  # of the packets that are being handled
+        self.actions: Counter[str] = Counter()  # to the switch
+        self.answers: Counter[str] = Counter()  # from the switch that was captured
+        self._detailed = detailed
+
+    def job(self, number: int, shape: Shape) -> JobSeen:
+        """A job that is under way."""
+        found = self.jobs.get(number)
+        if found is None:
+            detailed = {round_ for job, round_ in self._detailed if job == number}
+            found = self.jobs[number] = JobSeen(number, shape, Rounds(detailed))
+        return found
+
+    def member(self, job: JobSeen, address: Address, rank: int) -> Seen:
+        """One of its members."""
+        found = job.members.get(address)
+        if found is None:
+            found = job.members[address] = Seen(address, rank, self.span[0])
+            job.most = max(job.most, len(job.members))
+        found.rank = rank
+        return found
+
+    def spoke(self, payload: bytes) -> tuple[str, Any] | None:
+        """A control packet to the switch: its action, and its value."""
+        parsed = parse(payload)
+        name = parsed[0].action.name if parsed else "UNKNOWN"
+        self.actions[name] += 1
+        return (name, parsed[0]) if parsed else None
+
+    def answered(self, payload: bytes) -> None:
+        """A control packet from the switch that was captured."""
+        parsed = parse(payload)
+        self.answers[parsed[0].action.name if parsed else "UNKNOWN"] += 1
+
+    def close(self) -> None:
+        """There will be no more."""
+        for job in self.jobs.values():
+            job.rounds.close()
+
+
+class ObservedSwitch(Switch):
+    """A switch that tells a `Watch`."""
+
+    watch: Watch
+
+    def receive(self, burst: Burst, now: float) -> list[Outgoing]:
+        """As a switch does."""
+        kind = classify(burst.tos)
+        if kind is Traffic.DATA:
+            return self._observe(burst, now)
+        sends = super().receive(burst, now)
+        if kind is Traffic.CONTROL:
+            self._note_control(burst)
+        return sends
+
+    def deliver(self, job: Job, completed: list[Run]) -> list[Outgoing]:
+        """As a switch does."""
+        if completed and job.shape is not None:
+            rounds = self.watch.job(job.number, job.shape).rounds
+            by_round: dict[int, list[Run]] = {}
+            for run in completed:
+                by_round.setdefault(run.round, []).append(run)
+            for number, runs in by_round.items():
+                rounds.completed(number, runs, self.watch.span[1])
+        return super().deliver(job, completed)
+
+    def _observe(self, burst: Burst, now: float) -> list[Outgoing]:
+        found = self.control.by_source.get(burst.peer)
+        counters = self.counters
+        if found is None or found[0].shape is None or burst.rows.shape[1] < SEG_SIZE:
+            return super().receive(burst, now)
+        job, member = found
+        assert job.shape is not None
+        before = [counters[name] for name in TAKEN]
+        first = split_seg(int.from_bytes(burst.rows[0, :SEG_SIZE].tobytes(), "big"))
+        last = split_seg(int.from_bytes(burst.rows[-1, :SEG_SIZE].tobytes(), "big"))
+        seen = self.watch.job(job.number, job.shape)
+        who = self.watch.member(seen, burst.peer, member.rank)
+        count = len(burst.rows)
+        who.packets += count
+        segments = job.shape.segments
+        sends = super().receive(burst, now)
+        taken, duplicates, late = (
+            counters[name] - was for name, was in zip(TAKEN, before, strict=True)
+        )
+        if taken or duplicates or late:
+            start = min(first[1], segments - 1)
+            stop = max(start, min(last[1], segments - 1)) + 1
+            span = self.watch.span
+            share = seen.rounds.contributed(member.rank, first[0], start, stop, count, span)
+            share.duplicates += duplicates
+            share.late += late
+        return sends
+
+    def _note_control(self, burst: Burst) -> None:
+        for i in range(len(burst.rows)):
+            payload = burst.rows[i, : burst.tail if i == len(burst.rows) - 1 else None].tobytes()
+            found = self.watch.spoke(payload)
+            if found is None:
+                continue
+            name, packet = found
+            job = self.jobs.get(packet.job)
+            member = job.members.by_address.get(burst.peer) if job else None
+            if job is None or member is None or job.shape is None:
+                continue
+            seen = self.watch.job(job.number, job.shape)
+            self.watch.member(seen, burst.peer, member.rank).actions[name] += 1
+            if packet.action is Action.HELP:
+                seen.rounds.helped(packet.value.round)
+
+
+def describe(shape: Shape) -> dict[str, Any]:
+    """A job's layout, for machines and people."""
+    return {
+        "dtype": DType(shape.dtype).name.lower(),
+        "op": Op(shape.op).name.lower(),
+        "mode": Mode(shape.mode).name.lower(),
+        "segments": shape.segments,
+        "elements_per_segment": shape.elements,
+        "numel": shape.numel,
+    }

@@ -1,0 +1,199 @@
+"""Opens a trace: maps the file into memory, and reads pcap and pcapng.
+
+Only a window of the file is in use at a time, and given back when it has been read, so that the
+memory taken does not grow with the file.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from . import blocks, pcap
+from .batch import Batch, Bytes, Interface, Problems
+
+WINDOW = 4 << 20  # bytes read at a time
+POPULATE_READ = 22  # MADV_POPULATE_READ (linux/mman.h, 5.14): one call instead of many page faults
+CONVERT = "convert it with `editcap -F pcapng FILE OUT.pcapng`, of Wireshark"
+FOREIGN = {  # how other formats begin
+    b"\xa1\xb2\xcd\x34": "a modified pcap (of a patched libpcap)",
+    b"\x34\xcd\xb2\xa1": "a modified pcap (of a patched libpcap)",
+    b"snoop\0\0\0": "a snoop capture",
+    b"btsnoop\0": "a btsnoop capture",
+    b"RTSS": "a Microsoft NetMon 1 capture",
+    b"GMBU": "a Microsoft NetMon 2 capture",
+    b"XCP\0": "a NetXray or Sniffer for Windows capture",
+    b"TRSNIFF data": "a Sniffer for DOS capture",
+    b"\x05VNF": "a Visual Networks capture",
+    b"\xaa\xaa\xaa\xaa": "a 5View capture",
+}
+PACKED = {
+    b"\x1f\x8b": ("gzip", "gunzip"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
+    b"\xfd7zXZ": ("xz", "unxz"),
+    b"BZh": ("bzip2", "bunzip2"),
+    b"\x04\x22\x4d\x18": ("lz4", "unlz4"),
+}
+ODD_RECORDS = {20: "Nokia's", 24: "a patched libpcap's (ss990417)"}  # by bytes of a record's header
+
+
+class NotATrace(ValueError):
+    """A file that is no trace which can be read; the message says what to convert it with."""
+
+
+class Reader:
+    """A trace in a file.
+
+    Args:
+        path: the file.
+        window: bytes of it that are read at a time.
+
+    Attributes:
+        data: the bytes of the file.
+        problems: what was found wrong so far.
+
+    Raises:
+        NotATrace: it is neither pcap nor pcapng, or no file.
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], window: int = WINDOW) -> None:
+        self.path = os.fspath(path)
+        self.window = window
+        self._map = _map(self.path)
+        self.data: Bytes = np.frombuffer(self._map, np.uint8)
+        begin = self.data[:16].tobytes()
+        self.format = kind_of(begin, self.path)
+        if self.format == "pcap":
+            check_pcap(self.data, self.path)
+        self.problems = Problems()
+        self._records = self._open()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the file back. (What still points into it keeps it.)"""
+        self.data = np.empty(0, np.uint8)
+        del self._records
+        with suppress(BufferError):  # a view is left; the map goes with it
+            self._map.close()
+
+    def __len__(self) -> int:
+        """Bytes of the file."""
+        return len(self.data)
+
+    @property
+    def interfaces(self) -> list[Interface]:
+        """Those met so far."""
+        return self._records.interfaces
+
+    @property
+    def application(self) -> str:
+        """What wrote the file, if it says so."""
+        return self._records.application
+
+    def batches(self) -> Iterator[Batch]:
+        """All packets from the first on, many at once; `interfaces` and `problems` begin anew."""
+        self.problems = Problems()
+        self._records = self._open()
+        passed = fetched = 0
+        for batch in self._records.batches(self.window):
+            yield batch
+            at = self._records.at // mmap.PAGESIZE * mmap.PAGESIZE
+            if at > passed:
+                self._map.madvise(mmap.MADV_DONTNEED, passed, at - passed)
+                passed = at
+            if at + self.window > fetched:
+                fetched = self._fetch(max(at, fetched), at + 2 * self.window)
+
+    def _open(self) -> pcap.PcapRecords | blocks.PcapngBlocks:
+        if self.format == "pcap":
+            return pcap.PcapRecords(self.data, self.problems)
+        return blocks.PcapngBlocks(self.data, self.problems)
+
+    def _fetch(self, start: int, stop: int) -> int:
+        """Have pages mapped at once that are in memory, or read them."""
+        size = min(stop, len(self._map)) - start
+        if size > 0:
+            with suppress(OSError):  # an older kernel: page by page, then
+                self._map.madvise(POPULATE_READ, start, size)
+        return stop
+
+
+def kind_of(begin: bytes, path: str) -> str:
+    """`pcap` or `pcapng`, by how a file begins.
+
+    Raises:
+        NotATrace: something else.
+    """
+    if begin[:4] == blocks.MAGIC:
+        if begin[8:12] not in blocks.ORDERS:
+            raise NotATrace(
+                f"{path} begins as pcapng does, and then names no byte order: it is broken"
+            )
+        return "pcapng"
+    if begin[:4] in pcap.MAGICS:
+        return "pcap"
+    for magic, (name, tool) in PACKED.items():
+        if begin.startswith(magic):
+            raise NotATrace(f"{path} is packed with {name}; unpack it first: {tool} {path}")
+    for magic, name in FOREIGN.items():
+        if begin.startswith(magic):
+            raise NotATrace(f"{path} is {name}, not pcap or pcapng; {CONVERT}")
+    raise NotATrace(
+        f"{path} is neither pcap nor pcapng (it begins with {begin[:4].hex(' ') or 'nothing'}); "
+        f"{CONVERT}"
+    )
+
+
+def check_pcap(data: Bytes, path: str) -> None:
+    """Refuse the pcap files whose records have longer headers than others of the same magic.
+
+    Raises:
+        NotATrace: it is one.
+    """
+    if len(data) < pcap.HEADER:
+        raise NotATrace(f"{path} ends inside the header of a pcap file: it holds no packets")
+    order, tick = pcap.MAGICS[data[:4].tobytes()]
+
+    def leads_on(header: int) -> bool:
+        at, seen = pcap.HEADER, 0
+        while at + header <= len(data) and seen < 3:
+            part, size, whole = struct.unpack_from(f"{order}4xIII", data.data, at)
+            if part >= 1_000_000_000 // tick or not 0 < size <= min(pcap.MOST, whole):
+                return False
+            at, seen = at + header + size, seen + 1
+        return at <= len(data) and (seen == 3 or at == len(data))
+
+    if leads_on(pcap.RECORD):
+        return
+    for header, whose in ODD_RECORDS.items():
+        if leads_on(header):
+            raise NotATrace(f"{path} has records of {whose} kind of pcap; {CONVERT}")
+
+
+def _map(path: str) -> mmap.mmap:
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise NotATrace(f"{path} is no file that could be mapped; write it to a file first")
+        if not status.st_size:
+            raise NotATrace(f"{path} is empty")
+        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)

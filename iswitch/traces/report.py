@@ -1,0 +1,254 @@
+"""What a replay found, for machines and for people. Same trace, same report, byte for byte."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ..counters import DROPS
+from .diagnose import Finding, diagnose
+from .host import HostView
+from .links import LINKS
+from .observed import JobSeen, Watch, describe
+from .reader import Reader
+from .replay import Options, Replayer, Sink
+from .rounds import as_json
+from .survey import NothingToReplay, Setting
+
+SHOWN_ROUNDS, SHOWN = 8, 10
+
+
+def replay(
+    reader: Reader,
+    setting: Setting,
+    options: Options | None = None,
+    watch: Watch | None = None,
+    sink: Sink | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Replay a trace, look into what does not agree; the report.
+
+    Raises:
+        NothingToReplay: jobs are keyed, and their keys are not there.
+    """
+    options = options or Options()
+    lacking = sorted(job for job in setting.keyed if options.keys.of(job) is None)
+    if lacking:
+        raise NothingToReplay(
+            f"{reader.path}: job {lacking[0]} is keyed; name its key with --keys FILE, as for "
+            "`iswitch switch`, or the switch that replays takes none of its control packets"
+        )
+    kind = HostView if setting.host else Replayer
+    replayer = kind(reader, setting, options, watch, sink, **more)
+    replayer.run()
+    report = describe_replay(reader, replayer)
+    tally = replayer.comparison.tally
+    if not setting.host and (tally.different or tally.missing or _damaged(replayer)):
+        shapes = [job.shape for job in replayer.watch.jobs.values()]
+        again = Replayer(reader, setting, options)
+        findings = diagnose(again, tally.differences, shapes)
+        report["findings"] = [finding_json(each) for each in findings]
+    return report
+
+
+def _damaged(replayer: Replayer) -> int:
+    return int(replayer.switch.counters["bad_checksum"])
+
+
+def describe_replay(reader: Reader, replayer: Replayer) -> dict[str, Any]:
+    """The report of a replay that is over."""
+    setting, watch, tally = replayer.setting, replayer.watch, replayer.comparison.tally
+    begin = replayer.begin or 0
+    report: dict[str, Any] = {
+        "trace": {
+            "format": reader.format,
+            "bytes": len(reader),
+            "written_by": reader.application,
+            "interfaces": [
+                {"name": i.name, "link": i.link, "known": i.link in LINKS}
+                for i in reader.interfaces
+            ],
+            "begin_ns": begin,
+            "seconds": max(0, replayer.end - begin) / 1e9,
+            **replayer.passed,
+            "first_cut_off": replayer.first_cut,
+            "unknown_links": {str(link): n for link, n in replayer.unknown_links.items()},
+            "problems": [problem._asdict() for problem in reader.problems.first],
+            "problem_count": reader.problems.count,
+        },
+        "switch": "{}:{}".format(*setting.switch),
+        "parent": None if setting.parent is None else str(setting.parent),
+        "view": "host" if setting.host else "switch",
+        "arrival_order": "known" if setting.ordered else "unknown",
+        "jobs": [job_json(job) for job in watch.jobs.values()],
+        "control": {"to_switch": dict(watch.actions), "from_switch": dict(watch.answers)},
+    }
+    if isinstance(replayer, HostView):
+        report["aggregates_received"] = replayer.aggregates
+        return report
+    compared = asdict(tally)
+    compared["differences"] = [each._asdict() for each in tally.differences]
+    counters = replayer.switch.counters
+    report["compared"] = compared
+    report["counters"] = {name: n for name, n in counters.items() if n and name not in DROPS}
+    report["drops"] = counters.drops()
+    report["findings"] = []
+    return report
+
+
+def job_json(job: JobSeen) -> dict[str, Any]:
+    """A job of the report."""
+    rounds = job.rounds
+    times = sorted(told.seconds for told in rounds.told if told.seconds is not None)
+    return {
+        "job": job.number,
+        **describe(job.shape),
+        "members": [
+            {
+                "rank": member.rank,
+                "address": str(member.address),
+                "joined": round(member.joined, 9),
+                "packets": member.packets,
+                "control": dict(member.actions),
+                "last_of_round": rounds.last.get(member.rank, 0),
+                "behind": round(rounds.behind.get(member.rank, 0.0), 9),
+            }
+            for member in sorted(job.members.values(), key=lambda m: (m.rank, m.joined))
+        ],
+        "rounds": len(rounds.told),
+        "rounds_without_aggregates": rounds.incomplete,
+        "rounds_not_listed": rounds.untold,
+        "completion": {
+            name: round(times[min(int(len(times) * part), len(times) - 1)], 9)
+            for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
+        }
+        if times
+        else {},
+        "duplicates": sum(told.duplicates for told in rounds.told),
+        "late": sum(told.late for told in rounds.told),
+        "resent": sum(told.resent for told in rounds.told),
+        "helps": sum(told.helps for told in rounds.told),
+        "per_round": [as_json(told) for told in rounds.told],
+    }
+
+
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """A finding of the report."""
+    return finding._asdict()
+
+
+def is_clean(report: dict[str, Any]) -> bool:
+    """Whether all that could be compared agreed, and no packet was damaged."""
+    compared = report.get("compared")
+    return not report.get("findings") and (
+        compared is None or not (compared["different"] or compared["missing"])
+    )
+
+
+# For people
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """The report, as text."""
+    trace = report["trace"]
+    found = [
+        f"{trace['packets']:,} packets in {trace['seconds']:.3f} s, {trace['format']}"
+        + (f" by {trace['written_by']}" if trace["written_by"] else ""),
+        f"switch {report['switch']}"
+        + (f", below {report['parent']}" if report["parent"] else "")
+        + f": {trace['to_switch']:,} packets to it, {trace['from_switch']:,} from it"
+        + (f", {trace['passing']:,} passing" if trace["passing"] else ""),
+    ]
+    if report["view"] == "host":
+        found.append("a trace of one host: sums cannot be made again without the others'")
+    found += _troubles(trace)
+    for job in report["jobs"]:
+        found += ["", *_job(job)]
+    if "compared" in report:
+        found += ["", *_compared(report)]
+        if report["trace"]["out_of_order"] and report["compared"]["missing"]:
+            found.append(
+                f"{report['trace']['out_of_order']:,} packets are not in the order of time; put "
+                "the file in order first: reordercap IN OUT"
+            )
+        if report["drops"]:
+            drops = ", ".join(f"{name} {n:,}" for name, n in report["drops"].items())
+            found.append(f"dropped by the switch that replays: {drops}")
+    return found
+
+
+def _troubles(trace: dict[str, Any]) -> list[str]:
+    found = [
+        f"broken at byte {problem['offset']:,}: {problem['what']}"
+        for problem in trace["problems"][:SHOWN]
+    ]
+    if trace["problem_count"] > SHOWN:
+        found.append(f"and {trace['problem_count'] - SHOWN:,} places more")
+    if trace["cut_off"]:
+        found.append(
+            f"{trace['cut_off']:,} packets are cut off, the first is number "
+            f"{trace['first_cut_off']}: capture whole packets (tcpdump -s 0)"
+        )
+    for link, n in trace["unknown_links"].items():
+        found.append(f"{n:,} packets of link type {link}, which is not read here")
+    return found
+
+
+def _job(job: dict[str, Any]) -> list[str]:
+    found = [
+        f"job {job['job']}: {job['op']} of {job['numel']:,} {job['dtype']}, {job['mode']}, "
+        f"{job['segments']:,} segments of {job['elements_per_segment']}",
+    ]
+    times = job["completion"]
+    spans = f", p50 {_ms(times['p50'])}, p99 {_ms(times['p99'])}" if times else ""
+    found.append(
+        f" rounds  {job['rounds']:,}{spans}; packets sent again {job['resent']:,}, duplicates "
+        f"{job['duplicates']:,}, late {job['late']:,}, Help {job['helps']:,}"
+    )
+    for member in job["members"]:
+        last = member["last_of_round"]
+        behind = f", by {_ms(member['behind'] / last)} on average" if last else ""
+        found.append(
+            f" rank {member['rank']:2}  {member['address']:21} {member['packets']:9,} packets, "
+            f"last in {last:,} rounds{behind}"
+        )
+    slow = sorted(job["per_round"], key=lambda r: -(r["seconds"] or 0.0))[:SHOWN_ROUNDS]
+    for told in slow[:3]:
+        if told["seconds"] is not None:
+            straggler = "" if told["straggler"] is None else f", last was rank {told['straggler']}"
+            found.append(
+                f" slow     round {told['number']} took {_ms(told['seconds'])}{straggler}, "
+                f"{_ms(told['behind'])} behind the others"
+            )
+    return found
+
+
+def _compared(report: dict[str, Any]) -> list[str]:
+    tally = report["compared"]
+    if not tally["captured"]:
+        return ["the trace holds no aggregates of a real switch to compare with"]
+    found = [
+        f"aggregates captured {tally['captured']:,}: {tally['equal']:,} equal to the last bit"
+        + (f", {tally['within_bound']:,} within the bound" if tally["within_bound"] else "")
+        + (f", {tally['different']:,} DIFFERENT" if tally["different"] else "")
+        + (f", {tally['missing']:,} NOT MADE AGAIN" if tally["missing"] else "")
+        + (f", {tally['unchecked']:,} not checked" if tally["unchecked"] else "")
+        + f" (order of arrival {report['arrival_order']})"
+    ]
+    for each in report["findings"][:SHOWN]:
+        where = f"round {each['round']} segment {each['segment']}"
+        if each["element"] is not None:
+            where += f" element {each['element']}"
+        if each["bit"] is not None:
+            where += f" bit {each['bit']}: {each['captured']}, should be {each['should_be']}"
+        found.append(
+            f"packet {each['packet']}, byte {each['offset']} of the file, {each['what']}: {where} "
+            f"({each['evidence']})"
+        )
+    if len(report["findings"]) > SHOWN:
+        found.append(f"and {len(report['findings']) - SHOWN} packets more")
+    return found
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3f} ms"

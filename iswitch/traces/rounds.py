@@ -1,0 +1,192 @@
+"""What became of each round of each job: who sent when, when segments completed, who was last.
+
+Times are seconds since the first packet of the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, NamedTuple
+
+from ..accelerator import Run
+
+OPEN = 4  # rounds of a job that may go on at a time; packets of older ones begin them anew
+MOST_ROUNDS = 10_000  # of a job, that are told one by one
+CONTRIBUTION, AGGREGATE, RESENT = "contribution", "aggregate", "resent"
+
+
+class Event(NamedTuple):
+    """Segments start..stop-1 that came, or were complete, from time `begin` to `end`."""
+
+    what: str
+    rank: int  # of the contributor; -1: none
+    begin: float
+    end: float
+    start: int
+    stop: int
+
+
+@dataclass
+class Share:
+    """What one member sent to a round."""
+
+    first: float
+    last: float
+    packets: int = 0
+    furthest: int = -1  # the last segment so far
+    resent: int = 0  # packets behind that: they were lost, or thought to be
+    duplicates: int = 0
+    late: int = 0
+
+
+@dataclass
+class Round:
+    """A round under way."""
+
+    number: int
+    shares: dict[int, Share] = field(default_factory=dict)
+    completed: int = 0
+    done: float | None = None  # when the last segment that is complete became so
+    helps: int = 0
+    events: list[Event] = field(default_factory=list)
+
+
+class Told(NamedTuple):
+    """A round that is over.
+
+    Attributes:
+        start: the first contribution came.
+        seconds: from then to the last aggregate; None: there was none.
+        straggler: the rank whose last packet came last; None: fewer than two took part.
+        behind: how much later that was than the median of the others.
+        spans: by rank, from when to when it sent.
+    """
+
+    number: int
+    start: float
+    seconds: float | None
+    segments: int
+    packets: int
+    resent: int
+    duplicates: int
+    late: int
+    helps: int
+    straggler: int | None
+    behind: float
+    spans: dict[int, tuple[float, float]]
+
+
+class Rounds:
+    """The rounds of one job.
+
+    Args:
+        detailed: numbers of those of which every event is kept.
+    """
+
+    def __init__(self, detailed: Collection[int] = ()) -> None:
+        self.told: list[Told] = []
+        self.untold = 0  # beyond MOST_ROUNDS
+        self.incomplete = 0
+        self.last: dict[int, int] = {}  # by rank, how often it was the straggler
+        self.behind: dict[int, float] = {}  # and by how much in all
+        self.events: dict[int, list[Event]] = {}
+        self._detailed = detailed
+        self._open: dict[int, Round] = {}
+
+    def contributed(
+        self, rank: int, number: int, start: int, stop: int, packets: int, span: tuple[float, float]
+    ) -> Share:
+        """A member sent segments start..stop-1, in so many packets."""
+        found = self._round(number)
+        begin, end = span
+        share = found.shares.get(rank)
+        if share is None:
+            share = found.shares[rank] = Share(begin, end)
+        share.last = end
+        share.packets += packets
+        again = start <= share.furthest
+        if again:
+            share.resent += packets
+        share.furthest = max(share.furthest, stop - 1)
+        if number in self._detailed:
+            what = RESENT if again else CONTRIBUTION
+            found.events.append(Event(what, rank, begin, end, start, stop))
+        return share
+
+    def completed(self, number: int, runs: Collection[Run], at: float) -> None:
+        """These segments of a round became complete."""
+        found = self._round(number)
+        for run in runs:
+            found.completed += run.segments
+            if number in self._detailed:
+                found.events.append(Event(AGGREGATE, -1, at, at, run.start, run.stop))
+        found.done = at
+
+    def helped(self, number: int) -> None:
+        """A member asked for aggregates of this round."""
+        self._round(number).helps += 1
+
+    def close(self) -> None:
+        """There will be no more."""
+        for number in list(self._open):
+            self._tell(self._open.pop(number))
+
+    def _round(self, number: int) -> Round:
+        found = self._open.get(number)
+        if found is None:
+            while len(self._open) >= OPEN:
+                self._tell(self._open.pop(next(iter(self._open))))
+            found = self._open[number] = Round(number)
+        return found
+
+    def _tell(self, round_: Round) -> None:
+        shares = round_.shares
+        if round_.events:
+            self.events.setdefault(round_.number, []).extend(round_.events)
+        if not shares and not round_.completed:
+            self.untold += 1
+            return
+        start = min((s.first for s in shares.values()), default=round_.done or 0.0)
+        straggler, behind = None, 0.0
+        if len(shares) > 1:
+            straggler = max(shares, key=lambda rank: (shares[rank].last, rank))
+            others = median(s.last for rank, s in shares.items() if rank != straggler)
+            behind = shares[straggler].last - others
+            self.last[straggler] = self.last.get(straggler, 0) + 1
+            self.behind[straggler] = self.behind.get(straggler, 0.0) + behind
+        if round_.done is None:
+            self.incomplete += 1
+        if len(self.told) >= MOST_ROUNDS:
+            self.untold += 1
+            return
+        self.told.append(
+            Told(
+                round_.number,
+                start,
+                None if round_.done is None else max(0.0, round_.done - start),
+                round_.completed,
+                sum(s.packets for s in shares.values()),
+                sum(s.resent for s in shares.values()),
+                sum(s.duplicates for s in shares.values()),
+                sum(s.late for s in shares.values()),
+                round_.helps,
+                straggler,
+                behind,
+                {rank: (s.first, s.last) for rank, s in sorted(shares.items())},
+            )
+        )
+
+
+def as_json(told: Told) -> dict[str, Any]:
+    """A round, for machines; times in microseconds resolution."""
+    found = told._asdict()
+    found["spans"] = {str(rank): [_r(a), _r(b)] for rank, (a, b) in told.spans.items()}
+    for name in ("start", "seconds", "behind"):
+        found[name] = None if found[name] is None else _r(found[name])
+    return found
+
+
+def _r(seconds: float) -> float:
+    return round(seconds, 9)

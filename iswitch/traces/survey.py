@@ -1,0 +1,196 @@
+"""Looks through the beginning of a trace: which switch it is of, and what it can tell.
+
+The first Join names the switch. Frames to it that were captured coming in are what it was sent; a
+trace that holds them only as they left a host, or from one of several workers, is a host's. The
+switch above is whoever the switch itself joins.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ..arbiter import Traffic, classify
+from ..frame import MAC_SIZE
+from ..keys import MAC_SIZE as SEAL
+from ..packets import Address
+from ..pcapng import OUTSIDE, OWN
+from ..wire import Ack, Action, Control, Join, MemberType, WireError
+from .batch import OUT
+from .links import IP, TAGGED, UDP, LinkLayer, Packets
+from .reader import Reader
+
+FAR = 64 << 20  # bytes of a trace that are looked through
+MOST_CONTROL = 20_000  # control packets that are looked at
+
+
+class NothingToReplay(ValueError):
+    """A trace without what a replay needs; the message names the mend."""
+
+
+class Spoken(NamedTuple):
+    """A control packet of a trace."""
+
+    source: tuple[str, int]
+    target: tuple[str, int]
+    mac: bytes  # of the target
+    port: int
+    direction: int
+    keyed: bool
+    packet: Control
+
+
+@dataclass
+class Setting:
+    """Where a trace was captured.
+
+    Attributes:
+        switch: address and UDP port of the switch it is of.
+        mac: its MAC.
+        parent: the switch above, behind the port it is reached by.
+        parent_mac: where its packets are sent.
+        incarnation: of the switch, as it told its parent.
+        host: whether the trace is of a single host, so that others' contributions are not in it.
+        ordered: whether packets are in the order in which the switch handled them.
+        directed: whether the trace tells incoming from outgoing frames at the switch.
+        keyed: jobs whose control packets have a MAC.
+        shared: whether members have the switch's own address, as they do on a loopback interface.
+    """
+
+    switch: tuple[str, int]
+    mac: bytes
+    parent: Address | None = None
+    parent_mac: bytes = b""
+    incarnation: int = 0
+    host: bool = False
+    ordered: bool = False
+    directed: bool = False
+    keyed: set[int] = field(default_factory=set)
+    shared: bool = False
+
+
+def survey(
+    reader: Reader, switch: tuple[str, int] | None = None, host: bool | None = None
+) -> Setting:
+    """Look through a trace.
+
+    Args:
+        switch: which one it is of; None: the first that is joined.
+        host: whether it is of a single host; None: find out.
+
+    Raises:
+        NothingToReplay: nobody joins such a switch.
+    """
+    spoken = list(_spoken(reader))
+    joins = [s for s in spoken if isinstance(s.packet.value, Join)]
+    if switch is None:
+        if not joins:
+            raise NothingToReplay(
+                f"{reader.path}: nobody joins a switch in the first {FAR >> 20} MiB; replay needs "
+                "the trace from the beginning of the job, or at least one heartbeat of each worker"
+            )
+        switch = joins[0].target
+    to_it = [s for s in joins if s.target == switch]
+    if not to_it:
+        others = ", ".join(sorted({"{}:{}".format(*s.target) for s in joins})) or "no other either"
+        raise NothingToReplay(
+            f"{reader.path}: nobody joins {switch[0]}:{switch[1]}; switches that are joined here: "
+            f"{others}"
+        )
+    setting = Setting(switch, to_it[0].mac)
+    setting.keyed = {s.packet.job for s in to_it if s.keyed}
+    setting.shared = any(s.source[0] == switch[0] for s in to_it)
+    arrivals = [s for s in to_it if s.direction != OUT]
+    # On a loopback interface all that is sent also comes in.
+    setting.directed = not setting.shared and any(s.direction for s in arrivals)
+    if host is None:
+        of_switch = reader.application in (OWN, OUTSIDE) or any(s.source == switch for s in joins)
+        host = not of_switch and _is_of_a_host(spoken, arrivals, switch)
+    setting.host = host
+    setting.ordered = reader.application == OWN and not setting.host
+    for s in joins:
+        if s.source == switch and s.packet.value.type == MemberType.SWITCH:  # type: ignore[union-attr]
+            setting.parent = Address(*s.target, s.port)
+            setting.parent_mac = s.mac
+            setting.incarnation = s.packet.request - 1
+            break
+    return setting
+
+
+def _is_of_a_host(spoken: list[Spoken], arrivals: list[Spoken], switch: tuple[str, int]) -> bool:
+    """Whether fewer workers speak than there are, as the switch says, and from one address."""
+    if not arrivals:
+        return True
+    workers: Counter[int] = Counter()
+    for _, job in {(s.source, s.packet.job) for s in arrivals}:
+        workers[job] += 1
+    if len({s.source[0] for s in arrivals}) > 1:
+        return False
+    for s in spoken:
+        value = s.packet.value
+        to_switch = s.target == switch
+        if to_switch and isinstance(value, Join) and value.expected > workers[s.packet.job]:
+            return True
+        is_ack = s.source == switch and isinstance(value, Ack) and value.action == Action.JOIN
+        if is_ack and isinstance(value, Ack) and value.contributors > workers[s.packet.job]:
+            return True
+    return False
+
+
+def _spoken(reader: Reader) -> Iterator[Spoken]:
+    """Control packets at the beginning of a trace."""
+    layer = LinkLayer(reader)
+    count = 0
+    for batch in reader.batches():
+        packets = layer.read(batch)
+        tos = packets.heads[:, IP + 1]
+        which = np.flatnonzero((packets.kinds == TAGGED) & CONTROL[tos])
+        for i in which.tolist():
+            found = _read(reader, packets, i)
+            if found is not None:
+                yield found
+                count += 1
+        if count >= MOST_CONTROL or batch.at[-1] > FAR:
+            return
+
+
+CONTROL = np.array([classify(tos) is Traffic.CONTROL for tos in range(256)])
+
+
+def _read(reader: Reader, packets: Packets, i: int) -> Spoken | None:
+    head = packets.heads[i].tobytes()
+    size = int.from_bytes(head[UDP + 4 : UDP + 6], "big") - 8
+    at = int(packets.payload[i])
+    payload = reader.data[at : at + max(size, 0)].tobytes()
+    parsed = parse(payload)
+    if parsed is None:
+        return None
+    packet, keyed = parsed
+    return Spoken(
+        (_host(head[IP + 12 : IP + 16]), int.from_bytes(head[UDP : UDP + 2], "big")),
+        (_host(head[IP + 16 : IP + 20]), int.from_bytes(head[UDP + 2 : UDP + 4], "big")),
+        head[:MAC_SIZE],
+        int(packets.ports[i]),
+        int(packets.directions[i]),
+        keyed,
+        packet,
+    )
+
+
+def parse(payload: bytes) -> tuple[Control, bool] | None:
+    """A control packet, and whether something of a MAC's size follows it; None: it is none."""
+    try:
+        return Control.parse(payload), False
+    except WireError:
+        try:
+            return Control.parse(payload[:-SEAL]), True
+        except WireError:
+            return None
+
+
+def _host(address: bytes) -> str:
+    return ".".join(map(str, address))

@@ -1,0 +1,530 @@
+"""Replayed traces give the aggregates that were captured; what was changed is found and named."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from iswitch.cli import main
+from iswitch.keys import Keys
+from iswitch.traces.batch import Problems
+from iswitch.traces.compare import within_each
+from iswitch.traces.links import IP, TAGGED, LinkLayer
+from iswitch.traces.reader import Reader
+from iswitch.traces.replay import Options
+from iswitch.traces.report import is_clean, lines, replay
+from iswitch.traces.survey import NothingToReplay, survey
+from iswitch.wire import TOS_DATA, DType, Op
+from topologies import Topology
+from topologies.synthetic import SyntheticJob, synthesize
+
+from .test_raw import allreduce, running
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has ports")
+ROOT = Path(__file__).parent.parent
+LOSSY = "star:4,loss=2%,delay=300us,jitter=200us,duplicate=1%,reorder=2%"
+SECRET = b"a key of this test"
+
+
+def generate(path: Path, form: str, switch: str = "s1", **job: Any) -> Path:
+    settings = {"numel": 20_001, "rounds": 4, **job}
+    synthesize(path, Topology.parse(form), SyntheticJob(**settings), switch)
+    return path
+
+
+def replayed(path: Path, order: bool | None = None, **options: Any) -> dict[str, Any]:
+    with Reader(path) as reader:
+        setting = survey(reader)
+        if order is not None:
+            setting.ordered = order
+        return replay(reader, setting, Options(**options))
+
+
+def all_equal(report: dict[str, Any]) -> None:
+    tally = report["compared"]
+    assert tally["captured"] > 0
+    assert tally["equal"] == tally["captured"], (tally, report["drops"])
+    assert is_clean(report)
+
+
+def tampered(path: Path, to: Path, change: Callable[[bytearray], None]) -> Path:
+    content = bytearray(path.read_bytes())
+    change(content)
+    to.write_bytes(content)
+    return to
+
+
+class Place:
+    """A data packet of a trace."""
+
+    def __init__(self, number: int, payload: int, head: bytes, direction: int) -> None:
+        self.number = number
+        self.payload = payload
+        self.head = head
+        self.direction = direction
+
+
+def data_packets(path: Path) -> list[Place]:
+    found: list[Place] = []
+    with Reader(path) as reader:
+        layer = LinkLayer(reader)
+        for batch in reader.batches():
+            packets = layer.read(batch)
+            for i in np.flatnonzero(packets.kinds == TAGGED).tolist():
+                head = packets.heads[i].tobytes()
+                if head[IP + 1] == TOS_DATA:
+                    at, way = int(packets.payload[i]), int(packets.directions[i])
+                    found.append(Place(batch.number + i, at, head, way))
+    return found
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four workers over bad links, recorded at their switch."""
+    return generate(tmp_path_factory.mktemp("trace") / "lossy.pcapng", f"{LOSSY},seed=5")
+
+
+# What the simulated world has recorded
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("op", [Op.SUM, Op.MAX])
+def test_simulated_aggregates_are_made_again_bit_for_bit(
+    tmp_path: Path, dtype: DType, op: Op
+) -> None:
+    path = generate(tmp_path / "t", f"{LOSSY},seed=1", dtype=dtype, op=op, numel=5001)
+    report = replayed(path)
+    all_equal(report)
+    (job,) = report["jobs"]
+    assert (job["dtype"], job["op"], job["numel"]) == (dtype.name.lower(), op.name.lower(), 5001)
+    assert job["rounds"] == 4
+    assert [member["rank"] for member in job["members"]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("switch", ["core1", "tor1", "tor2"])
+def test_switches_of_a_tree(tmp_path: Path, switch: str) -> None:
+    report = replayed(generate(tmp_path / "t", "rack:2x3,loss=1%,seed=2", switch))
+    all_equal(report)
+    assert (report["parent"] is not None) == (switch != "core1")
+    assert (report["compared"]["to_parent"] > 0) == (switch != "core1")
+
+
+def test_the_report(trace: Path) -> None:
+    report = replayed(trace)
+    all_equal(report)
+    (job,) = report["jobs"]
+    segments = -(-20_001 // 366)
+    assert job["segments"] == segments
+    assert [r["segments"] for r in job["per_round"]] == [segments] * 4
+    assert report["drops"]["duplicate"] == job["duplicates"] > 0
+    assert report["drops"].get("late", 0) == job["late"]
+    assert job["resent"] > 0
+    for told in job["per_round"]:
+        assert told["straggler"] in range(4)
+        begins, ends = zip(*told["spans"].values(), strict=True)
+        assert told["start"] == min(begins)
+        last = sorted(ends)
+        assert last[-1] == told["spans"][str(told["straggler"])][1]
+        assert told["behind"] == pytest.approx(last[-1] - last[1], abs=1e-8)
+    text = "\n".join(lines(report))
+    assert "equal to the last bit" in text
+    assert " 10.26.0.4:40000 " in text
+
+
+def test_a_slow_worker_is_the_straggler(tmp_path: Path) -> None:
+    path = generate(tmp_path / "t", "star:4", slow=(2,), spread=0.1, rounds=6)
+    (job,) = replayed(path)["jobs"]
+    slow = [m for m in job["members"] if m["address"].startswith("10.26.0.3:")]
+    assert slow[0]["last_of_round"] == 6
+
+
+def test_the_same_trace_gives_the_same_output(trace: Path, tmp_path: Path) -> None:
+    again = generate(tmp_path / "again", f"{LOSSY},seed=5")
+    assert again.read_bytes() == trace.read_bytes()
+    outs = []
+    for number in range(2):
+        out = tmp_path / f"{number}.pcapng"
+        command = [sys.executable, "-m", "iswitch", "replay", str(trace), "--json"]
+        done = subprocess.run(
+            [*command, "--out", str(out)], cwd=ROOT, capture_output=True, timeout=60, check=True
+        )
+        outs.append((done.stdout, out.read_bytes()))
+    assert outs[0] == outs[1]
+
+
+def test_what_is_written_is_what_was_sent(trace: Path, tmp_path: Path) -> None:
+    """The datagrams to each worker, in their order, byte for byte, as the real switch sent them.
+
+    (IPv4's identification is another where packets were cut from a super-datagram.)
+    """
+    out = tmp_path / "out.pcapng"
+    assert main(["replay", str(trace), "--out", str(out)]) == 0
+    sent: list[dict[bytes, list[bytes]]] = []
+    for path in (trace, out):
+        flows: dict[bytes, list[bytes]] = {}
+        with Reader(path) as reader:
+            for batch in reader.batches():
+                for at, size, way in zip(batch.at, batch.sizes, batch.directions, strict=True):
+                    if way == 2:
+                        frame = reader.data[at : at + size].tobytes()
+                        flows.setdefault(frame[30:34] + frame[36:38], []).append(frame[34:])
+        sent.append(flows)
+    assert sent[0] == sent[1]
+
+
+def test_a_keyed_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = generate(tmp_path / "t", "star:3,loss=1%", key=SECRET, number=7)
+    report = replayed(path, keys=Keys({7: SECRET}))
+    all_equal(report)
+    assert "bad_mac" not in report["drops"]
+    with pytest.raises(NothingToReplay, match="job 7 is keyed"):
+        replayed(path)
+    wrong = replayed(path, keys=Keys({7: b"another"}))
+    assert wrong["drops"]["bad_mac"] > 0
+    assert not wrong["jobs"]
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'7 = "{SECRET.decode()}"')
+    keys.chmod(0o600)
+    assert main(["replay", str(path), "--keys", str(keys)]) == 0
+    assert main(["replay", str(path)]) == 2
+    assert "--keys FILE" in capsys.readouterr().err
+
+
+def test_rank_order(tmp_path: Path) -> None:
+    """Sums in rank order are exact, whatever the order in the trace."""
+    path = generate(tmp_path / "t", f"{LOSSY},seed=3", reproducible=True)
+    all_equal(replayed(path, order=False))
+
+
+# Order of arrival
+
+
+def swap_arrivals(path: Path, to: Path) -> Path:
+    """Put each two contributions that follow each other, at different ports, the other way round.
+
+    They have equal lengths, so it is a swap of bytes: of the interface, and of the frame.
+    """
+    places = [p for p in data_packets(path) if p.direction == 1]
+
+    def change(content: bytearray) -> None:
+        done = 0
+        for one, other in zip(places[::2], places[1::2], strict=False):
+            size = int.from_bytes(one.head[38:40], "big") + 34
+            if one.head[26:30] == other.head[26:30] or one.head[38:40] != other.head[38:40]:
+                continue
+            a, b = (p.payload - 42 for p in (one, other))
+            content[a : a + size], content[b : b + size] = (
+                content[b : b + size],
+                content[a : a + size],
+            )
+            a, b = a - 20, b - 20
+            content[a : a + 4], content[b : b + 4] = content[b : b + 4], content[a : a + 4]
+            done += 1
+        assert done > 10
+
+    return tampered(path, to, change)
+
+
+def test_another_order_is_within_the_bound(tmp_path: Path) -> None:
+    path = generate(
+        tmp_path / "t", "star:8,jitter=400us,delay=400us,reorder=20%,seed=4", numel=9001
+    )
+    swapped = swap_arrivals(path, tmp_path / "swapped")
+    known = replayed(swapped)["compared"]
+    assert known["different"] > 0
+    unknown = replayed(swapped, order=False)["compared"]
+    assert unknown["different"] == unknown["missing"] == 0
+    assert unknown["within_bound"] > 0
+    assert unknown["within_bound"] + unknown["equal"] == unknown["captured"]
+
+
+def test_the_bound_is_no_pardon(tmp_path: Path) -> None:
+    """A change of a high bit is beyond it."""
+    path = generate(tmp_path / "t", "star:4", numel=3001)
+    place = next(p for p in data_packets(path) if p.direction == 2)
+
+    def change(content: bytearray) -> None:
+        content[place.payload + 8 + 4 * 17 + 3] ^= 0x40  # in the exponent
+        content[place.payload - 2 : place.payload] = b"\0\0"
+
+    compared = replayed(tampered(path, tmp_path / "x", change), order=False)["compared"]
+    assert compared["different"] == 1
+    assert compared["differences"][0]["element"] == 17
+
+
+def test_bounds() -> None:
+    a, b = np.float32([1, np.nan, np.inf, 1]), np.float32([1.5, np.nan, 1, 2])
+    bound = np.array([0.5, 0, np.inf, 0.5])
+    assert within_each(a, b, bound).tolist() == [True, True, True, False]
+
+
+# What was changed
+
+
+@pytest.mark.parametrize("checksum", ["kept", "cleared"])
+@pytest.mark.parametrize("direction", [1, 2], ids=["contribution", "aggregate"])
+@pytest.mark.parametrize("bit", [12, 23, 31])  # lower ones may be lost in rounding
+def test_a_flipped_bit_is_found_and_named(
+    trace: Path, tmp_path: Path, direction: int, checksum: str, bit: int
+) -> None:
+    places = [p for p in data_packets(trace) if p.direction == direction]
+    place = next(p for p in places[40:] if int.from_bytes(p.head[38:40], "big") == 1480)
+    at = place.payload + 8 + 4 * 100 + bit // 8
+
+    def change(content: bytearray) -> None:
+        content[at] ^= 1 << bit % 8
+        if checksum == "cleared":
+            content[place.payload - 2 : place.payload] = b"\0\0"
+
+    report = replayed(tampered(trace, tmp_path / "x", change))
+    assert not is_clean(report)
+    named = [(f["packet"], f["offset"], f["element"], f["bit"]) for f in report["findings"]]
+    assert (place.number, at, 100, bit) in named
+    finding = report["findings"][named.index((place.number, at, 100, bit))]
+    assert ("checksum is wrong" in finding["evidence"]) == (checksum == "kept")
+    assert finding["what"].startswith("contribution of" if direction == 1 else "aggregate to")
+    if direction == 2 or checksum == "kept":
+        assert len(named) == 1
+    text = "\n".join(lines(report))
+    assert f"packet {place.number}, byte {at} of the file" in text
+    assert f"element 100 bit {bit}:" in text
+
+
+def test_a_missing_contribution_is_missed(tmp_path: Path) -> None:
+    path = generate(tmp_path / "t", "star:3")
+    place = next(p for p in data_packets(path) if p.direction == 1)
+
+    def change(content: bytearray) -> None:
+        content[place.payload - 6 : place.payload - 4] = b"\0\1"  # for another port
+
+    report = replayed(tampered(path, tmp_path / "x", change))
+    assert report["compared"]["missing"] == 3
+    assert report["compared"]["differences"][0]["kind"] == "missing"
+    assert not is_clean(report)
+
+
+def test_exit_status(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = next(p for p in data_packets(trace) if p.direction == 2)
+    bad = tampered(trace, tmp_path / "x", lambda c: c.__setitem__(place.payload + 9, 77))
+    assert main(["replay", str(trace)]) == 0
+    assert main(["replay", str(bad), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
+    assert report["findings"][0]["packet"] == place.number
+
+
+# Other captures
+
+
+def host_only(path: Path, to: Path, host: str) -> Path:
+    """As a pcap file, what a capture at one host has."""
+    import struct
+
+    address = bytes(map(int, host.split(".")))
+    content = struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 65535, 1)
+    with Reader(path) as reader:
+        for batch in reader.batches():
+            for at, size, ns in zip(batch.at, batch.sizes, batch.times, strict=True):
+                frame = reader.data[at : at + size].tobytes()
+                if address in (frame[26:30], frame[30:34]):
+                    head = struct.pack("<IIII", ns // 10**9, ns % 10**9, size, size)
+                    content += head + frame
+    to.write_bytes(content)
+    return to
+
+
+def test_a_trace_of_one_host(trace: Path, tmp_path: Path) -> None:
+    report = replayed(host_only(trace, tmp_path / "host.pcap", "10.26.0.2"))
+    assert report["view"] == "host"
+    assert "compared" not in report
+    (job,) = report["jobs"]
+    (member,) = job["members"]
+    assert member["address"].startswith("10.26.0.2:")
+    assert job["rounds"] == 4
+    assert [r["segments"] >= job["segments"] for r in job["per_round"]] == [True] * 4
+    assert report["aggregates_received"] >= 4 * job["segments"]
+    assert "a trace of one host" in "\n".join(lines(report))
+
+
+def test_broken_files_are_reported_and_the_rest_used(trace: Path, tmp_path: Path) -> None:
+    whole = trace.read_bytes()
+    path = tmp_path / "x"
+    path.write_bytes(whole[: len(whole) * 2 // 3])
+    report = replayed(path)
+    (problem,) = report["trace"]["problems"]
+    assert problem["offset"] < len(whole) * 2 // 3
+    assert report["compared"]["equal"] > 0
+    assert not report["compared"]["different"]
+    assert f"broken at byte {problem['offset']:,}" in "\n".join(lines(report))
+    assert isinstance(Problems().first, list)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--switch", "10.9.9.9:26963"], "nobody joins 10.9.9.9:26963"),
+        (["--switch", "s9"], "is no address"),
+        (["--topology", "star:4"], "name one of its switches"),
+        (["--topology", "star:4", "--switch", "x"], "star:4 has s1"),
+        (["--speed", "fast"], "write max, real, or 10x"),
+        (["--inject", "lo", "--out", "x"], "leave one out"),
+        (["--inject", "nosuch0"], "no interface"),
+    ],
+)
+def test_usage(
+    trace: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        assert main(["replay", str(trace), *options]) == 2
+    except SystemExit as end:
+        assert end.code == 2  # noqa: PT017
+    assert message in capsys.readouterr().err
+
+
+def test_the_switch_may_be_named(trace: Path) -> None:
+    assert main(["replay", str(trace), "--topology", "star:4", "--switch", "s1"]) == 0
+    assert main(["replay", str(trace), "--switch", "10.26.255.254:26963"]) == 0
+
+
+def test_nobody_joins(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(trace.read_bytes()[:200])
+    assert main(["replay", str(path)]) == 2
+    assert "from the beginning of the job" in capsys.readouterr().err
+
+
+def test_speed(trace: Path) -> None:
+    begin = time.monotonic()
+    assert main(["replay", str(trace), "--speed", "0.1x"]) == 0
+    seconds = replayed(trace)["trace"]["seconds"]
+    assert time.monotonic() - begin > 9 * seconds
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_spoiled_traces_end(trace: Path, tmp_path: Path, seed: int) -> None:
+    """No exception, no hang, whatever is in the file."""
+    chance = np.random.default_rng(seed)
+    content = np.frombuffer(trace.read_bytes()[:600_000], np.uint8).copy()
+    places = chance.integers(200, len(content), chance.integers(1, 4000))
+    content[places] = chance.integers(0, 256, len(places))
+    path = tmp_path / "x"
+    path.write_bytes(content.tobytes())
+    try:
+        report = replayed(path, order=bool(seed % 2))
+    except NothingToReplay:
+        return
+    json.dumps(report)
+    assert lines(report)
+
+
+# Live worlds
+
+TCPDUMP = ["tcpdump", "-i", "any", "-B", "32768", "-U", "-Z", "root"]
+SUMS = """
+    import numpy as np
+    from worker_lib import Worker
+    with Worker.from_env(numel=50_001) as worker:
+        chance = np.random.default_rng(worker.rank)
+        for _ in range(4):
+            worker.allreduce(chance.standard_normal(50_001).astype(np.float32))
+"""
+
+
+@pytest.mark.parametrize("world", ["loopback", pytest.param("netns", marks=as_root)])
+def test_recorded_runs_are_replayed_bit_for_bit(world: str, tmp_path: Path) -> None:
+    """Random numbers, whose sums depend on the order of arrival to the last bit."""
+    command = [sys.executable, "-m", "iswitch", "record", "--to", str(tmp_path / "traces")]
+    command += ["--topology", "rack:2x2", "--world", world]
+    done = subprocess.run(
+        [*command, "--", sys.executable, "-c", textwrap.dedent(SUMS)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for name in ("core1", "tor1", "tor2"):
+        report = replayed(tmp_path / "traces" / f"{name}.pcapng")
+        all_equal(report)
+        assert report["arrival_order"] == "known"
+        assert report["jobs"][0]["rounds"] == 4
+
+
+@as_root
+def test_simulated_and_raw_replay_alike(tmp_path: Path) -> None:
+    """The same vectors in both: the same sums, and the same accounts of them."""
+    raw = tmp_path / "raw.pcapng"
+    with running("star:4", "--capture", str(raw)) as world:
+        allreduce(world, 30_001)
+        counters = world.end()
+    report = replayed(raw)
+    all_equal(report)
+    for name in ("rx_packets", "data", "accumulated", "aggregates", "tx_packets", "rx_frames"):
+        assert report["counters"][name] == counters[name]
+    simulated = replayed(generate(tmp_path / "sim", "star:4", numel=30_001, rounds=3))
+    all_equal(simulated)
+    for name in ("segments", "numel", "rounds", "dtype"):
+        assert simulated["jobs"][0][name] == report["jobs"][0][name]
+    assert simulated["counters"]["aggregates"] == report["counters"]["aggregates"]
+
+
+@as_root
+def test_captures_of_public_tools(tmp_path: Path) -> None:
+    """As super-datagrams with unfinished checksums, cooked, and of several interfaces."""
+    with running("star:3") as world:
+        commands = {
+            "sll2.pcap": [*TCPDUMP, "-y", "LINUX_SLL2"],
+            "sll.pcap": [*TCPDUMP, "-y", "LINUX_SLL"],
+            "dumpcap.pcapng": ["dumpcap", "-q", "-B", "32", "-i", "s1-eth1", "-i", "s1-eth2", "-i", "s1-eth3"],
+        }
+        running_ones = [
+            world.network.popen(
+                "s1", [*command, "-w", str(tmp_path / name)], stderr=subprocess.PIPE
+            )
+            for name, command in commands.items()
+        ]
+        for process in running_ones:
+            assert process.stderr is not None
+            while not re.search(rb"^(File:|tcpdump: listening)", process.stderr.readline()):
+                assert process.poll() is None
+        allreduce(world, 100_003)
+        time.sleep(1.0)  # until they have fetched it all
+        for process in running_ones:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=20)
+        world.end()
+    for name in commands:
+        report = replayed(tmp_path / name)
+        assert report["arrival_order"] == "unknown", name
+        all_equal(report)  # the vectors are of small whole numbers: every order gives the same
+        assert report["jobs"][0]["rounds"] == 3
+        assert report["trace"]["packets"] < report["compared"]["captured"]  # super-datagrams
+
+
+@as_root
+def test_injected_traces_drive_a_switch(trace: Path, tmp_path: Path) -> None:
+    """A live switch that is sent what the simulated one was makes the same sums."""
+    made = tmp_path / "made.pcapng"
+    with running("star:1", "--capture", str(made)) as world:
+        found = world.run(
+            "h1", "env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "iswitch", "replay",
+            str(trace), "--inject", "h1-eth0", "--json",
+        )  # fmt: skip
+        time.sleep(1.0)  # until the switch has taken the last of it
+        counters = world.end()
+    report = replayed(trace)
+    sent = json.loads(found)
+    assert sent["refused"] == 0
+    assert sent["packets"] == report["trace"]["to_switch"] == counters["rx_packets"]
+    assert counters["aggregates"] == report["counters"]["aggregates"]
+    assert counters["accumulated"] == report["counters"]["accumulated"]
+    all_equal(replayed(made))

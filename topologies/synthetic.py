@@ -1,0 +1,140 @@
+"""Traces of jobs that never ran: workers and switches in a simulated network, one switch recorded.
+
+The same arguments make the same file, byte for byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from iswitch.sim.tape import Tape
+from iswitch.wire import DType, Op, Shape
+from worker_lib.session import Session
+
+from .description import Topology
+from .errors import TopologyError
+from .simulated import Simulation
+
+INCARNATION = 1000
+PATIENCE = 3600.0  # seconds of virtual time for a round
+VALUES = 1 << 16  # numbers that vectors are made of
+
+
+@dataclass(frozen=True)
+class SyntheticJob:
+    """What the workers of a trace do.
+
+    Attributes:
+        compute: seconds between an aggregate and the next vector, on average.
+        spread: how much of that varies, evenly, from worker to worker and round to round: 0 to 1.
+        slow: workers that take `slow_factor` times as long, by number from the first.
+    """
+
+    numel: int
+    rounds: int
+    dtype: DType = DType.FLOAT32
+    op: Op = Op.SUM
+    number: int = 1
+    compute: float = 0.002
+    spread: float = 0.5
+    slow: tuple[int, ...] = ()
+    slow_factor: float = 3.0
+    key: bytes | None = None
+    reproducible: bool = False
+
+
+class Worker:
+    """One of them: computes, has its vector summed, and so on; then leaves."""
+
+    def __init__(self, simulation: Simulation, host: str, rank: int, job: SyntheticJob) -> None:
+        self.job = job
+        self.left = job.rounds
+        self._network = simulation.network
+        self._address = simulation.address(host)
+        self._chance = np.random.default_rng((simulation.topology.seed, rank))
+        self._factor = job.slow_factor if rank in job.slow else 1.0
+        shape = Shape.of(job.numel, job.dtype, job.op)
+        numbers = self._chance.standard_normal(VALUES) * 8
+        times = -(-job.numel // VALUES)
+        self._vector = np.tile(numbers, times)[: job.numel].astype(job.dtype.numpy)
+        self._out = np.empty_like(self._vector)
+        self._computing = False
+        hosts = len(simulation.topology.hosts)
+        self.session = Session(
+            simulation.switch_of(host),
+            job.number,
+            shape,
+            INCARNATION,
+            expected=hosts,
+            whole=True,
+            reproducible=job.reproducible,
+            key=job.key,
+        )
+        self.session.join(self._network.now)
+        simulation.start_worker(host, self.session)
+        simulation.node(host).heed = self.heed
+
+    def heed(self) -> None:
+        """The session may have something new."""
+        session = self.session
+        while session.next_event() is not None:
+            pass
+        if session.transfer is not None and session.transfer.done:
+            session.finish()
+            self.left -= 1
+            self._vector = np.roll(self._vector, 1)
+        if session.transfer is None and session.member and self.left and not self._computing:
+            self._computing = True
+            varied = 1 + self.job.spread * (2 * self._chance.random() - 1)
+            pause = self.job.compute * varied * self._factor
+            self._network.at(self._network.now + pause, self._begin)
+
+    def _begin(self) -> None:
+        self._computing = False
+        self.session.begin(self._vector, self._out, self._network.now)
+        self._network.poke(self._address)
+
+
+def synthesize(path: str | Path, topology: Topology, job: SyntheticJob, switch: str) -> int:
+    """Write the trace of a job at one switch of a network.
+
+    Args:
+        path: of the pcapng file.
+        topology: the network; its links may be bad, and its `seed` is that of all chances.
+        job: what is done on every host.
+        switch: whose ports are recorded.
+
+    Returns:
+        how many frames it has.
+
+    Raises:
+        TopologyError: there is no such switch, or a round does not end.
+        OSError: the file cannot be written.
+    """
+    names = [each.name for each in topology.tree]
+    if switch not in names:
+        raise TopologyError(f"no switch {switch!r}; there is {', '.join(names)}")
+    keys = None if job.key is None else {job.number: job.key}
+    simulation = Simulation(topology, keys=keys, ports=True)
+    network = simulation.network
+    ports = {port.ifname: simulation.address(port.peer) for port in topology.ports(switch)}
+    with open(path, "wb") as file:
+        tape = Tape(network, simulation.address(switch), ports, file)
+        workers = [
+            Worker(simulation, host.name, rank, job) for rank, host in enumerate(topology.hosts)
+        ]
+        begun, left = network.now, job.rounds
+        while any(worker.left for worker in workers):
+            network.step()
+            now_left = max(worker.left for worker in workers)
+            if now_left < left:
+                begun, left = network.now, now_left
+            elif network.now - begun > PATIENCE:
+                raise TopologyError(
+                    f"round {job.rounds - left} does not end within {PATIENCE:g} s: the links are "
+                    "too bad; take less loss"
+                )
+    return tape.frames
