@@ -427,7 +427,7 @@ def test_no_privilege() -> None:
         (["--ports", "lo"], "--address"),
         (["--ports", "nosuch", "--address", "10.26.255.254"], "no interface"),
         (["--address", "10.26.255.254"], "--ports"),
-        (["--capture", "x.pcapng"], "--ports"),
+        (["--capture", "/nosuch/x"], "cannot write"),
         (["--ports", "lo", "--address", "1.2.3.4", "--capture", "/nosuch/x"], "cannot write"),
     ],
 )

@@ -431,6 +431,7 @@ def test_spoiled_traces_end(trace: Path, tmp_path: Path, seed: int) -> None:
 # Live worlds
 
 TCPDUMP = ["tcpdump", "-i", "any", "-B", "32768", "-U", "-Z", "root"]
+PORTS = ["-i", "s1-eth1", "-i", "s1-eth2", "-i", "s1-eth3"]
 SUMS = """
     import numpy as np
     from worker_lib import Worker
@@ -484,7 +485,7 @@ def test_captures_of_public_tools(tmp_path: Path) -> None:
         commands = {
             "sll2.pcap": [*TCPDUMP, "-y", "LINUX_SLL2"],
             "sll.pcap": [*TCPDUMP, "-y", "LINUX_SLL"],
-            "dumpcap.pcapng": ["dumpcap", "-q", "-B", "32", "-i", "s1-eth1", "-i", "s1-eth2", "-i", "s1-eth3"],
+            "dumpcap.pcapng": ["dumpcap", "-q", "-B", "32", *PORTS],
         }
         running_ones = [
             world.network.popen(

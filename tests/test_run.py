@@ -80,9 +80,8 @@ def test_bad_links(tmp_path: Path, world: str) -> None:
     assert counters["lost_in"] > 0 < counters["lost_out"]
 
 
-@as_root
 @pytest.mark.parametrize("command", ["run", "demo"])
-@pytest.mark.parametrize("world", ["netns", "mininet"])
+@pytest.mark.parametrize("world", WORLDS)
 def test_captures(command: str, world: str, tmp_path: Path) -> None:
     """Of every switch; tshark finds in each what its workers and its parent had to say."""
     folder = tmp_path / "made"
@@ -97,22 +96,12 @@ def test_captures(command: str, world: str, tmp_path: Path) -> None:
         f"{name}.pcapng" for name in ("core1", "tor1", "tor2")
     ]
     for path in folder.iterdir():
-        read = ["tshark", "-r", str(path), "-Y", "udp.port == 26963", "-T", "fields"]
+        read = ["tshark", "-r", str(path), "-Y", "udp", "-T", "fields"]
         done = subprocess.run(
             [*read, "-e", "ip.dsfield"], capture_output=True, text=True, timeout=PATIENCE
         )
         assert done.returncode == 0, done.stderr
         assert {"0x0c", "0x1c"} <= set(done.stdout.split())  # control and data
-
-
-@pytest.mark.parametrize("command", ["run", "demo"])
-def test_loopback_has_no_ports_to_capture_at(command: str, tmp_path: Path) -> None:
-    end = ["--", "true"] if command == "run" else []
-    words = ["--topology", "star:2", "--capture", str(tmp_path / "made")]
-    status, _, err = run(*words, *end, command=command)
-    assert status == 2
-    assert "--capture: the loopback world has no ports" in err
-    assert not (tmp_path / "made").exists()
 
 
 def test_loopback_has_no_links_to_be_bad() -> None:

@@ -16,7 +16,7 @@ from .. import __version__
 
 COMMANDS = (
     "demo", "train", "run", "bench", "switch", "ctl", "doctor", "soak",
-    "record", "replay", "generate", "dissector",
+    "record", "replay", "analyze", "generate", "dissector",
 )  # fmt: skip
 
 

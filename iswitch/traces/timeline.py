@@ -1,0 +1,76 @@
+"""One round of a trace: who sent when, when segments completed, and where the time went.
+
+For each worker the round is cut in four: until its first packet came, while its packets came, from
+its last until the last of anybody's, and from then until the last aggregate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .observed import JobSeen, Watch
+from .rounds import AGGREGATE, Told
+
+PARTS = ("before", "sending", "waiting for others", "after the last")
+
+
+def chosen(watch: Watch, job: int | None, number: int | None) -> tuple[JobSeen, Told] | None:
+    """The round named, or the one that took longest of those that ended; None: there is none."""
+    jobs = [seen for seen in watch.jobs.values() if job in (None, seen.number)]
+    told = [
+        (seen, each)
+        for seen in jobs
+        for each in seen.rounds.told
+        if (number is None or each.number == number) and each.spans
+    ]
+    return max(told, key=lambda pair: (pair[1].seconds or 0.0, -pair[1].number), default=None)
+
+
+def parts(told: Told) -> dict[int, list[float]]:
+    """By rank: seconds of each of PARTS."""
+    last = max(end for _, end in told.spans.values())
+    done = max(last, told.start + (told.seconds or 0.0))
+    return {
+        rank: [begin - told.start, end - begin, last - end, done - last]
+        for rank, (begin, end) in told.spans.items()
+    }
+
+
+def as_json(job: JobSeen, told: Told) -> dict[str, Any]:
+    """A round in detail, seconds from its first packet."""
+    events = job.rounds.events.get(told.number, [])
+    return {
+        "job": job.number,
+        "round": told.number,
+        "start": round(told.start, 9),
+        "seconds": None if told.seconds is None else round(told.seconds, 9),
+        "straggler": told.straggler,
+        "behind": round(told.behind, 9),
+        "where_time_went": {
+            str(rank): dict(zip(PARTS, (round(part, 9) for part in cut), strict=True))
+            for rank, cut in parts(told).items()
+        },
+        "events": [
+            {
+                "what": event.what,
+                "rank": None if event.what == AGGREGATE else event.rank,
+                "begin": round(event.begin - told.start, 9),
+                "end": round(event.end - told.start, 9),
+                "segments": [event.start, event.stop],
+            }
+            for event in events
+        ],
+    }
+
+
+def lines(job: JobSeen, told: Told) -> list[str]:
+    """Where the time of a round went, as text."""
+    seconds = 0.0 if told.seconds is None else told.seconds
+    found = [
+        f"round {told.number} of job {job.number}: {seconds * 1000:.3f} ms, {told.segments:,} "
+        f"segments; milliseconds of each worker:",
+        "  rank " + "".join(f"{name:>20}" for name in PARTS),
+    ]
+    for rank, cut in parts(told).items():
+        found.append(f"  {rank:4} " + "".join(f"{1000 * part:20.3f}" for part in cut))
+    return found
