@@ -34,7 +34,7 @@ lossy: $(VENV)/dev.ready
 	ISWITCH_LOSSY_SEEDS=10 $(BIN)/python -m pytest -q tests/test_conformance.py -k under_loss
 
 # Random histories, new ones every time, and ten minutes of fuzzing for each target.
-FUZZ_TARGETS := control switch child chassis session
+FUZZ_TARGETS := control switch child chassis session trace
 fuzz: $(VENV)/dev.ready
 	ISWITCH_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest -q tests/fuzz
 	for target in $(FUZZ_TARGETS); do \
@@ -51,8 +51,9 @@ bench: $(VENV)/dev.ready
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw --no-offload --no-gloo --no-tcp
 
 # What tests of real networks and of pages call; mnexec is Mininet's.
-TOOLS := tshark ping mnexec ethtool iperf3 ip tc ifconfig chromium mpirun
-TOOL_PACKAGES := tshark iputils-ping mininet ethtool iperf3 iproute2 net-tools chromium openmpi-bin
+TOOLS := tshark ping mnexec ethtool iperf3 ip tc ifconfig tcpdump chromium mpirun
+TOOL_PACKAGES := tshark iputils-ping mininet ethtool iperf3 iproute2 net-tools tcpdump chromium \
+  openmpi-bin
 
 tools:
 	@[ "$$(id -u)" != 0 ] || \

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ..page import COLOURS, GRID, INK, Page, drawing
+from ..page import COLOURS, INK, Page, drawing
 from .observed import JobSeen
 from .report import lines
 from .rounds import AGGREGATE, CONTRIBUTION, RESENT, Event, Told
 from .timeline import PARTS, parts
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST_BARS = 2000  # of a figure; more only make the page large
@@ -94,7 +95,7 @@ def segments(told: Told, events: list[Event]) -> Figure:
     x = [1000 * (e.end - told.start) for e in done]
     axes.plot(x, [e.stop for e in done], "x", ms=4, color=INK, label="complete")
     axes.set(xlabel="ms from the first packet", ylabel="segment")
-    axes.legend(loc="upper left", ncols=2)
+    _legend_below(axes)
     return figure
 
 
@@ -114,7 +115,7 @@ def where(told: Told) -> Figure:
         left = [a + b for a, b in zip(left, width, strict=True)]
     axes.invert_yaxis()
     axes.set_xlabel("ms")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+    _legend_below(axes)
     return figure
 
 
@@ -142,6 +143,7 @@ def _rounds(made: Page, job: dict[str, Any]) -> None:
 def times(job: dict[str, Any]) -> Figure:
     """Completion time of every round, and the straggler's part of it."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure()
     axes = figure.subplots()
@@ -153,7 +155,8 @@ def times(job: dict[str, Any]) -> Figure:
               label="last worker behind the others")  # fmt: skip
     axes.set(xlabel="round", ylabel="ms")
     axes.set_ylim(bottom=0)
-    axes.legend()
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend_below(axes)
     return figure
 
 
@@ -180,6 +183,7 @@ def stragglers(job: dict[str, Any]) -> Figure:
 def losses(job: dict[str, Any]) -> Figure:
     """Stacked bars for every round."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure()
     axes = figure.subplots()
@@ -202,9 +206,14 @@ def losses(job: dict[str, Any]) -> Figure:
     axes.set(xlabel="round", ylabel="packets")
     if not any(bottom):
         axes.set_ylim(0, 1)
-        axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=GRID)
-    axes.legend()
+        axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=INK)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend_below(axes)
     return figure
+
+
+def _legend_below(axes: Axes) -> None:
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
 
 
 def thinned(events: list[Event]) -> list[Event]:

@@ -32,9 +32,8 @@ from ..paper import Counting
 from ..switch import Switch
 from ..wire import SEG_SIZE, DType, Op
 from .batch import IN, OUT, Ints, gather
-from .batch import field as number_field
 from .compare import Captured, Comparison
-from .links import CUT, IP, ORDINARY, TAGGED, UDP, LinkLayer, Packets
+from .links import CUT, HEAD, IP, ORDINARY, TAGGED, UDP, LinkLayer, Packets
 from .observed import ObservedSwitch, Watch
 from .reader import Reader
 from .survey import Setting
@@ -120,6 +119,10 @@ class Group:
         self.what = what
         self.port = port
         self.head = packets.heads[start].tobytes()
+
+    def part(self, start: int, stop: int) -> Group:
+        """Packets start..stop-1 of it."""
+        return Group(self.packets, self.start + start, self.start + stop, self.what, self.port)
 
     @property
     def size(self) -> int:
@@ -267,15 +270,15 @@ class Replayer:
     def _sorted(self, packets: Packets) -> npt.NDArray[np.int64]:
         """What each packet is to the switch."""
         heads, directions = packets.heads, packets.directions
-        ip = np.frombuffer(self._address, np.uint8)
-        port = np.frombuffer(self.setting.switch[1].to_bytes(2, "big"), np.uint8)
+        words = heads.view(np.uint16)
+        own = np.frombuffer(self._address + self.setting.switch[1].to_bytes(2, "big"), np.uint16)
+        ip, port = int(own[:2].view(np.uint32)[0]), own[2]
+        source, target = IP + 12 >> 1, IP + 16 >> 1
         tagged = (packets.kinds == TAGGED) | (packets.kinds == CUT)
-        to = tagged & (heads[:, IP + 16 : IP + 20] == ip).all(axis=1)
-        to &= (heads[:, UDP + 2 : UDP + 4] == port).all(axis=1)
+        to = tagged & (_pair(words, target) == ip) & (words[:, UDP + 2 >> 1] == port)
         if not self.setting.host:
             to &= directions != OUT
-        of = tagged & (heads[:, IP + 12 : IP + 16] == ip).all(axis=1)
-        of &= (heads[:, UDP : UDP + 2] == port).all(axis=1) & ~to
+        of = tagged & (_pair(words, source) == ip) & (words[:, UDP >> 1] == port) & ~to
         if self.setting.directed and not self.setting.host:
             of &= directions != IN
         what = np.full(len(heads), SKIPPED, np.int64)
@@ -315,11 +318,8 @@ class Replayer:
         at, n = 0, len(seconds)
         while at < n:
             first = float(seconds[at])
-            self._go_to(first)
-            until = first + SPAN
-            due = self._chassis.deadline()
-            if due is not None:
-                until = min(until, due)
+            due = self._go_to(first)
+            until = first + SPAN if due is None else min(first + SPAN, due)
             stop = (
                 n
                 if seconds[-1] <= until
@@ -329,21 +329,19 @@ class Replayer:
                 self._pace(first)
             self.watch.span = (first, float(seconds[stop - 1]))
             self._now = first
-            part = Group(
-                group.packets, group.start + at, group.start + stop, group.what, group.port
-            )
+            part = group if stop - at == n else group.part(at, stop)
             self._handle(part, int(times[stop - 1]))
             at = stop
 
-    def _go_to(self, now: float) -> None:
-        """Do what is due before a time."""
+    def _go_to(self, now: float) -> float | None:
+        """Do what is due before a time; when something will be due next."""
         for _ in range(MOST_TIMERS):
             due = self._chassis.deadline()
             if due is None or due > now:
-                break
+                return due
             self._ring(max(due, self._now))
-        else:
-            self._ring(now)
+        self._ring(now)
+        return self._chassis.deadline()
 
     def _ring(self, at: float) -> None:
         assert self.begin is not None
@@ -414,9 +412,9 @@ class Replayer:
 
         A finished one is the same by chance once in 65535 times, and is then believed.
         """
-        total = sum(number_field(heads, at, 2) for at in range(IP + 12, UDP, 2))
-        total = total + 17 + number_field(heads, UDP + 4, 2)
-        said = number_field(heads, UDP + 6, 2)
+        words = np.ascontiguousarray(heads[:, IP + 12 : HEAD]).view(">u2").astype(np.int32)
+        said = words[:, 7]
+        total = words[:, 0] + words[:, 1] + words[:, 2] + words[:, 3] + words[:, 6] + 17
         unfinished: npt.NDArray[np.bool_] = (said != 0) & ((total - said) % 0xFFFF == 0)
         return unfinished
 
@@ -460,3 +458,8 @@ class Replayer:
         at = group.packets.payload[group.start : group.stop]
         for row in gather(self.reader.data, at, max(min(group.size, 64), 1)):
             self.watch.answered(row.tobytes())
+
+
+def _pair(words: npt.NDArray[np.uint16], at: int) -> npt.NDArray[np.uint32]:
+    """Two words of each head, as one of 32 bits."""
+    return words[:, at] | words[:, at + 1].astype(np.uint32) << np.uint32(16)

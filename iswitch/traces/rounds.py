@@ -30,7 +30,7 @@ class Event(NamedTuple):
 
 @dataclass
 class Share:
-    """What one member sent to a round."""
+    """What one member sent to a round; from its first packet to its last new one."""
 
     first: float
     last: float
@@ -59,9 +59,10 @@ class Told(NamedTuple):
     Attributes:
         start: the first contribution came.
         seconds: from then to the last aggregate; None: there was none.
-        straggler: the rank whose last packet came last; None: fewer than two took part.
+        straggler: the rank whose last segment came last, but for what was sent again; None: fewer
+            than two took part.
         behind: how much later that was than the median of the others.
-        spans: by rank, from when to when it sent.
+        spans: by rank, from when to when it sent, but for what was sent again.
     """
 
     number: int
@@ -104,11 +105,12 @@ class Rounds:
         share = found.shares.get(rank)
         if share is None:
             share = found.shares[rank] = Share(begin, end)
-        share.last = end
         share.packets += packets
         again = start <= share.furthest
         if again:
             share.resent += packets
+        else:
+            share.last = end
         share.furthest = max(share.furthest, stop - 1)
         if number in self._detailed:
             what = RESENT if again else CONTRIBUTION

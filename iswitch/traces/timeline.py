@@ -1,7 +1,8 @@
 """One round of a trace: who sent when, when segments completed, and where the time went.
 
-For each worker the round is cut in four: until its first packet came, while its packets came, from
-its last until the last of anybody's, and from then until the last aggregate.
+For each worker the round is cut in four: until its first packet came, while new ones came, from its
+last until the last of anybody's, and from then until the last aggregate: what was sent again is in
+the fourth part, or the third.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 from .observed import JobSeen, Watch
 from .rounds import AGGREGATE, Told
 
-PARTS = ("before", "sending", "waiting for others", "after the last")
+PARTS = ("before", "sending", "waiting for others", "repairs and the rest")
 
 
 def chosen(watch: Watch, job: int | None, number: int | None) -> tuple[JobSeen, Told] | None:

@@ -17,6 +17,7 @@ from .targets import (
     packets_step,
     time_step,
 )
+from .traces import Packet, as_files
 
 NAMES = "ABC"
 
@@ -75,6 +76,11 @@ def as_frames(blocks: list[Block]) -> bytes:
     )
 
 
+def of_one(blocks: list[Block]) -> list[Packet]:
+    """What is said, as if there were one worker only."""
+    return [(b.info["direction"] == TO_SWITCH, b.tos, b.payload) for b in blocks]
+
+
 def seeds() -> dict[str, list[bytes]]:
     """By target."""
     talks = list(conversations())
@@ -84,4 +90,5 @@ def seeds() -> dict[str, list[bytes]]:
         "child": list(map(as_child, talks)),
         "chassis": list(map(as_frames, talks)),
         "session": list(map(as_session, talks)),
+        "trace": [file for talk in talks for file in as_files(of_one(talk))],
     }

@@ -12,6 +12,7 @@ Targets and their invariants:
     session   A worker's Session takes any packets from the switch's side without an exception,
               writes nowhere but in `out`, and there only aggregates that came; it is done only when
               all have come. Its timer is not due again at once.
+    trace     The bytes are a file: it is replayed without an exception, or refused.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from worker_lib.session import Session
 from .. import frames as slow
 from ..parts import peer
 from .invariants import check_sends, check_state, layouts
+from .traces import trace
 
 PEERS = 8
 PARENT = peer(PEERS - 1)
@@ -308,4 +310,5 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "child": child,
     "chassis": chassis,
     "session": session,
+    "trace": trace,
 }

@@ -14,7 +14,14 @@ from .seeds import seeds
 from .targets import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
-RUNS = {"control": 20_000, "switch": 1500, "child": 1500, "chassis": 1500, "session": 3000}
+RUNS = {
+    "control": 20_000,
+    "switch": 1500,
+    "child": 1500,
+    "chassis": 1500,
+    "session": 3000,
+    "trace": 1500,
+}
 
 
 @pytest.mark.parametrize("name", TARGETS)
