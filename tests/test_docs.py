@@ -56,6 +56,10 @@ def listings(page: str) -> list[tuple[str, str]]:
 
 
 BAD_LINKS = ["--topology", "star:4,loss=1%,delay=2ms,seed=1", "--world", "netns"]
+OF_STRATEGIES = [  # tests/test_strategies_doc.py
+    ["--topology", "rack:2x2", "--world", "netns"],
+    ["--topology", "star:5", "--world", "netns"],
+]
 ALONE = ["topologies.md", "mininet.md", "guarantees.md"]  # not run by workers: the output is shown
 COOKBOOK = "cookbook.md"  # tests/test_cookbook.py
 DISSECT = "dissect.md"  # tests/test_dissect_doc.py
@@ -149,7 +153,8 @@ def test_commands(switch: Where) -> None:
             options = words[2 : words.index("--")]
             of_mininet = ["--world", "mininet", "--topology", "rack:2x3"]
             restarts = ["--topology", "star:4", "--max-restarts", "3"]  # tests/test_crashes.py
-            assert options in (["--topology", "star:4"], restarts, BAD_LINKS, of_mininet)
+            plain = ["--topology", "star:4"]
+            assert options in (plain, restarts, BAD_LINKS, of_mininet, *OF_STRATEGIES)
         elif words[:2] == ["iswitch", "demo"]:  # tests/test_worlds.py
             assert words[2:] == ["--world", "mininet", "--topology", "rack:2x3"]
         elif words[:2] == ["iswitch", "train"]:  # tests/test_train.py

@@ -1,0 +1,64 @@
+"""docs/strategies.md: its listings run by its commands, its tables complete."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from worker_lib.strategies import STRATEGIES, errors, ps
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docs" / "strategies.md").read_text()
+LISTINGS = dict(re.findall(r"^```py\n# (\w+\.py)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL))
+COMMANDS = re.findall(r"^\$ iswitch (.*)$", TEXT, re.MULTILINE)
+
+
+def run(folder: Path, *words: str) -> str:
+    for name, code in LISTINGS.items():
+        (folder / name).write_text(code)
+    python = {"python": sys.executable}
+    done = subprocess.run(
+        [sys.executable, *(python.get(word, word) for word in words)],
+        cwd=folder, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("command", [words for words in COMMANDS if "total.py" in words])
+def test_commands(command: str, tmp_path: Path) -> None:
+    if "netns" in command and os.geteuid() != 0:
+        pytest.skip("building namespaces needs root")
+    lines = sorted(run(tmp_path, "-m", "iswitch", *shlex.split(command)).splitlines())
+    assert lines == [f"h{rank + 1} | rank {rank} of 4: 8" for rank in range(4)]
+
+
+def test_training(tmp_path: Path) -> None:
+    (command,) = (words for words in COMMANDS if words.startswith("train"))
+    said = run(tmp_path, "-m", "iswitch", *shlex.split(command))
+    assert "weights of 4 workers equal to the last bit" in said
+    assert "ps adds" in said
+
+
+def test_packing(tmp_path: Path) -> None:
+    lines = [line for line in run(tmp_path, "packed.py").splitlines() if line.startswith("[")]
+    assert lines
+    assert all(line.startswith("[] ") for line in lines)
+
+
+def test_tables_are_complete() -> None:
+    for name in STRATEGIES:
+        assert f"\n| `{name}` |" in TEXT
+    for name, value in vars(errors).items():
+        if inspect.isclass(value) and value.__module__ == errors.__name__:
+            assert f"\n| `{name}` |" in TEXT
+    for name in inspect.signature(ps.join).parameters:
+        assert name in ("numel", "timeout") or f"\n| `{name}` |" in TEXT
