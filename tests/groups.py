@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from worker_lib.strategies import Strategy, Vector, make
+from worker_lib.strategies.ps import listening, start_server
 
 from .ranks import free_port, in_processes
 
-ELEMENTS = [0, 1, 3, 1001, 700_001]  # none, one, fewer than workers, odd, large
+ELEMENTS = [0, 1, 1001, 700_001]  # none, one, odd, large
 MADE = 30.0  # seconds for a group to come together
 
 
@@ -32,6 +34,17 @@ def group(function: Callable[..., Any], size: int, *args: Any, **environment: st
             **environment,
         },
     )
+
+
+@contextmanager
+def servers(count: int) -> Iterator[list[str]]:
+    """Where so many parameter servers listen."""
+    processes = [start_server("127.0.0.1") for _ in range(count)]
+    try:
+        yield [listening(process) for process in processes]
+    finally:
+        for process in processes:
+            process.communicate("", timeout=MADE)
 
 
 def _call(_rank: int, _size: int, function: Callable[..., Any], *args: Any) -> Any:

@@ -19,7 +19,7 @@ from worker_lib.strategies.ps import ParameterServer, cost, listening, start_ser
 from worker_lib.strategies.ps_filters import KKT, Filter, Small
 from worker_lib.strategies.ps_table import Table
 
-from .groups import ELEMENTS, MADE, exact, floats, group, sum_of, vector_of
+from .groups import ELEMENTS, MADE, exact, floats, group, servers, sum_of, vector_of
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 60.0
@@ -30,7 +30,7 @@ def rank() -> int:
     return int(os.environ["RANK"])
 
 
-def servers(numel: int, **options: Any) -> ParameterServer:
+def joined(numel: int, **options: Any) -> ParameterServer:
     made = make("ps", numel, timeout=MADE, block=BLOCK, **options)
     assert isinstance(made, ParameterServer)
     return made
@@ -99,10 +99,12 @@ def test_a_table_against_an_oracle(tau: float) -> None:
 # In a group
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("size", [2, 5])
 def test_exact_sums_with_many_servers(size: int) -> None:
     """And small blocks; what goes is what it is to cost."""
-    for rank, stats in enumerate(group(exact, size, "ps", {"servers": 2, "block": 1000})):
+    with servers(2) as where:
+        told = group(exact, size, "ps", {"servers": where, "block": 1000})
+    for rank, stats in enumerate(told):
         for numel, found in zip(ELEMENTS, stats, strict=True):
             whole = cost(numel, size, servers=2, beside=False)
             assert found["bytes_sent"] == 3 * whole.sent(rank)
@@ -128,7 +130,7 @@ def test_cost_of_links() -> None:
 
 def asynchronous() -> None:
     """Nobody waits; in the end all is there."""
-    with servers(250, tau=inf) as ps:
+    with joined(250, tau=inf) as ps:
         for call in range(5):
             ps.allreduce(vector_of(rank(), 250, call))
         total = np.zeros(250, np.float32)
@@ -165,7 +167,7 @@ def test_no_worker_is_more_than_tau_behind(tau: int) -> None:
 
 
 def by_ranges() -> None:
-    with servers(450, servers=2) as ps:
+    with joined(450, servers=2) as ps:
         assert ps.bounds == [0, 100, 200, 225, 325, 425, 450]
         vector = vector_of(rank(), 450)
         for start, stop in [(200, 325), (0, 100), (325, 450), (100, 200)]:
@@ -193,7 +195,7 @@ def test_ranges() -> None:
 
 def small_values(numel: int) -> dict[str, Any]:
     """What is held back is added later: all of it has come in the end."""
-    with servers(numel, filter=Small(3.0)) as ps:
+    with joined(numel, filter=Small(3.0)) as ps:
         values = np.random.default_rng(rank()).integers(-2, 4, numel).astype(np.float32)
         total = np.zeros(numel, np.float32)
         for _ in range(6):
@@ -227,7 +229,7 @@ def test_small_values_are_held_back_and_added_later() -> None:
 
 def kkt() -> int:
     weights = np.array([0, 0, 1, 0], np.float32)
-    with servers(4, filter=KKT(weights, penalty=2.0, slack=0.5)) as ps:
+    with joined(4, filter=KKT(weights, penalty=2.0, slack=0.5)) as ps:
         gradient = np.array([1, -2, 1, 1.6], np.float32)
         assert ps.allreduce(gradient.copy()).tolist() == [0, -4, 2, np.float32(3.2)]
         weights[0] = 1  # it has moved: its gradient counts, without what was dropped
@@ -252,7 +254,7 @@ class Nothing:
 
 def nothing_passes() -> None:
     filter_: Filter = Nothing()
-    with servers(250, filter=filter_) as ps:
+    with joined(250, filter=filter_) as ps:
         vector = np.ones(250, np.float32)
         ps.push(vector, 0, 250)
         assert (vector == 1).all()  # the caller's is its own
