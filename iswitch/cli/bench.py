@@ -27,9 +27,14 @@ if TYPE_CHECKING:
     from ..bench.result import Results
     from .bench_network import Build
 
-NEEDS = {  # packages, and a program
-    "gloo": ("torch", None, "pip install -e '.[torch]'"),
-    "mpi": ("mpi4py", "mpirun", "pip install -e '.[mpi]' and apt-get install openmpi-bin"),
+NEEDS = {  # packages, programs, and the mend
+    "gloo": (("torch",), (), "pip install -e '.[torch]'"),
+    "tree": (("networkx", "scipy"), (), "pip install -e '.[tree]'"),
+    "mpi": (
+        ("mpi4py",),
+        ("mpirun",),
+        "pip install -e '.[mpi]' and apt-get install --no-install-recommends openmpi-bin",
+    ),
 }
 
 
@@ -283,9 +288,9 @@ def switch_options(text: str) -> list[str]:
 
 def lacks(strategy: str) -> str:
     """What a strategy needs and is not here, with the mend; nothing if all is."""
-    package, program, mend = NEEDS.get(strategy, (None, None, ""))
-    lacking = [name for name in (package,) if name and find_spec(name) is None]
-    lacking += [name for name in (program,) if name and shutil.which(name) is None]
+    packages, programs, mend = NEEDS.get(strategy, ((), (), ""))
+    lacking = [name for name in packages if find_spec(name) is None]
+    lacking += [name for name in programs if shutil.which(name) is None]
     return f"{strategy} needs {' and '.join(lacking)}: {mend}" if lacking else ""
 
 

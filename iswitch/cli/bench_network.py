@@ -13,7 +13,7 @@ from ..bench.group import BenchFailed, Group, Lobby
 from ..bench.plan import ASYNC, FORWARD, Plan, Setting, Way
 from .processes import Fleet
 from .switches import START_PATIENCE, Switches
-from .worlds import Namespaces, World, make_world, read_topology
+from .worlds import Namespaces, World, make_world, network_of, read_topology
 
 if TYPE_CHECKING:
     from topologies import Host, Topology
@@ -120,6 +120,7 @@ def start(i: int, way: Way, site: Site, port: int, lobby: Lobby, fleet: Fleet) -
         "MASTER_ADDR": world.address(site.workers[0].name),
         "MASTER_PORT": str(port),
         "ISWITCH_JOB": "0",
+        "ISWITCH_NETWORK": network_of(world.topology, [host.name for host in site.workers]),
     }
     options: dict[str, Any] = {}
     if way.name in ("iswitch", FORWARD):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
@@ -187,6 +188,12 @@ def chosen_topology(form: str | None, workers: int | None) -> Topology:
     if workers is not None:
         raise UsageError("--topology says how many workers there are; leave --workers out")
     return read_topology(form)
+
+
+def network_of(topology: Topology, hosts: Sequence[str]) -> str:
+    """ISWITCH_NETWORK: the host of each rank, and the links that carry traffic, rates in bit/s."""
+    links = [(link.a, link.b, link.rate) for link in topology.links if topology.active(link)]
+    return json.dumps({"hosts": list(hosts), "links": links})
 
 
 def make_world(kind: str, topology: Topology, *, offload: bool = True) -> World:
