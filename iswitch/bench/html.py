@@ -30,7 +30,7 @@ def page(
         found.text("The measurement was not finished: this is what there was until then.")
     if comparisons:
         add_comparisons(found, plan, comparisons)
-    add_pictures(found, results)
+    add_pictures(found, results, plan)
     add_table(found, results)
     add_origin(found, machine, command)
     found.download("bench.csv", "text/csv", as_csv(plan, results))
@@ -56,7 +56,7 @@ def add_comparisons(page: Page, plan: Plan, comparisons: Sequence[Comparison]) -
         page.table(paper.HEAD, rows, f"{some[0].workers} workers, {setting.text}")
 
 
-def add_pictures(page: Page, results: Results) -> None:
+def add_pictures(page: Page, results: Results, plan: Plan) -> None:
     """A section for each kind of plot of which there is one."""
     from .figures import Pictures
 
@@ -68,6 +68,8 @@ def add_pictures(page: Page, results: Results) -> None:
         "Latencies": pictures.ecdf,
         "Link utilisation": pictures.utilisation,
     }
+    if plan.free:  # of the paper's comparisons: a few long turns of each
+        del sections["Latencies"]
     for name, make in sections.items():
         for i, picture in enumerate(make()):
             if not i:

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from . import UsageError, check_writable, quantity
+from .train import whole
 from .worlds import WORLDS, read_topology
 
 if TYPE_CHECKING:
@@ -73,9 +74,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=quantity(), default=5.0, metavar="S",
         help="for each size and network, at least 20 turns; paper: 3 (default: %(default)g)",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=_count, metavar="N", help="instead: so many turns")
+    parser.add_argument("--rounds", type=whole(1), metavar="N", help="instead: so many turns")
     parser.add_argument(
-        "--iterations", type=_whole, metavar="N",
+        "--iterations", type=whole(0), metavar="N",
         help="turns more of whole iterations: compute (sleep), aggregate, update (default: 10; "
         "paper: all are)",
     )  # fmt: skip
@@ -93,18 +94,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write all rounds")
     parser.add_argument("--csv", metavar="FILE", help="write the table's numbers")
     parser.add_argument("--html", metavar="FILE", help="write a page with plots")
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not _whole(text):
-        raise argparse.ArgumentTypeError("there has to be one at least")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -209,7 +198,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
     world = args.world or ("netns" if of_paper else "loopback")
     if world != "loopback" and os.geteuid() != 0:
         raise UsageError(f"the world {world} is of network namespaces: run it as root (sudo)")
-    workers = [whole(text, "--workers") for text in split(args.workers or "")]
+    workers = [number(text, "--workers") for text in split(args.workers or "")]
     rates = split(args.rate or "")
     more: dict[str, Any] = {"rounds": args.rounds, "seconds": args.seconds}
     more["compute"] = None if args.compute is None else args.compute / 1e3
@@ -255,7 +244,7 @@ def check_settings(plan: Plan) -> None:
             raise UsageError("--rate, --loss: the loopback world has no links; use --world netns")
 
 
-def whole(text: str, option: str) -> int:
+def number(text: str, option: str) -> int:
     """A number of 1 or more.
 
     Raises:

@@ -41,6 +41,7 @@ from iswitch.ports.memory import keep_freed, settle
 from iswitch.ports.raw import RawPorts
 from iswitch.switch import Switch
 from topologies import Topology
+from topologies.bridges import build_bridges
 from topologies.namespaces import NAMESPACES, inside
 from topologies.netns import Network
 from worker_lib import Worker
@@ -107,19 +108,6 @@ def pin(core: int | None) -> None:
     if core is not None:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[core % len(cores)]})
-
-
-def bridge(network: Network) -> None:
-    """A bridge of the kernel's in place of the switch process."""
-    from pyroute2 import IPRoute
-
-    with network.inside("s1"), IPRoute() as netlink:
-        netlink.link("add", kind="bridge", ifname="br")
-        (number,) = netlink.link_lookup(ifname="br")
-        for port in network.ports("s1"):
-            (end,) = netlink.link_lookup(ifname=port.ifname)
-            netlink.link("set", index=end, master=number)
-        netlink.link("set", index=number, state="up")
 
 
 class Plan(NamedTuple):
@@ -354,7 +342,7 @@ def main() -> None:
             stack.enter_context(Network(topology, prefix="iswb", offload=not args.no_offload))
             for _ in range(3)
         ]
-        bridge(networks[2])
+        build_bridges(networks[2])
         servers, ends = [], []
         for kind, network in zip((Switch, CopySwitch), networks, strict=False):
             end, other = context.Pipe()
