@@ -123,7 +123,8 @@ def run(args: argparse.Namespace) -> int:
             status = 1
         except Stopped as stopped:
             name = signal.Signals(stopped.signum).name
-            print(f"stopped by {name}; what was measured until then:", file=sys.stderr)
+            so_far = "what was measured until then:" if results.cells() else "nothing was measured"
+            print(f"stopped by {name}; {so_far}", file=sys.stderr)
             status = 128 + stopped.signum
         signals.hold()
         _report(args, plan, results, where, machine.command(), complete=not status)
