@@ -223,7 +223,7 @@ def test_reports() -> None:
     assert [row["strategy"] for row in rows] == ["iswitch", "ring"]
     assert [float(row["ratio_p50"]) for row in rows] == [1.0, 2.0]
     (table,) = tables(results())
-    assert table.row_count == 2
+    assert table.row_count == 2  # of nothing there is none
     assert [column.header for column in table.columns] == [
         "strategy", "p50", "quartiles", "p99", "n", "ratio", "switch", "workers",
     ]  # fmt: skip

@@ -68,8 +68,7 @@ def test_speedups_and_the_headline() -> None:
         "At 1Gbit/s, up to 3.00x over ps (paper: up to 3.66x), 1.50x over ring (paper: up to "
         "3.66x), 4.50x over ps async (paper: up to 3.71x), 83 % communication (paper: 83 %)."
     ]
-    (table,) = paper.tables([one])
-    assert table.row_count == 1
+    assert list(paper.tables([one])) == [("4 workers, star:4,rate=1Gbit", [one.line()])]
     said = paper.emulated([PAPER["dqn"]], None)
     assert "6.41 MB: 26.3 ms" in said
     assert "6.41 MB: 5.00 ms" in paper.emulated([PAPER["dqn"]], 0.005)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..page import Page
 from . import paper
-from .report import HEAD, NOTE, as_csv, as_json, columns, line, title
+from .report import HEAD, NOTE, as_csv, as_json, filled, line, title
 
 if TYPE_CHECKING:
     from .paper import Comparison
@@ -50,10 +50,9 @@ def add_comparisons(page: Page, plan: Plan, comparisons: Sequence[Comparison]) -
     for picture in speedups(comparisons):
         page.figure(*picture)
     page.text(paper.NOTE)
-    for setting in dict.fromkeys(one.setting for one in comparisons):
-        some = [one for one in comparisons if one.setting == setting]
-        rows = [one.line() for one in some]
-        page.table(paper.HEAD, rows, f"{some[0].workers} workers, {setting.text}")
+    for name, lines in paper.tables(comparisons):
+        head, *rows = filled(paper.HEAD, lines)
+        page.table(head, rows, name)
 
 
 def add_pictures(page: Page, results: Results, plan: Plan) -> None:
@@ -82,9 +81,8 @@ def add_table(page: Page, results: Results) -> None:
     page.section("Table")
     page.text(NOTE)
     for cell in results.cells():
-        shown = columns(cell)
-        rows = [[line(one, cell[0])[i] for i in shown] for one in cell]
-        page.table([HEAD[i] for i in shown], rows, title(cell))
+        head, *rows = filled(HEAD, [line(one, cell[0]) for one in cell])
+        page.table(head, rows, title(cell))
 
 
 def add_origin(page: Page, machine: Mapping[str, str], command: str) -> None:

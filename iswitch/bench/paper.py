@@ -17,8 +17,6 @@ from .plan import ASYNC, Plan, Setting, Size, Way
 from .report import ms
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from .result import Results, Series
 
 CLAIMED = {"synchronous": 3.66, "asynchronous": 3.71}  # speedups over ps and ring, at most
@@ -164,17 +162,8 @@ def headlines(found: Sequence[Comparison]) -> list[str]:
     return lines
 
 
-def tables(found: Sequence[Comparison]) -> Iterator[Table]:
-    """For a terminal; one for each network."""
-    from rich.table import Table
-    from rich.text import Text
-
+def tables(found: Sequence[Comparison]) -> Iterator[tuple[str, list[list[str]]]]:
+    """For each network its name and the lines below HEAD."""
     for setting in dict.fromkeys(one.setting for one in found):
         some = [one for one in found if one.setting == setting]
-        name = Text(f"{some[0].workers} workers, {setting.text}", style="bold")
-        table = Table(title=name, title_justify="left", box=None, collapse_padding=True)
-        for i, head in enumerate(HEAD):
-            table.add_column(head, justify="right" if i else "left")
-        for one in some:
-            table.add_row(*map(Text, one.line()))
-        yield table
+        yield f"{some[0].workers} workers, {setting.text}", [one.line() for one in some]

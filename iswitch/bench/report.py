@@ -109,10 +109,10 @@ def line(one: Series, first: Series) -> list[str]:
     ]
 
 
-def columns(cell: Sequence[Series]) -> list[int]:
-    """Which columns of HEAD say something: those of which not every line is empty."""
-    lines = [line(one, cell[0]) for one in cell]
-    return [i for i in range(len(HEAD)) if any(one[i] for one in lines)]
+def filled(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[list[str]]:
+    """A table's head and lines without the columns that say nothing."""
+    shown = [i for i in range(len(head)) if any(one[i] for one in lines)]
+    return [[one[i] for i in shown] for one in (head, *lines)]
 
 
 def title(cell: Sequence[Series]) -> str:
@@ -125,19 +125,23 @@ def title(cell: Sequence[Series]) -> str:
 
 def tables(results: Results) -> Iterator[Table]:
     """For a terminal; one for each size and network."""
+    for cell in results.cells():
+        yield rich_table(title(cell), HEAD, [line(one, cell[0]) for one in cell])
+
+
+def rich_table(name: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    """A table with a name, of the columns that say something."""
     from rich.table import Table
     from rich.text import Text
 
-    for cell in results.cells():
-        name = Text(title(cell), style="bold")
-        table = Table(title=name, title_justify="left", box=None, collapse_padding=True)
-        shown = columns(cell)
-        for i in shown:
-            table.add_column(HEAD[i], justify="right" if i else "left", no_wrap=True)
-        for one in cell:
-            texts = line(one, cell[0])
-            table.add_row(*(Text(texts[i]) for i in shown))
-        yield table
+    head, *lines = filled(head, lines)
+    named = Text(name, style="bold")
+    table = Table(title=named, title_justify="left", box=None, collapse_padding=True)
+    for i, text in enumerate(head):
+        table.add_column(text, justify="right" if i else "left", no_wrap=True)
+    for texts in lines:
+        table.add_row(*map(Text, texts))
+    return table
 
 
 def ms(seconds: float) -> str:

@@ -167,7 +167,8 @@ def _report(
     if not results.cells():
         return
     found = paper.compare(results) if args.what == "paper" else []
-    for table in paper.tables(found) if found else report.tables(results):
+    compared = [report.rich_table(n, paper.HEAD, lines) for n, lines in paper.tables(found)]
+    for table in compared or report.tables(results):
         console.print("", table, sep="\n")
     say(paper.NOTE if found else report.NOTE)
     if found:
