@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 from . import UsageError
 from .processes import Child, Fleet, ended
 from .restarts import Restarts
+from .worlds import network_of
 
 if TYPE_CHECKING:
     from .switches import Switches
@@ -257,22 +257,16 @@ class Crew:
         master = self.world.topology.hosts[0].name
         with self.world.place(master):
             port = free_port(self.world.address(master))
+        hosts = [host.name for host in self.world.topology.hosts for _ in range(self.per_host)]
         return {
             "ISWITCH_JOB": str(job),
             "WORLD_SIZE": str(self.size),
             "LOCAL_WORLD_SIZE": str(self.per_host),
             "MASTER_ADDR": self.world.address(master),
             "MASTER_PORT": str(port),
-            "ISWITCH_NETWORK": self._network(),
+            "ISWITCH_NETWORK": network_of(self.world.topology, hosts),
             **defaults({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}),
         }
-
-    def _network(self) -> str:
-        """The host of each rank, and the links that carry traffic, with their rates in bit/s."""
-        topology = self.world.topology
-        hosts = [host.name for host in topology.hosts for _ in range(self.per_host)]
-        links = [(link.a, link.b, link.rate) for link in topology.links if topology.active(link)]
-        return json.dumps({"hosts": hosts, "links": links})
 
     def report(self) -> list[dict[str, Any]]:
         """How each has ended."""
