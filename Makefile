@@ -47,6 +47,7 @@ bench: $(VENV)/dev.ready
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.loss
 	$(BIN)/python -m tests.bench.overlap
+	$(BIN)/python -m tests.bench.replay
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.overlap --world netns
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw --no-offload --no-gloo --no-tcp
 

@@ -137,7 +137,7 @@ def worker(switch: Where) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("worker")
-def test_commands(switch: Where) -> None:
+def test_commands(switch: Where, tmp_path: Path) -> None:
     """Each is of a kind that is tested: here, or as the comment says."""
     for command in commands():
         words = shlex.split(command.replace("127.0.0.1:26963", "{}:{}".format(*switch)))
@@ -171,7 +171,12 @@ def test_commands(switch: Where) -> None:
             assert os.geteuid() != 0 or "Results: 0% dropped" in mn(*words[1:])
         elif words[0] == "iswitch":
             done = subprocess.run(
-                [sys.executable, "-m", *words], capture_output=True, text=True, timeout=60
+                [sys.executable, "-m", *words],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
             assert done.returncode == 0, (command, done.stdout, done.stderr)
             assert done.stdout

@@ -87,14 +87,14 @@ class LinkLayer:
         """Read the headers of a batch."""
         data, n = self.reader.data, len(batch.at)
         interfaces = self.reader.interfaces
-        names = np.unique(batch.interfaces).tolist()
+        names = (np.flatnonzero(np.bincount(batch.interfaces + 1)) - 1).tolist()
         kinds = {interfaces[i].link for i in names if i >= 0}
         if kinds == {ETHERNET} and -1 not in names:
             heads = gather(data, batch.at, HEAD)
             start = np.full(n, 14)
             network = field(heads, 12, 2)
             directions = batch.directions
-            if np.isin(network, TYPES_VLAN).any():
+            if (network != TYPE_IP).any() and np.isin(network, TYPES_VLAN).any():
                 network = self._past_tags(batch, network, start)
                 heads[:, IP:] = gather(data, batch.at + start, HEAD - IP)
                 heads[:, 12:14] = (8, 0)
@@ -193,14 +193,14 @@ class LinkLayer:
         return kinds
 
     def _ports(self, batch: Batch, links: set[int]) -> Ints:
+        if COOKED2 not in links:
+            table = [self._number(i << 32) for i in range(len(self.reader.interfaces))]
+            return np.array([*table, 0], np.int64)[batch.interfaces]
         indices = np.zeros(len(batch.at), np.int64)
-        if COOKED2 in links:
-            cooked = np.array([*(i.link == COOKED2 for i in self.reader.interfaces), False])
-            which = cooked[batch.interfaces]
-            indices[which] = field(gather(self.reader.data, batch.at[which], 8), 4, 4)
+        cooked = np.array([*(i.link == COOKED2 for i in self.reader.interfaces), False])
+        which = cooked[batch.interfaces]
+        indices[which] = field(gather(self.reader.data, batch.at[which], 8), 4, 4)
         keys = (batch.interfaces << 32) | indices
-        if (keys == keys[0]).all():
-            return np.full(len(keys), self._number(int(keys[0])))
         found, inverse = np.unique(keys, return_inverse=True)
         return np.array([self._number(key) for key in found.tolist()])[inverse]
 

@@ -20,7 +20,7 @@ import numpy as np
 from . import blocks, pcap
 from .batch import Batch, Bytes, Interface, Problems
 
-WINDOW = 4 << 20  # bytes read at a time
+WINDOW = 8 << 20  # bytes read at a time
 POPULATE_READ = 22  # MADV_POPULATE_READ (linux/mman.h, 5.14): one call instead of many page faults
 CONVERT = "convert it with `editcap -F pcapng FILE OUT.pcapng`, of Wireshark"
 FOREIGN = {  # how other formats begin

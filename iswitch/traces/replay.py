@@ -38,7 +38,7 @@ from .observed import ObservedSwitch, Watch
 from .reader import Reader
 from .survey import Setting
 
-MOST = 256  # packets of a group: their bytes stay in the processor's cache
+MOST = 512  # packets of a group: their bytes stay in the processor's cache
 MOST_PASSING = 32  # of different lengths
 SORTED = 32 << 20  # bytes of a trace that are put in the order of time, where it has no better
 SPAN = 0.010  # seconds of a group

@@ -1,0 +1,135 @@
+"""`iswitch generate`, `record` and `analyze`: what they write and say."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from iswitch.cli import main
+from iswitch.traces.reader import Reader
+
+from .browser import browser
+
+SLOW = ["--workers", "4", "--numel", "40001", "--rounds", "5", "--slow", "2", "--seed", "3"]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trace") / "t.pcapng"
+    assert main(["generate", str(path), *SLOW, "--loss", "1%", "--jitter", "100us"]) == 0
+    return path
+
+
+def test_the_same_options_make_the_same_trace(trace: Path, tmp_path: Path) -> None:
+    for seed, same in (("3", True), ("4", False)):
+        again = tmp_path / seed
+        words = [*SLOW[:-1], seed, "--loss", "1%", "--jitter", "100us"]
+        assert main(["generate", str(again), *words]) == 0
+        assert (again.read_bytes() == trace.read_bytes()) == same
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--workers", "0"], "1 to 64 workers"),
+        (["--numel", "-1"], "--numel -1: 0 or more"),
+        (["--rounds", "0"], "--rounds 0: 1 or more"),
+        (["--slow", "4"], "the workers are number 0 to 3"),
+        (["--loss", "x"], "loss"),
+        (["--topology", "rack:2x2", "--switch", "nosuch"], "no switch 'nosuch'"),
+        (["--job", "65536"], "0..65535"),
+    ],
+)
+def test_what_cannot_be_generated(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", str(tmp_path / "x"), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_generated_job_says_how_large_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t"
+    words = ["--topology", "rack:2x2", "--switch", "tor1", "--numel", "10", "--rounds", "2"]
+    assert main(["generate", str(path), *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    with Reader(path) as reader:
+        assert found["frames"] == sum(len(batch.at) for batch in reader.batches())
+        assert [i.name for i in reader.interfaces] == ["tor1-eth1", "tor1-eth2", "tor1-eth3"]
+
+
+def test_record_wants_to_say_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--to", str(tmp_path), "--capture", str(tmp_path), "--topology", "star:2"]
+    assert main(["record", *words, "--", "true"]) == 2
+    assert "leave --capture out" in capsys.readouterr().err
+
+
+def test_where_the_time_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "t"
+    assert main(["generate", str(trace), *SLOW]) == 0
+    capsys.readouterr()
+    assert main(["analyze", str(trace), "--round", "2", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    timeline = report["timeline"]
+    assert timeline["round"] == 2
+    (told,) = [r for r in report["jobs"][0]["per_round"] if r["number"] == 2]
+    slow = [m["rank"] for m in report["jobs"][0]["members"] if m["address"].startswith("10.26.0.3")]
+    assert [told["straggler"]] == [timeline["straggler"]] == slow
+    times = [sum(cut.values()) for cut in timeline["where_time_went"].values()]
+    assert times == pytest.approx([max(times)] * 4)
+    assert min(times) >= told["seconds"] - 1e-8
+    complete = [e for e in timeline["events"] if e["what"] == "aggregate"]
+    assert sum(b - a for a, b in (e["segments"] for e in complete)) == told["segments"]
+    sent = [e for e in timeline["events"] if e["what"] != "aggregate"]
+    assert {e["rank"] for e in sent} == {0, 1, 2, 3}
+    assert sum(b - a for a, b in (e["segments"] for e in sent)) >= told["segments"] * 4
+    assert all(0 <= e["begin"] <= e["end"] for e in timeline["events"])
+
+
+def test_the_longest_round_is_shown(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(trace)]) == 0
+    out = capsys.readouterr().out
+    assert "aggregates captured" in out
+    assert main(["analyze", str(trace), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    longest = max(report["jobs"][0]["per_round"], key=lambda told: told["seconds"])
+    assert f"round {longest['number']} of job 1: {longest['seconds'] * 1000:.3f} ms" in out
+
+
+def test_no_such_round(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(trace), "--round", "77"]) == 2
+    assert "no such round" in capsys.readouterr().err
+
+
+def test_the_page(trace: Path, tmp_path: Path) -> None:
+    page, again = tmp_path / "page.html", tmp_path / "again.html"
+    assert main(["analyze", str(trace), "--html", str(page)]) == 0
+    text = page.read_text()
+    for caption in (
+        "Who sent when, and when aggregates were complete",
+        "When each segment came from each, and was complete",
+        "Where the time of each worker went",
+        "How often each worker was the last, and by how much",
+        "What came more than once, or was asked for",
+    ):
+        assert f"<figcaption>{caption}</figcaption>" in text
+    assert "<script" not in text
+    assert main(["analyze", str(trace), "--html", str(again)]) == 0
+    assert again.read_text().replace("again.html", "page.html") == text
+
+
+@pytest.mark.skipif(
+    shutil.which("chromium") is None and os.geteuid() != 0, reason="chromium is not installed"
+)
+def test_the_page_opens_without_trouble(trace: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert main(["analyze", str(trace), "--html", str(page)]) == 0
+    with browser() as opened:
+        visit = opened.visit(page)
+    assert visit.requests == [page.as_uri()]
+    assert not visit.trouble
