@@ -428,6 +428,23 @@ def test_spoiled_traces_end(trace: Path, tmp_path: Path, seed: int) -> None:
     assert lines(report)
 
 
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    """Pages of the file that are mapped count, too."""
+    memory = []
+    for rounds in (1, 12):
+        path = generate(tmp_path / str(rounds), "star:2", numel=1_000_000, rounds=rounds)
+        command = [sys.executable, "-m", "tests.bench.replay", "--once", "replay"]
+        done = subprocess.run(
+            [*command, "--trace", str(path)], cwd=ROOT, capture_output=True, check=True, timeout=60
+        )
+        found = json.loads(done.stdout)
+        assert found["equal"] == found["captured"] > 0
+        memory.append(found["memory"])
+    grown = path.stat().st_size * 11 // 12
+    assert grown > 150e6
+    assert memory[1] - memory[0] < grown / 5
+
+
 # Live worlds
 
 TCPDUMP = ["tcpdump", "-i", "any", "-B", "32768", "-U", "-Z", "root"]
