@@ -302,6 +302,19 @@ def test_a_flipped_bit_is_found_and_named(
     assert f"element 100 bit {bit}:" in text
 
 
+@pytest.mark.parametrize("numel", [0, 100])
+def test_another_round_in_an_aggregate_is_found_and_named(tmp_path: Path, numel: int) -> None:
+    trace = generate(tmp_path / "t", "star:2", numel=numel, rounds=6)
+    place = next(p for p in data_packets(trace) if p.direction == 2)
+
+    def change(content: bytearray) -> None:
+        content[place.payload + 3] ^= 1
+
+    report = replayed(tampered(trace, tmp_path / "x", change))
+    assert place.number in [finding["packet"] for finding in report["findings"]]
+    assert lines(report)
+
+
 def test_a_missing_contribution_is_missed(tmp_path: Path) -> None:
     path = generate(tmp_path / "t", "star:3")
     place = next(p for p in data_packets(path) if p.direction == 1)

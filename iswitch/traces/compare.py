@@ -208,6 +208,13 @@ class Comparison:
         captured: Captured,
     ) -> None:
         """One segment whose bits are not equal."""
+        heads = [row[:SEG_SIZE].tobytes().hex() for row in (part.rows[i], ours)]
+        if heads[0] != heads[1]:
+            one = Stretch(run.round, run.start, part.rows[i : i + 1], part.tail)
+            self._differ(
+                "differs", job, one, captured, captured_value=heads[0], recomputed=heads[1]
+            )
+            return
         shape = shape_of(job)
         size = shape.tail(run.stop)
         mine, its = (

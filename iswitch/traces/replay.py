@@ -284,7 +284,8 @@ class Replayer:
         what = np.full(len(heads), SKIPPED, np.int64)
         if self.setting.directed and not self.setting.host:
             passing = (packets.kinds == ORDINARY) | (packets.kinds == TAGGED)
-            what[passing & (directions == IN) & ~to & ~of] = PASSING
+            foreign = _pair(words, source) != ip  # what it has sent comes in elsewhere only
+            what[passing & foreign & (directions == IN) & ~to & ~of] = PASSING
         what[of & (packets.kinds == TAGGED)] = FROM_SWITCH
         what[to] = TO_SWITCH
         what[(to | of) & (packets.kinds == CUT)] = CUT_OFF
