@@ -321,14 +321,14 @@ def test_links_that_lose(tmp_path: Path) -> None:
 def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     command = [sys.executable, "-m", "iswitch", "bench", "--sizes", "4kB,8kB", "--strategies"]
-    command += ["iswitch", "--workers", "2", "--seconds", "600", "--json", str(path)]
+    command += ["iswitch", "--workers", "2", "--seconds", "3", "--json", str(path)]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=heed_interrupts,
     ) as process:  # fmt: skip
         assert process.stderr is not None
         assert process.stderr.readline() == "4kB, star:2\n"
-        time.sleep(1.5)
+        assert process.stderr.readline() == "8kB, star:2\n"
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
@@ -336,7 +336,7 @@ def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
     assert "4kB (1,000 elements), 2 workers" in out
     told = json.loads(path.read_text())
     assert not told["complete"]
-    assert len(told["results"][0]["seconds"]) > 3
+    assert len(told["results"][0]["seconds"]) >= 20
 
 
 def test_a_worker_that_dies_is_named() -> None:
