@@ -60,6 +60,11 @@ class Aggregates:
             fresh.append(came)
         return fresh
 
+    def note(self, stop: int) -> None:
+        """The first so many are in their place already; of the others none is."""
+        self.has[:stop] = 1
+        self.remaining -= stop
+
     def copy(self, former: Aggregates) -> None:
         """Take over what has come of the same round elsewhere."""
         had = former.has == 1

@@ -252,22 +252,11 @@ class Worker:
         if began - self._session.heard > LOOK_AGAIN and self._poller.poll(0):
             self._receive()  # since the last call: Help for that round, a Reset, a Halt
         self._raise_notice()
-        session.begin(np.ascontiguousarray(vector).reshape(-1), result.reshape(-1), began, own)
-        transfer = session.transfer
-        assert transfer is not None
-        self._waiting.begin(began)
+        flat = np.ascontiguousarray(vector).reshape(-1), result.reshape(-1)
         try:
-            while not transfer.done:
-                in_time = self._step(limit)
-                if not in_time:
-                    self._ask_who_is_there()
-                self._raise_notice()
-                now = time.monotonic()
-                if (lost := self._waiting.lost(now)) is not None:
-                    raise lost
-                if not in_time and not transfer.done:
-                    failed = self._port.counters["tx_failed"]
-                    raise self._waiting.too_late(limit - began, now, failed)
+            express = session.begin_express(*flat, began, own)
+            if not (express and self._express(limit)):
+                self._by_and_by(flat, began, limit, own)
         except BaseException:
             session.abandon()
             raise
@@ -276,6 +265,44 @@ class Worker:
         self._port.push(session.transmissions(now))
         self.allreduces += 1
         self.allreduce_seconds.append(now - began)
+
+    def _express(self, limit: float) -> bool:
+        """Send a small vector and take its aggregate; False: it has to be gone on with slowly."""
+        session = self._session
+        self._port.push(session.transmissions(time.monotonic()))
+        while session.express is not None:
+            deadline = session.deadline()
+            until = limit if deadline is None else min(limit, deadline)
+            if not self._poller.poll(max(0.0, until - time.monotonic()) * 1000):
+                break
+            self._receive()
+            if session.express is not None and session.express.done:
+                return True
+        session.go_slow()
+        self._raise_notice()
+        return False
+
+    def _by_and_by(
+        self, flat: tuple[Vector, Vector], began: float, limit: float, own: bool
+    ) -> None:
+        """Send and receive until all has come."""
+        session = self._session
+        if session.transfer is None:
+            session.begin(*flat, began, own)
+        transfer = session.transfer
+        assert transfer is not None
+        self._waiting.begin(began)
+        while not transfer.done:
+            in_time = self._step(limit)
+            if not in_time:
+                self._ask_who_is_there()
+            self._raise_notice()
+            now = time.monotonic()
+            if (lost := self._waiting.lost(now)) is not None:
+                raise lost
+            if not in_time and not transfer.done:
+                failed = self._port.counters["tx_failed"]
+                raise self._waiting.too_late(limit - began, now, failed)
 
     def _check(self, array: Vector, name: str) -> None:
         if not isinstance(array, np.ndarray):

@@ -39,6 +39,7 @@ from iswitch.wire import (
 )
 
 from .events import Answered, Dropped, Event, Gone, Halted, WasReset
+from .express import Express
 from .member import RANGES_PER_HELP, REPEAT_CEILING, REPEAT_PAUSE, Member, bridged
 from .transfer import Contribution, Transfer
 from .window import CEILING
@@ -57,6 +58,7 @@ __all__ = [  # what those that deal with a session need
 ]
 
 BURSTS_AT_ONCE = 16  # super-datagrams given out between two looks at what has come
+BURSTS_IN_EXPRESS = 4  # as many as a window has at first
 PROBE = 2.0  # round trips without a sign after which to send something again, to see
 PROBE_FLOOR = 0.002  # seconds
 
@@ -112,6 +114,8 @@ class Session(Member[Dropped | Gone | WasReset]):
         self.resends = resends
         self.round = 0  # of the allreduce under way, or the next
         self.transfer: Transfer | None = None
+        self.express: Express | None = None  # in place of a transfer, as long as all goes well
+        self._whole: Outgoing | None = None  # its contribution, to be sent
         self.waiting_for: int | None = None  # bitmap of ranks, by the last answers to Help
         self._asked_anew = True  # no answer has come to the last Help
         self.stats = dict.fromkeys(
@@ -141,9 +145,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         not been sent yet. `own` says that nobody else writes to `out`: then what has come need not
         come again.
         """
-        if self._contributions[0].round != self.round:
-            self._contributions.rotate(1)
-            self._contributions[0].begin(self.round)
+        self._begin_round()
         if self._rejoining and not self._pending:  # a switch that refused us may take us now
             self.join(now)
         self.transfer = Transfer(self._contributions[0], vector, out)
@@ -153,6 +155,56 @@ class Session(Member[Dropped | Gone | WasReset]):
         self._own = own
         self.forget_who_is_missing()
         self._moves(now)
+
+    def begin_express(self, vector: Vector, out: Vector, now: float, own: bool = False) -> bool:
+        """Begin the allreduce of a small vector; False: `begin` it.
+
+        It is done when `express` says so. When something else has come than the aggregates in
+        order, or nothing until `deadline`, it goes on as if it had begun with `begin`.
+        """
+        n = self.shape.segments
+        if (
+            n > min(BURSTS_IN_EXPRESS * self._burst, self.window.size)
+            or len(vector) < self.shape.numel
+            or not (self.member and self.resends)
+            or self.halted
+            or self._given_up is not None
+            or self._out
+        ):
+            return False
+        self._begin_round()
+        self._own = own
+        self.forget_who_is_missing()
+        self.express = Express(self._contributions[0], vector, out, now)
+        self._moved, self._timer = now, now + self.round_trip.timeout
+        self.stats["sent"] += n
+        self._whole = self._data(self._contributions[0], 0, n)
+        return True
+
+    def _progress(self, express: Express, segments: int, now: float) -> None:
+        """The next aggregates have come."""
+        took = now - express.sent_at
+        self.stats["received"] += segments
+        self.window.returned(segments)
+        self._moved = express.came_at = now
+        self._timer = now + max(PROBE * took, PROBE_FLOOR)
+        if express.done:
+            self.round_trip.sample(took)
+            self.round_trip.backoff = 1.0
+
+    def go_slow(self) -> None:
+        """Something else than the next aggregates has come, or nothing."""
+        express = self.express
+        if express is None or express.done:
+            return
+        self.express = None
+        self.transfer = express.transfer()
+        self._moves(express.came_at)
+
+    def _begin_round(self) -> None:
+        if self._contributions[0].round != self.round:
+            self._contributions.rotate(1)
+            self._contributions[0].begin(self.round)
 
     def forget_who_is_missing(self) -> None:
         """Only answers to a Help that is still to be asked say for whom the round waits."""
@@ -171,7 +223,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         """Give the transfer up; the round stays the current one."""
         if self._own and self.transfer is not None:
             self._given_up = self.transfer
-        self.transfer = None
+        self.transfer = self.express = self._whole = None
         self._timer = self._repair_at = None
 
     # What the world does
@@ -181,6 +233,9 @@ class Session(Member[Dropped | Gone | WasReset]):
         out = self._given_out()
         transfer = self.transfer
         self.may_send = False
+        if self._whole is not None:
+            out.append(self._whole)
+            self._whole = None
         if transfer is None or self.halted or not self.member:
             return out
         # If the window has become narrower than what is under way, what is lost may still go.
@@ -230,6 +285,7 @@ class Session(Member[Dropped | Gone | WasReset]):
 
     def _do_what_is_due(self, now: float) -> None:
         """Ask for Help with what does not come, or send it again."""
+        self.go_slow()
         if self._repair_at is not None and self._repair_at <= now:
             self._repair(now)
         if self._timer is not None and self._timer <= now:
@@ -405,6 +461,11 @@ class Session(Member[Dropped | Gone | WasReset]):
         return Outgoing((self.switch,), TOS_DATA, *contribution.rows(start, stop))
 
     def _take(self, rows: Rows, tail: int, now: float) -> None:
+        if self.express is not None and not self.express.done:
+            if self.express.take(rows, tail, self._cutter):
+                self._progress(self.express, len(rows), now)
+                return
+            self.go_slow()
         transfer = self.transfer
         if transfer is None:
             self.stats["useless"] += len(rows)

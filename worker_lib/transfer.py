@@ -96,6 +96,14 @@ class Transfer:
         """Segments that were sent, are not known to be lost, and whose aggregate has not come."""
         return self.losses.in_flight
 
+    def take_over(self, came: int, sent_at: float, came_at: float) -> None:
+        """All of it was sent, and so many aggregates, from the first on, have come, then."""
+        self._todo.clear()
+        self._aggregates.note(came)
+        self.losses.sent(slice(0, self.shape.segments), self.shape.segments, sent_at, again=False)
+        if came:
+            self.losses.came(slice(0, came), came_at)
+
     def resume(self, former: Transfer) -> None:
         """Take over what has come of the same round before it was given up."""
         self._aggregates.copy(former._aggregates)

@@ -197,9 +197,9 @@ class Life(Application):
                     then()
             elif isinstance(event, WasReset):
                 pass  # the next allreduce is of the round it names
-        transfer = session.transfer
-        if transfer is not None and transfer.done:
-            self.oracle.gets(self.who, self.identity, transfer.round, self._out)
+        under_way = session.transfer or session.express
+        if under_way is not None and under_way.done:
+            self.oracle.gets(self.who, self.identity, session.round, self._out)
             session.finish()
             self._rounds += 1
             self.look()
@@ -212,10 +212,12 @@ class Life(Application):
             self.thinking = True
             self.network.at(now + WAITS_ON, self._go_on)
         waits = self.leaving or self.thinking or not self._all_came
-        if session.transfer is None and session.member and not waits:
+        idle = session.transfer is None and session.express is None
+        if idle and session.member and not waits:
             vector = self.oracle.begins(self.identity, session.round)
             self._out = np.zeros_like(vector)
-            session.begin(vector, self._out, now, own=True)
+            if not session.begin_express(vector, self._out, now, own=True):
+                session.begin(vector, self._out, now, own=True)
             self.waiting.begin(now)
 
     def _joined(self) -> None:
