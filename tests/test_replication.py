@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="raw ports need root")
 SWITCH_MAC = b"\2i\n\x1a\xff\xfe"
 PATIENCE = 10.0
 UDP_GRO = 104
+TC_H_ROOT = 0xFFFFFFFF
 
 
 @pytest.fixture(scope="module")
@@ -181,3 +182,50 @@ def test_programs_are_as_long_as_they_have_to_be() -> None:
     lengths = [len(replication.replicate([one] * n, 0)) for n in (1, 2, 3)]
     assert lengths[1] - lengths[0] == lengths[2] - lengths[1]
     assert HEADERS == replication.UDP_CSUM_AT + 2
+
+
+def test_a_full_queue_of_the_first_port_is_its_own_loss(network: Network, hosts: Hosts) -> None:
+    """The copies have gone when it drops the frame, so nothing is sent again."""
+    sends = hosts.broadcast(payload(10), 1472)
+    for _ in range(WORTH + 1):
+        hosts.ports.push([sends])
+        hosts.receive()
+    before = dict(hosts.counters)
+    with slow(network, 0):
+        for _ in range(20):
+            hosts.ports.push([sends])
+            assert [len(sock.recv(1 << 16)) for sock in hosts.sockets[1:]] == [14_720] * 2
+    for sock in hosts.sockets[1:]:
+        sock.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            sock.recv(1 << 16)
+    lost = hosts.counters["tx_failed"] - before.get("tx_failed", 0)
+    assert lost > 0
+    assert hosts.counters["tx_frames"] - before["tx_frames"] == 20 * 3 * 10 - lost
+
+
+@contextmanager
+def slow(network: Network, port: int) -> Iterator[None]:
+    """A port's queue takes two or three super-frames, and is slow to send them."""
+    from pyroute2 import IPRoute
+
+    with network.inside("s1"), IPRoute() as netlink:
+        (index,) = netlink.link_lookup(ifname=network.ports("s1")[port].ifname)
+        netlink.tc("add", "tbf", index=index, rate="10mbit", burst=20_000, limit=40_000)
+        try:
+            yield
+        finally:
+            netlink.tc("del", index=index, parent=TC_H_ROOT)
+
+
+def test_a_kernel_that_takes_no_more_programs_leaves_each_port_to_itself(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: bytes) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(bpf, "load", refuse)
+    rows = payload(3)
+    for _ in range(WORTH + 3):
+        hosts.ports.push([hosts.broadcast(rows, 1472)])
+        assert hosts.receive() == [rows.tobytes()] * 3

@@ -286,13 +286,18 @@ class RawPorts:
                 continue
             port, heads, bodies, lengths, counts = first
             self._marked.add(self._names[port].address, heads, bodies, lengths)
-            if self._marked.send(self._out.fileno(), fan):  # the first port is down, say
-                left += copies
-                continue
-            self.counters["tx_frames"] += sum(counts) * len(copies)
+            refused = dict(self._marked.send(self._out.fileno(), fan))
+            full = {i for i, error in refused.items() if error == errno.ENOBUFS}
+            before = sorted(refused.keys() - full)  # the port is down, say: nothing was copied
+            sent = sum(counts) - sum(counts[i] for i in before)
+            lost = sum(counts[i] for i in full)  # by the first port's queue, after the copying
+            self.counters["tx_frames"] += sent * len(copies) - lost
+            self.counters["tx_failed"] += lost
             if self.recorder is not None:
-                for copy in copies:
-                    self.recorder.sent(copy, ())
+                self.recorder.sent(first, refused.keys())
+                for copy in copies[1:]:
+                    self.recorder.sent(copy, before)
+            left += [only(copy, before) for copy in copies if before]
         return left
 
     def _flush(self, counts: list[int], begun: list[tuple[Transmission, int]]) -> None:
@@ -306,6 +311,13 @@ class RawPorts:
             which = {i for i, _ in refused}
             for transmission, start in begun:
                 self.recorder.sent(transmission, {i - start for i in which})
+
+
+def only(whole: Transmission, which: Sequence[int]) -> Transmission:
+    """Some of its frames."""
+    heads = None if whole.heads is None else whole.heads[which]
+    lengths, counts = ([of[i] for i in which] for of in (whole.lengths, whole.counts))
+    return Transmission(whole.port, heads, whole.bodies[which], lengths, counts)
 
 
 def at_most(step: Iterable[Transmission], most: int) -> Iterator[Transmission]:

@@ -72,6 +72,7 @@ class Replicator:
         self._times: dict[tuple[Receiver, ...], int] = {}
         self._known: dict[tuple[int, ...], tuple[list[object], tuple[Receiver, ...]]] = {}
         self._descriptors: list[int] = []
+        self._is_refused = False
         self._failed = [0] * len(interfaces)
         try:
             self._programs = self._keep(bpf.create_map(bpf.PROG_ARRAY, 4, MOST))
@@ -133,17 +134,21 @@ class Replicator:
         if len(self._times) >= SEEN:
             self._times.clear()
         self._times[receivers] = times = self._times.get(receivers, 0) + 1
-        if times < WORTH:
+        if times < WORTH or self._is_refused:
             return None
         if len(self._fans) >= MOST:
             self._fans.clear()
             self._times.clear()
         number = len(self._fans)
-        program = bpf.load(replicate(receivers, self._failures))
         try:
-            bpf.update(self._programs, number, program)
-        finally:
-            os.close(program)  # the array keeps it
+            program = bpf.load(replicate(receivers, self._failures))
+            try:
+                bpf.update(self._programs, number, program)
+            finally:
+                os.close(program)  # the array keeps it
+        except OSError:  # no memory, or no privilege any more: each port by itself from now on
+            self._is_refused = True
+            return None
         mark = struct.pack("<Qiii4x", 20, socket.SOL_SOCKET, SO_MARK, FIRST_MARK + number)
         self._fans[receivers] = fan = Block(mark)
         return fan
