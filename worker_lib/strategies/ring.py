@@ -6,7 +6,7 @@ of the steps it adds what it receives to its own, so that after them each rank h
 chunk; in the second half the sums go round. So every chunk is added up once, in the order in which
 it goes round, and all ranks get the same bits.
 
-A step is not waited for as a whole: each piece of a chunk (`tcp.PIECE`) goes on to the next rank as
+A step is not waited for as a whole: each piece of a chunk (1 MiB) goes on to the next rank as
 soon as it is added.
 
 Cost, for X bytes: 2(N - 1) steps, and from each rank to the next X / N in each of them, that is
@@ -25,9 +25,10 @@ from . import Vector
 from .base import TIMEOUT, Base, bounds, pieces
 from .cost import Cost, Node
 from .rendezvous import meet
-from .tcp import PIECE, Connection, accept, connect, listen
+from .tcp import Connection, accept, connect, listen
 
 F32 = 4  # bytes
+PIECE = 1 << 20  # bytes that go on as one: fewer cost more waiting, more cost more waking up
 
 
 class Ring(Base):
