@@ -368,11 +368,27 @@ def test_what_is_not_installed_is_named(
     assert capsys.readouterr().err.startswith(expected)
 
 
+def test_what_cannot_be_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def complaint(*options: str, **names: str) -> str:
+        names = {"algorithm": "ppo", "env": "CartPole-v1"} | names
+        arrays = {"0": np.array(70)}
+        np.savez(tmp_path / "checkpoint.npz", names=np.array(json.dumps(names)), **arrays)
+        place = ["--env", "CartPole-v1", "--out", str(tmp_path), "--resume"]
+        assert cli.main(["train", "ppo", *place, *options]) == 2
+        return capsys.readouterr().err
+
+    said = complaint(algorithm="dqn")
+    assert "checkpoint.npz is of another training: algorithm dqn, env CartPole-v1; name" in said
+    assert "checkpoint.npz has 70 already" in complaint("--iterations", "70")
+
+
 def test_what_a_worker_refuses_is_told(tmp_path: Path) -> None:
-    np.savez(tmp_path / "checkpoint.npz", names=np.array('{"algorithm": "dqn"}'))
+    names = '{"algorithm": "ppo", "env": "CartPole-v1"}'
+    arrays = {"0": np.zeros(3, np.float32), "1": np.array(70)}
+    np.savez(tmp_path / "checkpoint.npz", names=np.array(names), **arrays)
     done = run("ppo", "--env", "CartPole-v1", "--out", str(tmp_path), "--resume")
     assert done.returncode == 1
-    assert "checkpoint.npz is of another training: algorithm dqn; name another" in done.stderr
+    assert "checkpoint.npz has weights of other shapes; name another --out\n" in done.stderr
     assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.npz"]
 

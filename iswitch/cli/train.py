@@ -71,7 +71,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="sync: add in rank order, so that a run can be repeated bit for bit",
     )  # fmt: skip
     parser.add_argument(
-        "--iterations", type=whole(1), metavar="N", help="updates until the end (the workload's)"
+        "--iterations",
+        type=whole(1),
+        metavar="N",
+        help="updates, from the very beginning, until the end (the workload's)",
     )
     parser.add_argument(
         "--target-return", type=float, metavar="R",
@@ -161,6 +164,8 @@ def _run(
         try:
             switches.start()
             crew.start(command, JOB)
+            with signals.later():  # torch half loaded cannot be loaded again
+                training.prepare()
             crew.run(over)
             signals.hold()
             crew.end()
@@ -226,7 +231,7 @@ def plan_of(args: argparse.Namespace, topology: Topology) -> Plan:
         reproducible=args.reproducible,
         staleness=STALENESS if args.staleness is None else args.staleness,
         threshold=args.threshold,
-        checkpoint=_checkpoint(args),
+        checkpoint=_checkpoint(args, env),
         checkpoint_every=args.checkpoint_every,
         resume=args.resume,
         slow=slow,
@@ -267,7 +272,10 @@ def _check_mode(args: argparse.Namespace, topology: Topology) -> None:
         raise UsageError("--reproducible is the switch's; use --strategy iswitch")
 
 
-def _checkpoint(args: argparse.Namespace) -> str | None:
+def _checkpoint(args: argparse.Namespace, env: str) -> str | None:
+    from worker_lib.rl.checkpoint import updates_in
+    from worker_lib.rl.workloads import Unsuitable
+
     if args.out is None:
         if args.resume:
             raise UsageError("--resume: name the folder of the checkpoint with --out")
@@ -282,4 +290,14 @@ def _checkpoint(args: argparse.Namespace) -> str | None:
         raise UsageError(f"--resume: there is no {path}; leave it out to begin")
     if not args.resume and path.exists():
         raise UsageError(f"--out {args.out} has a training; add --resume, or name another folder")
+    if args.resume:
+        try:
+            done = updates_in(str(path), {"algorithm": args.algorithm, "env": env})
+        except Unsuitable as error:
+            raise UsageError(str(error)) from None
+        if args.iterations is not None and done >= args.iterations:
+            raise UsageError(
+                f"--iterations {args.iterations}: {path} has {done} already, and they count from "
+                "the start of the training; give more"
+            )
     return str(path.absolute())

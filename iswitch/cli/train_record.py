@@ -71,9 +71,15 @@ class Training:
         if self._files is not None:
             self._files.close()
 
+    def prepare(self) -> None:
+        """Load what writes event files, and torch with it: workers take longer to start."""
+        if self._out is not None:
+            import tensorboardX  # noqa: F401
+
     def go_on(self) -> str:
         """What an early end leaves to be said."""
-        kept = self.plan.checkpoint is not None and Path(self.plan.checkpoint).exists()
+        path = self.plan.checkpoint
+        kept = self.started is not None and path is not None and Path(path).exists()
         return "; go on with --resume" if kept else ""
 
     def hear(self, worker: Worker, line: str, is_error: bool) -> None:
@@ -103,9 +109,9 @@ class Training:
                 self.failure = self.failure or f"{worker.called}: {message['message']}"
 
     def _begin(self, message: dict[str, Any]) -> None:
-        self.started = message
         if self._out is not None:  # not before: a training that is refused leaves no files
             self._files = Files(Path(self._out), self.plan.resume)
+        self.started = message
 
     def _progress(self, member: Member, message: dict[str, Any]) -> None:
         for name in ("iteration", "seconds", "gradients", "discarded"):

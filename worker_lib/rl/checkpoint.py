@@ -12,12 +12,15 @@ import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from .updater import Updater
 from .workloads import Unsuitable
+
+if TYPE_CHECKING:
+    from .updater import Updater
 
 
 def save(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
@@ -45,6 +48,24 @@ def load(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
     Raises:
         Unsuitable: there is no such file, or it is of another workload.
     """
+    arrays = _read(path, names)
+    kinds = [(array.shape, array.dtype) for array in arrays]
+    if kinds != [(array.shape, array.dtype) for array in updater.state]:
+        raise Unsuitable(f"{path} has weights of other shapes; name another --out")
+    for array, value in zip(updater.state, arrays, strict=True):
+        array[...] = value
+
+
+def updates_in(path: str, names: Mapping[str, Any]) -> int:
+    """How many updates a checkpoint has.
+
+    Raises:
+        Unsuitable: there is no such file, or it is of another workload.
+    """
+    return int(_read(path, names)[-1].item())
+
+
+def _read(path: str, names: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
     if not Path(path).exists():
         raise Unsuitable(f"there is no checkpoint {path}; leave --resume out to begin")
     try:
@@ -53,9 +74,7 @@ def load(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
             arrays = [stored[str(i)] for i in range(len(stored.files) - 1)]
     except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
         raise Unsuitable(f"{path} is no checkpoint: {error}") from None
-    kinds = [(array.shape, array.dtype) for array in arrays]
-    if found != names or kinds != [(array.shape, array.dtype) for array in updater.state]:
+    if found != names:
         said = ", ".join(f"{name} {value}" for name, value in found.items())
         raise Unsuitable(f"{path} is of another training: {said}; name another --out")
-    for array, value in zip(updater.state, arrays, strict=True):
-        array[...] = value
+    return arrays

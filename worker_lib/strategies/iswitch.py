@@ -57,13 +57,13 @@ def cost(numel: int, num_workers: int, levels: int = 1) -> Cost:
     return Cost(2 * levels, flows)
 
 
-def join(numel: int, *, own_rank: bool = True, **options: Any) -> Switched:
+def join(numel: int, *, own_rank: bool = False, **options: Any) -> Switched:
     """Join the job that the environment names (`Worker.from_env`).
 
     Args:
         numel: elements of every vector.
-        own_rank: number the workers by the switch, as is right for one switch: in a reproducible
-            job it adds in that order. With switches above switches by RANK.
+        own_rank: number the workers as their one switch does, which in a reproducible job adds in
+            that order, rather than by RANK.
         options: as of `Worker`.
     """
     worker = Worker.from_env(numel, **options)
