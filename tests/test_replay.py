@@ -22,8 +22,8 @@ from iswitch.keys import Keys
 from iswitch.traces.batch import Problems
 from iswitch.traces.compare import within_each
 from iswitch.traces.links import IP, TAGGED, LinkLayer
+from iswitch.traces.paired import Options
 from iswitch.traces.reader import Reader
-from iswitch.traces.replay import Options
 from iswitch.traces.report import is_clean, lines, replay
 from iswitch.traces.survey import NothingToReplay, survey
 from iswitch.wire import TOS_DATA, DType, Op

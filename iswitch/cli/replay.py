@@ -22,8 +22,8 @@ from . import UsageError, check_writable, host_port, quantity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..traces.paired import Options
     from ..traces.reader import Reader
-    from ..traces.replay import Options
     from ..traces.survey import Setting
 
 MAX = "max"
@@ -168,7 +168,7 @@ def options(args: argparse.Namespace) -> Options:
     """Of the switch."""
     from ..limits import Limits
     from ..paper import Counting
-    from ..traces.replay import Options
+    from ..traces.paired import Options
     from .switch import keys
 
     limits = Limits(

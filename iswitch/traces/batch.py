@@ -74,8 +74,13 @@ def gather(data: Bytes, at: Ints, width: int) -> Rows:
     n = len(at)
     if n and (step := evenly(at)) is not None and int(at[-1]) + width <= len(data):
         return np.ndarray((n, width), np.uint8, data, int(at[0]), (step, 1)).copy()
+    found: Rows
+    if n and width > 0 and int(at.max()) + width <= len(data):
+        # Each place of the file as a row that overlaps the next: NumPy copies it as one piece.
+        found = np.ndarray((len(data) - width + 1, width), np.uint8, data, 0, (1, 1))[at]
+        return found
     places = at[:, None] + np.arange(width)
-    found: Rows = data[np.minimum(places, len(data) - 1)]
+    found = data[np.minimum(places, len(data) - 1)]
     return found
 
 

@@ -87,9 +87,10 @@ class HostView(Replayer):
             n = len(stretch.rows)
             if to_switch:
                 member.packets += n
-                job.rounds.contributed(
-                    member.rank, stretch.round, stretch.start, stretch.stop, n, self.watch.span
-                )
+                indices = stretch.indices
+                if indices is None:
+                    indices = np.arange(stretch.start, stretch.stop)
+                job.rounds.contributed(member.rank, stretch.round, indices, self.watch.span)
             else:
                 self.aggregates += n
                 run = Run(0, stretch.round, stretch.start, stretch.start + n)

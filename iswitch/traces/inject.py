@@ -42,6 +42,7 @@ class Injector(Replayer):
         pace: Callable[[float], None] | None = None,
     ) -> None:
         super().__init__(reader, setting, pace=pace)
+        self.in_layers = False
         self.sent = 0
         self.sent_bytes = 0
         self.refused = 0

@@ -62,7 +62,10 @@ class Packets(NamedTuple):
 
     def by_time(self) -> Packets:
         """The same in the order of their times."""
-        order = np.argsort(self.batch.times, kind="stable")
+        return self.taken(np.argsort(self.batch.times, kind="stable"))
+
+    def taken(self, order: Ints) -> Packets:
+        """Some of them, in some order."""
         ordered: list[Any] = [array[order] for array in self[1:]]
         batch: list[Any] = [array[order] for array in self.batch[1:]]
         return Packets(Batch(self.batch.number, *batch), *ordered)

@@ -7,12 +7,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ..accelerator import Run
 from ..arbiter import Traffic, classify
 from ..job import Job
 from ..packets import Address, Burst, Outgoing
 from ..switch import Switch
-from ..wire import SEG_SIZE, Action, DType, Mode, Op, Shape, split_seg
+from ..wire import SEG_SIZE, Action, DType, Mode, Op, Shape
 from .rounds import Rounds
 from .survey import parse
 
@@ -51,9 +53,15 @@ class Watch:
     def __init__(self, detailed: Collection[tuple[int, int]] = ()) -> None:
         self.jobs: dict[int, JobSeen] = {}
         self.span = (0.0, 0.0)  # of the packets that are being handled
+        self.window: int | None = None  # of those that are handled in another order
         self.actions: Counter[str] = Counter()  # to the switch
         self.answers: Counter[str] = Counter()  # from the switch that was captured
         self._detailed = detailed
+
+    @property
+    def is_detailed(self) -> bool:
+        """Whether each event of some round is kept, in their order."""
+        return bool(self._detailed)
 
     def job(self, number: int, shape: Shape) -> JobSeen:
         """A job that is under way."""
@@ -124,22 +132,20 @@ class ObservedSwitch(Switch):
         job, member = found
         assert job.shape is not None
         before = [counters[name] for name in TAKEN]
-        first = split_seg(int.from_bytes(burst.rows[0, :SEG_SIZE].tobytes(), "big"))
-        last = split_seg(int.from_bytes(burst.rows[-1, :SEG_SIZE].tobytes(), "big"))
+        heads = np.ascontiguousarray(burst.rows[:, :SEG_SIZE]).view(">u4").astype(np.int64)
         seen = self.watch.job(job.number, job.shape)
         who = self.watch.member(seen, burst.peer, member.rank)
-        count = len(burst.rows)
-        who.packets += count
-        segments = job.shape.segments
+        who.packets += len(heads)
+        last = job.shape.segments - 1
         sends = super().receive(burst, now)
         taken, duplicates, late = (
             counters[name] - was for name, was in zip(TAKEN, before, strict=True)
         )
         if taken or duplicates or late:
-            start = min(first[1], segments - 1)
-            stop = max(start, min(last[1], segments - 1)) + 1
-            span = self.watch.span
-            share = seen.rounds.contributed(member.rank, first[0], start, stop, count, span)
+            watch, indices = self.watch, np.minimum(heads[:, 1], last)
+            share = seen.rounds.contributed(
+                member.rank, int(heads[0, 0]), indices, watch.span, watch.window
+            )
             share.duplicates += duplicates
             share.late += late
         return sends

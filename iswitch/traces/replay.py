@@ -5,13 +5,14 @@
                                                \\-> between others: to the Chassis, if it came in
 
 A group is a number of packets of one flow, length and port that follow each other: what a real
-switch gets from the kernel at once. Nothing is done for each packet.
+switch gets from the kernel at once. Nothing is done for each packet. Where the packets of several
+flows alternate, they are put into groups first (`layers`), unless somebody wants to see what is
+sent in the order it is sent in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -23,18 +24,16 @@ from ..chassis import Chassis
 from ..forwarding import Bridge
 from ..frame import ETH, GSO_UDP_L4, HEADERS, NEEDS_CSUM, VNET, Frames, Transmission
 from ..frame import HEAD as ROW_HEAD
-from ..guard import SourceGuard
 from ..issuing import Jack
-from ..keys import Keys
-from ..limits import Limits
-from ..packets import Address, Burst, Outgoing, Rows
+from ..packets import Address, Rows
 from ..paper import Counting
-from ..switch import Switch
-from ..wire import SEG_SIZE, DType, Op
+from ..wire import SEG_SIZE
 from .batch import IN, OUT, Ints, gather
 from .compare import Captured, Comparison
+from .layers import LEAST, MOST_PORTS, Layers
 from .links import CUT, HEAD, IP, ORDINARY, TAGGED, UDP, LinkLayer, Packets
-from .observed import ObservedSwitch, Watch
+from .observed import Watch
+from .paired import MagnitudesSwitch, Options, PairedSwitch, Unguarded
 from .reader import Reader
 from .survey import Setting
 
@@ -42,6 +41,7 @@ MOST = 512  # packets of a group: their bytes stay in the processor's cache
 MOST_PASSING = 32  # of different lengths
 SORTED = 32 << 20  # bytes of a trace that are put in the order of time, where it has no better
 SPAN = 0.010  # seconds of a group
+FEW = 8  # packets of a group on average, below which they are put in layers
 MOST_TIMERS = 1000  # between two packets; beyond, the clock jumps over the rest of a gap
 SKIPPED, TO_SWITCH, FROM_SWITCH, PASSING, CUT_OFF = range(5)
 # Of a head, in words of 16 bits: not the identification, nor checksums.
@@ -50,63 +50,6 @@ SAME[[9, 12, 20]] = 0
 
 # What is sent, when (ns since 1970), and the names of the ports.
 Sink = Callable[[list[Transmission], int, list[str]], None]
-
-
-@dataclass
-class Options:
-    """How the switch that replays is set up, as the one of the trace was."""
-
-    keys: Keys = field(default_factory=Keys)
-    limits: Limits = field(default_factory=Limits)
-    reproducible: bool = False
-    counting: Counting = Counting.EXACT
-
-
-class MagnitudesSwitch(Switch):
-    """A switch that is sent the absolute values of what another is, and so adds up these."""
-
-    def receive(self, burst: Burst, now: float) -> list[Outgoing]:
-        """As a switch does."""
-        if classify(burst.tos) is Traffic.DATA and (
-            found := self.control.by_source.get(burst.peer)
-        ):
-            shape = found[0].shape
-            if shape is not None and shape.op is Op.SUM and shape.dtype is not DType.INT32:
-                rows = burst.rows.copy()
-                top = SEG_SIZE + shape.dtype.itemsize - 1
-                rows[:, top :: shape.dtype.itemsize] &= 0x7F
-                burst = burst._replace(rows=rows)
-        return super().receive(burst, now)
-
-
-class PairedSwitch(ObservedSwitch):
-    """An observed switch beside one of magnitudes, which is sent the same."""
-
-    magnitudes: MagnitudesSwitch | None = None
-
-    def receive(self, burst: Burst, now: float) -> list[Outgoing]:
-        """As a switch does."""
-        if self.magnitudes is not None:
-            self.magnitudes.receive(burst, now)
-        return super().receive(burst, now)
-
-    def handle_timer(self, now: float) -> list[Outgoing]:
-        """As a switch does."""
-        if self.magnitudes is not None:
-            self.magnitudes.handle_timer(now)
-        return super().handle_timer(now)
-
-
-class Unguarded(SourceGuard):
-    """Lets everybody have any address, as a switch on a socket does."""
-
-    def is_spoofed(self, mac: bytes, ip: bytes, ingress: int) -> bool:  # noqa: ARG002
-        """No."""
-        return False
-
-    def spoofed(self, group: Frames) -> None:  # noqa: ARG002
-        """None of them."""
-        return
 
 
 class Group:
@@ -197,6 +140,10 @@ class Replayer:
         if setting.shared:
             self._chassis.guard = Unguarded(self.switch.sources, lambda *_: None, self._address)
         self._now = 0.0
+        # What is sent to a parent, and what counts packets, depends on more than each segment.
+        alone = setting.parent is None and options.counting is Counting.EXACT
+        seen = sink is not None or pace is not None or self.watch.is_detailed
+        self.in_layers = alone and not seen and not setting.host
 
     def _make(self, kind: Any, options: Options) -> Any:
         return kind(
@@ -210,14 +157,26 @@ class Replayer:
 
     def run(self) -> None:
         """Replay all of it."""
-        for group in self.groups():
+        for packets, what in self._batches():
             self._plug()
-            self._take(group)
+            bounds = self._bounds(packets, what)
+            few = len(bounds) * FEW > len(what) and len(self.ports) <= MOST_PORTS
+            if self.in_layers and few:
+                self._take_layers(packets, what)
+            else:
+                for group in self._cut(packets, what, bounds):
+                    self._take(group)
+            self.comparison.settle()
         self.comparison.settle(end=True)
         self.watch.close()
 
     def groups(self) -> Iterator[Group]:
         """What is for the switch, from it, or passes, in the order of the trace."""
+        for packets, what in self._batches():
+            yield from self._cut(packets, what)
+
+    def _batches(self) -> Iterator[tuple[Packets, npt.NDArray[np.int64]]]:
+        """Packets, and what each is to the switch."""
         if not self.setting.ordered:
             self.reader.window = max(self.reader.window, SORTED)
         for batch in self.reader.batches():
@@ -226,8 +185,9 @@ class Replayer:
             self.passed["out_of_order"] += early
             if early and not self.setting.ordered:
                 packets = packets.by_time()
-            yield from self._groups(packets)
-            self.comparison.settle()
+            what = self._sorted(packets)
+            self._count(packets, what)
+            yield packets, what
 
     @property
     def ports(self) -> list[str]:
@@ -248,18 +208,21 @@ class Replayer:
 
     # Sorting
 
-    def _groups(self, packets: Packets) -> Iterator[Group]:
-        """Cut a batch where packets are not alike; what is of no interest is only counted."""
-        what = self._sorted(packets)
-        self._count(packets, what)
-        n = len(what)
+    @staticmethod
+    def _bounds(packets: Packets, what: npt.NDArray[np.int64]) -> list[int]:
+        """Where packets are not as the one before, but for the first, and where they end."""
         words = packets.heads.view(np.uint16)
         differs = ((words[1:] ^ words[:-1]) & SAME).any(axis=1)
         plain = (what[1:] == PASSING) & (what[:-1] == PASSING)
         differs &= ~plain
         differs |= (what[1:] != what[:-1]) | (packets.ports[1:] != packets.ports[:-1])
-        bounds = [0, *(np.flatnonzero(differs) + 1).tolist(), n]
-        for start, stop in pairwise(bounds):
+        return [0, *(np.flatnonzero(differs) + 1).tolist(), len(what)]
+
+    def _cut(
+        self, packets: Packets, what: npt.NDArray[np.int64], bounds: list[int] | None = None
+    ) -> Iterator[Group]:
+        """Packets in groups; what is of no interest is left out."""
+        for start, stop in pairwise(bounds or self._bounds(packets, what)):
             kind = int(what[start])
             if kind in (TO_SWITCH, FROM_SWITCH, PASSING):
                 port = int(packets.ports[start])
@@ -328,11 +291,45 @@ class Replayer:
             )
             if self._pace is not None:
                 self._pace(first)
+            self.watch.window = None
             self.watch.span = (first, float(seconds[stop - 1]))
             self._now = first
             part = group if stop - at == n else group.part(at, stop)
             self._handle(part, int(times[stop - 1]))
             at = stop
+
+    def _take_layers(self, packets: Packets, what: npt.NDArray[np.int64]) -> None:
+        """Handle packets in windows, each in layers, with what is due before each."""
+        wanted = np.flatnonzero((what != SKIPPED) & (what != CUT_OFF))
+        packets, what = packets.taken(wanted), what[wanted]
+        if not len(what):
+            return
+        layers = Layers(self.reader.data, packets, what == TO_SWITCH, what == FROM_SWITCH)
+        seconds = self._seconds(packets.batch.times)
+        control = self.switch.control
+        at, n = 0, len(what)
+        while at < n:
+            first = float(seconds[at])
+            due = self._go_to(first)
+            until = first + SPAN if due is None else min(first + SPAN, due)
+            stop = max(at + 1, int(np.searchsorted(seconds, until, "left")))
+            end = layers.window(at, stop, control)
+            if end - at < LEAST:
+                end = max(end, at + 1)
+                here = np.arange(at, end)
+                for group in self._cut(packets.taken(here), what[here]):
+                    self._take(group)
+            else:
+                self._now = first
+                self.watch.window = at
+                order, begins = layers.layered(at, end, control)
+                some, kinds = packets.taken(order), what[order]
+                bounds = sorted({*self._bounds(some, kinds), *np.flatnonzero(begins).tolist()})
+                for group in self._cut(some, kinds, bounds):
+                    times = seconds[order[group.start : group.stop]]
+                    self.watch.span = (float(times.min()), float(times.max()))
+                    self._handle(group, int(some.batch.times[group.stop - 1]))
+            at = end
 
     def _go_to(self, now: float) -> float | None:
         """Do what is due before a time; when something will be due next."""

@@ -10,8 +10,9 @@ from .diagnose import Finding, diagnose
 from .host import HostView
 from .links import LINKS
 from .observed import JobSeen, Watch, describe
+from .paired import Options
 from .reader import Reader
-from .replay import Options, Replayer, Sink
+from .replay import Replayer, Sink
 from .rounds import as_json
 from .survey import NothingToReplay, Setting
 

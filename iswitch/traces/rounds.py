@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..accelerator import Run
+from ..packets import Indices
 
 OPEN = 4  # rounds of a job that may go on at a time; packets of older ones begin them anew
 MOST_ROUNDS = 10_000  # of a job, that are told one by one
@@ -36,6 +39,8 @@ class Share:
     last: float
     packets: int = 0
     furthest: int = -1  # the last segment so far
+    before: int = -1  # the last before this window
+    window: int | None = None
     resent: int = 0  # packets behind that: they were lost, or thought to be
     duplicates: int = 0
     late: int = 0
@@ -97,23 +102,34 @@ class Rounds:
         self._open: dict[int, Round] = {}
 
     def contributed(
-        self, rank: int, number: int, start: int, stop: int, packets: int, span: tuple[float, float]
+        self,
+        rank: int,
+        number: int,
+        indices: Indices,
+        span: tuple[float, float],
+        window: int | None = None,
     ) -> Share:
-        """A member sent segments start..stop-1, in so many packets."""
+        """A member sent these segments, a packet each.
+
+        Those of one window are told in any order, but each member's ascended in the trace.
+        """
         found = self._round(number)
         begin, end = span
+        start, stop = int(indices[0]), int(indices.max()) + 1
         share = found.shares.get(rank)
         if share is None:
             share = found.shares[rank] = Share(begin, end)
-        share.packets += packets
-        again = start <= share.furthest
-        if again:
-            share.resent += packets
-        else:
-            share.last = end
+        if window is None or window != share.window:
+            share.before, share.window = share.furthest, window
+        share.packets += len(indices)
+        resent = int(np.count_nonzero(indices <= share.before))
+        share.resent += resent
+        share.first = min(share.first, begin)
+        if resent < len(indices):
+            share.last = max(share.last, end)
         share.furthest = max(share.furthest, stop - 1)
         if number in self._detailed:
-            what = RESENT if again else CONTRIBUTION
+            what = RESENT if resent else CONTRIBUTION
             found.events.append(Event(what, rank, begin, end, start, stop))
         return share
 
@@ -124,7 +140,7 @@ class Rounds:
             found.completed += run.segments
             if number in self._detailed:
                 found.events.append(Event(AGGREGATE, -1, at, at, run.start, run.stop))
-        found.done = at
+        found.done = at if found.done is None else max(found.done, at)
 
     def helped(self, number: int) -> None:
         """A member asked for aggregates of this round."""

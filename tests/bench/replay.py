@@ -1,11 +1,12 @@
 """How fast a trace is replayed, beside scapy's PcapReader, in turns; and the memory it takes.
 
-    python -m tests.bench.replay [--mb 1000] [--trace FILE] [--json]
+    python -m tests.bench.replay [--rate 1Gbit] [--mb 1000] [--trace FILE] [--json]
 
 The trace, unless one is named, is that of four workers and 1,681,062 float32 (DQN's) at a standard
-MTU, as `iswitch generate` makes it. Scapy is given the beginning of it only, as pcap: it reads the
-packets, and their Seg, which is less than replay does: it adds nothing and compares nothing. Each
-is a process of its own on one core, the file is in the page cache.
+MTU, as `iswitch generate` makes it: packets of a worker come one behind the other, or, where links
+have a --rate, those of all workers alternate. Scapy is given the beginning of it only, as pcap: it
+reads the packets, and their Seg, which is less than replay does: it adds nothing and compares
+nothing. Each is a process of its own on one core, the file is in the page cache.
 """
 
 from __future__ import annotations
@@ -83,18 +84,20 @@ def measured(what: str, path: Path) -> dict[str, Any]:
     return found
 
 
-def make(path: Path, mb: float) -> None:
+def make(path: Path, mb: float, rate: str | None) -> None:
     """The trace, and its beginning as pcap."""
     from topologies import Topology
     from topologies.synthetic import SyntheticJob, synthesize
 
     rounds = max(1, round(mb * 1e6 / PER_ROUND))
-    synthesize(path, Topology.parse("star:4"), SyntheticJob(NUMEL, rounds), "s1")
+    form = f"star:4,rate={rate}" if rate else "star:4"
+    synthesize(path, Topology.parse(form), SyntheticJob(NUMEL, rounds), "s1")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mb", type=float, default=1000)
+    parser.add_argument("--rate", help="of every link (default: as fast as can be)")
     parser.add_argument("--trace")
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--once", choices=("replay", "scapy"), help=argparse.SUPPRESS)
@@ -106,7 +109,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(args.trace) if args.trace else Path(folder) / "trace.pcapng"
         if not args.trace:
-            make(path, args.mb)
+            make(path, args.mb, args.rate)
         small = Path(folder) / "small.pcap"
         command = ["editcap", "-F", "pcap", "-r", str(path), str(small), f"1-{SCAPY_PACKETS}"]
         subprocess.run(command, check=True)

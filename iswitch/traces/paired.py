@@ -1,0 +1,73 @@
+"""The switches that replay a trace, and how they are set up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..arbiter import Traffic, classify
+from ..frame import Frames
+from ..guard import SourceGuard
+from ..keys import Keys
+from ..limits import Limits
+from ..packets import Burst, Outgoing
+from ..paper import Counting
+from ..switch import Switch
+from ..wire import SEG_SIZE, DType, Op
+from .observed import ObservedSwitch
+
+
+@dataclass
+class Options:
+    """How the switch that replays is set up, as the one of the trace was."""
+
+    keys: Keys = field(default_factory=Keys)
+    limits: Limits = field(default_factory=Limits)
+    reproducible: bool = False
+    counting: Counting = Counting.EXACT
+
+
+class MagnitudesSwitch(Switch):
+    """A switch that is sent the absolute values of what another is, and so adds up these."""
+
+    def receive(self, burst: Burst, now: float) -> list[Outgoing]:
+        """As a switch does."""
+        if classify(burst.tos) is Traffic.DATA and (
+            found := self.control.by_source.get(burst.peer)
+        ):
+            shape = found[0].shape
+            if shape is not None and shape.op is Op.SUM and shape.dtype is not DType.INT32:
+                rows = burst.rows.copy()
+                top = SEG_SIZE + shape.dtype.itemsize - 1
+                rows[:, top :: shape.dtype.itemsize] &= 0x7F
+                burst = burst._replace(rows=rows)
+        return super().receive(burst, now)
+
+
+class PairedSwitch(ObservedSwitch):
+    """An observed switch beside one of magnitudes, which is sent the same."""
+
+    magnitudes: MagnitudesSwitch | None = None
+
+    def receive(self, burst: Burst, now: float) -> list[Outgoing]:
+        """As a switch does."""
+        if self.magnitudes is not None:
+            self.magnitudes.receive(burst, now)
+        return super().receive(burst, now)
+
+    def handle_timer(self, now: float) -> list[Outgoing]:
+        """As a switch does."""
+        if self.magnitudes is not None:
+            self.magnitudes.handle_timer(now)
+        return super().handle_timer(now)
+
+
+class Unguarded(SourceGuard):
+    """Lets everybody have any address, as a switch on a socket does."""
+
+    def is_spoofed(self, mac: bytes, ip: bytes, ingress: int) -> bool:  # noqa: ARG002
+        """No."""
+        return False
+
+    def spoofed(self, group: Frames) -> None:  # noqa: ARG002
+        """None of them."""
+        return
