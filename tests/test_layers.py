@@ -47,7 +47,7 @@ def test_layers_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, ordered: bool
 ) -> None:
     """Sums, what was dropped and why, and what is told of rounds: all of the report."""
-    path = generate(tmp_path / "t", form)
+    path = generate(tmp_path / "t", form, numel=9001)
     monkeypatch.setattr(replaying, "LEAST", 2)
     layered = report(path, ordered)
     all_equal(layered)

@@ -65,6 +65,8 @@ class Capture:
         self._file = Path(path).open("wb")  # noqa: SIM115  (closed by `close`)
         self._file.write(section(writer) + b"".join(map(interface, ifnames)))
         self._file.flush()
+        # A clock that is set meanwhile must not bend the times of a trace.
+        self._epoch = time.time_ns() - time.monotonic_ns()
         self._room = room
         self._given = 0  # bytes, by the switch's thread
         self._taken = 0  # bytes, by the writing one
@@ -75,13 +77,13 @@ class Capture:
 
     def received(self, frames: Frames) -> None:
         """These frames have come."""
-        now = time.time_ns()
+        now = self._now()
         for i in range(len(frames.lengths)):
             self._give(_Record(frames.ingress, now, Direction.IN, frames.row(i)))
 
     def sent(self, transmission: Transmission, refused: Collection[int]) -> None:
         """These frames have gone, but for the refused ones."""
-        now = time.time_ns()
+        now = self._now()
         for i, row in enumerate(transmission.whole()):
             if i not in refused:
                 self._give(_Record(transmission.port, now, Direction.OUT, row))
@@ -90,7 +92,7 @@ class Capture:
         self, direction: Direction, source: Address, target: Address, tos: int, packets: Packets
     ) -> None:
         """These have come or gone at a socket: the frames that they would be, at port 0."""
-        now = time.time_ns()
+        now = self._now()
         size = packets[0].shape[1]
         for payloads, lengths, _ in supers(*packets):
             for payload, length in zip(payloads, lengths, strict=True):
@@ -112,6 +114,10 @@ class Capture:
             self.error = error
         if self.error is not None:
             raise self.error
+
+    def _now(self) -> int:
+        """Nanoseconds since 1970, by the clock as it was in the beginning."""
+        return self._epoch + time.monotonic_ns()
 
     def _give(self, record: _Record) -> None:
         size = len(record.row)

@@ -48,6 +48,9 @@ class Layers:
         data: the file.
         packets: those for the switch, from it, or passing, in the order of the trace.
         to, of: which are for the switch, and from it.
+
+    Attributes:
+        indices: of their segments, where they are data.
     """
 
     def __init__(self, data: Bytes, packets: Packets, to: Flags, of: Flags) -> None:
@@ -57,7 +60,7 @@ class Layers:
         plain = (to | of) & DATA[heads[:, IP + 1]] & (self._sizes >= SEG_SIZE)
         segs = gather(data, packets.payload, SEG_SIZE).view(">u8")[:, 0].astype(np.uint64)
         self._rounds = (segs >> np.uint64(32)).astype(np.int64)
-        self._indices = (segs & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        self.indices = (segs & np.uint64(0xFFFFFFFF)).astype(np.int64)
         ip = np.where(to, field(heads, IP + 12, 4), field(heads, IP + 16, 4))
         port = np.where(to, field(heads, UDP, 2), field(heads, UDP + 2, 2))
         hosts = (ip << 16 | port).astype(np.uint64)
@@ -76,7 +79,7 @@ class Layers:
         ]
         behind = np.zeros(len(to), bool)
         by_flow = np.argsort(self._flows, kind="stable")
-        flows, indices = self._flows[by_flow], self._indices[by_flow]
+        flows, indices = self._flows[by_flow], self.indices[by_flow]
         behind[by_flow[1:]] = (flows[1:] == flows[:-1]) & (indices[1:] <= indices[:-1])
         self._plain = plain
         self._ends = np.flatnonzero(~plain | (behind & to))
@@ -96,7 +99,7 @@ class Layers:
 
     def layered(self, start: int, stop: int, control: ControlPlane) -> Layered:
         """The packets of a window in layers."""
-        flows, indices = self._flows[start:stop], self._indices[start:stop]
+        flows, indices = self._flows[start:stop], self.indices[start:stop]
         segments = self._traits(flows, control)[flows, 0] << 32 | indices
         order = np.argsort(segments, kind="stable")
         places = np.arange(len(order))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..accelerator import Run
 from ..arbiter import Traffic, classify
@@ -15,9 +16,11 @@ from ..job import Job
 from ..packets import Address, Burst, Outgoing
 from ..switch import Switch
 from ..wire import SEG_SIZE, Action, DType, Mode, Op, Shape
+from .batch import Ints
 from .rounds import Rounds
 from .survey import parse
 
+Floats = npt.NDArray[np.float64]
 TAKEN = ("accumulated", "duplicate", "late")  # what shows that contributions were looked at
 
 
@@ -54,6 +57,7 @@ class Watch:
         self.jobs: dict[int, JobSeen] = {}
         self.span = (0.0, 0.0)  # of the packets that are being handled
         self.window: int | None = None  # of those that are handled in another order
+        self.came: tuple[Ints, Floats] | None = None  # their segments, ascending, and when
         self.actions: Counter[str] = Counter()  # to the switch
         self.answers: Counter[str] = Counter()  # from the switch that was captured
         self._detailed = detailed
@@ -62,6 +66,14 @@ class Watch:
     def is_detailed(self) -> bool:
         """Whether each event of some round is kept, in their order."""
         return bool(self._detailed)
+
+    def when(self, runs: Collection[Run]) -> float:
+        """When the last of those that are being handled came that completed one of these."""
+        if self.came is None:
+            return self.span[1]
+        indices, times = self.came
+        last = max(run.stop for run in runs)
+        return float(times[max(0, int(np.searchsorted(indices, last)) - 1)])
 
     def job(self, number: int, shape: Shape) -> JobSeen:
         """A job that is under way."""
@@ -121,7 +133,7 @@ class ObservedSwitch(Switch):
             for run in completed:
                 by_round.setdefault(run.round, []).append(run)
             for number, runs in by_round.items():
-                rounds.completed(number, runs, self.watch.span[1])
+                rounds.completed(number, runs, self.watch.when(runs))
         return super().deliver(job, completed)
 
     def _observe(self, burst: Burst, now: float) -> list[Outgoing]:

@@ -35,6 +35,7 @@ from .links import CUT, HEAD, IP, ORDINARY, TAGGED, UDP, LinkLayer, Packets
 from .observed import Watch
 from .paired import MagnitudesSwitch, Options, PairedSwitch, Unguarded
 from .reader import Reader
+from .stamps import settled
 from .survey import Setting
 
 MOST = 512  # packets of a group: their bytes stay in the processor's cache
@@ -118,6 +119,7 @@ class Replayer:
                 "cut_off",
                 "skipped",
                 "out_of_order",
+                "ahead",
             ),
             0,
         )
@@ -179,7 +181,8 @@ class Replayer:
         """Packets, and what each is to the switch."""
         if not self.setting.ordered:
             self.reader.window = max(self.reader.window, SORTED)
-        for batch in self.reader.batches():
+        for batch, ahead in settled(self.reader.batches()):
+            self.passed["ahead"] += ahead
             packets = self._layer.read(batch)
             early = int(np.count_nonzero(batch.times < np.maximum.accumulate(batch.times)))
             self.passed["out_of_order"] += early
@@ -326,9 +329,12 @@ class Replayer:
                 some, kinds = packets.taken(order), what[order]
                 bounds = sorted({*self._bounds(some, kinds), *np.flatnonzero(begins).tolist()})
                 for group in self._cut(some, kinds, bounds):
-                    times = seconds[order[group.start : group.stop]]
+                    these = order[group.start : group.stop]
+                    times = seconds[these]
                     self.watch.span = (float(times.min()), float(times.max()))
+                    self.watch.came = layers.indices[these], times
                     self._handle(group, int(some.batch.times[group.stop - 1]))
+                self.watch.came = None
             at = end
 
     def _go_to(self, now: float) -> float | None:

@@ -139,11 +139,18 @@ def finding_json(finding: Finding) -> dict[str, Any]:
 
 
 def is_clean(report: dict[str, Any]) -> bool:
-    """Whether all that could be compared agreed, and no packet was damaged."""
+    """Whether all that could be compared agreed, some could, and no packet was damaged."""
     compared = report.get("compared")
-    return not report.get("findings") and (
-        compared is None or not (compared["different"] or compared["missing"])
+    if report.get("findings"):
+        return False
+    return compared is None or not (
+        compared["different"] or compared["missing"] or none_compared(compared)
     )
+
+
+def none_compared(compared: dict[str, Any]) -> bool:
+    """Whether aggregates were captured, and not one could be compared."""
+    return bool(0 < compared["captured"] == compared["unchecked"])
 
 
 # For people
@@ -189,6 +196,11 @@ def _troubles(trace: dict[str, Any]) -> list[str]:
         found.append(
             f"{trace['cut_off']:,} packets are cut off, the first is number "
             f"{trace['first_cut_off']}: capture whole packets (tcpdump -s 0)"
+        )
+    if trace["ahead"]:
+        found.append(
+            f"{trace['ahead']:,} packets have times far ahead of those around them; taken as if "
+            "they came with the packet before"
         )
     for link, n in trace["unknown_links"].items():
         found.append(f"{n:,} packets of link type {link}, which is not read here")
@@ -236,6 +248,11 @@ def _compared(report: dict[str, Any]) -> list[str]:
         + (f", {tally['unchecked']:,} not checked" if tally["unchecked"] else "")
         + f" (order of arrival {report['arrival_order']})"
     ]
+    if none_compared(tally):
+        found.append(
+            "not one of them could be compared: they are for nobody whose Join is in the trace, or "
+            "of rounds without contributions; capture from before the workers join"
+        )
     for each in report["findings"][:SHOWN]:
         where = f"round {each['round']} segment {each['segment']}"
         if each["element"] is not None:
