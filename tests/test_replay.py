@@ -1,14 +1,11 @@
-"""Replayed traces give the aggregates that were captured; what was changed is found and named."""
+"""Replayed traces give the aggregates that were captured."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +16,6 @@ import pytest
 
 from iswitch.cli import main
 from iswitch.keys import Keys
-from iswitch.traces.batch import Problems
 from iswitch.traces.compare import within_each
 from iswitch.traces.links import IP, TAGGED, LinkLayer
 from iswitch.traces.paired import Options
@@ -29,8 +25,6 @@ from iswitch.traces.survey import NothingToReplay, survey
 from iswitch.wire import TOS_DATA, DType, Op
 from topologies import Topology
 from topologies.synthetic import SyntheticJob, synthesize
-
-from .test_raw import allreduce, running
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has ports")
 ROOT = Path(__file__).parent.parent
@@ -270,73 +264,6 @@ def test_bounds() -> None:
     assert within_each(a, b, bound).tolist() == [True, True, True, False]
 
 
-# What was changed
-
-
-@pytest.mark.parametrize("checksum", ["kept", "cleared"])
-@pytest.mark.parametrize("direction", [1, 2], ids=["contribution", "aggregate"])
-@pytest.mark.parametrize("bit", [12, 23, 31])  # lower ones may be lost in rounding
-def test_a_flipped_bit_is_found_and_named(
-    trace: Path, tmp_path: Path, direction: int, checksum: str, bit: int
-) -> None:
-    places = [p for p in data_packets(trace) if p.direction == direction]
-    place = next(p for p in places[40:] if int.from_bytes(p.head[38:40], "big") == 1480)
-    at = place.payload + 8 + 4 * 100 + bit // 8
-
-    def change(content: bytearray) -> None:
-        content[at] ^= 1 << bit % 8
-        if checksum == "cleared":
-            content[place.payload - 2 : place.payload] = b"\0\0"
-
-    report = replayed(tampered(trace, tmp_path / "x", change))
-    assert not is_clean(report)
-    named = [(f["packet"], f["offset"], f["element"], f["bit"]) for f in report["findings"]]
-    assert (place.number, at, 100, bit) in named
-    finding = report["findings"][named.index((place.number, at, 100, bit))]
-    assert ("checksum is wrong" in finding["evidence"]) == (checksum == "kept")
-    assert finding["what"].startswith("contribution of" if direction == 1 else "aggregate to")
-    if direction == 2 or checksum == "kept":
-        assert len(named) == 1
-    text = "\n".join(lines(report))
-    assert f"packet {place.number}, byte {at} of the file" in text
-    assert f"element 100 bit {bit}:" in text
-
-
-@pytest.mark.parametrize("numel", [0, 100])
-def test_another_round_in_an_aggregate_is_found_and_named(tmp_path: Path, numel: int) -> None:
-    trace = generate(tmp_path / "t", "star:2", numel=numel, rounds=6)
-    place = next(p for p in data_packets(trace) if p.direction == 2)
-
-    def change(content: bytearray) -> None:
-        content[place.payload + 3] ^= 1
-
-    report = replayed(tampered(trace, tmp_path / "x", change))
-    assert place.number in [finding["packet"] for finding in report["findings"]]
-    assert lines(report)
-
-
-def test_a_missing_contribution_is_missed(tmp_path: Path) -> None:
-    path = generate(tmp_path / "t", "star:3")
-    place = next(p for p in data_packets(path) if p.direction == 1)
-
-    def change(content: bytearray) -> None:
-        content[place.payload - 6 : place.payload - 4] = b"\0\1"  # for another port
-
-    report = replayed(tampered(path, tmp_path / "x", change))
-    assert report["compared"]["missing"] == 3
-    assert report["compared"]["differences"][0]["kind"] == "missing"
-    assert not is_clean(report)
-
-
-def test_exit_status(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = next(p for p in data_packets(trace) if p.direction == 2)
-    bad = tampered(trace, tmp_path / "x", lambda c: c.__setitem__(place.payload + 9, 77))
-    assert main(["replay", str(trace)]) == 0
-    assert main(["replay", str(bad), "--json"]) == 1
-    report = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
-    assert report["findings"][0]["packet"] == place.number
-
-
 # Other captures
 
 
@@ -380,7 +307,6 @@ def test_broken_files_are_reported_and_the_rest_used(trace: Path, tmp_path: Path
     assert report["compared"]["equal"] > 0
     assert not report["compared"]["different"]
     assert f"broken at byte {problem['offset']:,}" in "\n".join(lines(report))
-    assert isinstance(Problems().first, list)
 
 
 @pytest.mark.parametrize(
@@ -438,7 +364,15 @@ def test_spoiled_traces_end(trace: Path, tmp_path: Path, seed: int) -> None:
     except NothingToReplay:
         return
     json.dumps(report)
-    assert lines(report)
+    text = "\n".join(lines(report))
+    trace_of = report["trace"]
+    assert f"{trace_of['packets']:,} packets in" in text
+    assert trace_of["packets"] == sum(
+        trace_of[kind] for kind in ("to_switch", "from_switch", "passing", "cut_off", "skipped")
+    )
+    for finding in report["findings"]:
+        assert 0 < finding["packet"] <= trace_of["packets"]
+        assert 0 < finding["offset"] < len(content)
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
@@ -456,106 +390,3 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     grown = path.stat().st_size * 11 // 12
     assert grown > 150e6
     assert memory[1] - memory[0] < grown / 5
-
-
-# Live worlds
-
-TCPDUMP = ["tcpdump", "-i", "any", "-B", "32768", "-U", "-Z", "root"]
-PORTS = ["-i", "s1-eth1", "-i", "s1-eth2", "-i", "s1-eth3"]
-SUMS = """
-    import numpy as np
-    from worker_lib import Worker
-    with Worker.from_env(numel=50_001) as worker:
-        chance = np.random.default_rng(worker.rank)
-        for _ in range(4):
-            worker.allreduce(chance.standard_normal(50_001).astype(np.float32))
-"""
-
-
-@pytest.mark.parametrize("world", ["loopback", pytest.param("netns", marks=as_root)])
-def test_recorded_runs_are_replayed_bit_for_bit(world: str, tmp_path: Path) -> None:
-    """Random numbers, whose sums depend on the order of arrival to the last bit."""
-    command = [sys.executable, "-m", "iswitch", "record", "--to", str(tmp_path / "traces")]
-    command += ["--topology", "rack:2x2", "--world", world]
-    done = subprocess.run(
-        [*command, "--", sys.executable, "-c", textwrap.dedent(SUMS)],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    for name in ("core1", "tor1", "tor2"):
-        report = replayed(tmp_path / "traces" / f"{name}.pcapng")
-        all_equal(report)
-        assert report["arrival_order"] == "known"
-        assert report["jobs"][0]["rounds"] == 4
-
-
-@as_root
-def test_simulated_and_raw_replay_alike(tmp_path: Path) -> None:
-    """The same vectors in both: the same sums, and the same accounts of them."""
-    raw = tmp_path / "raw.pcapng"
-    with running("star:4", "--capture", str(raw)) as world:
-        allreduce(world, 30_001)
-        counters = world.end()
-    report = replayed(raw)
-    all_equal(report)
-    for name in ("rx_packets", "data", "accumulated", "aggregates", "tx_packets", "rx_frames"):
-        assert report["counters"][name] == counters[name]
-    simulated = replayed(generate(tmp_path / "sim", "star:4", numel=30_001, rounds=3))
-    all_equal(simulated)
-    for name in ("segments", "numel", "rounds", "dtype"):
-        assert simulated["jobs"][0][name] == report["jobs"][0][name]
-    assert simulated["counters"]["aggregates"] == report["counters"]["aggregates"]
-
-
-@as_root
-def test_captures_of_public_tools(tmp_path: Path) -> None:
-    """As super-datagrams with unfinished checksums, cooked, and of several interfaces."""
-    with running("star:3") as world:
-        commands = {
-            "sll2.pcap": [*TCPDUMP, "-y", "LINUX_SLL2"],
-            "sll.pcap": [*TCPDUMP, "-y", "LINUX_SLL"],
-            "dumpcap.pcapng": ["dumpcap", "-q", "-B", "32", *PORTS],
-        }
-        running_ones = [
-            world.network.popen(
-                "s1", [*command, "-w", str(tmp_path / name)], stderr=subprocess.PIPE
-            )
-            for name, command in commands.items()
-        ]
-        for process in running_ones:
-            assert process.stderr is not None
-            while not re.search(rb"^(File:|tcpdump: listening)", process.stderr.readline()):
-                assert process.poll() is None
-        allreduce(world, 100_003)
-        time.sleep(1.0)  # until they have fetched it all
-        for process in running_ones:
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=20)
-        world.end()
-    for name in commands:
-        report = replayed(tmp_path / name)
-        assert report["arrival_order"] == "unknown", name
-        all_equal(report)  # the vectors are of small whole numbers: every order gives the same
-        assert report["jobs"][0]["rounds"] == 3
-        assert report["trace"]["packets"] < report["compared"]["captured"]  # super-datagrams
-
-
-@as_root
-def test_injected_traces_drive_a_switch(trace: Path, tmp_path: Path) -> None:
-    """A live switch that is sent what the simulated one was makes the same sums."""
-    made = tmp_path / "made.pcapng"
-    with running("star:1", "--capture", str(made)) as world:
-        found = world.run(
-            "h1", "env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "iswitch", "replay",
-            str(trace), "--inject", "h1-eth0", "--json",
-        )  # fmt: skip
-        time.sleep(1.0)  # until the switch has taken the last of it
-        counters = world.end()
-    report = replayed(trace)
-    sent = json.loads(found)
-    assert sent["refused"] == 0
-    assert sent["packets"] == report["trace"]["to_switch"] == counters["rx_packets"]
-    assert counters["aggregates"] == report["counters"]["aggregates"]
-    assert counters["accumulated"] == report["counters"]["accumulated"]
-    all_equal(replayed(made))

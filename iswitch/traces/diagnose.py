@@ -1,29 +1,27 @@
 """Names the packet, and if one bit was flipped that bit, behind what does not agree.
 
-A second pass over the trace collects all packets of the few segments in question, and those whose
-UDP checksum is wrong. Copies of an aggregate outvote one that was changed. A contribution that was
-changed after the switch had added it is found by flipping each bit of the element in question in
-each contribution, until the sum is the one that was captured.
+A second pass over the trace collects all packets of the few segments in question, and those to the
+switch and from it whose UDP checksum is wrong, control packets too. Copies of an aggregate outvote
+one that was changed. A contribution that was changed after the switch had added it is found by
+flipping each bit of the element in question in each contribution, until the sum is the one that was
+captured.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..arbiter import Traffic, classify
-from ..chassis import datagrams_sound
-from ..frame import ETH
-from ..frame import HEAD as ROW_HEAD
 from ..wire import SEG_SIZE, Op, Shape, split_seg
 from .batch import gather
 from .compare import Difference, text
 from .links import IP
-from .replay import FROM_SWITCH, TO_SWITCH, Group, Replayer
+from .replay import FROM_SWITCH, TO_SWITCH, Replayer
 
 MOST_SEGMENTS = 16  # that are looked into
 MOST_PACKETS = 4096  # of these
@@ -34,7 +32,7 @@ Key = tuple[int, int]  # round and segment
 
 
 class Found(NamedTuple):
-    """A data packet."""
+    """A packet to the switch, or from it; of data unless `control`."""
 
     packet: int
     offset: int  # of its payload in the file
@@ -42,16 +40,17 @@ class Found(NamedTuple):
     peer: str
     payload: bytes
     sound: bool  # its checksum is right, or there is none to check
+    control: bool = False
 
 
 class Finding(NamedTuple):
-    """What is wrong, and how that is known."""
+    """What is wrong, and how that is known. Control packets have no round and segment."""
 
     packet: int
     offset: int
     what: str
-    round: int
-    segment: int
+    round: int | None
+    segment: int | None
     element: int | None
     bit: int | None
     captured: str
@@ -67,33 +66,35 @@ def diagnose(
     Args:
         replayer: one that has not run, of the same trace.
         differences: what did not agree.
-        shapes: of the jobs.
+        shapes: of the jobs; none: only checksums are looked at.
     """
     wanted: list[Key] = []
     for each in differences:
         if (each.round, each.segment) not in wanted and len(wanted) < MOST_SEGMENTS:
             wanted.append((each.round, each.segment))
     packets, damaged = collect(replayer, set(wanted), shapes)
-    others = {split_seg(int.from_bytes(found.payload[:SEG_SIZE], "big")) for found in damaged}
+    others = {key_of(found) for found in damaged if not found.control}
     more = sorted(others - set(wanted))[: MOST_SEGMENTS - len(wanted)]
     if more:
         packets.update(collect(replayer, set(more), shapes)[0])
     wanted += more
     findings: list[Finding] = []
     named: set[int] = set()
+    lost = {found.peer for found in damaged if found.to_switch and not found.control}
     for key in wanted:
         shape = shape_for(
             shapes, [p for p in packets.get(key, []) if p.sound] or packets.get(key, [])
         )
         if shape is None:
             continue
-        for finding in explain(key, packets[key], shape):
+        for finding in explain(key, packets[key], shape, lost):
             if finding.packet not in named:
                 named.add(finding.packet)
                 findings.append(finding)
     for found in damaged:
         if found.packet not in named:
-            round_, segment = split_seg(int.from_bytes(found.payload[:SEG_SIZE], "big"))
+            named.add(found.packet)
+            round_, segment = (None, None) if found.control else key_of(found)
             findings.append(
                 Finding(
                     found.packet, found.offset, whose(found), round_, segment, None, None, "", "",
@@ -106,7 +107,7 @@ def diagnose(
 def collect(
     replayer: Replayer, wanted: set[Key], shapes: Sequence[Shape]
 ) -> tuple[dict[Key, list[Found]], list[Found]]:
-    """All packets of some segments, and the data packets to the switch with a wrong checksum."""
+    """All packets of some segments, and the packets with a wrong checksum."""
     segs = np.array([round_ << 32 | index for round_, index in wanted], np.uint64)
     sizes = {shape.packet_size for shape in shapes}
     found: dict[Key, list[Found]] = defaultdict(list)
@@ -116,14 +117,22 @@ def collect(
         if group.what not in (TO_SWITCH, FROM_SWITCH):
             continue
         size = group.size
-        if classify(group.head[IP + 1]) is not Traffic.DATA or size < SEG_SIZE:
-            continue
+        kind = classify(group.head[IP + 1])
         which = slice(group.start, group.stop)
         at = group.packets.payload[which]
+        to_switch = group.what == TO_SWITCH
+        if kind is not Traffic.DATA or size < SEG_SIZE:
+            for i in np.flatnonzero(~replayer.sound(group)).tolist():
+                number, peer = int(group.packets.numbers[group.start + i]), group.peer(to_switch)
+                if len(damaged) < MOST_DAMAGED:
+                    damaged.append(
+                        Found(number, int(at[i]), to_switch, str(peer), b"", False, True)
+                    )
+            continue
         step = max((each for each in sizes if each < size), default=size)
         step = step if size > max(sizes, default=size) else size
         rows = gather(replayer.reader.data, at, size)
-        sound = checksums(group, rows) if step == size else np.ones(len(rows), bool)
+        sound = replayer.sound(group, rows)
         for start in range(0, size, step):
             part = rows[:, start : start + step]
             if part.shape[1] < SEG_SIZE:
@@ -134,12 +143,12 @@ def collect(
                 one = Found(
                     int(group.packets.numbers[group.start + i]),
                     int(at[i]) + start,
-                    group.what == TO_SWITCH,
-                    str(group.peer(group.what == TO_SWITCH)),
+                    to_switch,
+                    str(group.peer(to_switch)),
                     part[i].tobytes(),
                     bool(sound[i]),
                 )
-                if not one.sound and len(damaged) < MOST_DAMAGED:
+                if not one.sound and not start and len(damaged) < MOST_DAMAGED:
                     damaged.append(one)
                 if here[i] and count < MOST_PACKETS:
                     found[split_seg(int(heads[i]))].append(one)
@@ -147,23 +156,27 @@ def collect(
     return found, damaged
 
 
-def checksums(group: Group, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Which datagrams of a group have a right checksum, or none, or one that is unfinished."""
-    heads = np.zeros((len(rows), ROW_HEAD), np.uint8)
-    heads[:, ETH:] = group.packets.heads[group.start : group.stop]
-    return datagrams_sound(heads, rows) | Replayer.unfinished(heads[:, ETH:])
+def key_of(packet: Found) -> Key:
+    """Round and segment that a data packet names."""
+    return split_seg(int.from_bytes(packet.payload[:SEG_SIZE], "big"))
 
 
-def explain(key: Key, packets: Sequence[Found], shape: Shape) -> list[Finding]:
-    """What is wrong with one segment."""
+def explain(
+    key: Key, packets: Sequence[Found], shape: Shape, lost: Collection[str] = ()
+) -> list[Finding]:
+    """What is wrong with one segment.
+
+    Where one of the members in `lost`, of which a packet was damaged, has no contribution to it,
+    that is the reason, and no other's is to blame.
+    """
     size = shape.tail(key[1] + 1)
     of_size = [p for p in packets if len(p.payload) == size]
     aggregates = [p for p in of_size if not p.to_switch]
     first: dict[str, Found] = {}
-    for each in of_size:
+    for each in sorted(of_size, key=lambda packet: not packet.sound):
         if each.to_switch:
             first.setdefault(each.peer, each)
-    contributions = list(first.values())
+    contributions = [each for each in of_size if first.get(each.peer) is each]
     if not aggregates:
         return []
     votes = Counter(p.payload for p in aggregates if p.sound) or Counter(
@@ -179,6 +192,8 @@ def explain(key: Key, packets: Sequence[Found], shape: Shape) -> list[Finding]:
         if each.payload != chosen
     ]
     if total is None or total.tobytes() == chosen[SEG_SIZE:]:
+        return findings
+    if set(lost) - set(first) or not any(each.sound for each in aggregates):
         return findings
     return findings + culprits(key, contributions, elements(chosen, shape), total, shape)
 
@@ -257,6 +272,8 @@ def evidence(packet: Found, more: str) -> str:
 
 def whose(packet: Found) -> str:
     """What a packet is."""
+    if packet.control:
+        return f"control packet {'of' if packet.to_switch else 'to'} {packet.peer}"
     return f"{'contribution of' if packet.to_switch else 'aggregate to'} {packet.peer}"
 
 

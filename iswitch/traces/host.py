@@ -31,6 +31,7 @@ class HostView(Replayer):
     def _handle(self, group: Group, time_ns: int) -> None:  # noqa: ARG002
         if group.what not in (TO_SWITCH, FROM_SWITCH):
             return
+        self.damaged += int(np.count_nonzero(~self.sound(group)))
         to_switch = group.what == TO_SWITCH
         peer = group.peer(source=to_switch)._replace(ingress=0)
         at = group.packets.payload[group.start : group.stop]

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arbiter import Traffic, classify
-from ..chassis import Chassis
+from ..chassis import Chassis, datagrams_sound
 from ..forwarding import Bridge
 from ..frame import ETH, GSO_UDP_L4, HEADERS, NEEDS_CSUM, VNET, Frames, Transmission
 from ..frame import HEAD as ROW_HEAD
@@ -95,6 +95,7 @@ class Replayer:
         switch: the one that replays.
         comparison: with what the real one sent.
         passed: packets by what they were.
+        damaged: of those that the switch does not check itself, with a wrong checksum.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Replayer:
         self.begin: int | None = None  # ns since 1970
         self.end = 0
         self.first_cut: int | None = None  # packet number
+        self.damaged = 0
         self._sink = sink
         self._pace = pace
         self._layer = LinkLayer(reader)
@@ -410,6 +412,25 @@ class Replayer:
         seg = int.from_bytes(payload[:SEG_SIZE], "big") + 1 & 0xFFFFFFFFFFFFFFFF
         return max(0, payload.find(seg.to_bytes(SEG_SIZE, "big"), SEG_SIZE))
 
+    def sound(self, group: Group, payloads: Rows | None = None) -> npt.NDArray[np.bool_]:
+        """Which datagrams of a group have a right checksum, or none, or one that is unfinished.
+
+        Those that are not wholly there are taken to be.
+        """
+        which = slice(group.start, group.stop)
+        at = group.packets.payload[which]
+        size = max(group.size, 0)
+        if payloads is None:
+            payloads = gather(self.reader.data, at, size)
+        heads = np.zeros((len(at), ROW_HEAD), np.uint8)
+        heads[:, ETH:] = group.packets.heads[which]
+        batch = group.packets.batch
+        cut_off = batch.at[which] + batch.sizes[which] < at + size
+        sound: npt.NDArray[np.bool_] = (
+            datagrams_sound(heads, payloads) | self.unfinished(heads[:, ETH:]) | cut_off
+        )
+        return sound
+
     @staticmethod
     def unfinished(heads: Rows) -> npt.NDArray[np.bool_]:
         """Whose checksum is the pseudo-header's only: the sender's kernel left the rest to a card.
@@ -459,6 +480,7 @@ class Replayer:
                 self.comparison.take(Captured(peer, last, numbers[i : i + 1], where, time))
 
     def _note_answers(self, group: Group) -> None:
+        self.damaged += int(np.count_nonzero(~self.sound(group)))
         at = group.packets.payload[group.start : group.stop]
         for row in gather(self.reader.data, at, max(min(group.size, 64), 1)):
             self.watch.answered(row.tobytes())

@@ -43,17 +43,19 @@ def replay(
     replayer = kind(reader, setting, options, watch, sink, **more)
     replayer.run()
     report = describe_replay(reader, replayer)
-    tally = replayer.comparison.tally
-    if not setting.host and (tally.different or tally.missing or _damaged(replayer)):
-        shapes = [job.shape for job in replayer.watch.jobs.values()]
+    if is_suspicious(replayer):
+        shapes = [job.shape for job in replayer.watch.jobs.values() if not setting.host]
         again = Replayer(reader, setting, options)
-        findings = diagnose(again, tally.differences, shapes)
+        findings = diagnose(again, replayer.comparison.tally.differences, shapes)
         report["findings"] = [finding_json(each) for each in findings]
     return report
 
 
-def _damaged(replayer: Replayer) -> int:
-    return int(replayer.switch.counters["bad_checksum"])
+def is_suspicious(replayer: Replayer) -> bool:
+    """Whether something does not agree, was damaged, or names what the switch does not hold."""
+    tally = replayer.comparison.tally
+    wrong = replayer.damaged + replayer.switch.counters["bad_checksum"]
+    return bool(tally.different or tally.missing or tally.unchecked or wrong)
 
 
 def describe_replay(reader: Reader, replayer: Replayer) -> dict[str, Any]:
@@ -84,6 +86,7 @@ def describe_replay(reader: Reader, replayer: Replayer) -> dict[str, Any]:
         "jobs": [job_json(job) for job in watch.jobs.values()],
         "control": {"to_switch": dict(watch.actions), "from_switch": dict(watch.answers)},
     }
+    report["findings"] = []
     if isinstance(replayer, HostView):
         report["aggregates_received"] = replayer.aggregates
         return report
@@ -93,7 +96,6 @@ def describe_replay(reader: Reader, replayer: Replayer) -> dict[str, Any]:
     report["compared"] = compared
     report["counters"] = {name: n for name, n in counters.items() if n and name not in DROPS}
     report["drops"] = counters.drops()
-    report["findings"] = []
     return report
 
 
@@ -174,6 +176,8 @@ def lines(report: dict[str, Any]) -> list[str]:
         found += ["", *_job(job)]
     if "compared" in report:
         found += ["", *_compared(report)]
+    found += _findings(report)
+    if "compared" in report:
         if report["trace"]["out_of_order"] and report["compared"]["missing"]:
             found.append(
                 f"{report['trace']['out_of_order']:,} packets are not in the order of time; put "
@@ -253,8 +257,15 @@ def _compared(report: dict[str, Any]) -> list[str]:
             "not one of them could be compared: they are for nobody whose Join is in the trace, or "
             "of rounds without contributions; capture from before the workers join"
         )
+    return found
+
+
+def _findings(report: dict[str, Any]) -> list[str]:
+    found = []
     for each in report["findings"][:SHOWN]:
-        where = f"round {each['round']} segment {each['segment']}"
+        where = "damaged"
+        if each["round"] is not None:
+            where = f"round {each['round']} segment {each['segment']}"
         if each["element"] is not None:
             where += f" element {each['element']}"
         if each["bit"] is not None:
