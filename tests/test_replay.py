@@ -16,6 +16,7 @@ import pytest
 
 from iswitch.cli import main
 from iswitch.keys import Keys
+from iswitch.traces import rounds as accounts
 from iswitch.traces.compare import within_each
 from iswitch.traces.links import IP, TAGGED, LinkLayer
 from iswitch.traces.paired import Options
@@ -135,6 +136,20 @@ def test_the_report(trace: Path) -> None:
     text = "\n".join(lines(report))
     assert "equal to the last bit" in text
     assert " 10.26.0.4:40000 " in text
+
+
+def test_totals_are_of_rounds_that_are_not_listed_too(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (whole,) = replayed(trace)["jobs"]
+    monkeypatch.setattr(accounts, "MOST_ROUNDS", 1)
+    report = replayed(trace)
+    (job,) = report["jobs"]
+    assert len(job["per_round"]) == 1
+    assert (job["rounds"], job["rounds_not_listed"]) == (4, 3)
+    same = set(whole) - {"per_round", "rounds_not_listed"}
+    assert {name: job[name] for name in same} == {name: whole[name] for name in same}
+    assert any("3 rounds more than are listed" in line for line in lines(report))
 
 
 def test_a_slow_worker_is_the_straggler(tmp_path: Path) -> None:

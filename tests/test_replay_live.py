@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from iswitch.cli import main
+from iswitch.traces.report import lines
+
 from .test_raw import allreduce, running
 from .test_replay import ROOT, all_equal, generate, replayed, trace
 
@@ -49,6 +52,46 @@ def test_recorded_runs_are_replayed_bit_for_bit(world: str, tmp_path: Path) -> N
         all_equal(report)
         assert report["arrival_order"] == "known"
         assert report["jobs"][0]["rounds"] == 4
+
+
+ASYNCHRONOUS = """
+    import numpy as np
+    from worker_lib import AsynchronousWorker
+    weights = np.zeros(5001, np.float32)
+    def update(total, contributions, version):
+        weights[:] -= total
+    with AsynchronousWorker.from_env(5001, update=update, state=[weights]) as worker:
+        for _ in range(20):
+            version = worker.read([np.empty_like(weights)])
+            worker.contribute(np.ones(5001, np.float32), version)
+"""
+
+
+def test_an_asynchronous_job_has_versions_and_no_stragglers(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "iswitch", "record", "--to", str(tmp_path)]
+    command += ["--topology", "star:2", "--world", "loopback"]
+    done = subprocess.run(
+        [*command, "--", sys.executable, "-c", textwrap.dedent(ASYNCHRONOUS)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = replayed(tmp_path / "s1.pcapng")
+    all_equal(report)
+    (job,) = report["jobs"]
+    assert job["mode"] == "asynchronous"
+    vectors = [member["vectors"] for member in job["members"]]
+    assert len(vectors) == 2
+    for member in job["members"]:  # which send one more when they leave, if they are behind
+        assert 20 <= member["vectors"] <= member["packets"] // job["segments"]
+    # By default as many contributions make a version as there are members.
+    assert 0 < job["versions"] <= sum(vectors)
+    assert (job["rounds"], job["per_round"], job["completion"]) == (0, [], {})
+    assert {member["last_of_round"] for member in job["members"]} == {0}
+    text = "\n".join(lines(report))
+    assert f" versions  {job['versions']:,};" in text
+    assert "last in" not in text
+    assert main(["analyze", str(tmp_path / "s1.pcapng")]) == 0
 
 
 @as_root

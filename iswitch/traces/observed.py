@@ -17,7 +17,7 @@ from ..packets import Address, Burst, Outgoing
 from ..switch import Switch
 from ..wire import SEG_SIZE, Action, DType, Mode, Op, Shape
 from .batch import Ints
-from .rounds import Rounds
+from .rounds import Rounds, Versions
 from .survey import parse
 
 Floats = npt.NDArray[np.float64]
@@ -80,7 +80,9 @@ class Watch:
         found = self.jobs.get(number)
         if found is None:
             detailed = {round_ for job, round_ in self._detailed if job == number}
-            found = self.jobs[number] = JobSeen(number, shape, Rounds(detailed))
+            asynchronous = shape.mode is Mode.ASYNCHRONOUS
+            rounds = Versions() if asynchronous else Rounds(detailed)
+            found = self.jobs[number] = JobSeen(number, shape, rounds)
         return found
 
     def member(self, job: JobSeen, address: Address, rank: int) -> Seen:

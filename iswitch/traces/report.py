@@ -13,7 +13,7 @@ from .observed import JobSeen, Watch, describe
 from .paired import Options
 from .reader import Reader
 from .replay import Replayer, Sink
-from .rounds import as_json
+from .rounds import Versions, as_json
 from .survey import NothingToReplay, Setting
 
 SHOWN_ROUNDS, SHOWN = 8, 10
@@ -101,8 +101,7 @@ def describe_replay(reader: Reader, replayer: Replayer) -> dict[str, Any]:
 
 def job_json(job: JobSeen) -> dict[str, Any]:
     """A job of the report."""
-    rounds = job.rounds
-    times = sorted(told.seconds for told in rounds.told if told.seconds is not None)
+    rounds, totals = job.rounds, job.rounds.totals
     return {
         "job": job.number,
         **describe(job.shape),
@@ -115,22 +114,21 @@ def job_json(job: JobSeen) -> dict[str, Any]:
                 "control": dict(member.actions),
                 "last_of_round": rounds.last.get(member.rank, 0),
                 "behind": round(rounds.behind.get(member.rank, 0.0), 9),
+                "vectors": rounds.numbers.get(member.rank, 0)
+                if isinstance(rounds, Versions)
+                else None,
             }
             for member in sorted(job.members.values(), key=lambda m: (m.rank, m.joined))
         ],
-        "rounds": len(rounds.told),
-        "rounds_without_aggregates": rounds.incomplete,
-        "rounds_not_listed": rounds.untold,
-        "completion": {
-            name: round(times[min(int(len(times) * part), len(times) - 1)], 9)
-            for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
-        }
-        if times
-        else {},
-        "duplicates": sum(told.duplicates for told in rounds.told),
-        "late": sum(told.late for told in rounds.told),
-        "resent": sum(told.resent for told in rounds.told),
-        "helps": sum(told.helps for told in rounds.told),
+        "rounds": totals.rounds,
+        "rounds_without_aggregates": totals.incomplete,
+        "rounds_not_listed": totals.rounds - len(rounds.told),
+        "versions": rounds.versions if isinstance(rounds, Versions) else None,
+        "completion": totals.completion(),
+        "duplicates": totals.duplicates,
+        "late": totals.late,
+        "resent": totals.resent,
+        "helps": totals.helps,
         "per_round": [as_json(told) for told in rounds.told],
     }
 
@@ -216,6 +214,8 @@ def _job(job: dict[str, Any]) -> list[str]:
         f"job {job['job']}: {job['op']} of {job['numel']:,} {job['dtype']}, {job['mode']}, "
         f"{job['segments']:,} segments of {job['elements_per_segment']}",
     ]
+    if job["versions"] is not None:
+        return found + _versions(job)
     times = job["completion"]
     spans = f", p50 {_ms(times['p50'])}, p99 {_ms(times['p99'])}" if times else ""
     found.append(
@@ -229,6 +229,8 @@ def _job(job: dict[str, Any]) -> list[str]:
             f" rank {member['rank']:2}  {member['address']:21} {member['packets']:9,} packets, "
             f"last in {last:,} rounds{behind}"
         )
+    if job["rounds_not_listed"]:
+        found.append(f" {job['rounds_not_listed']:,} rounds more than are listed one by one")
     slow = sorted(job["per_round"], key=lambda r: -(r["seconds"] or 0.0))[:SHOWN_ROUNDS]
     for told in slow[:3]:
         if told["seconds"] is not None:
@@ -238,6 +240,19 @@ def _job(job: dict[str, Any]) -> list[str]:
                 f"{_ms(told['behind'])} behind the others"
             )
     return found
+
+
+def _versions(job: dict[str, Any]) -> list[str]:
+    members = [
+        f" rank {member['rank']:2}  {member['address']:21} {member['packets']:9,} packets, "
+        f"{member['vectors']:,} vectors"
+        for member in job["members"]
+    ]
+    return [
+        f" versions  {job['versions']:,}; duplicates {job['duplicates']:,}, late {job['late']:,}, "
+        f"Help {job['helps']:,}",
+        *members,
+    ]
 
 
 def _compared(report: dict[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ Times are seconds since the first packet of the trace.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from statistics import median
@@ -14,6 +15,7 @@ import numpy as np
 
 from ..accelerator import Run
 from ..packets import Indices
+from ..wire import round_distance
 
 OPEN = 4  # rounds of a job that may go on at a time; packets of older ones begin them anew
 MOST_ROUNDS = 10_000  # of a job, that are told one by one
@@ -84,6 +86,34 @@ class Told(NamedTuple):
     spans: dict[int, tuple[float, float]]
 
 
+@dataclass
+class Totals:
+    """Of all rounds, listed or not."""
+
+    rounds: int = 0
+    incomplete: int = 0  # without any aggregate
+    resent: int = 0
+    duplicates: int = 0
+    late: int = 0
+    helps: int = 0
+    seconds: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, round_: Round) -> None:
+        """One more that is over."""
+        self.helps += round_.helps
+        for share in round_.shares.values():
+            self.resent += share.resent
+            self.duplicates += share.duplicates
+            self.late += share.late
+
+    def completion(self) -> dict[str, float]:
+        """How long rounds took, in seconds; empty: none was completed."""
+        if not self.seconds:
+            return {}
+        found = np.percentile(np.array(self.seconds), [50, 99, 100]).tolist()
+        return {name: _r(each) for name, each in zip(("p50", "p99", "max"), found, strict=True)}
+
+
 class Rounds:
     """The rounds of one job.
 
@@ -93,8 +123,7 @@ class Rounds:
 
     def __init__(self, detailed: Collection[int] = ()) -> None:
         self.told: list[Told] = []
-        self.untold = 0  # beyond MOST_ROUNDS
-        self.incomplete = 0
+        self.totals = Totals()
         self.last: dict[int, int] = {}  # by rank, how often it was the straggler
         self.behind: dict[int, float] = {}  # and by how much in all
         self.events: dict[int, list[Event]] = {}
@@ -163,9 +192,10 @@ class Rounds:
         shares = round_.shares
         if round_.events:
             self.events.setdefault(round_.number, []).extend(round_.events)
+        self.totals.add(round_)
         if not shares and not round_.completed:
-            self.untold += 1
             return
+        self.totals.rounds += 1
         start = min((s.first for s in shares.values()), default=round_.done or 0.0)
         straggler, behind = None, 0.0
         if len(shares) > 1:
@@ -174,16 +204,18 @@ class Rounds:
             behind = shares[straggler].last - others
             self.last[straggler] = self.last.get(straggler, 0) + 1
             self.behind[straggler] = self.behind.get(straggler, 0.0) + behind
-        if round_.done is None:
-            self.incomplete += 1
+        seconds = None if round_.done is None else max(0.0, round_.done - start)
+        if seconds is None:
+            self.totals.incomplete += 1
+        else:
+            self.totals.seconds.append(seconds)
         if len(self.told) >= MOST_ROUNDS:
-            self.untold += 1
             return
         self.told.append(
             Told(
                 round_.number,
                 start,
-                None if round_.done is None else max(0.0, round_.done - start),
+                seconds,
                 round_.completed,
                 sum(s.packets for s in shares.values()),
                 sum(s.resent for s in shares.values()),
@@ -195,6 +227,58 @@ class Rounds:
                 {rank: (s.first, s.last) for rank, s in sorted(shares.items())},
             )
         )
+
+
+class Versions(Rounds):
+    """What became of an asynchronous job, which has no rounds: versions, and members' own numbers.
+
+    Nobody waits there for anybody: there are no stragglers, and no times of completion.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: dict[int, int] = {}  # by rank, how many vectors it sent
+        self.versions = 0
+        self._shares: dict[int, Share] = {}
+        self._newest: dict[int, int] = {}  # by rank, the number of its last vector
+        self._version: int | None = None
+
+    def contributed(
+        self,
+        rank: int,
+        number: int,
+        indices: Indices,
+        span: tuple[float, float],
+        window: int | None = None,  # noqa: ARG002
+    ) -> Share:
+        """A member sent these segments of the vector that it counts as `number`."""
+        share = self._shares.setdefault(rank, Share(*span))
+        newest = self._newest.get(rank)
+        if newest is None or round_distance(number, newest) > 0:
+            self._newest[rank] = number
+            self.numbers[rank] = self.numbers.get(rank, 0) + 1
+        share.packets += len(indices)
+        return share
+
+    def completed(self, number: int, runs: Collection[Run], at: float) -> None:  # noqa: ARG002
+        """These segments have this version now."""
+        if self._version is None:
+            self._version, self.versions = number, 1
+        ahead = round_distance(number, self._version)
+        if ahead > 0:
+            self._version = number
+            self.versions += ahead
+
+    def helped(self, number: int) -> None:  # noqa: ARG002
+        """A member asked for aggregates of this version."""
+        self.totals.helps += 1
+
+    def close(self) -> None:
+        """There will be no more."""
+        for share in self._shares.values():
+            self.totals.duplicates += share.duplicates
+            self.totals.late += share.late
+        self._shares.clear()
 
 
 def as_json(told: Told) -> dict[str, Any]:
