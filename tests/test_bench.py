@@ -28,7 +28,10 @@ from iswitch.bench.result import Results, Series, wire_bound
 from iswitch.cli import UsageError
 from iswitch.cli.bench import configure
 from iswitch.cli.bench import run as run_bench
+from iswitch.cli.worlds import network_of
 from iswitch.units import QuantityError
+from topologies import Topology
+from worker_lib.strategies.packing import Network, pack
 
 from .browser import browser
 from .conftest import heed_interrupts
@@ -316,6 +319,25 @@ def test_links_that_lose(tmp_path: Path) -> None:
         (loss, strategy, True) for loss in (None, "1%") for strategy in ("iswitch", "ring")
     ]
     assert [r["switch_cpu_per_gb"] > 0 for r in found] == [True, False, True, True]
+
+
+def test_trees_are_those_of_the_network(tmp_path: Path) -> None:
+    """Of a rack's links, not of a star's."""
+    path = tmp_path / "out.json"
+    done = bench(
+        "--sizes", "4kB", "--strategies", "tree", "--topologies", "rack:2x2", "--rounds", "1",
+        "--iterations", "0", "--json", str(path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(path.read_text())["results"]
+    wanted = json.loads(json.dumps([tree._asdict() for tree in pack(network("rack:2x2"))]))
+    assert [stats["trees"] for stats in result["stats"]] == [wanted] * 4
+    assert wanted != json.loads(json.dumps([tree._asdict() for tree in pack(network("star:4"))]))
+
+
+def network(form: str) -> Network:
+    topology = Topology.parse(form)
+    return Network.from_json(network_of(topology, [host.name for host in topology.hosts]))
 
 
 def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from ..bench.group import BenchFailed, Group, Lobby
 from ..bench.plan import ASYNC, FORWARD, Plan, Setting, Way
 from .processes import Fleet
 from .switches import START_PATIENCE, Switches
-from .worlds import Namespaces, World, make_world, network_of, read_topology
+from .worlds import Namespaces, World, group_variables, make_world, read_topology
 
 if TYPE_CHECKING:
     from topologies import Host, Topology
@@ -112,16 +112,8 @@ def start(i: int, way: Way, site: Site, port: int, lobby: Lobby, fleet: Fleet) -
     """Start the workers of a way, and what serves them."""
     world, switches = site.world, site.switches
     serving = switches.processes() if switches is not None else []
-    shared = {
-        "OMP_NUM_THREADS": "1",
-        "WORLD_SIZE": str(len(site.workers)),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": world.address(site.workers[0].name),
-        "MASTER_PORT": str(port),
-        "ISWITCH_JOB": "0",
-        "ISWITCH_NETWORK": network_of(world.topology, [host.name for host in site.workers]),
-    }
+    shared = group_variables(world, [host.name for host in site.workers], 0, port)
+    shared |= {"OMP_NUM_THREADS": "1", "LOCAL_RANK": "0"}
     options: dict[str, Any] = {}
     if way.name in ("iswitch", FORWARD):
         options["own_rank"] = len(world.topology.tree) == 1

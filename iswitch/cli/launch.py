@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 from . import UsageError
 from .processes import Child, Fleet, ended
 from .restarts import Restarts
-from .worlds import network_of
+from .worlds import group_variables
 
 if TYPE_CHECKING:
     from .switches import Switches
@@ -268,12 +268,7 @@ class Crew:
             port = free_port(self.world.address(master))
         hosts = [host.name for host in self.world.topology.hosts for _ in range(self.per_host)]
         return {
-            "ISWITCH_JOB": str(job),
-            "WORLD_SIZE": str(self.size),
-            "LOCAL_WORLD_SIZE": str(self.per_host),
-            "MASTER_ADDR": self.world.address(master),
-            "MASTER_PORT": str(port),
-            "ISWITCH_NETWORK": network_of(self.world.topology, hosts),
+            **group_variables(self.world, hosts, job, port, self.per_host),
             **defaults({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}),
         }
 

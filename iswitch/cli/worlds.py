@@ -190,6 +190,28 @@ def chosen_topology(form: str | None, workers: int | None) -> Topology:
     return read_topology(form)
 
 
+def group_variables(
+    world: World, hosts: Sequence[str], job: int, port: int, per_host: int = 1
+) -> dict[str, str]:
+    """What all workers of a group have in their environment, as torchrun names it.
+
+    Args:
+        world: where they are.
+        hosts: of each rank.
+        job: of the switch's.
+        port: where they meet, at the first host.
+        per_host: how many of them each host has.
+    """
+    return {
+        "ISWITCH_JOB": str(job),
+        "WORLD_SIZE": str(len(hosts)),
+        "LOCAL_WORLD_SIZE": str(per_host),
+        "MASTER_ADDR": world.address(hosts[0]),
+        "MASTER_PORT": str(port),
+        "ISWITCH_NETWORK": network_of(world.topology, hosts),
+    }
+
+
 def network_of(topology: Topology, hosts: Sequence[str]) -> str:
     """ISWITCH_NETWORK: the host of each rank, and the links that carry traffic, rates in bit/s."""
     links = [(link.a, link.b, link.rate) for link in topology.links if topology.active(link)]
