@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,9 @@ from worker_lib.strategies import make
 from worker_lib.strategies.errors import PeerLost, PeerSilent
 from worker_lib.strategies.ps import ParameterServer, cost, listening, start_server
 from worker_lib.strategies.ps_filters import KKT, Filter, Small
+from worker_lib.strategies.ps_server import join_group
 from worker_lib.strategies.ps_table import Table
+from worker_lib.strategies.rendezvous import HEAD, MAGIC
 
 from .groups import ELEMENTS, MADE, exact, floats, group, servers, sum_of, vector_of
 
@@ -289,6 +295,74 @@ def test_servers_with_hosts_of_their_own() -> None:
         for process in processes:
             process.communicate("", timeout=PATIENCE)
     assert [process.returncode for process in processes] == [0, 0]
+
+
+def spoken(message: bytes) -> bytes:
+    return HEAD.pack(MAGIC, len(message)) + message
+
+
+@pytest.mark.parametrize(
+    "speech",
+    [
+        spoken(b"[" * 4000),
+        HEAD.pack(MAGIC, 100_000) + b"[" * 100_000,
+        *(
+            spoken(json.dumps({"group": "x", "rank": rank, "shape": shape}).encode())
+            for rank, shape in (
+                (0, [10, 0, 1, 0]),
+                (0, [1 << 60, 100, 1, 0]),
+                (0, [1 << 30, 1, 1024, 0]),
+                (0, [10, 10, 1 << 40, 0]),
+                (0, [10, 10, 1, -2]),
+                (0, [10, 10.5, 1, 0]),
+                (0, [[10], 10, 1, 0]),
+                (0, {"a": 1}),
+                ([0], [10, 10, 1, 0]),
+                (1, [10, 10, 1, 0]),
+            )
+        ),
+        spoken(b'{"group": [], "status": true}'),
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_strangers_at_a_server_are_sent_away(
+    server: tuple[Any, tuple[str, int]], speech: bytes
+) -> None:
+    process, at = server
+    with socket.create_connection(at, PATIENCE) as stranger, suppress(ConnectionResetError):
+        with suppress(BrokenPipeError):
+            stranger.sendall(speech)
+        assert stranger.recv(1) == b""
+    with welcomed(at, "y"):
+        assert process.poll() is None
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[Any, tuple[str, int]]]:
+    process = start_server("127.0.0.1")
+    host, _, port = listening(process).rpartition(":")
+    yield process, (host, int(port))
+    process.communicate("", timeout=PATIENCE)
+
+
+def welcomed(at: tuple[str, int], name: str) -> Any:
+    """The connection of a group of one."""
+    return closing(join_group(at, {"group": name, "rank": 0, "shape": [10, 10, 1, 0]}, "it", 10.0))
+
+
+def test_who_is_silent_holds_up_nobody(server: tuple[Any, tuple[str, int]]) -> None:
+    """And is sent away after two seconds; more than so many are at once."""
+    _, at = server
+    silent = [socket.create_connection(at, PATIENCE) for _ in range(3)]
+    for sock in silent[:2]:
+        sock.sendall(spoken(b"{}")[:7])  # half of a head
+    began = time.monotonic()
+    with welcomed(at, "z"):
+        assert time.monotonic() - began < 1.5  # of three it was six
+    for sock in silent:
+        assert sock.recv(1) == b""
+        sock.close()
+    assert 1.5 < time.monotonic() - began < 10
 
 
 def lost_server(stop: str) -> str:

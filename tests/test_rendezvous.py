@@ -16,7 +16,7 @@ import pytest
 
 from worker_lib import WorkerError
 from worker_lib.strategies.errors import PeerSilent, RendezvousError
-from worker_lib.strategies.rendezvous import Meeting, Place, meet
+from worker_lib.strategies.rendezvous import HEAD, MAGIC, Meeting, Place, meet
 from worker_lib.strategies.tcp import accept, connect, listen
 
 from .groups import group
@@ -97,7 +97,28 @@ def test_two_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == ["two processes have RANK 0; every one needs its own"]
 
 
-@pytest.mark.parametrize("speech", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\2[]", b"\0\0\0\1x"])
+def spoken(message: bytes, magic: bytes = MAGIC) -> bytes:
+    return HEAD.pack(magic, len(message)) + message
+
+
+STRANGER = b'{"rank": 7, "group": "zzz", "told": 0}'
+
+
+@pytest.mark.parametrize(
+    "speech",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        spoken(b"[]"),
+        spoken(b"x"),
+        spoken(b"[" * 100_000),
+        spoken(STRANGER, b"zzzz"),
+        spoken(STRANGER.replace(b"7", b"[1]")),
+        spoken(STRANGER.replace(b'"zzz"', b"{}")),
+        spoken(b'{"rank": 1, "group": "a test"}'),
+        HEAD.pack(MAGIC, (1 << 24) + 1),
+    ],
+)
 def test_strangers_are_sent_away(monkeypatch: pytest.MonkeyPatch, speech: bytes) -> None:
     place(monkeypatch)
     address = ("127.0.0.1", int(os.environ["MASTER_PORT"]))

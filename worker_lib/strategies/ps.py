@@ -39,13 +39,23 @@ from .base import TIMEOUT, Base, bounds
 from .cost import Cost, Node
 from .errors import PeerLost, PeerSilent
 from .ps_filters import Filter
-from .ps_server import ASYNCHRONOUS, HEADER, LISTENING, SOME, Kind, Link, ask, join_group
-from .rendezvous import meet
+from .ps_server import (
+    ASYNCHRONOUS,
+    BLOCK,
+    HEADER,
+    LISTENING,
+    SOME,
+    Kind,
+    Link,
+    Shape,
+    ask,
+    join_group,
+)
+from .rendezvous import Place, meet
 from .tcp import Connection, exchange
 
 SERVERS = "ISWITCH_PS_SERVERS"
 F32 = 4  # bytes
-BLOCK = 1 << 16  # elements with a clock of their own; what a server adds at a time
 
 
 class Share(NamedTuple):
@@ -299,15 +309,15 @@ def join(
     """
     if not (tau == inf or (tau >= 0 and tau == int(tau))):
         raise ValueError(f"tau = {tau!r}: pass 0, a whole number of rounds, or math.inf")
-    if not 1 <= block <= BLOCK:
+    if not (isinstance(block, int) and 1 <= block <= BLOCK):
         raise ValueError(f"block = {block!r}: pass 1 to {BLOCK} elements")
     if servers is None:
         servers = os.environ.get(SERVERS) or 1
     if isinstance(servers, str):
         servers = servers.split(",")
     beside = servers if isinstance(servers, int) else 0
-    size = int(os.environ.get("WORLD_SIZE") or 0)
-    if isinstance(servers, int) and not 1 <= servers <= max(size, 1):
+    size = Place.from_env(os.environ).num_workers
+    if isinstance(servers, int) and not 1 <= servers <= size:
         raise ValueError(f"servers = {servers}: of {size} workers 1 to {size} can have one beside")
     processes: list[subprocess.Popen[str]] = []
 
@@ -334,7 +344,7 @@ def join(
             greeting = {
                 "group": f"{found.told[0][1]} {number}",
                 "rank": found.rank,
-                "shape": [stop - start, block, found.num_workers, lag],
+                "shape": Shape(stop - start, block, found.num_workers, lag).check(),
             }
             link = join_group(at, greeting, f"the server at {at[0]}:{at[1]}", timeout)
             shares.append(Share(link, start, stop, block))

@@ -24,18 +24,19 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import IntEnum
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .errors import PeerLost
 from .ps_table import Table
-from .rendezvous import Place, hear, meet, say
+from .rendezvous import HEAD, Place, hear, meaning, meet, say, size_of
 from .tcp import Connection
 
 HEADER = struct.Struct("<IIII")  # kind, count, first and last block
@@ -43,6 +44,12 @@ LISTENING = "listening "
 ASYNCHRONOUS = -1  # for infinity, which JSON has not
 GATHERING = 60.0  # seconds for all processes of a run to come
 EPITAPHS = 64
+MOST_SAID = 4096  # bytes of a greeting
+GUESTS = 256  # who have not said yet who they are; of more the first are sent away
+BLOCK = 1 << 16  # elements with a clock of their own; what a server adds at a time
+MOST_KEYS = 1 << 30  # of a server's: a vector of 4 GB
+MOST_WORKERS = 1 << 16
+MOST_CLOCKS = 1 << 24  # of all workers for all blocks
 GREETING = 2.0  # seconds for a worker to say who it is, and for a server to answer
 
 
@@ -59,11 +66,42 @@ class Kind(IntEnum):
 SOME = 4  # bit of a kind: indices and values follow
 
 
+class Shape(NamedTuple):
+    """What all workers of a group want of a server: its keys, and how far others may be behind."""
+
+    numel: int
+    block: int
+    num_workers: int
+    tau: int  # or ASYNCHRONOUS
+
+    def check(self) -> Shape:
+        """Itself.
+
+        Raises:
+            ValueError: there can be no such table; the message names the mend.
+        """
+        if not all(type(number) is int for number in self):
+            raise ValueError("a shape is four whole numbers")
+        numel, block, workers, tau = self
+        if not 0 <= numel <= MOST_KEYS:
+            raise ValueError(f"{numel} keys: a server has up to {MOST_KEYS}; take more servers")
+        if not 1 <= block <= BLOCK:
+            raise ValueError(f"block = {block}: pass 1 to {BLOCK} elements")
+        if not 1 <= workers <= MOST_WORKERS or tau < ASYNCHRONOUS:
+            raise ValueError(f"{workers} workers, tau = {tau}: there can be no such group")
+        if -(-numel // block) * workers > MOST_CLOCKS:
+            raise ValueError(
+                f"block = {block}: too small for {numel} elements of {workers} workers"
+            )
+        return self
+
+
 class Group:
     """Workers that share a table."""
 
-    def __init__(self, said: dict[str, Any]) -> None:
-        self.shape = numel, block, self.num_workers, tau = tuple(said["shape"])
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        numel, block, self.num_workers, tau = shape
         lag = inf if tau == ASYNCHRONOUS else tau
         self.table = Table(numel, block, self.num_workers, lag)
         self.workers: dict[int, Member] = {}
@@ -198,6 +236,39 @@ class Member(Connection):
                 self.sock.shutdown(socket.SHUT_RDWR)  # read as an end, by both
 
 
+class Guest:
+    """Who has connected, and has not said yet who it is."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.until = time.monotonic() + GREETING
+        self._data = bytearray()
+
+    def heard(self) -> Any:
+        """What it says, once that is whole; None until then.
+
+        Raises:
+            OSError: it has gone.
+            ValueError: it is a stranger.
+        """
+        while (lacking := self._lacking()) > 0:
+            try:
+                more = self.sock.recv(lacking)
+            except BlockingIOError:
+                return None
+            if not more:
+                raise ConnectionResetError
+            self._data += more
+        return meaning(bytes(self._data[HEAD.size :]))
+
+    def _lacking(self) -> int:
+        """Bytes of the head, or of all once that is there."""
+        if len(self._data) < HEAD.size:
+            return HEAD.size - len(self._data)
+        return HEAD.size + size_of(bytes(self._data[: HEAD.size]), MOST_SAID) - len(self._data)
+
+
 class Server:
     """Serves at a listening socket.
 
@@ -212,6 +283,7 @@ class Server:
         self._lifelines = set(lifelines)
         self._bound = bool(lifelines)
         self._members: dict[int, Member] = {}
+        self._guests: dict[int, Guest] = {}  # in the order in which they came
         self._epitaphs: dict[str, dict[str, Any]] = {}  # of groups that failed, for who still asks
         self._poll = select.epoll()
         self._writing: set[int] = set()
@@ -221,16 +293,26 @@ class Server:
     def serve(self) -> None:
         """Until all lifelines have ended and all workers have left; for ever without lifelines."""
         while not self._bound or self._lifelines or self._members:
-            for descriptor, _ in self._poll.poll():
+            for descriptor, _ in self._poll.poll(self._patience()):
                 if descriptor == self._listener.fileno():
                     self._welcome()
                 elif descriptor in self._lifelines:
                     if not os.read(descriptor, 1024):
                         self._poll.unregister(descriptor)
                         self._lifelines.discard(descriptor)
+                elif guest := self._guests.get(descriptor):
+                    self._hear(guest)
                 elif member := self._members.get(descriptor):
                     self._serve(member)
             self._watch()
+            while self._guests and (self._patience() == 0 or len(self._guests) > GUESTS):
+                self._send_away(next(iter(self._guests.values())))
+
+    def _patience(self) -> float | None:
+        """Seconds until the first guest has had its time; None: there is none."""
+        for guest in self._guests.values():
+            return max(0.0, guest.until - time.monotonic())
+        return None
 
     def _serve(self, member: Member) -> None:
         try:
@@ -248,25 +330,47 @@ class Server:
                 self._poll.modify(descriptor, events)
 
     def _welcome(self) -> None:
-        sock, _ = self._listener.accept()
-        sock.settimeout(GREETING)
+        with suppress(ConnectionAbortedError):  # it has gone already
+            guest = Guest(self._listener.accept()[0])
+            self._guests[guest.sock.fileno()] = guest
+            self._poll.register(guest.sock.fileno(), select.EPOLLIN)
+
+    def _hear(self, guest: Guest) -> None:
+        """Have a guest be a member, or answer its question, once it has said who it is."""
         try:
-            said = hear(sock)
-            name = str(said["group"])
-            if "status" in said:
-                group = self.groups.get(name)
-                say(sock, group.status() if group else self._epitaphs.get(name))
-                sock.close()
-                return
-            group = self.groups.get(name) or Group(said)
-            rank = said["rank"]
-            known = group.shape == tuple(said["shape"])
-            if not known or rank in group.workers or rank not in range(group.num_workers):
-                raise ValueError
-        except (OSError, ValueError, KeyError, TypeError):  # a stranger
-            sock.close()
-            return
+            match guest.heard():
+                case None:
+                    return
+                case {"group": str(name), "status": _}:
+                    group = self.groups.get(name)
+                    say(guest.sock, group.status() if group else self._epitaphs.get(name))
+                case {"group": str(name), "rank": int(rank), "shape": [_, _, _, _] as shape}:
+                    self._admit(guest, name, rank, Shape(*shape).check())
+                    return
+        except (OSError, ValueError, MemoryError):  # a stranger, or one for whom there is no room
+            pass
+        self._send_away(guest)
+
+    def _send_away(self, guest: Guest) -> None:
+        self._part_from(guest)
+        guest.sock.close()
+
+    def _part_from(self, guest: Guest) -> None:
+        del self._guests[guest.sock.fileno()]
+        self._poll.unregister(guest.sock.fileno())
+
+    def _admit(self, guest: Guest, name: str, rank: int, shape: Shape) -> None:
+        """A guest is a member.
+
+        Raises:
+            ValueError: that cannot be.
+        """
+        group = self.groups.get(name) or Group(shape)
+        if group.shape != shape or rank in group.workers or rank not in range(shape.num_workers):
+            raise ValueError
+        self._part_from(guest)
         self.groups[name] = group
+        sock = guest.sock
         member = group.workers[rank] = Member(sock, group, rank)
         self._members[sock.fileno()] = member
         self._poll.register(sock.fileno(), select.EPOLLIN)

@@ -3,7 +3,8 @@
 Rank 0 listens at MASTER_ADDR:MASTER_PORT only while the group gathers, so that one group after the
 other can meet there. Under torchrun the port is its agent's, whose store serves the same purpose.
 
-A message is its length (four bytes, big endian) and JSON.
+A message is a magic, by which strangers are told from members, its length (four bytes, big endian),
+and JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any, NamedTuple
 from .. import environment
 from .errors import RendezvousError
 
-LENGTH = struct.Struct(">I")
+HEAD = struct.Struct(">4sI")
+MAGIC = b"iSmt"
 MOST = 1 << 24  # bytes of a message
 PAUSE = 0.02  # seconds between two tries to reach rank 0
 GREETING = 2.0  # seconds in which whoever has connected says who it is
@@ -130,8 +132,8 @@ def _gather(place: Place, own: Any, deadline: float, timeout: float) -> list[Any
             guest.settimeout(GREETING)
             try:
                 word = hear(guest)
-                rank, group = word["rank"], word["group"]
-            except (OSError, ValueError, KeyError, TypeError):
+                rank, group = _introduced(word)
+            except (OSError, ValueError):
                 continue  # a stranger
             guests.append(guest)
             fault = _fault(words, own, rank, group, place.num_workers)
@@ -146,6 +148,18 @@ def _gather(place: Place, own: Any, deadline: float, timeout: float) -> list[Any
     if fault is not None:
         raise fault
     return [words[rank] for rank in range(place.num_workers)]
+
+
+def _introduced(word: Any) -> tuple[int, str]:
+    """The rank and the group of a word that has come.
+
+    Raises:
+        ValueError: it has none.
+    """
+    match word:
+        case {"rank": int(rank), "group": str(group), "told": _}:
+            return rank, group
+    raise ValueError("no word of a member")
 
 
 def _fault(
@@ -185,7 +199,7 @@ def _ask(place: Place, own: Any, deadline: float, timeout: float) -> list[Any]:
 def say(sock: socket.socket, message: Any) -> None:
     """Send a message; it has to fit what the kernel takes, or the socket must block."""
     data = json.dumps(message).encode()
-    sock.sendall(LENGTH.pack(len(data)) + data)
+    sock.sendall(HEAD.pack(MAGIC, len(data)) + data)
 
 
 def hear(sock: socket.socket) -> Any:
@@ -195,10 +209,31 @@ def hear(sock: socket.socket) -> Any:
         OSError: none came, or not whole, before the socket's timeout.
         ValueError: no message of ours.
     """
-    (size,) = LENGTH.unpack(_exactly(sock, LENGTH.size))
-    if size > MOST:
-        raise ValueError(f"a message of {size} bytes")
-    return json.loads(_exactly(sock, size))
+    return meaning(_exactly(sock, size_of(_exactly(sock, HEAD.size))))
+
+
+def size_of(head: bytes, most: int = MOST) -> int:
+    """How many bytes of JSON follow the first ones of a message.
+
+    Raises:
+        ValueError: no message of ours, or a longer one than there is.
+    """
+    magic, size = HEAD.unpack(head)
+    if magic != MAGIC or size > most:
+        raise ValueError("no message of a member")
+    return int(size)
+
+
+def meaning(data: bytes) -> Any:
+    """What a message says.
+
+    Raises:
+        ValueError: it is no JSON, or too deep.
+    """
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("a message that nests too deep") from None
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:
