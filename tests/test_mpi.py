@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from worker_lib.strategies import make, mpi
 from worker_lib.strategies.errors import Unavailable
-from worker_lib.strategies.mpi import command, spanning
+from worker_lib.strategies.mpi import command, here_too, spanning
+from worker_lib.strategies.rendezvous import meet
 
-from .groups import group
+from .groups import MADE, group
+from .ranks import free_port
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 60.0
@@ -44,8 +49,20 @@ def test_what_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         make("mpi", 10)
 
 
+def twice() -> list[float]:
+    sums = []
+    for timeout in (60.0, 61.0):
+        with make("mpi", 3, timeout=timeout) as strategy:
+            sums.append(float(strategy.allreduce(np.ones(3, np.float32))[0]))
+    return sums
+
+
+def test_one_world_serves_whatever_the_timeouts() -> None:
+    assert group(twice, 2) == [[2.0, 2.0]] * 2
+
+
 FAILING = """
-import os, sys
+import os
 import numpy as np
 from worker_lib.strategies import make
 with make("mpi", 3) as strategy:
@@ -57,12 +74,75 @@ with make("mpi", 3) as strategy:
 
 
 def test_a_rank_that_dies_ends_the_others() -> None:
-    command = [sys.executable, "-m", "iswitch", "run", "--topology", "star:3", "--"]
-    done = subprocess.run(
-        [*command, sys.executable, "-c", FAILING], cwd=ROOT, capture_output=True, text=True,
-        timeout=PATIENCE, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode in (1, 7), done.stderr
+    """And mpirun, and all that it has started."""
+    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", FAILING], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+            env={**os.environ, **place, "RANK": str(rank), "PYTHONPATH": str(ROOT)},
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=PATIENCE)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1, 7], said
+    for text in said[:2]:
+        assert "mpirun has ended the job: another rank has failed" in text
+    limit = time.monotonic() + PATIENCE
+    while left := commands({rank.pid for rank in ranks}):
+        assert time.monotonic() < limit, left
+        time.sleep(0.05)
+
+
+def commands(sessions: set[int]) -> list[str]:
+    """The processes of these sessions."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            state, _, _, session, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(session) in sessions and state != "Z":
+                found.append(stat.with_name("cmdline").read_text())
+    return found
+
+
+def left_between() -> str:
+    """Rank 1 comes to both meetings, and is gone then."""
+    if os.environ["RANK"] == "1":
+        for what in ("mpi of 3 elements", "mpi's daemons"):
+            meet(what, lambda here: (here, None, None), MADE)
+        return ""
+    with pytest.raises(mpi.RendezvousError) as caught:
+        make("mpi", 3, timeout=1.0)
+    return str(caught.value)
+
+
+def test_who_leaves_between_the_meetings_is_named() -> None:
+    assert group(left_between, 2)[0].startswith("rank 1 did not come to 127.0.0.1:")
+
+
+def test_who_makes_a_folder_removes_it(tmp_path: Path) -> None:
+    folder = tmp_path / "doors"
+    with here_too(str(folder)):
+        with here_too(str(folder)):
+            assert folder.stat().st_mode & 0o777 == 0o700
+        assert folder.exists()
+    assert not folder.exists()
+
+
+def silent(folder: str) -> str:
+    os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+    with pytest.raises(mpi.RendezvousError) as caught:
+        make("mpi", 3, timeout=1.0)
+    return str(caught.value)
+
+
+def test_that_mpirun_says_nothing_is_told(tmp_path: Path) -> None:
+    fake = tmp_path / "mpirun"
+    fake.write_text("#!/bin/sh\nexec sleep 60\n")
+    fake.chmod(0o755)
+    first, second = group(silent, 2, str(tmp_path))
+    assert "it says nothing: look whether all hosts reach one another over TCP" in first
+    assert second.endswith("see what rank 0 says") or "rank 0 has given up" in second
 
 
 def broken(folder: str) -> str:

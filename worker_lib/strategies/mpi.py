@@ -26,7 +26,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
 from importlib.util import find_spec
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -34,7 +33,7 @@ from typing import Any
 
 from . import Vector
 from .base import TIMEOUT, Base
-from .errors import RendezvousError, Unavailable
+from .errors import PeerLost, RendezvousError, Unavailable
 from .mpi_helper import AGENTS
 from .rendezvous import hear, meet, say
 
@@ -89,24 +88,28 @@ def join(numel: int, *, timeout: float = TIMEOUT) -> Mpi:
         raise Unavailable(
             "the strategy mpi needs Open MPI 4: apt-get install --no-install-recommends openmpi-bin"
         )
-    meet(f"mpi of {numel} elements", lambda _: None, timeout)
-    _connect(timeout)
+    found = meet(f"mpi of {numel} elements", lambda _: None, timeout)
+    if "mpi4py.MPI" not in sys.modules:  # which begins MPI, once in the life of a process
+        _connect(timeout)
     from mpi4py import MPI
 
+    if MPI.COMM_WORLD.size != found.num_workers:
+        raise RendezvousError(
+            f"MPI has {MPI.COMM_WORLD.size} ranks here, and there are {found.num_workers} workers; "
+            "import mpi4py.MPI after make, which connects them"
+        )
     return Mpi(MPI.COMM_WORLD.Dup(), numel)
 
 
-@cache
 def _connect(timeout: float) -> None:
-    """Make this process a rank; once in its life."""
+    """Make this process a rank."""
     with ExitStack() as stack:
         doors: list[socket.socket] = []
 
         def tell(here: str) -> Any:
             if os.environ["RANK"] != "0":
                 return here, None, None
-            folder = tempfile.mkdtemp(prefix="iswitch-mpi-")
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="iswitch-mpi-"))
             doors.append(stack.enter_context(socket.create_server((here, 0))))
             return here, doors[0].getsockname()[1], folder
 
@@ -114,26 +117,53 @@ def _connect(timeout: float) -> None:
         deadline = time.monotonic() + timeout
         hosts = [told[0] for told in found.told]
         master, port, folder = found.told[0]
-        os.makedirs(folder, mode=0o700, exist_ok=True)  # another machine has its own
+        stack.enter_context(here_too(folder))
         own = stack.enter_context(door(f"{folder}/{found.rank}"))
         if found.rank == 0:
-            followers: dict[int, socket.socket] = {}
-            doors[0].settimeout(timeout)
-            while len(followers) < found.num_workers - 1:
-                sock, _ = doors[0].accept()
-                stack.enter_context(sock).settimeout(timeout)
-                followers[hear(sock)] = sock
+            followers = _followers(doors[0], found.num_workers, timeout, stack)
             with door(f"{folder}/{AGENTS}") as agents:
                 life = _lead(hosts, folder, own, agents, followers, deadline)
             for sock in followers.values():
                 with suppress(OSError):  # it has failed, and mpirun will say so
                     hear(sock)  # it has no need of the folder any more
         else:
-            leader = stack.enter_context(socket.create_connection((master, port), timeout))
-            say(leader, found.rank)
+            try:
+                leader = stack.enter_context(socket.create_connection((master, port), timeout))
+                say(leader, found.rank)
+            except OSError as error:
+                raise RendezvousError(
+                    f"rank 0 has failed or left ({error}); see what it says, and start all again"
+                ) from None
             life = _follow(own, leader, deadline)
-            say(leader, "adopted")
+            with suppress(OSError):  # rank 0 closes when nobody needs a folder any more
+                say(leader, "adopted")
+                hear(leader)
     threading.Thread(target=_end_with, args=(life,), name="mpi", daemon=True).start()
+
+
+def _followers(
+    door: socket.socket, num_workers: int, timeout: float, stack: ExitStack
+) -> dict[int, socket.socket]:
+    """Rank 0: the connections of all others, by rank; strangers' are left alone.
+
+    Raises:
+        RendezvousError: some did not connect, though they had met.
+    """
+    found: dict[int, socket.socket] = {}
+    deadline = time.monotonic() + timeout
+    while missing := set(range(1, num_workers)) - found.keys():
+        door.settimeout(max(deadline - time.monotonic(), PAUSE))
+        try:
+            sock, _ = door.accept()
+        except TimeoutError:
+            where = "{}:{}".format(*door.getsockname())
+            raise RendezvousError.missing(missing, where, timeout) from None
+        stack.enter_context(sock).settimeout(timeout)
+        with suppress(OSError, ValueError):  # a stranger
+            rank = hear(sock)
+            if isinstance(rank, int) and rank in missing:
+                found[rank] = sock
+    return found
 
 
 def _lead(
@@ -154,7 +184,12 @@ def _lead(
         ready, _, _ = select.select([own, agents], [], [], PAUSE)
         if agents in ready:
             with _taken(agents) as (_, (host, daemon)):
-                say(followers[hosts.index(host)], daemon)
+                rank = hosts.index(host)
+                try:
+                    say(followers[rank], daemon)
+                except OSError as error:
+                    mpirun.kill()
+                    raise PeerLost(f"rank {rank}", str(error)) from None
         if own in ready:
             for sock in followers.values():
                 with suppress(OSError):  # it has given up
@@ -164,7 +199,15 @@ def _lead(
             mpirun.kill()
             complaints.seek(0)
             text = complaints.read().decode(errors="replace").strip()
-            raise RendezvousError(f"mpirun has not connected the workers; it says: {text}")
+            says = (
+                f"it says: {text}"
+                if text
+                else (
+                    "it says nothing: look whether all hosts reach one another over TCP, and "
+                    "have the same Open MPI, or give more time: timeout=..."
+                )
+            )
+            raise RendezvousError(f"mpirun has not connected the workers; {says}")
 
 
 def _follow(own: socket.socket, leader: socket.socket, deadline: float) -> socket.socket:
@@ -219,6 +262,20 @@ def spanning(hosts: Sequence[str]) -> IPv4Network:
     while not all(address in found for address in addresses):
         found = found.supernet()
     return found
+
+
+@contextmanager
+def here_too(folder: str) -> Iterator[None]:
+    """The folder exists while this lasts; on other machines than rank 0's it has to be made."""
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
