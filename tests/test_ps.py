@@ -436,7 +436,7 @@ def test_a_server_that_is_started_wrong(words: list[str], said: str) -> None:
 
 
 def refused(options: dict[str, Any]) -> str:
-    with pytest.raises(ValueError, match=r"pass|of 2") as caught:
+    with pytest.raises(ValueError, match=r"pass|of 2|wanted") as caught:
         make("ps", 10, timeout=MADE, **options)
     return str(caught.value)
 
@@ -446,3 +446,4 @@ def test_arguments_that_cannot_be() -> None:
     assert group(refused, 2, {"tau": 0.5})[0].startswith("tau = 0.5: pass 0, a whole number")
     assert group(refused, 2, {"servers": 3})[0].startswith("servers = 3: of 2 workers 1 to 2")
     assert "pass 1 to 65536" in group(refused, 2, {"block": 0})[0]
+    assert group(refused, 2, {}, WORLD_SIZE="x")[0].startswith("WORLD_SIZE is 'x': a whole number")

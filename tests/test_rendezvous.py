@@ -158,6 +158,7 @@ def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"RANK": ""}, "RANK is not set: start this with `iswitch run"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two': a whole number is wanted"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT is 65536: ports are 1..65535"),
     ],
 )
 def test_an_environment_that_says_too_little(

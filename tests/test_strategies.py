@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +18,7 @@ from worker_lib.strategies.errors import PeerLost, PeerSilent
 from worker_lib.strategies.fusion import Fused, allreduce_many
 from worker_lib.strategies.ring import cost as ring_cost
 
+from .conftest import Where
 from .groups import ELEMENTS, MADE, add_up, exact, floats, group, servers, sum_of, vector_of
 
 OWN = ["ring", "ps", "tree"]  # those whose connections are ours
@@ -104,8 +107,13 @@ def fuse() -> None:
         fused.allreduce(ring)
         assert np.array_equal(fused.views[2], sum_of(size, 47, 2)[16:23])
         assert ring.stats()["rounds"] == 3
-        with pytest.raises(ValueError, match=r"an array is \[5, 3\], and was to be \[3, 5\]"):
+        with pytest.raises(ValueError, match=r"float32 \[5, 3\], and was to be float32 \[3, 5\]"):
             fused.allreduce(ring, [arrays[0].T, *arrays[1:]])
+        for dtype in (np.float64, np.int64):  # which would be rounded
+            with pytest.raises(ValueError, match=r"an array is \w+64 \[3, 5\], and was to be"):
+                allreduce_many(ring, [arrays[0].astype(dtype), *arrays[1:]])
+        with pytest.raises(ValueError, match="shorter"):
+            fused.allreduce(ring, [])  # not what the views have
 
 
 def test_many_arrays_in_one_allreduce() -> None:
@@ -134,9 +142,10 @@ def misuse(name: str) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_vectors_that_do_not_fit(name: str) -> None:
-    told = group(misuse, 2, name)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_vectors_that_do_not_fit(name: str, switch: Where, job: int) -> None:
+    where = {"ISWITCH_SWITCH": "{}:{}".format(*switch), "ISWITCH_JOB": str(job)}
+    told = group(misuse, 2, name, **where)
     assert told[0] == told[1] == [
         "the vector is float32 [7]",
         "the vector is float64 [8]",
@@ -170,6 +179,59 @@ def test_a_worker_that_fails_is_named(name: str, dies: bool, numel: int) -> None
     told = group(failing, 2, name, numel, dies)
     said = "rank 1 is lost" if dies else "rank 1 said nothing for 0.5 s"
     assert told[0].startswith(said), told
+
+
+def leading(name: str) -> tuple[int, str]:
+    """Rank 2 leaves; what the others are told."""
+    with make(name, 100_000, timeout=MADE) as strategy:
+        vector = np.ones(100_000, np.float32)
+        strategy.allreduce(vector)
+        if strategy.rank == 2:
+            return 2, ""
+        time.sleep(0.3)
+        with pytest.raises(PeerLost) as caught:
+            strategy.allreduce(vector)
+        return strategy.rank, str(caught.value)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_is_said_of_the_lost_leads_to_who_failed(name: str) -> None:
+    """Who is named may have left for another's sake, and says for whose."""
+    told = dict(group(leading, 4, name))
+    for rank in (0, 1, 3):
+        named, steps = rank, 0
+        while named != 2:
+            assert "or has left because another did; see what it says" in told[named]
+            found = re.match(r"rank (\d) is lost", told[named])
+            assert found, told
+            named, steps = int(found[1]), steps + 1
+            assert steps < 4, told
+
+
+def impossible(name: str, options: dict[str, Any]) -> str:
+    with pytest.raises(ValueError, match="pass") as caught:
+        make(name, 10, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 1e-9, math.inf, math.nan, 1e300, "10", None])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_timeouts_that_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, name: str, timeout: object
+) -> None:
+    where = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    where |= {"ISWITCH_SWITCH": "127.0.0.1:1", "ISWITCH_JOB": "1"}
+    for key, value in where.items():
+        monkeypatch.setenv(key, value)
+    assert impossible(name, {"timeout": timeout}).startswith(f"timeout = {timeout!r}: pass ")
+
+
+@pytest.mark.parametrize("piece", [-4, 0, 3, 2.5, "64"])
+@pytest.mark.parametrize("name", ["ring", "tree"])
+def test_pieces_that_cannot_be(name: str, piece: object) -> None:
+    assert impossible(name, {"piece": piece}) == (
+        f"piece = {piece!r}: pass a whole number of bytes, 4 or more"
+    )
 
 
 def disagreeing(name: str) -> str:

@@ -10,6 +10,8 @@ import numpy as np
 from . import Vector
 
 TIMEOUT = 30.0  # seconds
+LEAST, MOST = 0.001, 1e6  # of them; the kernel takes 0 for no limit, and poll has 32 bits of ms
+F32 = 4  # bytes
 
 
 class Base(ABC):
@@ -62,6 +64,28 @@ class Base(ABC):
                 f"the vector is {described(vector)}; pass a writeable contiguous array of float32 "
                 f"[{self.numel}], as the group was made for"
             )
+
+
+def check_timeout(timeout: float) -> float:
+    """A timeout that sockets take, in seconds.
+
+    Raises:
+        ValueError: it is none; the message names the mend.
+    """
+    if not (isinstance(timeout, int | float) and LEAST <= timeout <= MOST):
+        raise ValueError(f"timeout = {timeout!r}: pass seconds, {LEAST} to {MOST:.0f}")
+    return timeout
+
+
+def check_piece(piece: int) -> int:
+    """How many elements of float32 there are in a piece of so many bytes.
+
+    Raises:
+        ValueError: none; the message names the mend.
+    """
+    if not (isinstance(piece, int) and piece >= F32):
+        raise ValueError(f"piece = {piece!r}: pass a whole number of bytes, {F32} or more")
+    return piece // F32
 
 
 def described(vector: object) -> str:

@@ -29,7 +29,8 @@ class PeerLost(WorkerError):
         self.peer = peer
         why = f" ({reason})" if reason else ""
         super().__init__(
-            f"{peer} is lost{why}: it has failed or left; start all workers of the group again"
+            f"{peer} is lost{why}: it has failed, or has left because another did; see what it "
+            "says, and start all workers of the group again"
         )
 
 

@@ -41,18 +41,20 @@ class Fused:
         Raises:
             ValueError: other arrays than were said.
         """
-        for view, array in zip(self.views, arrays or self.views, strict=True):
+        arrays = self.views if arrays is None else arrays
+        for view, array in zip(self.views, arrays, strict=True):
+            if array.dtype != view.dtype or array.shape != view.shape:
+                raise ValueError(
+                    f"an array is {array.dtype} {list(array.shape)}, and was to be {view.dtype} "
+                    f"{list(view.shape)}; pass the same arrays, in the same order"
+                )
+        for view, array in zip(self.views, arrays, strict=True):
             if array is not view:
-                if array.shape != view.shape:
-                    raise ValueError(
-                        f"an array is {list(array.shape)}, and was to be {list(view.shape)}; pass "
-                        "the same arrays, in the same order"
-                    )
                 view[...] = array
         total = strategy.allreduce(self.vector)
         if total is not self.vector:
             self.vector[:] = total
-        for view, array in zip(self.views, arrays or self.views, strict=True):
+        for view, array in zip(self.views, arrays, strict=True):
             if array is not view:
                 array[...] = view
 

@@ -7,22 +7,21 @@ own; so small vectors are padded, and every message of gloo's has a header.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any
 
 from . import Vector
-from .base import TIMEOUT
+from .base import TIMEOUT, Base, check_timeout
 from .errors import Unavailable
 from .rendezvous import Meeting, meet
 
 
-class Gloo:
+class Gloo(Base):
     """A member of torch's default process group, which has the store of rank 0."""
 
-    def __init__(self, meeting: Meeting, store: Any, timeout: float) -> None:
+    def __init__(self, meeting: Meeting, numel: int, store: Any, timeout: float) -> None:
         from torch import distributed
 
-        self.rank = meeting.rank
-        self.num_workers = meeting.num_workers
+        super().__init__(meeting.rank, meeting.num_workers, numel)
         self._distributed = distributed
         distributed.init_process_group(
             "gloo",
@@ -33,22 +32,22 @@ class Gloo:
         )
         distributed.barrier()  # all have read of the store what they need; rank 0 may end it
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Leave torch's group."""
         self._distributed.destroy_process_group()
 
     def allreduce(self, vector: Vector) -> Vector:
         """Add up, in the order in which the ring passes each part."""
         from torch import from_numpy
 
+        self.check(vector)
+        self.rounds += 1
         self._distributed.all_reduce(from_numpy(vector))
         return vector
 
     def stats(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
+        """Rounds."""
+        return {"rounds": self.rounds}
 
 
 def join(numel: int, *, timeout: float = TIMEOUT) -> Gloo:
@@ -57,7 +56,7 @@ def join(numel: int, *, timeout: float = TIMEOUT) -> Gloo:
     Across namespaces gloo has to be told the interface: GLOO_SOCKET_IFNAME (`iswitch run` does).
 
     Raises:
-        ValueError: the environment lacks what it needs.
+        ValueError: the environment lacks what it needs, or the timeout cannot be.
         RendezvousError: not all have come.
         Unavailable: torch is not installed.
     """
@@ -67,7 +66,7 @@ def join(numel: int, *, timeout: float = TIMEOUT) -> Gloo:
         raise Unavailable(
             "the strategy gloo is torch's: pip install -e '.[torch]' (in a checkout of iswitch)"
         ) from None
-    limit = timedelta(seconds=timeout)
+    limit = timedelta(seconds=check_timeout(timeout))
     stores: list[Any] = []
 
     def tell(here: str) -> Any:
@@ -78,4 +77,4 @@ def join(numel: int, *, timeout: float = TIMEOUT) -> Gloo:
     if meeting.rank:
         host, port = meeting.told[0]
         stores[:] = [TCPStore(host, port, is_master=False, timeout=limit)]
-    return Gloo(meeting, stores[0], timeout)
+    return Gloo(meeting, numel, stores[0], timeout)

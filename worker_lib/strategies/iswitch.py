@@ -8,32 +8,32 @@ one above it.
 from __future__ import annotations
 
 import os
-from typing import Any, Self
+from typing import Any
 
 from iswitch.wire import SEG_SIZE, DType, Op, Shape
 
 from ..client import Worker
 from . import Vector
+from .base import TIMEOUT, Base, check_timeout
 from .cost import Cost, Node
 
 
-class Switched:
+class Switched(Base):
     """A member of a job of a switch."""
 
-    def __init__(self, worker: Worker, rank: int) -> None:
+    def __init__(self, worker: Worker, rank: int, numel: int) -> None:
         assert worker.num_workers is not None
+        super().__init__(rank, worker.num_workers, numel)
         self.worker = worker
-        self.rank = rank
-        self.num_workers = worker.num_workers
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Leave the job."""
         self.worker.close()
 
     def allreduce(self, vector: Vector) -> Vector:
         """Add up, in order of arrival, or of rank if the job is reproducible."""
+        self.check(vector)
+        self.rounds += 1
         return self.worker.allreduce(vector, out=vector)
 
     def stats(self) -> dict[str, Any]:
@@ -66,5 +66,6 @@ def join(numel: int, *, own_rank: bool = False, **options: Any) -> Switched:
             that order, rather than by RANK.
         options: as of `Worker`.
     """
+    check_timeout(options.get("timeout", TIMEOUT))
     worker = Worker.from_env(numel, **options)
-    return Switched(worker, worker.rank if own_rank else int(os.environ["RANK"]))
+    return Switched(worker, worker.rank if own_rank else int(os.environ["RANK"]), numel)

@@ -35,27 +35,16 @@ import numpy as np
 
 from ..environment import address
 from . import Vector
-from .base import TIMEOUT, Base, bounds
+from .base import F32, TIMEOUT, Base, bounds
 from .cost import Cost, Node
 from .errors import PeerLost, PeerSilent
 from .ps_filters import Filter
-from .ps_server import (
-    ASYNCHRONOUS,
-    BLOCK,
-    HEADER,
-    LISTENING,
-    SOME,
-    Kind,
-    Link,
-    Shape,
-    ask,
-    join_group,
-)
+from .ps_server import HEADER, LISTENING, SOME, Kind, Link, ask, join_group
+from .ps_table import ASYNCHRONOUS, BLOCK, Shape
 from .rendezvous import Place, meet
 from .tcp import Connection, exchange
 
 SERVERS = "ISWITCH_PS_SERVERS"
-F32 = 4  # bytes
 
 
 class Share(NamedTuple):

@@ -30,26 +30,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from enum import IntEnum
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .errors import PeerLost
-from .ps_table import Table
+from .ps_table import ASYNCHRONOUS, Shape, Table
 from .rendezvous import HEAD, Place, hear, meaning, meet, say, size_of
 from .tcp import Connection
 
 HEADER = struct.Struct("<IIII")  # kind, count, first and last block
 LISTENING = "listening "
-ASYNCHRONOUS = -1  # for infinity, which JSON has not
 GATHERING = 60.0  # seconds for all processes of a run to come
 EPITAPHS = 64
 MOST_SAID = 4096  # bytes of a greeting
+LINGERING = 0.5  # seconds for members of a group that failed to ask why
 GUESTS = 256  # who have not said yet who they are; of more the first are sent away
-BLOCK = 1 << 16  # elements with a clock of their own; what a server adds at a time
-MOST_KEYS = 1 << 30  # of a server's: a vector of 4 GB
-MOST_WORKERS = 1 << 16
-MOST_CLOCKS = 1 << 24  # of all workers for all blocks
 GREETING = 2.0  # seconds for a worker to say who it is, and for a server to answer
 
 
@@ -64,36 +60,6 @@ class Kind(IntEnum):
 
 
 SOME = 4  # bit of a kind: indices and values follow
-
-
-class Shape(NamedTuple):
-    """What all workers of a group want of a server: its keys, and how far others may be behind."""
-
-    numel: int
-    block: int
-    num_workers: int
-    tau: int  # or ASYNCHRONOUS
-
-    def check(self) -> Shape:
-        """Itself.
-
-        Raises:
-            ValueError: there can be no such table; the message names the mend.
-        """
-        if not all(type(number) is int for number in self):
-            raise ValueError("a shape is four whole numbers")
-        numel, block, workers, tau = self
-        if not 0 <= numel <= MOST_KEYS:
-            raise ValueError(f"{numel} keys: a server has up to {MOST_KEYS}; take more servers")
-        if not 1 <= block <= BLOCK:
-            raise ValueError(f"block = {block}: pass 1 to {BLOCK} elements")
-        if not 1 <= workers <= MOST_WORKERS or tau < ASYNCHRONOUS:
-            raise ValueError(f"{workers} workers, tau = {tau}: there can be no such group")
-        if -(-numel // block) * workers > MOST_CLOCKS:
-            raise ValueError(
-                f"block = {block}: too small for {numel} elements of {workers} workers"
-            )
-        return self
 
 
 class Group:
@@ -293,20 +259,28 @@ class Server:
     def serve(self) -> None:
         """Until all lifelines have ended and all workers have left; for ever without lifelines."""
         while not self._bound or self._lifelines or self._members:
-            for descriptor, _ in self._poll.poll(self._patience()):
-                if descriptor == self._listener.fileno():
-                    self._welcome()
-                elif descriptor in self._lifelines:
-                    if not os.read(descriptor, 1024):
-                        self._poll.unregister(descriptor)
-                        self._lifelines.discard(descriptor)
-                elif guest := self._guests.get(descriptor):
-                    self._hear(guest)
-                elif member := self._members.get(descriptor):
-                    self._serve(member)
-            self._watch()
-            while self._guests and (self._patience() == 0 or len(self._guests) > GUESTS):
-                self._send_away(next(iter(self._guests.values())))
+            self._turn(None)
+        end = time.monotonic() + LINGERING
+        while self._epitaphs and (left := end - time.monotonic()) > 0:
+            self._turn(left)
+
+    def _turn(self, most: float | None) -> None:
+        """Wait, for so many seconds at most, and do what there is to do."""
+        waits = [seconds for seconds in (self._patience(), most) if seconds is not None]
+        for descriptor, _ in self._poll.poll(min(waits, default=None)):
+            if descriptor == self._listener.fileno():
+                self._welcome()
+            elif descriptor in self._lifelines:
+                if not os.read(descriptor, 1024):
+                    self._poll.unregister(descriptor)
+                    self._lifelines.discard(descriptor)
+            elif guest := self._guests.get(descriptor):
+                self._hear(guest)
+            elif member := self._members.get(descriptor):
+                self._serve(member)
+        self._watch()
+        while self._guests and (self._patience() == 0 or len(self._guests) > GUESTS):
+            self._send_away(next(iter(self._guests.values())))
 
     def _patience(self) -> float | None:
         """Seconds until the first guest has had its time; None: there is none."""

@@ -12,12 +12,51 @@ block waits until nobody's clock is more than `tau` behind that of the worker th
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from . import Vector
 
 Indices = npt.NDArray[np.uint32]
+
+
+ASYNCHRONOUS = -1  # for infinity, which JSON has not
+BLOCK = 1 << 16  # elements with a clock of their own; what a server adds at a time
+MOST_KEYS = 1 << 30  # of a server's: a vector of 4 GB
+MOST_WORKERS = 1 << 16
+MOST_CLOCKS = 1 << 24  # of all workers for all blocks
+
+
+class Shape(NamedTuple):
+    """What all workers of a group want of a server: its keys, and how far others may be behind."""
+
+    numel: int
+    block: int
+    num_workers: int
+    tau: int  # or ASYNCHRONOUS
+
+    def check(self) -> Shape:
+        """Itself.
+
+        Raises:
+            ValueError: there can be no such table; the message names the mend.
+        """
+        if not all(type(number) is int for number in self):
+            raise ValueError("a shape is four whole numbers")
+        numel, block, workers, tau = self
+        if not 0 <= numel <= MOST_KEYS:
+            raise ValueError(f"{numel} keys: a server has up to {MOST_KEYS}; take more servers")
+        if not 1 <= block <= BLOCK:
+            raise ValueError(f"block = {block}: pass 1 to {BLOCK} elements")
+        if not 1 <= workers <= MOST_WORKERS or tau < ASYNCHRONOUS:
+            raise ValueError(f"{workers} workers, tau = {tau}: there can be no such group")
+        if -(-numel // block) * workers > MOST_CLOCKS:
+            raise ValueError(
+                f"block = {block}: too small for {numel} elements of {workers} workers"
+            )
+        return self
 
 
 class Table:

@@ -20,6 +20,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from .. import environment
+from .base import check_timeout
 from .errors import RendezvousError
 
 HEAD = struct.Struct(">4sI")
@@ -62,6 +63,8 @@ class Place(NamedTuple):
         if not rank < size:
             raise ValueError(f"RANK is {rank} and WORLD_SIZE {size}: ranks are 0..{size - 1}")
         port = environment.number(variables, "MASTER_PORT")
+        if not 0 < port <= 65535:
+            raise ValueError(f"MASTER_PORT is {port}: ports are 1..65535")
         return cls(rank, size, (environment.text(variables, "MASTER_ADDR"), port))
 
     @property
@@ -88,10 +91,11 @@ def meet(group: str, tell: Callable[[str], Any], timeout: float) -> Meeting:
         timeout: seconds.
 
     Raises:
-        ValueError: the environment does not say who and where.
+        ValueError: the environment does not say who and where, or the timeout cannot be.
         RendezvousError: some have not come (the message names them), or want another group.
     """
     place = Place.from_env(os.environ)
+    check_timeout(timeout)
     here = place.here
     word = {"rank": place.rank, "group": group, "told": tell(here)}
     deadline = time.monotonic() + timeout

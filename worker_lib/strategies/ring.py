@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 
 from . import Vector
-from .base import TIMEOUT, Base, bounds, pieces
+from .base import F32, TIMEOUT, Base, bounds, check_piece, pieces
 from .cost import Cost, Node
 from .rendezvous import meet
 from .tcp import Connection, accept, connect, listen
 
-F32 = 4  # bytes
 PIECE = 1 << 20  # bytes that go on as one: fewer cost more waiting, more cost more waking up
 
 
@@ -41,12 +40,11 @@ class Ring(Base):
         numel: int,
         previous: Connection | None,
         following: Connection | None,
-        piece: int = PIECE,
+        most: int = PIECE // F32,
     ) -> None:
         super().__init__(rank, num_workers, numel)
         self._previous = previous
         self._following = following
-        most = max(1, piece // F32)
         ends = bounds(numel, num_workers)
         chunks = [pieces(ends[i], ends[i + 1], most) for i in range(num_workers)]
         self._first = chunks[rank]
@@ -120,9 +118,10 @@ def join(numel: int, *, timeout: float = TIMEOUT, piece: int = PIECE) -> Ring:
         piece: bytes that go on as one.
 
     Raises:
-        ValueError: the environment lacks what it needs.
+        ValueError: the environment lacks what it needs, or an argument cannot be.
         RendezvousError: not all have come.
     """
+    most = check_piece(piece)
     doors: list[socket.socket] = []
 
     def tell(here: str) -> Any:
@@ -140,4 +139,4 @@ def join(numel: int, *, timeout: float = TIMEOUT, piece: int = PIECE) -> Ring:
     finally:
         for door in doors:
             door.close()
-    return Ring(rank, size, numel, previous, following, piece)
+    return Ring(rank, size, numel, previous, following, most)

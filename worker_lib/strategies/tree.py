@@ -24,14 +24,13 @@ from typing import Any
 import numpy as np
 
 from . import Vector
-from .base import TIMEOUT, Base, pieces
+from .base import F32, TIMEOUT, Base, check_piece, pieces
 from .cost import Cost, Node
 from .packing import Network, Tree, packed
 from .rendezvous import meet
 from .tcp import PIECE, Connection, accept, connect, listen, wait
 
 NETWORK = "ISWITCH_NETWORK"
-F32 = 4  # bytes
 
 
 class Branch:
@@ -210,10 +209,12 @@ def join(
         piece: bytes that go on as one.
 
     Raises:
-        ValueError: the environment lacks what it needs, or the network is none.
+        ValueError: the environment lacks what it needs, the network is none, or an argument
+            cannot be.
         RendezvousError: not all have come.
         Unavailable: networkx or SciPy is not installed, on rank 0.
     """
+    most = check_piece(piece)
     doors: list[socket.socket] = []
     said = network or os.environ.get(NETWORK)
 
@@ -239,7 +240,6 @@ def join(
     finally:
         for door in doors:
             door.close()
-    most = max(1, piece // F32)
     branches = [
         Branch(
             pieces(part.start, part.stop, most),
