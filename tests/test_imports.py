@@ -37,6 +37,7 @@ CORE = [
     "admission",
     "control",
     "switch",
+    "forward",
     "frame",
     "sorting",
     "segmentation",

@@ -188,7 +188,7 @@ def mac(text: str) -> bytes:
 
 def run(args: argparse.Namespace) -> int:
     """Serve."""
-    from ..bench.forward import CopySwitch
+    from ..forward import CopySwitch
     from ..limits import Limits
     from ..packets import Address
     from ..paper import Counting

@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from iswitch.bench.forward import CopySwitch
 from iswitch.bench.plan import PAPER
 from iswitch.chassis import Chassis
 from iswitch.engine import Engine
+from iswitch.forward import CopySwitch
 from iswitch.impairment import Impairments
 from iswitch.ports.impaired import ImpairedPorts
 from iswitch.ports.memory import keep_freed, settle

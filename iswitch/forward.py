@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..arbiter import Traffic, classify
-from ..packets import Burst, Outgoing
-from ..switch import Switch
-from ..wire import TOS_DATA
+from .arbiter import Traffic, classify
+from .packets import Burst, Outgoing
+from .switch import Switch
+from .wire import TOS_DATA
 
 
 class CopySwitch(Switch):
