@@ -26,11 +26,12 @@ from iswitch.bench.plan import PAPER, Plan, Setting, Size, Way, networks, split
 from iswitch.bench.report import CSV_COLUMNS, as_csv, as_json, ms, tables
 from iswitch.bench.result import Results, Series, wire_bound
 from iswitch.cli import UsageError
-from iswitch.cli.bench import configure
+from iswitch.cli.bench import check_ways, configure, everything
 from iswitch.cli.bench import run as run_bench
 from iswitch.cli.worlds import network_of
 from iswitch.units import QuantityError
 from topologies import Topology
+from worker_lib.strategies import base
 from worker_lib.strategies.packing import Network, pack
 
 from .browser import browser
@@ -57,9 +58,9 @@ def test_sizes() -> None:
 
 def test_ways() -> None:
     assert Way.parse("ring") == Way("ring", "ring")
-    way = Way.parse("ps:servers=2:tau=inf:filter=kkt")
-    assert (way.label, way.name) == ("ps:servers=2:tau=inf:filter=kkt", "ps")
-    assert way.options == {"servers": 2, "tau": inf, "filter": "kkt"}
+    way = Way.parse("ps:servers=2:tau=inf:block=100")
+    assert (way.label, way.name) == ("ps:servers=2:tau=inf:block=100", "ps")
+    assert way.options == {"servers": 2, "tau": inf, "block": 100}
     assert (way.servers, way.adds) == (2, False)
     assert (Way.parse("ps").servers, Way.parse("ring").servers) == (1, 0)
     assert Way.parse("ps").adds
@@ -390,6 +391,11 @@ def member_of(parent: int) -> int:
         ("--sizes big", "--sizes: size 'big' is not a number and a unit"),
         ("--sizes ,", "--sizes names none"),
         ("--strategies abacus", "no strategy 'abacus'; there are iswitch, "),
+        ("--strategies async", "no strategy 'async'; there are iswitch, "),
+        ("--strategies ring:foo=1", "ring:foo=1: ring takes timeout, piece here"),
+        ("--strategies ps:filter=kkt", "ps takes timeout, servers, tau, block here"),
+        ("--strategies iswitch:dtype=int32", "iswitch takes on_member_lost, reproducible, "),
+        ("--strategies ps:servers=some", "servers is how many hosts serve"),
         ("--strategies iswitch,iswitch", "--strategies names one twice"),
         ("--strategies iswitch:offload", "write iswitch:OPTION=VALUE"),
         ("--strategies iswitch,forward --topologies rack:2x2", "forward is of one switch"),
@@ -411,6 +417,16 @@ def test_mistakes_are_told_before_anything_starts(options: str, said: str) -> No
     configure(parser)
     with pytest.raises(UsageError, match=re.escape(said)):
         run_bench(parser.parse_args(options.split()))
+
+
+def test_all_that_can_be_had_is_measured_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "find_spec", lambda name: None if name == "scipy" else name)
+    monkeypatch.setattr(base.shutil, "which", lambda name: None if name == "orted" else name)
+    assert [way.name for way in everything()] == ["iswitch", "ring", "ps", "gloo"]
+    with pytest.raises(UsageError, match=r"the strategy tree needs scipy: .* or leave it out"):
+        check_ways([Way.parse("tree")], of_paper=False)
+    with pytest.raises(UsageError, match=r"the strategy mpi needs orted: .*openmpi-bin"):
+        check_ways([Way.parse("mpi")], of_paper=False)
 
 
 def test_a_process_that_ends_is_an_error() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from worker_lib.strategies import make, mpi
+from worker_lib.strategies import base, make, mpi
 from worker_lib.strategies.errors import Unavailable
 from worker_lib.strategies.mpi import command, here_too, spanning
 from worker_lib.strategies.rendezvous import meet
@@ -41,11 +41,11 @@ def test_the_command() -> None:
 
 
 def test_what_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi.shutil, "which", lambda _: None)
+    monkeypatch.setattr(base.shutil, "which", lambda _: None)
     with pytest.raises(Unavailable, match="apt-get install --no-install-recommends openmpi-bin"):
         make("mpi", 10)
-    monkeypatch.setattr(mpi, "find_spec", lambda _: None)
-    with pytest.raises(Unavailable, match="needs mpi4py: pip install -e"):
+    monkeypatch.setattr(base, "find_spec", lambda _: None)
+    with pytest.raises(Unavailable, match="needs mpi4py and mpirun and orted: pip install -e"):
         make("mpi", 10)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from topologies import Topology
-from worker_lib.strategies import packing
+from worker_lib.strategies import base
 from worker_lib.strategies.cost import Cost
 from worker_lib.strategies.errors import Unavailable
 from worker_lib.strategies.packing import ENOUGH, Network, Packing, Tree, pack, packed, rooted
@@ -121,8 +121,8 @@ def test_networks_that_are_none() -> None:
 
 
 def test_what_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "find_spec", lambda _: None)
-    with pytest.raises(Unavailable, match="needs networkx: pip install -e"):
+    monkeypatch.setattr(base, "find_spec", lambda _: None)
+    with pytest.raises(Unavailable, match="needs networkx and scipy: pip install -e"):
         packed('{"hosts": ["a"], "links": []}')
 
 

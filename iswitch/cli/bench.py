@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import shlex
-import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -28,15 +27,8 @@ if TYPE_CHECKING:
     from ..bench.result import Results
     from .bench_network import Build
 
-NEEDS = {  # packages, programs, and the mend
-    "gloo": (("torch",), (), "pip install -e '.[torch]'"),
-    "tree": (("networkx", "scipy"), (), "pip install -e '.[tree]'"),
-    "mpi": (
-        ("mpi4py",),
-        ("mpirun",),
-        "pip install -e '.[mpi]' and apt-get install --no-install-recommends openmpi-bin",
-    ),
-}
+# Options of strategies that a benchmark sets itself, or that need an object, or make sums others.
+NOT_HERE = ("bind", "dtype", "filter", "key", "network", "op", "own_rank")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -223,7 +215,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         raise UsageError(str(error)) from None
     if not sizes:
         raise UsageError("--sizes names none, such as ppo,1MiB")
-    check_ways(plan.ways)
+    check_ways(plan.ways, of_paper)
     check_settings(plan)
     return plan
 
@@ -277,40 +269,43 @@ def switch_options(text: str) -> list[str]:
     return options
 
 
-def lacks(strategy: str) -> str:
-    """What a strategy needs and is not here, with the mend; nothing if all is."""
-    packages, programs, mend = NEEDS.get(strategy, ((), (), ""))
-    lacking = [name for name in packages if find_spec(name) is None]
-    lacking += [name for name in programs if shutil.which(name) is None]
-    return f"{strategy} needs {' and '.join(lacking)}: {mend}" if lacking else ""
-
-
 def everything() -> list[Way]:
     """All strategies that can be had here, the switch's first."""
-    from worker_lib.strategies import STRATEGIES
+    from worker_lib.strategies import STRATEGIES, lacks
 
     from ..bench.plan import Way
 
     return [Way.parse(name) for name in STRATEGIES if not lacks(name)]
 
 
-def check_ways(ways: Sequence[Way]) -> None:
+def check_ways(ways: Sequence[Way], of_paper: bool) -> None:
     """Whether there are such strategies here.
 
     Raises:
-        UsageError: one is not.
+        UsageError: one is not, or does not take such options.
     """
-    from worker_lib.strategies import STRATEGIES
+    from worker_lib.strategies import STRATEGIES, lacks, options
 
     from ..bench.plan import ASYNC, FORWARD
 
     for way in ways:
-        if way.name not in (*STRATEGIES, FORWARD, ASYNC):
+        if way.name == ASYNC and of_paper:
+            continue
+        if way.name not in (*STRATEGIES, FORWARD):
             raise UsageError(
                 f"no strategy {way.name!r}; there are {', '.join((*STRATEGIES, FORWARD))}"
             )
-        if lacking := lacks(way.name):
+        joins = "iswitch" if way.name == FORWARD else way.name
+        if lacking := lacks(joins):
             raise UsageError(f"{lacking}; or leave it out")
+        known = [name for name in options(joins) if name not in NOT_HERE]
+        for option in way.options:
+            if option not in known:
+                raise UsageError(f"{way.label}: {way.name} takes {', '.join(known)} here")
+        try:
+            _ = way.servers
+        except ValueError as error:
+            raise UsageError(str(error)) from None
     labels = [way.label for way in ways]
     if len(set(labels)) < len(labels):
         raise UsageError("--strategies names one twice; each is measured once")

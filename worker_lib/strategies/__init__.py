@@ -9,6 +9,7 @@ Each is made from what `iswitch run` and torchrun put into the environment.
 from __future__ import annotations
 
 from importlib import import_module
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 if TYPE_CHECKING:
@@ -54,6 +55,23 @@ class Strategy(Protocol):
 
     def stats(self) -> dict[str, Any]:
         """What there is to know of it, for a report."""
+
+
+def lacks(name: str) -> str:
+    """What this machine lacks for a strategy, with the mend; nothing if nothing."""
+    found: str = getattr(import_module(f".{name}", __name__), "lacks", str)()
+    return found
+
+
+def options(name: str) -> list[str]:
+    """What `make` takes for a strategy, beside its name and `numel`."""
+    from ..client import Worker
+
+    module = import_module(f".{name}", __name__)
+    found = list(signature(module.join).parameters.values())
+    if any(one.kind is Parameter.VAR_KEYWORD for one in found):
+        found += signature(Worker).parameters.values()
+    return [one.name for one in found if one.kind is Parameter.KEYWORD_ONLY]
 
 
 def make(name: str, numel: int, **options: Any) -> Strategy:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, Self
 
 import numpy as np
@@ -86,6 +89,13 @@ def check_piece(piece: int) -> int:
     if not (isinstance(piece, int) and piece >= F32):
         raise ValueError(f"piece = {piece!r}: pass a whole number of bytes, {F32} or more")
     return piece // F32
+
+
+def lacking(name: str, packages: Sequence[str], programs: Sequence[str], mend: str) -> str:
+    """What a strategy needs of these and is not here, with the mend; nothing if all is."""
+    found = [package for package in packages if find_spec(package) is None]
+    found += [program for program in programs if shutil.which(program) is None]
+    return f"the strategy {name} needs {' and '.join(found)}: {mend}" if found else ""
 
 
 def described(vector: object) -> str:

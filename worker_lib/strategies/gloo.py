@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from . import Vector
-from .base import TIMEOUT, Base, check_timeout
+from .base import TIMEOUT, Base, check_timeout, lacking
 from .errors import Unavailable
 from .rendezvous import Meeting, meet
 
@@ -50,6 +50,11 @@ class Gloo(Base):
         return {"rounds": self.rounds}
 
 
+def lacks() -> str:
+    """What this machine lacks for it, with the mend; nothing if nothing."""
+    return lacking("gloo", ["torch"], [], "pip install -e '.[torch]' (in a checkout of iswitch)")
+
+
 def join(numel: int, *, timeout: float = TIMEOUT) -> Gloo:
     """Join the group of MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE.
 
@@ -60,12 +65,10 @@ def join(numel: int, *, timeout: float = TIMEOUT) -> Gloo:
         RendezvousError: not all have come.
         Unavailable: torch is not installed.
     """
-    try:
-        from torch._C._distributed_c10d import TCPStore
-    except ImportError:
-        raise Unavailable(
-            "the strategy gloo is torch's: pip install -e '.[torch]' (in a checkout of iswitch)"
-        ) from None
+    if missing := lacks():
+        raise Unavailable(missing)
+    from torch._C._distributed_c10d import TCPStore
+
     limit = timedelta(seconds=check_timeout(timeout))
     stores: list[Any] = []
 

@@ -26,13 +26,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from importlib.util import find_spec
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
 from . import Vector
-from .base import TIMEOUT, Base
+from .base import TIMEOUT, Base, lacking
 from .errors import PeerLost, RendezvousError, Unavailable
 from .mpi_helper import AGENTS
 from .rendezvous import hear, meet, say
@@ -70,6 +69,17 @@ class Mpi(Base):
         return {"rounds": self.rounds, "library": MPI.Get_library_version().partition(",")[0]}
 
 
+def lacks() -> str:
+    """What this machine lacks for it, with the mend; nothing if nothing."""
+    return lacking(
+        "mpi",
+        ["mpi4py"],
+        ["mpirun", "orted"],
+        "pip install -e '.[mpi]' (in a checkout of iswitch) and, for Open MPI 4, "
+        "apt-get install --no-install-recommends openmpi-bin",
+    )
+
+
 def join(numel: int, *, timeout: float = TIMEOUT) -> Mpi:
     """Join the world of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
@@ -82,12 +92,8 @@ def join(numel: int, *, timeout: float = TIMEOUT) -> Mpi:
         RendezvousError: not all have come, or mpirun has not connected them.
         Unavailable: mpi4py or Open MPI is not installed.
     """
-    if find_spec("mpi4py") is None:
-        raise Unavailable("the strategy mpi needs mpi4py: pip install -e '.[mpi]' (in a checkout)")
-    if shutil.which("mpirun") is None or shutil.which("orted") is None:
-        raise Unavailable(
-            "the strategy mpi needs Open MPI 4: apt-get install --no-install-recommends openmpi-bin"
-        )
+    if missing := lacks():
+        raise Unavailable(missing)
     found = meet(f"mpi of {numel} elements", lambda _: None, timeout)
     if "mpi4py.MPI" not in sys.modules:  # which begins MPI, once in the life of a process
         _connect(timeout)

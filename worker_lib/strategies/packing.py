@@ -29,12 +29,12 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .base import lacking
 from .cost import Cost
 from .errors import Unavailable
 
@@ -243,6 +243,12 @@ def rooted(edges: Edges, size: int, share: float) -> Tree:
     return Tree(tuple(above.get(rank) for rank in range(size)), share)
 
 
+def lacks() -> str:
+    """What this machine lacks for it, with the mend; nothing if nothing."""
+    mend = "pip install -e '.[tree]' (in a checkout of iswitch)"
+    return lacking("tree", ["networkx", "scipy"], [], mend)
+
+
 def packed(said: str) -> list[Tree]:
     """What `pack` finds for a network in JSON, from a process of its own.
 
@@ -251,12 +257,8 @@ def packed(said: str) -> list[Tree]:
         Unavailable: networkx or SciPy is not installed.
     """
     Network.from_json(said)
-    for name in ("networkx", "scipy"):
-        if find_spec(name) is None:
-            raise Unavailable(
-                f"the strategy tree needs {name}: pip install -e '.[tree]' (in a checkout of "
-                "iswitch)"
-            )
+    if missing := lacks():
+        raise Unavailable(missing)
     done = subprocess.run(
         [sys.executable, "-P", "-m", "worker_lib.strategies.packing"],
         input=said,

@@ -26,9 +26,11 @@ import numpy as np
 from . import Vector
 from .base import F32, TIMEOUT, Base, check_piece, pieces
 from .cost import Cost, Node
-from .packing import Network, Tree, packed
+from .packing import Network, Tree, lacks, packed
 from .rendezvous import meet
 from .tcp import PIECE, Connection, accept, connect, listen, wait
+
+__all__ = ["Trees", "cost", "join", "lacks"]
 
 NETWORK = "ISWITCH_NETWORK"
 
