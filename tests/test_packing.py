@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from topologies import Topology
 from worker_lib.strategies import base
 from worker_lib.strategies.cost import Cost
-from worker_lib.strategies.errors import Unavailable
+from worker_lib.strategies.errors import RendezvousError, Unavailable
 from worker_lib.strategies.packing import ENOUGH, Network, Packing, Tree, pack, packed, rooted
 from worker_lib.strategies.tree import cost, shares
 
@@ -53,6 +54,32 @@ def test_trees_fit_and_are_nearly_the_best(form: str) -> None:
     assert {frozenset(r for r in range(workers) if t.parents[r] is None) for t in packed} <= {
         frozenset([root]) for root in range(workers)
     }
+
+
+@pytest.mark.parametrize("form", ["star:32", "rack:8x4"])
+def test_larger_networks_are_packed_in_time(form: str) -> None:
+    """Before anybody who waits for rank 0 gives up, on a machine with much else to do."""
+    network = network_of(f"{form},rate=1Gbit")
+    began = time.process_time()
+    trees = pack(network)
+    assert time.process_time() - began < 15
+    load = network.bytes_on_links(cost(1_000_000, trees))
+    # The slowest link is not much busier than one of a ring's, from which no trees get away.
+    assert max(load.values()) <= 2 * 4_000_000 * 31 / 32 / (ENOUGH * 0.9)
+
+
+def no_network() -> str:
+    from worker_lib.strategies import make
+
+    with pytest.raises((ValueError, RendezvousError)) as caught:
+        make("tree", 5, timeout=30)
+    return str(caught.value)
+
+
+def test_all_are_told_that_rank_0_cannot_pack() -> None:
+    first, second = group(no_network, 2, ISWITCH_NETWORK="[]")
+    assert first.startswith("ISWITCH_NETWORK is no network")
+    assert second == f"rank 0 could not pack trees: {first}"
 
 
 def test_a_slow_host_is_a_leaf() -> None:

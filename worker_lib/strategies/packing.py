@@ -177,13 +177,16 @@ class Packing:
         return {edges: rate / excess for edges, rate in found.items()}
 
     def _cheapest(self, prices: Any) -> Edges:
-        import networkx
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import minimum_spanning_tree
 
-        graph = networkx.Graph()
-        for (a, b), price in zip(self._edges, self._uses @ prices, strict=True):
-            graph.add_edge(a, b, weight=price)
-        tree = networkx.minimum_spanning_edges(graph, data=False)
-        return tuple(sorted((min(edge), max(edge)) for edge in tree))
+        costs = self._uses @ prices
+        # What costs nothing is no edge for SciPy. So much more for every edge changes no choice.
+        costs += costs[costs > 0].min(initial=1.0)
+        columns, ends = np.array(self._edges)[:, 1], np.cumsum(range(self.size)[::-1])
+        graph = csr_array((costs, columns, [0, *ends]), shape=(self.size, self.size))
+        rows, columns = minimum_spanning_tree(graph).nonzero()
+        return tuple(sorted(zip(rows.tolist(), columns.tolist(), strict=True)))
 
     def few(self, trees: Mapping[Edges, float]) -> dict[Edges, float]:
         """The fewest of these trees that carry 95 % of what all could, and their rates then."""

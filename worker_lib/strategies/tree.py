@@ -26,6 +26,7 @@ import numpy as np
 from . import Vector
 from .base import F32, TIMEOUT, Base, check_piece, pieces
 from .cost import Cost, Node
+from .errors import RendezvousError, Unavailable
 from .packing import Network, Tree, lacks, packed
 from .rendezvous import meet
 from .tcp import PIECE, Connection, accept, connect, listen, wait
@@ -33,6 +34,7 @@ from .tcp import PIECE, Connection, accept, connect, listen, wait
 __all__ = ["Trees", "cost", "join", "lacks"]
 
 NETWORK = "ISWITCH_NETWORK"
+PACKING = 60.0  # seconds more to wait for rank 0, which packs then
 
 
 class Branch:
@@ -213,7 +215,7 @@ def join(
     Raises:
         ValueError: the environment lacks what it needs, the network is none, or an argument
             cannot be.
-        RendezvousError: not all have come.
+        RendezvousError: not all have come, or rank 0 could not pack.
         Unavailable: networkx or SciPy is not installed, on rank 0.
     """
     most = check_piece(piece)
@@ -221,21 +223,20 @@ def join(
     said = network or os.environ.get(NETWORK)
 
     def tell(here: str) -> Any:
-        trees = _trees(said) if os.environ["RANK"] == "0" else None
         doors.append(listen(here, 64))
-        return doors[0].getsockname(), trees
+        return doors[0].getsockname()
 
     try:
         found = meet(f"trees of {numel} elements", tell, timeout)
         rank, size = found.rank, found.num_workers
-        trees = [Tree(tuple(parents), share) for parents, share in found.told[0][1]]
+        trees = _agreed(said, timeout)
         above: list[Connection | None] = []
         for number, tree in enumerate(trees):
             parent = tree.parents[rank]
             if parent is None:
                 above.append(None)
             else:
-                at = found.told[parent][0]
+                at = found.told[parent]
                 above.append(connect(at, rank, number, f"rank {parent}", timeout))
         expected = {(child, i) for i, tree in enumerate(trees) for child in tree.children(rank)}
         came = accept(doors[0], expected, timeout)
@@ -251,6 +252,28 @@ def join(
         for i, (tree, part) in enumerate(zip(trees, shares(numel, trees), strict=True))
     ]
     return Trees(rank, size, numel, trees, branches)
+
+
+def _agreed(said: str | None, timeout: float) -> list[Tree]:
+    """What rank 0 packs, when all have come; the others wait for it."""
+    faults: list[Exception] = []
+
+    def tell(_: str) -> Any:
+        if os.environ["RANK"] != "0":
+            return None
+        try:
+            return _trees(said), None
+        except (ValueError, Unavailable) as error:
+            faults.append(error)
+            return None, str(error)
+
+    own = timeout if os.environ["RANK"] == "0" else timeout + PACKING
+    trees, fault = meet("the trees", tell, own).told[0]
+    if faults:
+        raise faults[0]
+    if fault:
+        raise RendezvousError(f"rank 0 could not pack trees: {fault}")
+    return [Tree(tuple(parents), share) for parents, share in trees]
 
 
 def _trees(said: str | None) -> list[Tree]:
