@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,9 +20,10 @@ from typing import Any
 
 import pytest
 
+from iswitch.bench.figures import Pictures
 from iswitch.bench.group import BenchFailed, Group, Round, WrongSum, cpu_seconds
 from iswitch.bench.measure import measure
-from iswitch.bench.member import Member, traffic, whole_numbers
+from iswitch.bench.member import Member, whole_numbers
 from iswitch.bench.plan import PAPER, Plan, Setting, Size, Way, networks, split
 from iswitch.bench.report import CSV_COLUMNS, as_csv, as_json, ms, tables
 from iswitch.bench.result import Results, Series, wire_bound
@@ -172,7 +174,6 @@ def test_clocks_and_counters_of_the_kernel() -> None:
     while time.process_time() < before + 0.02:
         pass
     assert 0.015 < cpu_seconds(os.getpid()) - before < 0.5
-    assert all(isinstance(count, int) for count in traffic())
 
 
 # What follows from rounds
@@ -199,8 +200,10 @@ def test_cpu_is_per_gb_of_all_contributions() -> None:
 
 def test_bound_of_the_wire() -> None:
     """Each of 28 frames of 366 elements, but for the last, has 50 bytes beside them."""
-    assert wire_bound(PAPER["ppo"], "1Gbit") == (10_247 * 4 + 28 * 50) * 8 / 1e9
+    assert wire_bound(PAPER["ppo"], 1e9) == (10_247 * 4 + 28 * 50) * 8 / 1e9
     assert series("iswitch", [1.0]).bound is None
+    of_form = replace(series("iswitch", [1.0]), setting=Setting("star:4,rate=100Mbit", slowest=1e8))
+    assert of_form.bound == series("iswitch", [1.0], "100Mbit").bound
     assert series("iswitch", [1.0], "100Mbit").bound == pytest.approx(0.331, abs=0.001)
 
 
@@ -209,6 +212,21 @@ def test_parts_of_an_iteration() -> None:
     assert one.split() is None
     one.iterations = [Round(1.0, 2.0, 3.0, 0, 0, 0, 0), Round(1.0, 4.0, 3.0, 0, 0, 0, 0)]
     assert one.split() == {"compute": 1.0, "aggregate": 3.0, "update": 3.0, "iteration": 7.0}
+
+
+def test_forms_that_differ_otherwise_are_other_lines() -> None:
+    """In a plot against workers; what counts the workers is one line."""
+    forms = ["star:2", "star:4", "star:2,delay=1ms", "star:4,delay=1ms", "rack:2x3", "rack:3x2"]
+    found = Results()
+    for form in forms:
+        one = series("iswitch", [1.0, 2.0])
+        workers = 6 if form.startswith("rack") else int(form[5])
+        found.series.append(replace(one, setting=Setting(form), workers=workers))
+    captions = [picture.caption for picture in Pictures(found).against_workers()]
+    assert [text.partition("workers; ")[2].partition(". ")[0] for text in captions] == [
+        "star:N",
+        "star:N,delay=1ms",
+    ]
 
 
 def results() -> Results:
@@ -275,6 +293,7 @@ def test_loopback(tmp_path: Path) -> None:
         assert result["exact"] is (None if result["strategy"] == "forward" else True)
         assert result["switch_cpu_per_gb"] > 0
         assert result["workers_cpu_per_gb"] > 0
+        assert result["link_sent_bits_per_s"] == result["link_received_bits_per_s"] == 0
         assert (result["compute"] is None) is (result["size"] == "4kB")
         assert len(result["stats"]) == result["workers"]
     assert len(list(csv.DictReader(files["csv"].read_text().splitlines()))) == 8
@@ -295,13 +314,14 @@ def test_links_with_a_rate(world: str, tmp_path: Path) -> None:
     """1 MB at 100 Mbit/s takes 83 ms, whoever adds, but for what may pass at once."""
     path = tmp_path / "out.json"
     done = bench(
-        "--world", world, "--sizes", "1MB", "--strategies", "iswitch,ring", "--workers", "2",
-        "--rate", "100Mbit", "--rounds", "3", "--iterations", "0", "--json", str(path),
+        "--world", world, "--sizes", "1MB", "--strategies", "iswitch,ring",
+        "--topologies", "star:2,rate=100Mbit", "--rounds", "6", "--iterations", "0",
+        "--json", str(path),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for result in json.loads(path.read_text())["results"]:
         assert result["exact"]
-        assert 0.9 * result["wire_bound"] < result["min"]
+        assert 0.9 * result["wire_bound"] < result["min"] < 1.6 * result["wire_bound"]
         assert 0.2e6 < result["link_sent_bits_per_s"] < 110e6
 
 
@@ -404,6 +424,7 @@ def member_of(parent: int) -> int:
         ("--workers 4 --topologies rack", "three workers in each rack"),
         ("--topologies ball:3", "--topology: "),
         ("--rate 1Gbit", "the loopback world has no links; use --world netns"),
+        ("--topologies net.toml --rate 1Gbit", "net.toml: leave out --rate and --loss: the file"),
         ("--loss 1%", "the loopback world has no links; use --world netns"),
         ("--rate fast", "--topology: rate 'fast'"),
         ("--switch=--foo=1", "--switch: iswitch switch has no --foo=1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,7 +52,7 @@ class Pictures:
         found: dict[tuple[Size, Any], list[list[Series]]] = {}
         for cell in self.cells:
             one = cell[0]
-            kind = one.setting.form.partition(":")[0]
+            kind = re.sub(r":\d+", ":N", one.setting.form, count=1)
             found.setdefault((one.size, (kind, one.setting.rate, one.setting.loss)), []).append(
                 cell
             )

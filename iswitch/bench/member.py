@@ -1,4 +1,6 @@
-"""One worker of one strategy: `python -m iswitch.bench.member SOCKET NUMBER`, told by a conductor.
+"""One worker of one strategy: `python -m iswitch.bench.member SOCKET NUMBER LINKS`.
+
+It is told what to do by a conductor. LINKS is `links`, or `none` in the loopback world.
 
 Orders come as tuples, of which the first names a method of `Member`; what it returns goes back. A
 fault ends the process; its last line on stderr says why.
@@ -21,16 +23,24 @@ from worker_lib.strategies import Vector, make
 from .group import Done, Free
 from .plan import ASYNC
 
+LINKS = "links"  # the word for a worker that has some
 QUIET = 0.001  # seconds after the end before it is told: others may still be at it
 MOMENTUM, RATE = np.float32(0.9), np.float32(0.01)
 
 
 class Member:
-    """What a conductor can have done; the vectors are whole numbers, so that sums are exact."""
+    """What a conductor can have done; the vectors are whole numbers, so that sums are exact.
 
-    def __init__(self, rank: int, workers: int) -> None:
+    Args:
+        rank: this worker's.
+        workers: how many there are.
+        counts: the network interfaces are its own, so that what they count is told.
+    """
+
+    def __init__(self, rank: int, workers: int, counts: bool = True) -> None:
         self.rank = rank
         self.workers = workers
+        self._count = traffic if counts else nothing
         self._stack = ExitStack()
         self._strategy: Any = None
         self._times: list[float] = []  # when the iterations of a run ended
@@ -57,7 +67,7 @@ class Member:
     def prepare(self) -> None:
         """Have the vector of the next round ready."""
         np.copyto(self._vector, self._own)
-        self._traffic = traffic()
+        self._traffic = self._count()
 
     def go(self, at: float, compute: float, update: bool) -> Done:
         """Compute from `at` on (sleep), aggregate, and update if asked to."""
@@ -71,7 +81,7 @@ class Member:
             self._update(self.workers)
         updated = time.monotonic()
         time.sleep(QUIET)
-        received, sent = np.subtract(traffic(), self._traffic).tolist()
+        received, sent = np.subtract(self._count(), self._traffic).tolist()
         return Done(late, aggregated, updated, cpu, received, sent)
 
     def run(self, at: float, count: int, compute: float) -> Free:
@@ -136,10 +146,15 @@ def traffic() -> tuple[int, int]:
     return received, sent
 
 
+def nothing() -> tuple[int, int]:
+    """Where there are no links: the interfaces are the machine's, and count what others do."""
+    return 0, 0
+
+
 def main() -> None:
     """Do as told until the conductor has gone."""
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    member = Member(rank, workers)
+    member = Member(rank, workers, counts=sys.argv[3] == LINKS)
     with Client(sys.argv[1], "AF_UNIX") as conductor:
         conductor.send((int(sys.argv[2]), rank))
         while True:

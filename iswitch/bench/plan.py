@@ -109,6 +109,7 @@ class Setting:
     form: str
     rate: str | None = None
     loss: str | None = None
+    slowest: float | None = None  # bit/s, of the links of the form, if they have rates
 
     @property
     def text(self) -> str:
@@ -140,6 +141,10 @@ def networks(
                         "name the form, such as rack:2x2"
                     )
                 full.append(f"rack:{n // 3}x3")
+        elif kind.endswith(".toml") and not {*rates, *losses} <= {*NO_LIMIT}:
+            raise ValueError(
+                f"{kind}: leave out --rate and --loss: the file says how its links are"
+            )
         else:
             full.append(kind)
     given = [[None if x in NO_LIMIT else x for x in some] for some in (rates, losses)]

@@ -90,17 +90,19 @@ class Series:
 
     @property
     def bound(self) -> float | None:
-        """Seconds in which links of this rate carry the vector once, with headers, up or down.
+        """Seconds in which the slowest links carry the vector once, with headers, up or down.
 
         Up and down overlap. None: there is no rate.
         """
-        return None if self.setting.rate is None else wire_bound(self.size, self.setting.rate)
+        setting = self.setting
+        rate = setting.slowest if setting.rate is None else float(RATE.parse(setting.rate))
+        return None if rate is None else wire_bound(self.size, rate)
 
 
-def wire_bound(size: Size, rate: str) -> float:
+def wire_bound(size: Size, rate: float) -> float:
     """Seconds for frames with the elements of a vector, 366 in each, at a rate in bit/s."""
     shape = Shape.of(size.numel)
-    return (size.bytes + shape.segments * (HEADERS + SEG_SIZE)) * 8 / float(RATE.parse(rate))
+    return (size.bytes + shape.segments * (HEADERS + SEG_SIZE)) * 8 / rate
 
 
 @dataclass

@@ -14,6 +14,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from .worlds import WORLDS, read_topology
 
 if TYPE_CHECKING:
     from ..bench.measure import Progress
-    from ..bench.plan import Plan, Way
+    from ..bench.plan import Plan, Setting, Way
     from ..bench.result import Results
     from .bench_network import Build
 
@@ -205,7 +206,10 @@ def plan_of(args: argparse.Namespace) -> Plan:
             plan = paper.plan(sizes, workers or paper.WORKERS, rates or paper.RATES, world, **more)
         else:
             forms, losses = split(args.topologies or "star"), split(args.loss or "0")
-            settings = networks(forms, workers or [4], rates or ["none"], losses)
+            settings = [
+                with_rate(setting)
+                for setting in networks(forms, workers or [4], rates or ["none"], losses)
+            ]
             ways = [Way.parse(text) for text in split(args.strategies or "")] or everything()
             iterations = 10 if args.iterations is None else args.iterations
             plan = Plan(sizes, settings, ways, world, iterations=iterations, **more)
@@ -236,6 +240,13 @@ def check_settings(plan: Plan) -> None:
             raise UsageError(f"forward is of one switch, and {setting.form} has more; leave it out")
         if plan.world == "loopback" and (setting.rate or setting.loss):
             raise UsageError("--rate, --loss: the loopback world has no links; use --world netns")
+
+
+def with_rate(setting: Setting) -> Setting:
+    """The setting, with the rate of its slowest link."""
+    topology = read_topology(setting.text)
+    rates = [link.rate for link in topology.links if topology.active(link) and link.rate]
+    return replace(setting, slowest=min(rates, default=None))
 
 
 def number(text: str, option: str) -> int:

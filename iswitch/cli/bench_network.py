@@ -124,7 +124,8 @@ def start(i: int, way: Way, site: Site, port: int, lobby: Lobby, fleet: Fleet) -
         own = {"RANK": str(rank), **world.environment(host.name)}
         if switches is not None:
             own["ISWITCH_SWITCH"] = switches.at(host.name)
-        command = ["-m", "iswitch.bench.member", lobby.path, str(i)]
+        links = "links" if isinstance(world, Namespaces) else "none"
+        command = ["-m", "iswitch.bench.member", lobby.path, str(i), links]
         place = world.place(host.name)
         fleet.start(f"worker {rank} of {way.label}", command, shared | own, place)
     return Group(way, len(site.workers), serving, **options)
