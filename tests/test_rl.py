@@ -160,9 +160,9 @@ def test_a_truth_has_several_names() -> None:
 
 
 def test_settings_can_be_others() -> None:
-    changes = {"steps": "8", "learning_rate": "1e-4", "time_aware": "False"}
+    changes = {"steps": "80", "learning_rate": "1e-4", "time_aware": "False"}
     settings = Workload("ppo", None, changes).settings
-    assert (settings.steps, settings.learning_rate, settings.time_aware) == (8, 1e-4, False)
+    assert (settings.steps, settings.learning_rate, settings.time_aware) == (80, 1e-4, False)
 
 
 # Flat vectors
