@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,16 @@ def test_the_longest_round_is_shown(trace: Path, capsys: pytest.CaptureFixture[s
 def test_no_such_round(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(trace), "--round", "77"]) == 2
     assert "no such round" in capsys.readouterr().err
+
+
+def test_the_page_prints_the_command_that_made_it(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.html"
+    words = ["analyze", str(trace), "--order", "known", "--round", "1", "--html", str(page)]
+    monkeypatch.setattr(sys, "argv", ["iswitch", *words])
+    assert main(words) == 0
+    assert shlex.join(["iswitch", *words]) in page.read_text()
 
 
 def test_the_page(trace: Path, tmp_path: Path) -> None:

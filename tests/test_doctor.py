@@ -124,7 +124,7 @@ def test_every_probe_is_faked() -> None:
         ("AF_PACKET", {"packet_socket": False}, "missing", "raw switch ports"),
         ("network namespaces", {"namespaces": "no"}, "missing", "sudo"),
         ("network namespaces", {"namespaces": "user"}, "limited", "unshare"),
-        ("gymnasium", {"version": None}, "missing", "pip install '.[demo]'"),
+        ("gymnasium", {"version": None}, "missing", "pip install -e '.[demo]'"),
         ("matplotlib", {"version": None}, "missing", "iswitch demo"),
         ("ml_dtypes", {"version": None}, "missing", "bfloat16"),
         ("pyroute2", {"version": None}, "missing", "[netns,mininet]"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -40,10 +39,3 @@ def installed(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
-
-
-def command() -> str:
-    """The command line, as it can be given again."""
-    from shlex import join
-
-    return join(["iswitch", *sys.argv[1:]])

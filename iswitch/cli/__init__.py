@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -18,6 +19,9 @@ COMMANDS = (
     "demo", "train", "run", "bench", "switch", "ctl", "doctor", "soak",
     "record", "replay", "analyze", "generate", "dissector",
 )  # fmt: skip
+
+
+PIP_DEMO = "pip install -e '.[demo]' (in a checkout of iswitch)"
 
 
 class UsageError(Exception):
@@ -51,6 +55,11 @@ def quantity(least: float | None = None) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+def command() -> str:
+    """The command line, as it can be given again."""
+    return shlex.join(["iswitch", *sys.argv[1:]])
 
 
 def workers(count: int) -> str:

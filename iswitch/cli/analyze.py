@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 from typing import Any
 
-from . import UsageError, check_writable
+from . import PIP_DEMO, UsageError, check_writable, command
 from .replay import add_trace, opened, options
 
 
@@ -28,10 +27,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Go through the trace twice: to choose a round, and to look at it."""
+    """Go through the trace to choose a round, and again to look at that one."""
     from ..traces import timeline
     from ..traces.observed import Watch
-    from ..traces.report import is_clean, lines, replay
+    from ..traces.report import is_clean, lines, replay, replayed
     from ..traces.survey import NothingToReplay
 
     check_writable(args.html)
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         if found is not None:
             job, told = found
             watch = Watch({(job.number, told.number)})
-            replay(reader, setting, options(args), watch)
+            replayed(reader, setting, options(args), watch)
             found = watch.jobs[job.number], told
     if found is not None:
         report["timeline"] = timeline.as_json(*found)
@@ -67,8 +66,7 @@ def write_page(args: argparse.Namespace, report: dict[str, Any], found: Any) -> 
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UsageError("--html draws with matplotlib: pip install 'iswitch[demo]'") from None
+        raise UsageError(f"--html draws with matplotlib: {PIP_DEMO}") from None
     from ..traces.charts import page
 
-    words = ["iswitch", "analyze", args.trace, "--html", args.html]
-    page(report, found, shlex.join(words)).write(args.html)
+    page(report, found, command()).write(args.html)

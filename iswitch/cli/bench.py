@@ -18,7 +18,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from . import UsageError, check_writable, quantity
+from . import PIP_DEMO, UsageError, check_writable, command, quantity
 from .train import whole
 from .worlds import WORLDS, read_topology
 
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     for path in (args.json, args.csv, args.html):
         check_writable(path)
     if args.html and find_spec("matplotlib") is None:
-        raise UsageError("--html draws with matplotlib: pip install -e '.[demo]'")
+        raise UsageError(f"--html draws with matplotlib: {PIP_DEMO}")
     where = machine.describe()
     results = Results()
     status = 0
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"stopped by {name}; {so_far}", file=sys.stderr)
             status = 128 + stopped.signum
         signals.hold()
-        _report(args, plan, results, where, machine.command(), complete=not status)
+        _report(args, plan, results, where, command(), complete=not status)
     return status
 
 

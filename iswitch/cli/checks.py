@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from worker_lib.window import CEILING
 
+from . import PIP_DEMO
 from .host import PACKETS, Host
 
 PROCESSES = 5  # of the demo: a switch and four workers
@@ -20,7 +21,6 @@ BACKLOG = 1000  # packets, the kernel's default
 CAP_NET_ADMIN, CAP_NET_RAW = 12, 13  # linux/capability.h
 AS_ROOT = "run as root (sudo)"
 ALL = "pip install . (in a checkout of iswitch)"
-DEMO = "pip install '.[demo]' (in a checkout of iswitch)"
 RL = "pip install -e '.[rl]' (in a checkout of iswitch)"
 NETWORKS = "pip install -e '.[netns,mininet]' (in a checkout of iswitch)"
 
@@ -271,8 +271,8 @@ CHECKS = (
     Check("privileges", privileges),
     Check("AF_PACKET", packet_socket),
     Check("network namespaces", namespaces),
-    Check("gymnasium", partial(package, "gymnasium", "`iswitch demo` has no CartPole", DEMO)),
-    Check("matplotlib", partial(package, "matplotlib", "`iswitch demo` draws no figure", DEMO)),
+    Check("gymnasium", partial(package, "gymnasium", "`iswitch demo` has no CartPole", PIP_DEMO)),
+    Check("matplotlib", partial(package, "matplotlib", "`iswitch demo` draws no figure", PIP_DEMO)),
     Check("torch", partial(package, "torch", "no `iswitch train`, no worker_lib.torch", RL)),
     Check("MuJoCo", partial(package, "mujoco", "`iswitch train` lacks Hopper, HalfCheetah", RL)),
     Check("ALE", partial(package, "ale_py", "`iswitch train` has no Atari games", RL)),

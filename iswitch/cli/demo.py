@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from . import UsageError, check_writable
+from . import PIP_DEMO, UsageError, check_writable
 from .processes import Child, Fleet
 from .restarts import Restarts
 from .switches import Switches, SwitchFailed
@@ -233,6 +233,6 @@ def _check_arguments(args: argparse.Namespace) -> None:
     needed = ["gymnasium", "matplotlib"] if args.plot else ["gymnasium"]
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        raise UsageError(f"needs {' and '.join(missing)}: in a checkout: pip install '.[demo]'")
+        raise UsageError(f"needs {' and '.join(missing)}: {PIP_DEMO}")
     for path in (args.json, args.plot):
         check_writable(path)

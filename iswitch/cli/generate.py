@@ -48,8 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=int,
         action="append",
         default=[],
-        metavar="RANK",
-        help="takes three times as long; may be repeated",
+        metavar="N",
+        help="the N-th host, from 0, takes three times as long; may be repeated",
     )
     for name in LINKS:
         parser.add_argument(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from . import UsageError
 from . import run as running
@@ -25,12 +26,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run it, and say where the traces are."""
-    from pathlib import Path
-
     if args.capture is not None:
         raise UsageError("--capture and --to say the same; leave --capture out")
     args.capture = args.to
+    before = written(Path(args.to))
     status = running.run(args)
-    for path in sorted(Path(args.to).glob("*.pcapng")):
-        print(f"iswitch record: {path}, {path.stat().st_size:,} bytes", file=sys.stderr)
+    for path, when in sorted(written(Path(args.to)).items()):
+        if when != before.get(path):  # not what an earlier run has left
+            print(f"iswitch record: {path}, {path.stat().st_size:,} bytes", file=sys.stderr)
     return status
+
+
+def written(folder: Path) -> dict[Path, int]:
+    """The traces in a folder, and when each was last written."""
+    return {path: path.stat().st_mtime_ns for path in folder.glob("*.pcapng")}

@@ -39,9 +39,7 @@ def replay(
             f"{reader.path}: job {lacking[0]} is keyed; name its key with --keys FILE, as for "
             "`iswitch switch`, or the switch that replays takes none of its control packets"
         )
-    kind = HostView if setting.host else Replayer
-    replayer = kind(reader, setting, options, watch, sink, **more)
-    replayer.run()
+    replayer = replayed(reader, setting, options, watch, sink, **more)
     report = describe_replay(reader, replayer)
     if is_suspicious(replayer):
         shapes = [job.shape for job in replayer.watch.jobs.values() if not setting.host]
@@ -49,6 +47,14 @@ def replay(
         findings = diagnose(again, replayer.comparison.tally.differences, shapes)
         report["findings"] = [finding_json(each) for each in findings]
     return report
+
+
+def replayed(reader: Reader, setting: Setting, *args: Any, **more: Any) -> Replayer:
+    """Replay a trace, and look into nothing."""
+    kind = HostView if setting.host else Replayer
+    replayer = kind(reader, setting, *args, **more)
+    replayer.run()
+    return replayer
 
 
 def is_suspicious(replayer: Replayer) -> bool:
