@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..packets import Rows
+from ..pcapng import Direction
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]  # of the whole file
 
-UNKNOWN, IN, OUT = 0, 1, 2  # directions, as epb_flags has them
+UNKNOWN, IN, OUT = 0, int(Direction.IN), int(Direction.OUT)
 MOST_PROBLEMS = 100  # that are told one by one
 
 

@@ -232,9 +232,6 @@ class Comparison:
             beyond = ~within_each(mine, its, bound)
             places = np.flatnonzero(beyond)
         first = int(places[0]) if len(places) else 0
-        differing = int.from_bytes(mine[first].tobytes(), "little") ^ int.from_bytes(
-            its[first].tobytes(), "little"
-        )
         self._differ(
             "differs",
             job,
@@ -244,7 +241,7 @@ class Comparison:
             elements=len(places),
             captured_value=text(its[first]),
             recomputed=text(mine[first]),
-            bit=differing.bit_length() - 1 if differing.bit_count() == 1 else None,
+            bit=flipped(mine[first], its[first]),
         )
 
     def _bound(self, job: Job, run: Run, bitmap: int, count: int) -> npt.NDArray[np.float64] | None:
@@ -370,3 +367,9 @@ def within(a: npt.NDArray[Any], b: npt.NDArray[Any], bound: npt.NDArray[np.float
 def text(value: Any) -> str:
     """An element, exactly."""
     return repr(value.item()) if value.dtype.kind != "V" else repr(float(value))
+
+
+def flipped(a: Any, b: Any) -> int | None:
+    """The one bit in which two elements differ; None: there are several."""
+    bits = int.from_bytes(a.tobytes(), "little") ^ int.from_bytes(b.tobytes(), "little")
+    return bits.bit_length() - 1 if bits.bit_count() == 1 else None

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ..arbiter import Traffic, classify
 from ..wire import SEG_SIZE, Op, Shape, split_seg
 from .batch import gather
-from .compare import Difference, text
+from .compare import Difference, flipped, text
 from .links import IP
 from .replay import FROM_SWITCH, TO_SWITCH, Replayer
 
@@ -296,12 +296,6 @@ def reduced(rows: npt.NDArray[Any], op: Op) -> npt.NDArray[Any]:
         for row in rows[1:]:
             UFUNCS[op](total, row, out=total)
     return total
-
-
-def flipped(a: Any, b: Any) -> int | None:
-    """The one bit in which two elements differ; None: there are several."""
-    bits = int.from_bytes(a.tobytes(), "little") ^ int.from_bytes(b.tobytes(), "little")
-    return bits.bit_length() - 1 if bits.bit_count() == 1 else None
 
 
 def shape_for(shapes: Sequence[Shape], packets: Sequence[Found]) -> Shape | None:

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .. import frame
 from ..arbiter import Traffic, classify
+from ..made_up import MAC_PREFIX
 from ..packets import Rows
 from .batch import IN, OUT, Batch, Bytes, Ints, field, gather
 from .reader import Reader
@@ -30,9 +32,9 @@ LINKS = {  # bytes before the packet of the network layer, and where their type 
 TYPE_IP, TYPES_VLAN = 0x0800, (0x8100, 0x88A8, 0x9100)
 MOST_TAGS = 4
 SENT = 4  # sll_pkttype: PACKET_OUTGOING
-HEAD = 42  # bytes of the headers of Ethernet, IPv4 without options, and UDP
-IP, UDP = 14, 34  # where they begin
-PREFIX = 0x0269  # of addresses that are made up
+# Bytes of the headers of Ethernet, IPv4 without options, and UDP, and where they begin: as in a row
+# of `frame`, but without the virtio_net_hdr in front.
+HEAD, IP, UDP = frame.HEAD - frame.ETH, frame.IP - frame.ETH, frame.UDP - frame.ETH
 
 # Of packets: something else; a frame for switches with ports; tagged; tagged, but cut off.
 OTHER, ORDINARY, TAGGED, CUT = range(4)
@@ -176,7 +178,7 @@ class LinkLayer:
         heads[bare, 12:14] = (8, 0)
         for at, ip in (0, IP + 16), (6, IP + 12):
             lacking = bare[~heads[bare, at : at + 6].any(axis=1)]
-            heads[lacking, at : at + 2] = (PREFIX >> 8, PREFIX & 0xFF)
+            heads[lacking, at : at + 2] = tuple(MAC_PREFIX)
             heads[lacking, at + 2 : at + 6] = heads[lacking, ip : ip + 4]
 
     @staticmethod
