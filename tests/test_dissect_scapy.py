@@ -35,6 +35,7 @@ from iswitch.dissect.scapy import (
     ISwitchSetH,
     ISwitchSuper,
     ISwitchSwitchJoin,
+    capture,
     sealed,
     settings,
 )
@@ -82,6 +83,19 @@ def afresh() -> Iterator[None]:
     conf.debug_dissector = 0
     settings.dtype = DType.FLOAT32
     settings.jobs.forget()
+
+
+def test_captures_are_kept_apart() -> None:
+    """What one told of jobs is not known in the next, and known again behind it."""
+    member, switch = ("10.0.0.1", 40000), ("10.0.0.9", PORT)
+    settings.jobs._members[member, switch] = 7
+    with capture() as jobs:
+        assert settings.jobs is jobs
+        assert jobs.ports == {PORT}
+        assert jobs.of(member, switch) is None
+    known = settings.jobs.of(member, switch)
+    assert known is not None
+    assert known.job == 7
 
 
 def dissected(packet: Sent) -> Packet:

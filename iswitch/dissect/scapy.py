@@ -8,6 +8,8 @@ packet of the protocol raises nothing: `fault` says what is wrong. docs/dissect.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -54,6 +56,20 @@ class Settings:
 
 
 settings = Settings()
+
+
+@contextmanager
+def capture() -> Iterator[Jobs]:
+    """Read one capture: what others told of jobs is set aside meanwhile, and what it tells after.
+
+    Ports that were bound are known within, too.
+    """
+    others, settings.jobs = settings.jobs, Jobs()
+    settings.jobs.ports |= others.ports
+    try:
+        yield settings.jobs
+    finally:
+        settings.jobs = others
 
 
 def bind(port: int) -> None:
