@@ -33,7 +33,7 @@ from iswitch.cli.bench import run as run_bench
 from iswitch.cli.worlds import network_of
 from iswitch.units import QuantityError
 from topologies import Topology
-from worker_lib.strategies import base
+from worker_lib.strategies import STRATEGIES, base
 from worker_lib.strategies.packing import Network, pack
 
 from .browser import browser
@@ -448,6 +448,11 @@ def test_all_that_can_be_had_is_measured_by_default(monkeypatch: pytest.MonkeyPa
         check_ways([Way.parse("tree")], of_paper=False)
     with pytest.raises(UsageError, match=r"the strategy mpi needs orted: .*openmpi-bin"):
         check_ways([Way.parse("mpi")], of_paper=False)
+
+
+def test_the_page_names_all_strategies() -> None:
+    table = (ROOT / "docs/bench.md").read_text().partition("## Strategies")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) == {*STRATEGIES, "forward"}
 
 
 def test_a_process_that_ends_is_an_error() -> None:

@@ -33,7 +33,7 @@ WORKERS = 4
 TCP = 14 + 20 + 20 + 12  # Ethernet, IPv4, TCP, and its time stamps
 UDP = 14 + 20 + 8
 MSS = 1514 - TCP
-COSTS = ["ring", "ps", "tree", "iswitch"]
+COSTS = ["ring", "ps", "ps:2", "tree", "iswitch", "gloo", "mpi"]  # ps:2 has two servers
 
 Popen = subprocess.Popen[str]
 
@@ -56,8 +56,10 @@ for time_ in Path("/proc/sys/net/ipv4/neigh").glob("h*-eth0/base_reachable_time_
     time_.write_text("3600000")  # no ARP meanwhile
 
 for name in names:
+    strategy, _, count = name.partition(":")
     options = {"own_rank": False} if name == "iswitch" else {}
-    with make(name, numel, timeout=60, **options) as strategy:
+    options |= {"servers": int(count)} if count else {}
+    with make(strategy, numel, timeout=60, **options) as strategy:
         for call in range(1 + rounds):
             if call == 1:
                 meet(f"{name}.ready")
@@ -144,12 +146,26 @@ def network() -> Network:
     return Network([host.name for host in topology.hosts], links)
 
 
-@pytest.mark.parametrize("name", ["ring", "ps", "tree"])
+@pytest.mark.parametrize("name", ["gloo", "mpi"])
+def test_bytes_of_the_references(name: str, carried: Callable[[str], Counts]) -> None:
+    """On the links of hosts as of a ring, to five per cent: they pad, and have headers."""
+    cost, counts = ring_cost(NUMEL, WORKERS), carried(name)
+    again = sum(counts[at][2] for at in counts if at[0].startswith("h"))
+    for (source, target), (size, packets, _) in counts.items():
+        host = next((node for node in (source, target) if node.startswith("h")), None)
+        if host is not None:
+            payload = size - TCP * packets
+            wanted = ROUNDS * cost.sent(int(host[1:]) - 1)
+            assert 0.98 * wanted <= payload <= 1.05 * wanted + again * MSS, (source, target)
+
+
+@pytest.mark.parametrize("name", ["ring", "ps", "ps:2", "tree"])
 def test_bytes_on_links_over_tcp(name: str, carried: Callable[[str], Counts]) -> None:
     """To the byte, on all links of hosts and switches, both ways; unless TCP sends again."""
     costs = {
         "ring": ring_cost(NUMEL, WORKERS),
         "ps": ps_cost(NUMEL, WORKERS),
+        "ps:2": ps_cost(NUMEL, WORKERS, servers=2),
         "tree": tree_cost(NUMEL, pack(network())),
     }
     wanted = network().bytes_on_links(costs[name])
@@ -166,13 +182,14 @@ def test_bytes_on_links_over_tcp(name: str, carried: Callable[[str], Counts]) ->
 
 
 def test_bytes_on_links_with_switches(carried: Callable[[str], Counts]) -> None:
-    """A vector up and a vector down on every link, be it a host's or a switch's."""
+    """A vector up and a vector down on every link, be it a host's or between two switches."""
     cost = iswitch_cost(NUMEL, WORKERS, levels=2)
     assert cost.steps == 4
     counts = carried("iswitch")
     size = ROUNDS * cost.sent(0)
     assert cost.received(3) == cost.sent(0)
     control = 30 * 64  # heartbeats and their answers, in a second or two
+    assert {("tor1", "core1"), ("core1", "tor2")} <= counts.keys()
     for at, (carried_, packets, _) in counts.items():
         assert size <= carried_ - UDP * packets <= size + control, at
 

@@ -7,7 +7,8 @@ process, and lasts until it ends: MPI can be begun once only. If a rank dies, mp
 others, as MPI has it.
 
 Cost: what Open MPI's "tuned" chooses by size. Of large vectors, each of N workers sends and
-receives 2X(N - 1)/N bytes of X, as in `ring`.
+receives about 2X(N - 1)/N bytes of X, as in `ring`. Asserted are these bytes on the links of hosts,
+to five per cent; not the steps.
 """
 
 from __future__ import annotations
