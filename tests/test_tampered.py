@@ -149,3 +149,13 @@ def test_a_flipped_bit_in_a_trace_of_one_host_is_named(tmp_path: Path, direction
     assert not is_clean(report)
     assert named(report) == {place.number}
     assert any(line.startswith(f"packet {place.number}, ") for line in lines(report))
+
+
+def test_what_nothing_explains_is_named(trace: Path) -> None:
+    """The switch that was recorded did not add in rank order."""
+    report = replayed(trace, reproducible=True)
+    assert not is_clean(report)
+    assert {(f["round"], f["segment"]) for f in report["findings"]} == {
+        (d["round"], d["segment"]) for d in report["compared"]["differences"]
+    }
+    assert all("other options?" in finding["evidence"] for finding in report["findings"])

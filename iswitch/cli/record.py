@@ -28,15 +28,11 @@ def run(args: argparse.Namespace) -> int:
     """Run it, and say where the traces are."""
     if args.capture is not None:
         raise UsageError("--capture and --to say the same; leave --capture out")
+    folder = Path(args.to)
+    if former := sorted(folder.glob("*.pcapng")):
+        raise UsageError(f"--to {folder} has {former[0].name} already; name another folder")
     args.capture = args.to
-    before = written(Path(args.to))
     status = running.run(args)
-    for path, when in sorted(written(Path(args.to)).items()):
-        if when != before.get(path):  # not what an earlier run has left
-            print(f"iswitch record: {path}, {path.stat().st_size:,} bytes", file=sys.stderr)
+    for path in sorted(folder.glob("*.pcapng")):
+        print(f"iswitch record: {path}, {path.stat().st_size:,} bytes", file=sys.stderr)
     return status
-
-
-def written(folder: Path) -> dict[Path, int]:
-    """The traces in a folder, and when each was last written."""
-    return {path: path.stat().st_mtime_ns for path in folder.glob("*.pcapng")}

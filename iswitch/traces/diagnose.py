@@ -156,6 +156,21 @@ def collect(
     return found, damaged
 
 
+def unexplained(
+    differences: Sequence[Difference], known: Collection[tuple[int | None, int | None]]
+) -> list[Finding]:
+    """The aggregates that differ though nothing in the trace is wrong; `known` are the others."""
+    return [
+        Finding(
+            each.packet, each.offset, f"aggregate to {each.to}", each.round, each.segment,
+            each.element, each.bit, each.captured, each.recomputed,
+            "all packets of the segment are sound: was that switch started with other options?",
+        )
+        for each in differences
+        if each.kind == "differs" and (each.round, each.segment) not in known
+    ]  # fmt: skip
+
+
 def key_of(packet: Found) -> Key:
     """Round and segment that a data packet names."""
     return split_seg(int.from_bytes(packet.payload[:SEG_SIZE], "big"))

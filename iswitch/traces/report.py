@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..counters import DROPS
-from .diagnose import Finding, diagnose
+from .diagnose import Finding, diagnose, unexplained
 from .host import HostView
 from .links import LINKS
 from .observed import JobSeen, Watch, describe
@@ -44,7 +44,9 @@ def replay(
     if is_suspicious(replayer):
         shapes = [job.shape for job in replayer.watch.jobs.values() if not setting.host]
         again = Replayer(reader, setting, options)
-        findings = diagnose(again, replayer.comparison.tally.differences, shapes)
+        differences = replayer.comparison.tally.differences
+        findings = diagnose(again, differences, shapes)
+        findings += unexplained(differences, {(each.round, each.segment) for each in findings})
         report["findings"] = [finding_json(each) for each in findings]
     return report
 
@@ -225,7 +227,7 @@ def _job(job: dict[str, Any]) -> list[str]:
     times = job["completion"]
     spans = f", p50 {_ms(times['p50'])}, p99 {_ms(times['p99'])}" if times else ""
     found.append(
-        f" rounds  {job['rounds']:,}{spans}; packets sent again {job['resent']:,}, duplicates "
+        f" rounds  {job['rounds']:,}{spans}; packets out of turn {job['resent']:,}, duplicates "
         f"{job['duplicates']:,}, late {job['late']:,}, Help {job['helps']:,}"
     )
     for member in job["members"]:
