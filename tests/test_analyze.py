@@ -71,6 +71,13 @@ def test_record_wants_to_say_it_once(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "leave --capture out" in capsys.readouterr().err
 
 
+def test_record_keeps_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s1.pcapng").write_text("former")
+    assert main(["record", "--to", str(tmp_path), "--topology", "star:2", "--", "true"]) == 2
+    assert "has s1.pcapng already; name another folder" in capsys.readouterr().err
+    assert (tmp_path / "s1.pcapng").read_text() == "former"
+
+
 def test_where_the_time_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "t"
     assert main(["generate", str(trace), *SLOW]) == 0

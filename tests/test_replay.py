@@ -50,7 +50,8 @@ def replayed(path: Path, order: bool | None = None, **options: Any) -> dict[str,
 def all_equal(report: dict[str, Any]) -> None:
     tally = report["compared"]
     assert tally["captured"] > 0
-    assert tally["equal"] == tally["captured"], (tally, report["drops"])
+    others = {name: tally[name] for name in ("different", "missing", "unchecked", "within_bound")}
+    assert tally["equal"] == tally["captured"], (others, report["drops"], report["findings"][:3])
     assert is_clean(report)
 
 
