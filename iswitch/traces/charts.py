@@ -82,18 +82,29 @@ def who_sent(told: Told, events: list[Event]) -> Figure:
 
 
 def segments(told: Told, events: list[Event]) -> Figure:
-    """Segment over time."""
+    """Segment over time: a line from the first to the last of every run."""
+    from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
 
     figure = Figure()
     axes = figure.subplots()
+
+    def draw(some: list[Event], label: str, **style: Any) -> None:
+        ends = [
+            [
+                (1000 * (each.begin - told.start), each.start),
+                (1000 * (each.end - told.start), each.stop - 1),
+            ]
+            for each in thinned(some)
+        ]
+        axes.add_collection(LineCollection(ends, capstyle="round", label=label, **style))
+
     for i, rank in enumerate(sorted(told.spans)):
-        own = thinned([e for e in events if e.rank == rank])
-        x = [1000 * (e.end - told.start) for e in own]
-        axes.plot(x, [e.stop for e in own], ".", ms=3, color=COLOURS[i % 8], label=f"rank {rank}")
-    done = thinned([e for e in events if e.what == AGGREGATE])
-    x = [1000 * (e.end - told.start) for e in done]
-    axes.plot(x, [e.stop for e in done], "x", ms=4, color=INK, label="complete")
+        own = [e for e in events if e.rank == rank]
+        draw(own, f"rank {rank}", color=COLOURS[i % 8], linewidth=2.5)
+    done = [e for e in events if e.what == AGGREGATE]
+    draw(done, "complete", color=INK, linewidth=1)
+    axes.autoscale_view()
     axes.set(xlabel="ms from the first packet", ylabel="segment")
     _legend_below(axes)
     return figure
