@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo train test check model soak lossy fuzz bench tools clean
+.PHONY: demo train test check model soak lossy adder fuzz bench tools clean
 
 demo: $(VENV)/demo.ready
 	$(BIN)/iswitch demo
@@ -32,6 +32,10 @@ soak: $(VENV)/dev.ready
 # The conformance cases over a path that loses and doubles packets, with more seeds.
 lossy: $(VENV)/dev.ready
 	ISWITCH_LOSSY_SEEDS=10 $(BIN)/python -m pytest -q tests/test_conformance.py -k under_loss
+
+# The float adder of the P4 program on every pair of float16 numbers; docs/p4.md. Ten minutes.
+adder: $(VENV)/dev.ready
+	ISWITCH_ADDER_ALL=1 $(BIN)/python -m pytest -q tests/test_lanes.py -k every_float16
 
 # Random histories, new ones every time, and ten minutes of fuzzing for each target.
 FUZZ_TARGETS := control switch child chassis session trace

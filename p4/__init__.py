@@ -1,0 +1,1 @@
+"""The switch as a P4_16 program (docs/p4.md): its arithmetic, its generator, its compiler."""

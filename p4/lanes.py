@@ -1,0 +1,194 @@
+"""Arithmetic on all lanes of a wide word at once: what the P4 program adds elements with.
+
+A word holds one element per lane, the first one highest, as a packet does. P4 has no loops, but
+words of up to 2048 bits; so an operation on 64 elements is a handful of operations on one word, in
+which no carry, borrow or shifted bit may cross from lane to lane: every line here sees to that by
+the masks it applies. (Lamport, Multiple byte processing with full-word instructions, 1975.)
+
+The functions are written once and run twice. Given integers, they compute: that is the model that
+the tests hold against NumPy. Given `generate.Term`s, they write the P4: the lines of the program
+are these lines. `let` names an intermediate result, and nothing else; `c` has constants by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+Word = Any  # an integer, or a Term that stands for one
+Let = Callable[[str, Word], Word]
+
+
+def value(_: str, word: Word) -> Word:
+    """The `let` of who computes."""
+    return word
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary format of IEEE-754: a sign, `exponent` bits, `mantissa` bits, in a lane.
+
+    It has four exponent bits at least: a lane has to hold the mantissa with its hidden bit, three
+    bits behind it and a carry.
+    """
+
+    name: str
+    exponent: int
+    mantissa: int
+
+    @cached_property
+    def lane(self) -> int:
+        """Bits of an element."""
+        return 1 + self.exponent + self.mantissa
+
+    @property
+    def stages(self) -> range:
+        """Powers of two that make up any shift within a lane, largest first."""
+        return range(self.lane.bit_length() - 2, -1, -1)
+
+
+FLOAT32 = Format("FLOAT32", 8, 23)
+FLOAT16 = Format("FLOAT16", 5, 10)
+
+
+def repeat(pattern: int, lane: int, lanes: int) -> int:
+    """The same bits in every lane."""
+    return pattern * (((1 << lane * lanes) - 1) // ((1 << lane) - 1))
+
+
+class Constants:
+    """Named words with the same bits in every lane.
+
+    Args:
+        lanes: of a word.
+        lane: bits of each.
+    """
+
+    def __init__(self, lanes: int, lane: int) -> None:
+        self.lane = lane
+        self._ones = repeat(1, lane, lanes)
+        self._known: dict[int, int] = {}
+
+    def __call__(self, name: str, pattern: int) -> Word:
+        """The word; `name` is what the program calls it."""
+        assert 0 <= pattern < 1 << self.lane, name
+        if pattern not in self._known:
+            self._known[pattern] = pattern * self._ones
+        return self._known[pattern]
+
+
+def swap(word: Word, let: Let, c: Constants) -> Word:
+    """Turn the bytes of every 32-bit lane round: elements are little-endian on the wire."""
+    odd, low = c("ODD_BYTES", 0x00FF00FF), c("LOW_HALF", 0x0000FFFF)
+    halves = let("halves", ((word & odd) << 8) | ((word >> 8) & odd))
+    return ((halves & low) << 16) | ((halves >> 16) & low)
+
+
+def add_int32(a: Word, b: Word, let: Let, c: Constants) -> Word:
+    """Add two's complement integers, which wrap."""
+    sign, below = c("SIGN", 1 << 31), c("BELOW_SIGN", (1 << 31) - 1)
+    low = let("low", (a & below) + (b & below))
+    return low ^ ((a ^ b) & sign)
+
+
+def add_float(a: Word, b: Word, f: Format, let: Let, c: Constants) -> Word:
+    """Add floating-point numbers as IEEE-754 has it, rounded to nearest, ties to even.
+
+    Infinities, signed zeros and subnormals are as the standard says. Of NaN it leaves open which
+    one comes out: here it is the first operand if that is one, else the second, made quiet; and
+    opposite infinities give the one with the sign set, as on x86.
+
+    Flags are 0 or 1 in each lane, and `all_of` makes lanes of ones of them. `x` is the number with
+    the larger magnitude. Behind its mantissa are three more bits: guard, round, and sticky, which
+    stands for all that was shifted out.
+    """
+    L, M, E = f.lane, f.mantissa, f.exponent
+    sign, below = c("SIGN", 1 << (L - 1)), c("BELOW_SIGN", (1 << (L - 1)) - 1)
+    one, infinity = c("ONE", 1), c("INFINITY", ((1 << E) - 1) << M)
+    fraction, largest = c("FRACTION", (1 << M) - 1), c("LARGEST_EXPONENT", (1 << E) - 1)
+
+    def all_of(flag: Word) -> Word:
+        flag = let("flag", flag)
+        return (flag << L) - flag
+
+    def at_least(p: Word, q: Word) -> Word:
+        """Flag: p >= q, both without sign."""
+        return ((p | sign) - q) >> (L - 1) & one
+
+    def some(p: Word) -> Word:
+        """Flag: p, without sign, is not zero."""
+        return (p + below) >> (L - 1) & one
+
+    # Order by magnitude.
+    size_a, size_b = let("size_a", a & below), let("size_b", b & below)
+    a_first = let("a_first", at_least(size_a, size_b))
+    differ = let("differ", (a ^ b) & all_of(a_first))
+    x, y = let("x", b ^ differ), let("y", a ^ differ)
+    subtract = let("subtract", (x ^ y) >> (L - 1) & one)
+    size_x, size_y = let("size_x", x & below), let("size_y", y & below)
+
+    # Take apart; a subnormal has exponent 1 and no hidden bit.
+    field_x, field_y = let("field_x", size_x >> M & largest), let("field_y", size_y >> M & largest)
+    hidden_x = let("hidden_x", some(field_x))
+    hidden_y = let("hidden_y", some(field_y))
+    exponent = let("exponent", field_x | (hidden_x ^ one))
+    total = let("total", ((size_x & fraction) | hidden_x << M) << 3)
+    addend = let("addend", ((size_y & fraction) | hidden_y << M) << 3)
+
+    # Align: shift the smaller one right; what falls out makes it sticky.
+    distance = let("distance", exponent - (field_y | (hidden_y ^ one)))
+    far = let("far", all_of(some(distance & c("FAR", ((1 << E) - 1) & -L))))
+    lost = let("lost", addend & far)
+    addend = let("addend", addend & ~far)
+    for k in f.stages:
+        low = c(f"LOW_{1 << k}", (1 << (1 << k)) - 1)
+        move = let("move", all_of(distance >> k & one))
+        lost = let("lost", lost | (addend & low & move))
+        moved = let("moved", (addend & ~low) >> (1 << k))
+        addend = let("addend", addend ^ ((addend ^ moved) & move))
+    addend = let("addend", addend | some(lost))
+
+    # Add.
+    minus = let("minus", all_of(subtract))
+    total = let("total", (total + (addend & ~minus)) - (addend & minus))
+
+    # Normalise: right by one bit, or left as far as the exponent allows.
+    carry = let("carry", total >> (M + 4) & one)
+    half = let("half", (total & ~one) >> 1 | (total & one))
+    total = let("total", total ^ ((total ^ half) & all_of(carry)))
+    exponent = let("exponent", exponent + carry)
+    nothing = let("nothing", some(total) ^ one)
+    for k in f.stages:
+        s = 1 << k
+        top = c(f"TOP_{s}", ((1 << s) - 1) << (M + 4 - s))
+        shift = let(
+            "shift", at_least(exponent, c(f"MORE_THAN_{s}", s + 1)) & (some(total & top) ^ one)
+        )
+        move = let("move", all_of(shift))
+        total = let("total", (total & ~move) | (total & move) << s)
+        exponent = let("exponent", exponent - (shift << k))
+
+    # Round to nearest, ties to even; a carry out of the mantissa is one more in the exponent.
+    up = let("up", total >> 2 & (total >> 1 | total | total >> 3) & one)
+    rounded = let("rounded", ((total & ~c("LOW_3", 7)) >> 3) + up)
+    packed = let("packed", ((exponent - one) << M) + rounded)
+    packed = let("packed", packed ^ ((packed ^ infinity) & all_of(at_least(packed, infinity))))
+
+    # The sign is the larger one's; an exact difference of zero is positive.
+    packed = let("packed", packed & ~all_of(nothing))
+    positive = let("positive", (nothing & subtract) << (L - 1))
+    result = let("result", packed | (x & sign & ~positive))
+
+    # Infinities and NaN.
+    quiet, default = c("QUIET", 1 << (M - 1)), c("DEFAULT_NAN", ((1 << (E + 2)) - 1) << (M - 1))
+    not_a_number = c("LEAST_NAN", (((1 << E) - 1) << M) + 1)
+    a_is_nan = let("a_is_nan", all_of(at_least(size_a, not_a_number)))
+    x_is_nan = let("x_is_nan", all_of(at_least(size_x, not_a_number)))
+    special = let("special", all_of(at_least(size_x, infinity)))
+    invalid = let("invalid", all_of(at_least(size_y, infinity) & subtract))
+    nan = let("nan", (b ^ ((a ^ b) & a_is_nan)) | quiet)
+    infinite = let("infinite", x ^ ((x ^ default) & invalid))
+    extreme = let("extreme", infinite ^ ((infinite ^ nan) & x_is_nan))
+    return result ^ ((result ^ extreme) & special)

@@ -1,0 +1,14 @@
+"""What the data plane has room for, read from `sizes.p4`, where the reasons are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PROGRAM = Path(__file__).parent
+DEFINE = re.compile(r"^#define (\w+) (\w+)$", re.MULTILINE)
+
+SIZES = {
+    name: int(number, 0)
+    for name, number in DEFINE.findall((PROGRAM / "sizes.p4").read_text(encoding="utf-8"))
+}

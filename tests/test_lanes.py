@@ -1,0 +1,244 @@
+"""The arithmetic of the P4 program: its model against NumPy, its lines against the model."""
+
+import os
+import re
+
+import numpy as np
+import pytest
+
+from p4.generate import arithmetic
+from p4.lanes import (
+    FLOAT16,
+    FLOAT32,
+    Constants,
+    Format,
+    add_float,
+    add_int32,
+    swap,
+    value,
+)
+from p4.sizes import SIZES
+
+WIDE = 4096  # lanes of a word at once: the model takes any number
+NUMPY = {FLOAT32: np.float32, FLOAT16: np.float16}
+CODES = {8: np.uint8, 16: np.uint16, 32: np.uint32}
+ALL = os.environ.get("ISWITCH_ADDER_ALL")  # `make adder`: every pair of float16 numbers
+
+
+def word(codes: np.ndarray) -> int:
+    """Elements as lanes, the first one highest."""
+    return int.from_bytes(codes.astype(codes.dtype.newbyteorder(">")).tobytes(), "big")
+
+
+def elements(number: int, like: np.ndarray) -> np.ndarray:
+    packed = number.to_bytes(like.nbytes, "big")
+    return np.frombuffer(packed, like.dtype.newbyteorder(">")).astype(like.dtype)
+
+
+KNOWN: dict[tuple[int, int], Constants] = {}
+
+
+def constants(lanes: int, lane: int) -> Constants:
+    return KNOWN.setdefault((lanes, lane), Constants(lanes, lane))
+
+
+def added(a: np.ndarray, b: np.ndarray, form: Format) -> np.ndarray:
+    """The model's sums of two arrays of codes."""
+    sums = []
+    for start in range(0, len(a), WIDE):
+        some, other = a[start : start + WIDE], b[start : start + WIDE]
+        total = add_float(word(some), word(other), form, value, constants(len(some), form.lane))
+        sums.append(elements(total, some))
+    return np.concatenate(sums)
+
+
+def expected(a: np.ndarray, b: np.ndarray, form: Format) -> np.ndarray:
+    """NumPy's, but for two NaN, of which it gives now one and now the other: the first, quiet."""
+    kind = NUMPY[form]
+    with np.errstate(all="ignore"):
+        sums = (a.view(kind) + b.view(kind)).view(a.dtype)
+    both = np.isnan(a.view(kind)) & np.isnan(b.view(kind))
+    return np.where(both, a | a.dtype.type(1 << (form.mantissa - 1)), sums)
+
+
+def check(a: np.ndarray, b: np.ndarray, form: Format) -> None:
+    found, wanted = added(a, b, form), expected(a, b, form)
+    wrong = np.flatnonzero(found != wanted)
+    shown = [tuple(hex(v[i]) for v in (a, b, found, wanted)) for i in wrong[:4]]
+    assert not len(wrong), f"{len(wrong)} of {len(a)}: a, b, found, wanted = {shown}"
+
+
+def special(form: Format) -> np.ndarray:
+    """64 codes: both zeros, subnormals, ones around powers of two, the largest, infinities, NaN."""
+    one = (1 << (form.exponent - 1)) - 1
+    least, most = 1 << form.mantissa, ((1 << form.exponent) - 1) << form.mantissa
+    sizes = [0, 1, 2, 3, least - 2, least - 1, least, least + 1, 2 * least - 1, 2 * least]
+    sizes += [one << form.mantissa, (one << form.mantissa) - 1, (one << form.mantissa) + 1]
+    for apart in (1, 2, form.mantissa, form.mantissa + 1, form.mantissa + 2, form.mantissa + 3):
+        at = (one - apart) % (1 << form.exponent) << form.mantissa
+        sizes += [at, at + 1]
+    sizes += [most - 1, most - 2, most - least, most, most + 1, most + least // 2, most + least - 1]
+    more = np.random.default_rng(0).integers(0, most, 99)  # where some of these are the same
+    sizes = list(dict.fromkeys([*sizes, *more.tolist()]))[:32]
+    codes = [size | sign << (form.lane - 1) for size in sizes for sign in (0, 1)]
+    assert len(set(codes)) == 64
+    return np.array(codes, CODES[form.lane])
+
+
+def pairs(form: Format, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random codes; half of the pairs have exponents close to one another."""
+    kind = CODES[form.lane]
+    rng = np.random.default_rng(seed)
+    a, b = rng.integers(0, 1 << form.lane, (2, count), dtype=kind)
+    fields = kind(((1 << form.exponent) - 1) << form.mantissa)
+    near = rng.integers(-form.mantissa - 4, form.mantissa + 5, count) << form.mantissa
+    close = (a & fields) + near.astype(kind)
+    return a, np.where(rng.random(count) < 0.5, b, (b & ~fields) | (close & fields))
+
+
+@pytest.mark.parametrize("form", [FLOAT32, FLOAT16], ids=lambda form: form.name)
+def test_special_values_are_added_as_numpy_does(form: Format) -> None:
+    codes = special(form)
+    check(np.repeat(codes, len(codes)), np.tile(codes, len(codes)), form)
+
+
+def test_ten_million_random_pairs_of_float32() -> None:
+    check(*pairs(FLOAT32, 10_000_000, 1), FLOAT32)
+
+
+def test_a_million_random_pairs_of_float16() -> None:
+    check(*pairs(FLOAT16, 1_000_000, 2), FLOAT16)
+
+
+def test_every_float16_with_special_ones() -> None:
+    """With `make adder` with every float16: four thousand million pairs."""
+    every = np.arange(1 << 16, dtype=np.uint16)
+    for b in every if ALL else special(FLOAT16)[::4]:
+        check(every, np.full_like(every, b), FLOAT16)
+
+
+@pytest.mark.parametrize(
+    "form", [Format("E4M3", 4, 3), Format("E5M2", 5, 2)], ids=lambda form: form.name
+)
+def test_every_pair_of_small_formats(form: Format) -> None:
+    """All 65,536 pairs, against sums that are exact in float64."""
+    every = np.arange(256, dtype=np.uint8)
+    a, b = np.repeat(every, 256), np.tile(every, 256)
+    infinity = ((1 << form.exponent) - 1) << form.mantissa
+    bias = (1 << (form.exponent - 1)) - 1
+
+    def exact(codes: np.ndarray) -> np.ndarray:
+        size = codes.astype(np.int64) & 0x7F
+        field, fraction = size >> form.mantissa, size & (1 << form.mantissa) - 1
+        scaled = np.where(field > 0, fraction + (1 << form.mantissa), fraction)
+        magnitude = np.ldexp(scaled.astype(float), np.maximum(field, 1) - bias - form.mantissa)
+        return np.where(codes >> 7, -magnitude, magnitude)
+
+    finite = ((a & 0x7F) < infinity) & ((b & 0x7F) < infinity)
+    sums = (exact(a) + exact(b))[finite]
+    magnitudes = exact(np.arange(infinity + 1, dtype=np.uint8))
+    below = np.searchsorted(magnitudes, np.abs(sums), side="right") - 1
+    above = np.minimum(below + 1, infinity)
+    low, high = np.abs(sums) - magnitudes[below], magnitudes[above] - np.abs(sums)
+    codes = np.where((high < low) | ((high == low) & (below % 2 == 1)), above, below)
+    negative = np.signbit(sums)
+    found = added(a, b, form)
+    assert np.array_equal(found[finite], codes.astype(np.uint8) | (negative << 7).astype(np.uint8))
+    nan_a, nan_b = (a & 0x7F) > infinity, (b & 0x7F) > infinity
+    quiet = np.uint8(1 << (form.mantissa - 1))
+    assert np.array_equal(found[nan_a], a[nan_a] | quiet)
+    assert np.array_equal(found[nan_b & ~nan_a], b[nan_b & ~nan_a] | quiet)
+    infinite = ~finite & ~nan_a & ~nan_b
+    opposite = infinite & ((a & 0x7F) == (b & 0x7F)) & (a != b)
+    assert set(found[opposite]) == {0x80 | infinity | quiet}
+    larger = np.where((a & 0x7F) >= (b & 0x7F), a, b)
+    assert np.array_equal(found[infinite & ~opposite], larger[infinite & ~opposite])
+
+
+def test_int32_wraps_and_bytes_are_turned() -> None:
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(0, 1 << 32, (2, WIDE), dtype=np.uint32)
+    a[:4], b[:4] = (0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0), (1, 0x80000000, 1, 0)
+    c = constants(WIDE, 32)
+    assert np.array_equal(elements(add_int32(word(a), word(b), value, c), a), a + b)
+    assert np.array_equal(elements(swap(word(a), value, c), a), a.byteswap())
+
+
+# The P4 itself
+
+
+class Bits(int):
+    """A number of bit<2048>: every operation wraps, as P4 has it."""
+
+    MASK = (1 << 2048) - 1
+
+    def __and__(self, other: int) -> "Bits":
+        return Bits(int(self) & int(other))
+
+    def __or__(self, other: int) -> "Bits":
+        return Bits(int(self) | int(other))
+
+    def __xor__(self, other: int) -> "Bits":
+        return Bits(int(self) ^ int(other))
+
+    def __add__(self, other: int) -> "Bits":
+        return Bits(int(self) + int(other) & self.MASK)
+
+    def __sub__(self, other: int) -> "Bits":
+        return Bits(int(self) - int(other) & self.MASK)
+
+    def __lshift__(self, other: int) -> "Bits":
+        return Bits(int(self) << int(other) & self.MASK)
+
+    def __rshift__(self, other: int) -> "Bits":
+        return Bits(int(self) >> int(other))
+
+    def __invert__(self) -> "Bits":
+        return Bits(~int(self) & self.MASK)
+
+
+class Program:
+    """Runs the actions of a text of P4: declarations and assignments of words."""
+
+    def __init__(self, text: str) -> None:
+        found = re.findall(r"^const word_t (\w+) = 2048w(0x[0-9a-f]+);$", text, re.MULTILINE)
+        self.constants = {name: Bits(int(number, 16)) for name, number in found}
+        self.actions = dict(re.findall(r"^action (\w+)\((.*?^)}", text, re.MULTILINE | re.DOTALL))
+
+    def run(self, action: str, *operands: int) -> int:
+        header, *lines = self.actions[action].splitlines()
+        names = re.findall(r"in word_t (\w+)", header)
+        scope = dict(zip(names, map(Bits, operands), strict=True))
+        for line in lines:
+            declared, name, expression = re.fullmatch(r" +(word_t )?(\w+) = (.*);", line).groups()
+            assert bool(declared) != (name in scope or name == "outcome"), line
+            scope[name] = eval(expression, {"__builtins__": {}}, self.constants | scope)
+        return scope["outcome"]
+
+
+PROGRAM = Program(arithmetic())
+LANES = SIZES["LANES"]
+
+
+def test_the_lines_of_the_program_are_those_of_the_model() -> None:
+    """Executed as P4 would, on words of its width, they give the same."""
+    codes = special(FLOAT32)
+    a, b = pairs(FLOAT32, 400 * LANES, 4)
+    a = np.concatenate([np.repeat(codes, LANES), a])
+    b = np.concatenate([np.tile(codes, LANES), b])
+    found = [
+        elements(PROGRAM.run("add_float32", word(x), word(y)), x)
+        for x, y in zip(a.reshape(-1, LANES), b.reshape(-1, LANES), strict=True)
+    ]
+    assert np.array_equal(np.concatenate(found), expected(a, b, FLOAT32))
+    x, y = a[-LANES:], b[-LANES:]
+    assert np.array_equal(elements(PROGRAM.run("add_int32", word(x), word(y)), x), x + y)
+    assert np.array_equal(elements(PROGRAM.run("swap", word(x)), x), x.byteswap())
+
+
+def test_a_word_is_as_wide_as_its_lanes() -> None:
+    assert LANES * 32 == 2048
+    assert SIZES["WORD_BYTES"] == 4 * LANES
+    assert SIZES["MOST_BYTES"] == 4 * SIZES["MOST_LANES"] == 4 * SIZES["WORD_BYTES"]
+    assert SIZES["FLOAT_LANES"] == LANES
+    assert SIZES["MEMBERS"] == SIZES["JOBS"] * SIZES["JOB_MEMBERS"]
