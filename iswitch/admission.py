@@ -177,9 +177,7 @@ class Admission:
         Raises:
             Refusal: it cannot be taken in; nothing has changed.
         """
-        job = self.plane.jobs.get(packet.job) or Job(
-            packet.job, self.plane.counters, bool(self.plane.hierarchy), self.plane.counting
-        )
+        job = self.plane.jobs.get(packet.job) or self.plane.new_job(packet.job)
         contributes = type_ is not MemberType.CONTROLLER
         if contributes and peer in self.plane.by_source:
             # Data names no job: an address and port can contribute to one job only.

@@ -98,6 +98,10 @@ class ControlPlane:
         """Bytes of buffers that members have reserved."""
         return sum(sum(job.reserved.values()) for job in self.jobs.values())
 
+    def new_job(self, number: int) -> Job:
+        """A job without members."""
+        return Job(number, self.counters, bool(self.hierarchy), self.counting)
+
     def handle(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
         """Execute and answer a control packet of at least eight bytes."""
         header = Header.parse(payload)

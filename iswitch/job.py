@@ -129,13 +129,15 @@ class Job:
         self.dormant_since = None
         self.synchronous = shape.mode is Mode.SYNCHRONOUS
         if self.synchronous:
-            kind = PaperAccelerator if self.counts_packets else SynchronousAccelerator
-            self.accelerator = kind(
-                shape, self.is_complete, self.counters, reproducible, self.has_parent
-            )
+            self.accelerator = self.make_accelerator(shape, reproducible)
         else:
             self.accelerator = AsynchronousAccelerator(shape, self.is_complete, self.counters)
             self.accelerator.reset(self.window.high)
+
+    def make_accelerator(self, shape: Shape, reproducible: bool) -> SynchronousAccelerator:
+        """What adds up the vectors of a synchronous job."""
+        kind = PaperAccelerator if self.counts_packets else SynchronousAccelerator
+        return kind(shape, self.is_complete, self.counters, reproducible, self.has_parent)
 
     def end(self) -> None:
         """The last contributor has left: free the buffers, keep the place in the rounds.

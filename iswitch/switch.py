@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import copy_context
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,7 @@ class Switch:
         quiet = copy_context()
         quiet.run(np.seterr, all="ignore")
         self._quietly = quiet.run
-        self.control = ControlPlane(
+        self.control = self.make_control(
             self.counters,
             self.deliver,
             limits or Limits(),
@@ -75,6 +76,10 @@ class Switch:
             keys if isinstance(keys, Keys) else Keys(keys),
             counting,
         )
+
+    def make_control(self, *arguments: Any) -> ControlPlane:
+        """The control plane, of these arguments."""
+        return ControlPlane(*arguments)
 
     @property
     def jobs(self) -> dict[int, Job]:

@@ -19,6 +19,7 @@ from typing import Any
 
 Word = Any  # an integer, or a Term that stands for one
 Let = Callable[[str, Word], Word]
+Named = Callable[[str, int], Word]  # a constant: what it is called, its bits in every lane
 
 
 def value(_: str, word: Word) -> Word:
@@ -79,21 +80,21 @@ class Constants:
         return self._known[pattern]
 
 
-def swap(word: Word, let: Let, c: Constants) -> Word:
+def swap(word: Word, let: Let, c: Named) -> Word:
     """Turn the bytes of every 32-bit lane round: elements are little-endian on the wire."""
     odd, low = c("ODD_BYTES", 0x00FF00FF), c("LOW_HALF", 0x0000FFFF)
     halves = let("halves", ((word & odd) << 8) | ((word >> 8) & odd))
     return ((halves & low) << 16) | ((halves >> 16) & low)
 
 
-def add_int32(a: Word, b: Word, let: Let, c: Constants) -> Word:
+def add_int32(a: Word, b: Word, let: Let, c: Named) -> Word:
     """Add two's complement integers, which wrap."""
     sign, below = c("SIGN", 1 << 31), c("BELOW_SIGN", (1 << 31) - 1)
     low = let("low", (a & below) + (b & below))
     return low ^ ((a ^ b) & sign)
 
 
-def add_float(a: Word, b: Word, f: Format, let: Let, c: Constants) -> Word:
+def add_float(a: Word, b: Word, f: Format, let: Let, c: Named) -> Word:
     """Add floating-point numbers as IEEE-754 has it, rounded to nearest, ties to even.
 
     Infinities, signed zeros and subnormals are as the standard says. Of NaN it leaves open which

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from p4.generate import arithmetic
+from p4.generate import generate
 from p4.lanes import (
     FLOAT16,
     FLOAT32,
@@ -198,25 +198,23 @@ class Bits(int):
 
 
 class Program:
-    """Runs the actions of a text of P4: declarations and assignments of words."""
+    """Runs the actions of a text of P4: assignments of words."""
 
     def __init__(self, text: str) -> None:
+        text = text.replace("meta.adder.", "")  # fields of a struct of words
         found = re.findall(r"^const word_t (\w+) = 2048w(0x[0-9a-f]+);$", text, re.MULTILINE)
         self.constants = {name: Bits(int(number, 16)) for name, number in found}
         self.actions = dict(re.findall(r"^action (\w+)\((.*?^)}", text, re.MULTILINE | re.DOTALL))
 
-    def run(self, action: str, *operands: int) -> int:
-        header, *lines = self.actions[action].splitlines()
-        names = re.findall(r"in word_t (\w+)", header)
-        scope = dict(zip(names, map(Bits, operands), strict=True))
-        for line in lines:
-            declared, name, expression = re.fullmatch(r" +(word_t )?(\w+) = (.*);", line).groups()
-            assert bool(declared) != (name in scope or name == "outcome"), line
+    def run(self, action: str, **operands: int) -> int:
+        scope = {name: Bits(number) for name, number in operands.items()}
+        for line in self.actions[action].splitlines()[1:]:
+            name, expression = re.fullmatch(r" +(?:word_t )?(\w+) = (.*);", line).groups()
             scope[name] = eval(expression, {"__builtins__": {}}, self.constants | scope)
         return scope["outcome"]
 
 
-PROGRAM = Program(arithmetic())
+PROGRAM = Program("\n".join(generate().values()))
 LANES = SIZES["LANES"]
 
 
@@ -227,13 +225,13 @@ def test_the_lines_of_the_program_are_those_of_the_model() -> None:
     a = np.concatenate([np.repeat(codes, LANES), a])
     b = np.concatenate([np.tile(codes, LANES), b])
     found = [
-        elements(PROGRAM.run("add_float32", word(x), word(y)), x)
+        elements(PROGRAM.run("add_float32", a=word(x), b=word(y)), x)
         for x, y in zip(a.reshape(-1, LANES), b.reshape(-1, LANES), strict=True)
     ]
     assert np.array_equal(np.concatenate(found), expected(a, b, FLOAT32))
     x, y = a[-LANES:], b[-LANES:]
-    assert np.array_equal(elements(PROGRAM.run("add_int32", word(x), word(y)), x), x + y)
-    assert np.array_equal(elements(PROGRAM.run("swap", word(x)), x), x.byteswap())
+    assert np.array_equal(elements(PROGRAM.run("add_int32", a=word(x), b=word(y)), x), x + y)
+    assert np.array_equal(elements(PROGRAM.run("swap", word=word(x)), x), x.byteswap())
 
 
 def test_a_word_is_as_wide_as_its_lanes() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from ipaddress import IPv4Address
 
 from .description import Topology
@@ -10,8 +10,10 @@ from .description import Topology
 SWITCHES = 1 << 16  # more than there are in a network
 
 
-def switch_options(topology: Topology, name: str, *, offload: bool = True) -> list[str]:
-    """For the switch of this name in a network of namespaces."""
+def switch_options(
+    topology: Topology, name: str, *, offload: bool = True, bmv2: Collection[str] = ()
+) -> list[str]:
+    """For the switch of this name in a network of namespaces, in which some are P4 programs."""
     (parent,) = (switch.parent for switch in topology.switches if switch.name == name)
     ports = topology.ports(name)
     return options(
@@ -21,6 +23,7 @@ def switch_options(topology: Topology, name: str, *, offload: bool = True) -> li
         next((port.ifname for port in ports if port.peer == parent), None),
         offload=offload,
         impair=impair_options(topology, name),
+        world="bmv2" if name in bmv2 else "raw",
     )
 
 
@@ -50,12 +53,15 @@ def options(
     *,
     offload: bool = True,
     impair: Sequence[str] = (),
+    world: str = "raw",
 ) -> list[str]:
     """For a switch with these ports, one of which may lead to its parent.
 
-    `impair`: options as `impair_options` gives them.
+    `impair`: options as `impair_options` gives them. `world`: raw, or bmv2.
     """
     found = ["--ports", ",".join(ports), "--address", str(address)]
+    if world != "raw":
+        found += ["--world", world]
     if parent is not None and uplink is not None:
         found += ["--parent", str(parent), "--uplink", uplink]
     found += impair

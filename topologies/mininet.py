@@ -9,10 +9,10 @@ so it imports from the installed package, and defines no more than it must.
 from __future__ import annotations
 
 from topologies.mn.network import Network
-from topologies.mn.switch import ISwitch
+from topologies.mn.switch import ISwitch, P4Switch
 from topologies.mn.topo import TOPOS as topos
 from topologies.mn.topo import TopologyTopo
 
-switches = {"iswitch": ISwitch}
+switches = {"iswitch": ISwitch, "bmv2": P4Switch}
 
-__all__ = ["ISwitch", "Network", "TopologyTopo", "switches", "topos"]
+__all__ = ["ISwitch", "Network", "P4Switch", "TopologyTopo", "switches", "topos"]

@@ -23,6 +23,7 @@ from iswitch.wire import (
     Ack,
     Action,
     Segments,
+    Shape,
     Status,
     Threshold,
     Value,
@@ -47,6 +48,7 @@ LOOK_AGAIN = 0.001  # seconds since something came after which to look before an
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
 WHO_PATIENCE = 0.5  # seconds for an answer to the question who is in the job
 TAKEN_PAUSE = 0.5  # seconds before asking again for a place in a job that has all its workers
+LEAST_ELEMENTS = 16  # of a packet; no switch takes as few
 JOIN_PAUSE = 0.02  # seconds between two looks whether everybody has joined
 TIMES_KEPT = 100_000  # durations, for the percentiles
 REFUSED_PATIENCE = 5.0  # seconds to wait where no process listens; the switch may be starting
@@ -129,11 +131,10 @@ class Worker:
         self.shape = shape = arguments.fitted(shape, self._port, elements_per_segment)
         self._dtype = shape.dtype.numpy
         self._address = Address(*self._port.socket.getpeername())  # `switch` may be a name
-        self._session = Session(
+        self._begin = partial(
+            Session,
             self._address,
             job,
-            shape,
-            incarnation=incarnation,
             expected=num_workers or 0,
             whole=num_workers is not None and on_member_lost != "continue",
             reproducible=self.reproducible,
@@ -142,7 +143,9 @@ class Worker:
             key=key,
             heartbeat=LOOK_PAUSE if on_member_lost == "raise" else HEARTBEAT,
         )
+        self._session = self._begin(shape, incarnation=incarnation)
         self._waiting = Waiting(self._session, num_workers or 0, on_member_lost)
+        self._may_shorten = elements_per_segment is None
         self._poller = select.poll()
         self._poller.register(self._port, select.POLLIN)
         self._notice: WorkerError | None = None  # to be raised by the next allreduce
@@ -528,6 +531,8 @@ class Worker:
             try:
                 self._await(_answers_join, limit)
             except Refused as refused:
+                if refused.status is Status.BAD_REQUEST and self._shorten_packets():
+                    continue
                 # The places of workers that were killed become free.
                 if not refused.taken or time.monotonic() + TAKEN_PAUSE >= limit:
                     raise
@@ -547,6 +552,22 @@ class Worker:
                     "same job number and switch?"
                 )
             time.sleep(JOIN_PAUSE)
+
+    def _shorten_packets(self) -> bool:
+        """Try the next shorter packets: this switch may not take so many elements in one.
+
+        Every worker tries the same numbers, from the same one on, so they meet. Each try has a
+        Request of its own: a late copy of one refusal must not pass for the next.
+        """
+        shape = self.shape
+        elements = 1 << (shape.elements - 1).bit_length() - 1 if shape.elements > 1 else 0
+        if not self._may_shorten or elements < LEAST_ELEMENTS:
+            return False
+        self.shape = Shape.of(shape.numel, shape.dtype, shape.op, shape.mode, elements)
+        incarnation = (self._session.incarnation + 1) & 0xFFFFFFFF
+        self._session = self._begin(self.shape, incarnation=incarnation)
+        self._waiting = Waiting(self._session, self.num_workers or 0, self.on_member_lost)
+        return True
 
     def _ensure_open(self) -> None:
         if os.getpid() != self._process:

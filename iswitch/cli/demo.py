@@ -20,7 +20,14 @@ from . import PIP_DEMO, UsageError, check_writable
 from .processes import Child, Fleet
 from .restarts import Restarts
 from .switches import Switches, SwitchFailed
-from .worlds import WORLDS, add_capture, capture_folder, chosen_topology, make_world
+from .worlds import (
+    WORLDS,
+    add_capture,
+    add_switch_kind,
+    capture_folder,
+    chosen_topology,
+    make_world,
+)
 
 if TYPE_CHECKING:
     from topologies import Topology
@@ -60,6 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="of environments, actions and weights (default: 1)",
     )
     add_capture(parser)
+    add_switch_kind(parser)
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
     parser.add_argument("--plot", metavar="FILE.png", help="draw learning curve and time split")
 
@@ -181,7 +189,8 @@ def run(args: argparse.Namespace) -> int:
     training = Training(len(topology.hosts), args.iterations, args.seed, topology=topology)
     screen = Screen(training)
     try:
-        with make_world(args.world, topology) as world, Fleet() as fleet, screen:
+        built = make_world(args.world, topology, switches=args.switch)
+        with built as world, Fleet() as fleet, screen:
             switches = Switches(fleet, world, capture, screen.say)
             switches.start()
             crew = DemoCrew(fleet, switches, training, screen.say)

@@ -21,7 +21,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from . import UsageError, check_writable
-from .worlds import WORLDS, add_capture, capture_folder
+from .worlds import WORLDS, add_capture, add_switch_kind, capture_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="all packets one by one: no segmentation offload in switches, nor in links",
     )
     add_capture(parser)
+    add_switch_kind(parser)
     parser.add_argument(
         "--key-file",
         metavar="FILE",
@@ -127,7 +128,8 @@ def _run(
     from .switches import Switches, SwitchFailed
     from .worlds import make_world
 
-    with make_world(args.world, topology, offload=not args.no_offload) as world, Fleet() as fleet:
+    built = make_world(args.world, topology, offload=not args.no_offload, switches=args.switch)
+    with built as world, Fleet() as fleet:
         switches = Switches(fleet, world, capture, say)
         crew = Crew(fleet, world, switches, args.workers_per_host, args.max_restarts, say)
         say(f"{crew.size} x {command[0]} in {args.topology} ({args.world})")

@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from ipaddress import IPv4Address
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import UsageError, host_port, quantity
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ..engine import Engine
     from ..impairment import Impairment, Impairments
     from ..keys import Keys
+    from ..limits import Limits
     from ..switch import Switch
 
 MAC_PREFIX = bytes([0x02, 0x69])  # locally administered; the address follows
@@ -51,6 +53,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=lambda text: text.split(","),
         metavar="IF,IF...",
         help="be a switch with these network interfaces as its ports (needs root)",
+    )
+    parser.add_argument(
+        "--world",
+        choices=("loopback", "raw", "bmv2"),
+        help="with --ports: raw, or bmv2 for the P4 program in a bmv2 (docs/p4.md); without: "
+        "loopback",
     )
     parser.add_argument(
         "--address",
@@ -192,7 +200,6 @@ def run(args: argparse.Namespace) -> int:
     from ..limits import Limits
     from ..packets import Address
     from ..paper import Counting
-    from ..ports.memory import keep_freed, settle
     from ..switch import Switch
     from ..wire import ROUND_MASK
 
@@ -204,9 +211,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--listen is for a switch without --ports; with them it has an --address")
     if args.uplink and not args.parent:
         raise UsageError(f"--uplink {args.uplink} leads to no --parent; name it, or leave both out")
+    if args.world not in (None, *(("raw", "bmv2") if args.ports else ("loopback",))):
+        raise UsageError(
+            f"--world {args.world}: a switch with --ports is raw or bmv2, one without is loopback"
+        )
     limits = Limits(
         memory=int(args.memory * 2**20), lease=args.lease, control_rate=args.control_rate
     )
+    if args.world == "bmv2":
+        return serve(args, *bmv2(args, limits))
     parent = None
     if args.parent:
         parent = Address(*resolved(args.parent), uplink(args))
@@ -238,6 +251,15 @@ def run(args: argparse.Namespace) -> int:
         engine.port = recorded(args, engine.port, where, switch)
     if args.counting == "paper":
         print("counting packets as the paper does: loss makes sums wrong", file=sys.stderr)
+    return serve(args, engine, where, switch.counters)
+
+
+def serve(
+    args: argparse.Namespace, engine: Engine[Any, Any], where: str, counters: dict[str, int]
+) -> int:
+    """Serve until told to end; then print the counters."""
+    from ..ports.memory import keep_freed, settle
+
     keep_freed()
     settle()
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -249,9 +271,9 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         print(f"{args.capture} is not complete: {error.strerror}", file=sys.stderr)
     if args.json:
-        print(json.dumps(switch.counters))
+        print(json.dumps(counters))
     else:
-        print_counters(dict(switch.counters))
+        print_counters(dict(counters))
     sys.stdout.flush()
     return 0
 
@@ -400,11 +422,7 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
     from ..ports.capture import Capture
     from ..ports.raw import RawPortError, RawPorts
 
-    if args.address is None:
-        raise UsageError("--ports needs the switch's own address: --address 10.26.255.254")
-    for ifname in args.ports:
-        if args.ports.count(ifname) > 1:
-            raise UsageError(f"--ports names {ifname} twice; each port is an interface of its own")
+    own_address(args)
     if args.parent and args.parent == (str(args.address), args.port):
         raise UsageError(f"--parent {args.address} is this switch; name the one above it")
     address = args.address.packed
@@ -431,6 +449,41 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
     own = args.mac or MAC_PREFIX + address
     chassis = Chassis(switch, address, own, ports.jacks, args.port)
     return Engine(chassis, ports, spin=args.spin), f"{args.address}:{args.port}"
+
+
+def bmv2(args: argparse.Namespace, limits: Limits) -> tuple[Engine[Any, Any], str, dict[str, int]]:
+    """The P4 program on network interfaces, its address and its counters."""
+    from p4.tools import CompilationFailed, ToolMissing
+
+    from ..bmv2.process import Bmv2Failed
+    from ..bmv2.world import build
+
+    for option in ("parent", "capture", "impair", "reproducible"):
+        if getattr(args, option):
+            raise UsageError(
+                f"--{option} is not for --world bmv2: docs/p4.md says what the P4 program lacks"
+            )
+    if args.counting != "exact":
+        raise UsageError(f"--counting {args.counting}: the P4 program counts exactly")
+    address = own_address(args).packed
+    mac = args.mac or MAC_PREFIX + address
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iswitch"
+    try:
+        engine = build(args.ports, mac, address, args.port, limits, keys(args.keys), cache)
+    except (ToolMissing, CompilationFailed, Bmv2Failed) as error:
+        raise UsageError(f"--world bmv2: {error}") from None
+    return engine, f"{args.address}:{args.port}", engine.machine.counters  # type: ignore[attr-defined]
+
+
+def own_address(args: argparse.Namespace) -> IPv4Address:
+    """The address that a switch with ports has to be told."""
+    if args.address is None:
+        raise UsageError("--ports needs the switch's own address: --address 10.26.255.254")
+    for ifname in args.ports:
+        if args.ports.count(ifname) > 1:
+            raise UsageError(f"--ports names {ifname} twice; each port is an interface of its own")
+    address: IPv4Address = args.address
+    return address
 
 
 def mend(error: OSError) -> str:

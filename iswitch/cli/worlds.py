@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
@@ -21,7 +21,9 @@ WORLDS = {
     "loopback": "processes on this machine, no privileges",
     "netns": "a network namespace for each host and switch; needs root",
     "mininet": "the same, as a network of Mininet's; needs root",
+    "bmv2": "netns with --switch bmv2",
 }
+KINDS = ("iswitch", "bmv2")  # of switches
 
 
 class World(Protocol):
@@ -92,10 +94,13 @@ class Loopback:
 class Namespaces:
     """Nodes are network namespaces, whoever builds them."""
 
-    def __init__(self, network: Nodes, topology: Topology, offload: bool) -> None:
+    def __init__(
+        self, network: Nodes, topology: Topology, offload: bool, bmv2: Collection[str] = ()
+    ) -> None:
         self.network = network
         self.topology = topology
         self.offload = offload
+        self.bmv2 = bmv2  # the switches that are P4 programs
 
     def __enter__(self) -> Self:
         from topologies import NetworkError
@@ -117,7 +122,7 @@ class Namespaces:
         """Its ports and addresses, as the topology has them."""
         from topologies.commands import switch_options
 
-        return switch_options(self.topology, name, offload=self.offload)
+        return switch_options(self.topology, name, offload=self.offload, bmv2=self.bmv2)
 
     def address(self, host: str) -> str:
         """Its address in the topology's subnet."""
@@ -218,12 +223,68 @@ def network_of(topology: Topology, hosts: Sequence[str]) -> str:
     return json.dumps({"hosts": list(hosts), "links": links})
 
 
-def make_world(kind: str, topology: Topology, *, offload: bool = True) -> World:
+def add_switch_kind(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says what switches are."""
+    parser.add_argument(
+        "--switch",
+        action="append",
+        default=[],
+        metavar="[NAME=]KIND",
+        help="what a switch is, or all are: iswitch, or bmv2, the P4 program (docs/p4.md); may be "
+        "repeated (not in loopback; default: iswitch)",
+    )
+
+
+def p4_switches(kind: str, topology: Topology, chosen: Sequence[str]) -> frozenset[str]:
+    """The names of the switches that are to be P4 programs.
+
+    Raises:
+        UsageError: there is no such switch or kind, or it cannot be that.
+    """
+    kinds = dict.fromkeys((s.name for s in topology.tree), "bmv2" if kind == "bmv2" else "iswitch")
+    for text in chosen:
+        name, _, wanted = text.rpartition("=")
+        if wanted not in KINDS or (name and name not in kinds):
+            raise UsageError(
+                f"--switch {text}: write {' or '.join(KINDS)}, or NAME= before it, of "
+                f"{', '.join(kinds)}"
+            )
+        kinds |= dict.fromkeys([name] if name else kinds, wanted)
+    found = frozenset(name for name, is_ in kinds.items() if is_ == "bmv2")
+    if found and kind == "loopback":
+        raise UsageError("--switch bmv2: a P4 program has ports; use --world netns (as root)")
+    below = [s.name for s in topology.tree if s.parent is not None and s.name in found]
+    if below:
+        raise UsageError(
+            f"switch {below[0]} has a parent, and the P4 program takes none (docs/p4.md); make it "
+            f"an iswitch: --switch {below[0]}=iswitch, or take a star"
+        )
+    impaired = [p.link for name in found for p in topology.ports(name) if p.link.impairment]
+    if impaired:
+        raise UsageError(
+            f"link {impaired[0].a}-{impaired[0].b} is impaired, and the P4 program has sound links "
+            "only (docs/p4.md); leave that out, or make the switch an iswitch"
+        )
+    return found
+
+
+def make_world(
+    kind: str, topology: Topology, *, offload: bool = True, switches: Sequence[str] = ()
+) -> World:
     """A world of one of the kinds in WORLDS, not yet built.
+
+    Args:
+        kind: one of WORLDS.
+        topology: what is to be built.
+        offload: send super-frames whole.
+        switches: what they are, as `--switch` says.
 
     Raises:
         UsageError: it cannot be had here; the message names the mend.
     """
+    bmv2 = p4_switches(kind, topology, switches)
+    if bmv2:
+        offload = False  # the P4 program takes frames as they are on a wire
     if kind == "loopback":
         return Loopback(topology, offload)
     if kind == "mininet":
@@ -233,7 +294,7 @@ def make_world(kind: str, topology: Topology, *, offload: bool = True) -> World:
             from topologies.mininet import Network as Mininet
         except NetworkError as error:
             raise UsageError(str(error)) from None
-        return Namespaces(Mininet(topology, offload=offload), topology, offload)
+        return Namespaces(Mininet(topology, offload=offload), topology, offload, bmv2)
     from topologies.netns import Network
 
-    return Namespaces(Network(topology, offload=offload), topology, offload)
+    return Namespaces(Network(topology, offload=offload), topology, offload, bmv2)

@@ -20,6 +20,7 @@ from mininet.node import Host
 from ..children import DiesWithParent, end
 from ..commands import options
 from ..errors import NetworkError
+from ..ethtool import offloads_off
 from .cables import check_in_force
 from .nodes import Described, OwnHost, OwnSwitch, in_namespace_of
 
@@ -56,6 +57,7 @@ class ISwitch(OwnSwitch):
         batch: have `batchStartup` wait until the process listens, rather than `start`.
     """
 
+    world = "raw"
     _made = count()
 
     def __init__(
@@ -117,7 +119,10 @@ class ISwitch(OwnSwitch):
             (parent,) = (switch for switch in tree.switches if switch.name == name)
             above = address_in(parent, tree)
         names = [port.name for port in interfaces]
-        words = options(names, address_in(self, tree), above, uplink, offload=self.offload)
+        self.prepare(interfaces)
+        words = options(
+            names, address_in(self, tree), above, uplink, offload=self.offload, world=self.world
+        )
         command = [sys.executable, "-P", "-m", "iswitch", "switch", "--json", *words]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by stop)
         with in_namespace_of(self):
@@ -131,6 +136,9 @@ class ISwitch(OwnSwitch):
             )
         if not self.batch:
             self.await_listening()
+
+    def prepare(self, interfaces: Sequence[Any]) -> None:
+        """Bring the ports, and what they are linked to, to what the process needs."""
 
     def await_listening(self) -> None:
         """Wait until it serves.
@@ -197,6 +205,22 @@ class ISwitch(OwnSwitch):
             when = "before it was stopped " if early else ""
             error(f"*** switch {self.name} ended {when}with status {status}\n")
             error(f"{complaint}\n" if complaint else "")
+
+
+class P4Switch(ISwitch):
+    """The same as a P4 program in a bmv2: `mn --switch bmv2` (docs/p4.md).
+
+    Links to it carry frames as they are on a wire: a bmv2 knows no offload.
+    """
+
+    world = "bmv2"
+
+    def prepare(self, interfaces: Sequence[Any]) -> None:
+        """Switch the offloads off, at both ends of its links."""
+        for interface in interfaces:
+            for end_ in (interface.link.intf1, interface.link.intf2):
+                with in_namespace_of(end_.node):
+                    offloads_off(end_.name)
 
 
 def halt(switches: Sequence[ISwitch]) -> None:

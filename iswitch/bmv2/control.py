@@ -1,0 +1,188 @@
+"""The core's control plane and switch, whose data plane is a P4 program.
+
+Jobs, members, Acks, rounds, leases and keys are the core's own code. What is different is where
+sums are, and that before each control packet the core is told what has happened there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..accelerator import Run
+from ..admission import Admission
+from ..chassis import Chassis, Sends
+from ..control import ControlPlane
+from ..forwarding import Bridge
+from ..frame import Frames
+from ..issuing import Jack
+from ..job import Job
+from ..keys import Keys
+from ..limits import Limits
+from ..membership import Member
+from ..packets import Address, Outgoing, Rows
+from ..requests import Refusal
+from ..switch import Switch
+from ..wire import Control, Header, Join, Shape, Status, WireError
+from .accelerator import PipelineJob
+from .pipeline import Pipeline
+
+Result = TypeVar("Result")
+
+
+class PipelineAdmission(Admission):
+    """Lets nobody in whose vectors the data plane cannot add up.
+
+    Refused with BAD_REQUEST: too many elements a segment, other element types than float32 and
+    int32, maximum and minimum, asynchronous jobs, sums in rank order. With FULL: more segments, or
+    jobs, than there is room for.
+    """
+
+    plane: PipelineControl
+
+    def join(self, peer: Address, packet: Control, join: Join, now: float) -> list[Outgoing]:
+        """Take a member in, or keep it."""
+        try:
+            shape = join.shape()
+        except WireError:
+            shape = None  # the core says so
+        pipeline = self.plane.pipeline
+        if shape is not None and 2 * shape.segments > pipeline.sizes.slots:
+            return [self.plane.bare_answer(peer, packet, Status.FULL)]
+        if shape is not None and not pipeline.sizes.takes(shape):
+            return [self.plane.bare_answer(peer, packet, Status.BAD_REQUEST)]
+        return super().join(peer, packet, join, now)
+
+    def _reserve(self, job: Job, shape: Shape, rank: int, reproducible: bool) -> None:  # noqa: ARG002
+        if job.shape is None and not self.plane.pipeline.has_room(shape):
+            raise Refusal(Status.FULL)
+        super()._reserve(job, shape, rank, False)
+
+
+class PipelineControl(ControlPlane):
+    """Jobs and their members, whose sums are in the data plane."""
+
+    def __init__(self, pipeline: Pipeline, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.pipeline = pipeline
+        self.admission = PipelineAdmission(self)
+        self.learned: dict[bytes, int] = {}  # since the last commit
+
+    def new_job(self, number: int) -> Job:
+        """A job without members."""
+        return PipelineJob(number, self.counters, pipeline=self.pipeline)
+
+    def handle(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
+        """Execute and answer a control packet, between two packets of data."""
+        job = self.jobs.get(Header.parse(payload).job)
+        handle = super().handle
+        return self.between([job] if job else [], now, lambda: handle(peer, payload, now))
+
+    def handle_timer(self, now: float) -> list[Outgoing]:
+        """Do what is due."""
+        handle_timer = super().handle_timer
+        return self.between(list(self.jobs.values()), now, lambda: handle_timer(now))
+
+    def between(self, jobs: list[Job], now: float, action: Callable[[], Result]) -> Result:
+        """Have the core do something while no data is handled, and the data plane follow."""
+        pipeline = self.pipeline
+        pipeline.link.hold()
+        try:
+            for job in jobs:
+                pipeline.sync(job, now)
+            result = action()
+            self.commit()
+        finally:
+            pipeline.link.go()
+        return result
+
+    def learn(self, station: bytes, port: int) -> None:
+        """A station is there; the data plane is told with the next commit."""
+        self.learned[station] = port
+
+    def commit(self) -> None:
+        """Bring the data plane to what the jobs say."""
+        learned, self.learned = self.learned, {}
+        self.pipeline.commit(self.sources, learned)
+
+    def retransmit(self, job: Job, member: Member, kept: list[Run]) -> list[Outgoing]:
+        """Kept aggregates, for one member: the data plane sends them."""
+        for run in kept:
+            self.pipeline.resend(job, member, run)
+        return []
+
+
+class PipelineSwitch(Switch):
+    """A switch whose data plane is a P4 program.
+
+    Args:
+        pipeline: the data plane.
+        limits: what members may reserve.
+        incarnation: of this switch.
+        keys: of the jobs that are keyed.
+    """
+
+    control: PipelineControl
+
+    def __init__(
+        self, pipeline: Pipeline, limits: Limits | None = None, keys: Keys | None = None
+    ) -> None:
+        self._pipeline = pipeline
+        super().__init__(limits, keys=keys)
+        pipeline.counters = self.counters
+
+    def make_control(self, *arguments: Any) -> ControlPlane:
+        """The control plane."""
+        return PipelineControl(self._pipeline, *arguments)
+
+    def deliver(self, job: Job, completed: list[Run]) -> list[Outgoing]:
+        """Have completed runs sent by the data plane."""
+        for run in completed:
+            self._pipeline.force(job, run)
+        return []
+
+    def _data(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
+        """Data that the data plane leaves to the core to decide: a newcomer's first round."""
+        found = self.control.by_source.get(peer)
+        data = super()._data
+        jobs = [found[0]] if found else []
+        return self.control.between(jobs, now, lambda: data(peer, rows, tail, now))
+
+
+class LearningBridge(Bridge):
+    """A bridge that tells where stations are.
+
+    Args:
+        ports: how many there are.
+        learned: is given the port of each station that is new, or has moved.
+    """
+
+    def __init__(self, ports: int, learned: Callable[[bytes, int], None]) -> None:
+        super().__init__(ports)
+        self._learned = learned
+
+    def learn(self, source: bytes, ingress: int, now: float) -> None:
+        """A frame of this station came in here."""
+        before = self._stations.get(source)
+        super().learn(source, ingress, now)
+        if source in self._stations and (before is None or before[0] != ingress):
+            self._learned(source, ingress)
+
+
+class PipelineChassis(Chassis):
+    """Ethernet around a `PipelineSwitch`: what the data plane leaves to the control plane."""
+
+    switch: PipelineSwitch
+
+    def __init__(self, switch: PipelineSwitch, pipeline: Pipeline, ports: int) -> None:
+        jacks = [Jack(offload=False)] * ports
+        super().__init__(switch, pipeline.address, pipeline.mac, jacks, pipeline.port)
+        self.bridge = LearningBridge(ports, switch.control.learn)
+        pipeline.mac_of = self.issuer.mac_of
+
+    def receive(self, frames: Frames, now: float) -> list[Sends]:  # type: ignore[override]
+        """Take frames of one port; then tell the data plane which stations were new."""
+        steps = [[send.copy() for send in step] for step in super().receive(frames, now)]
+        if self.switch.control.learned:
+            self.switch.control.commit()
+        return steps

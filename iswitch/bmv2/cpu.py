@@ -1,0 +1,75 @@
+"""The header in front of frames at the CPU port, as p4/headers.p4 has it."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum, IntFlag
+from typing import NamedTuple, Self
+
+FORMAT = struct.Struct(">BBHHHIIQIIQQQ")
+
+
+class Op(IntEnum):
+    """Why a frame comes to the control plane, or what it wants of the data plane."""
+
+    CONTROL = 0
+    HELD = 1
+    SEND = 2
+    RECEIVE = 3
+    ACCEPT = 4
+    LOOK = 5
+    HOLD = 6
+    GO = 7
+    KEEP = 8
+    RESEND = 9
+    FORCE = 10
+
+
+class Flag(IntFlag):
+    """What registers hold, and with KEEP_JOB and KEEP_MEMBER, which are to be written."""
+
+    IS_COMPLETE = 1
+    HAS_CONTRIBUTED = 2
+    HIGH_CONTRIBUTED = 4
+    ANY_COMPLETED = 8
+    KEEP_JOB = 16
+    KEEP_MEMBER = 32
+
+
+class CpuHeader(NamedTuple):
+    """The fields; in a LOOK or HOLD towards the data plane `high` is the job's epoch."""
+
+    op: Op
+    flags: int = 0
+    port: int = 0
+    job: int = 0
+    rank: int = 0
+    slot: int = 0
+    round: int = 0
+    bitmap: int = 0
+    high: int = 0
+    contributed: int = 0
+    contributors: int = 0
+    seen: int = 0
+    now: int = 0
+
+    def build(self) -> bytes:
+        """The bytes."""
+        return FORMAT.pack(*self)
+
+    @classmethod
+    def parse(cls, frame: bytes) -> tuple[Self, bytes]:
+        """The header and the frame behind it.
+
+        Raises:
+            ValueError: the data plane sends no such thing.
+        """
+        if len(frame) < FORMAT.size:
+            raise ValueError(f"{len(frame)} bytes at the CPU port; the header has {FORMAT.size}")
+        op, *rest = FORMAT.unpack_from(frame)
+        return cls(Op(op), *rest), frame[FORMAT.size :]
+
+    @property
+    def asked(self) -> tuple[Op, int, int, int]:
+        """What tells the answer to one question from that to another."""
+        return self.op, self.job, self.rank, self.slot

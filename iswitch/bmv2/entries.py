@@ -1,0 +1,122 @@
+"""What the tables have to say of a job: passive data, from the job alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..job import Job
+from ..membership import Member
+from ..wire import ROUND_MASK, DType, round_distance
+
+HALF = 1 << 31  # rounds before and after a given one, as serial numbers
+NEVER = 255  # contributions: more than there can be
+
+
+class Entry(NamedTuple):
+    """A table entry."""
+
+    table: str
+    match: tuple[str, ...]
+    action: str
+    parameters: tuple[str, ...]
+    priority: int | None = None  # of tables that match ranges
+
+    @property
+    def key(self) -> tuple[str, tuple[str, ...]]:
+        """There is one entry of each."""
+        return self.table, self.match
+
+    @property
+    def line(self) -> str:
+        """The line that adds it."""
+        priority = () if self.priority is None else (str(self.priority),)
+        words = (self.table, self.action, *self.match, "=>", *self.parameters, *priority)
+        return " ".join(("table_add", *words))
+
+
+class Place(NamedTuple):
+    """Where a job is in the data plane: its number there, its slots, and which sums are its."""
+
+    number: int
+    base: int
+    epoch: int
+
+
+def job_entries(job: Job, place: Place, macs: dict[tuple[str, int], bytes]) -> list[Entry]:
+    """All entries of a job, whose members' MACs are these by host and port."""
+    members = job.members.contributors()
+    found = [_job(job, place), *_rules(job, place, members)]
+    for member in members:
+        found.append(_member(place, member))
+        mac = macs.get((member.address.host, member.address.ingress))
+        if mac is not None:
+            found.append(_receiver(place, member, mac))
+    return found
+
+
+def _job(job: Job, place: Place) -> Entry:
+    shape = job.shape
+    assert shape is not None
+    lowest = job.window.lowest
+    parameters = (
+        shape.dtype is DType.FLOAT32,
+        job.halted,
+        lowest is not None,
+        lowest or 0,
+        place.epoch,
+        shape.segments,
+        shape.elements * shape.dtype.itemsize,
+        shape.last * shape.dtype.itemsize,
+        place.base,
+    )
+    numbers = tuple(str(int(number)) for number in parameters)
+    return Entry("jobs", (str(place.number),), "job", numbers)
+
+
+def _member(place: Place, member: Member) -> Entry:
+    first = member.first_round
+    parameters = (
+        place.number,
+        member.rank,
+        member.bit,
+        member.held_back,
+        first is not None,
+        first or 0,
+    )
+    peer = member.address
+    match = (str(peer.ingress), peer.host, str(peer.port))
+    return Entry("members", match, "member", tuple(str(int(number)) for number in parameters))
+
+
+def _receiver(place: Place, member: Member, mac: bytes) -> Entry:
+    peer = member.address
+    match = (str(place.number), str(member.rank))
+    return Entry("receivers", match, "receiver", (mac.hex(":"), peer.host, str(peer.port)))
+
+
+def _rules(job: Job, place: Place, members: list[Member]) -> list[Entry]:
+    """Of whom sums are complete: as the members have joined, it may differ from round to round."""
+    if not job.members.gathered:
+        return []
+    high = job.window.high
+    firsts = {m.first_round for m in members if m.first_round is not None}
+    bounds = sorted({round_distance(first, high) for first in firsts})
+    starts = [-HALF, *(bound for bound in bounds if bound > -HALF)]
+    stops = [*(start - 1 for start in starts[1:]), HALF - 1]
+    found = []
+    for start, stop in zip(starts, stops, strict=True):
+        if job.threshold:
+            participants, needed = 0, min(job.threshold, NEVER)
+        else:
+            at = stop if start == -HALF else start  # next to a bound, where "before" is certain
+            participants = job.members.participants((high + at) & ROUND_MASK)
+            needed = min(max(job.members.least, 1), NEVER)
+        for low, up in _unwrapped((high + start) & ROUND_MASK, (high + stop) & ROUND_MASK):
+            match = (str(place.number), f"{low}->{up}")
+            found.append(Entry("rules", match, "rule", (str(participants), str(needed)), 1))
+    return found
+
+
+def _unwrapped(low: int, up: int) -> list[tuple[int, int]]:
+    """A range of rounds as one or two ranges of numbers."""
+    return [(low, up)] if low <= up else [(low, ROUND_MASK), (0, up)]

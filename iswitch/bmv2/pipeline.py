@@ -1,0 +1,418 @@
+"""The data plane as the control plane sees it: room, tables, groups, registers, aggregates.
+
+Everything that is written here takes effect between two packets: a control packet is handled while
+the data plane holds all data back (`Link.hold`), and `commit` brings tables, groups and registers
+to what the jobs say before it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ..accelerator import Run
+from ..counters import Counters
+from ..frame import ETH, Route, sums
+from ..job import Job
+from ..membership import Member
+from ..packets import Address
+from ..sources import Sources
+from ..wire import TOS_DATA, DType, Mode, Op, Shape
+from .cpu import CpuHeader, Flag
+from .cpu import Op as Cpu
+from .entries import Entry, Place, job_entries
+from .link import Link
+from .room import Room
+from .runtime import Runtime, handle, packets
+
+FATES = (  # of p4/headers.p4
+    None,
+    "accumulated",
+    "duplicate",
+    "late",
+    "out_of_window",
+    "before_join",
+    "halted",
+    "stranger",
+    "malformed",
+    "bad_checksum",
+    "aggregates",
+    "retransmitted",
+    "forwarded",
+    "same_port",
+)
+DATA_FATES = FATES[1:9]
+
+
+@dataclass
+class Sizes:
+    """What the data plane has room for (p4/sizes.p4)."""
+
+    slots: int
+    jobs: int
+    float_lanes: int
+    most_lanes: int
+    stations: int
+    flood: int
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int]) -> Sizes:
+        """From the definitions of the program."""
+        return cls(
+            sizes["SLOTS"],
+            sizes["JOBS"],
+            sizes["FLOAT_LANES"],
+            sizes["MOST_LANES"],
+            sizes["STATIONS"],
+            sizes["FLOOD"],
+        )
+
+    def takes(self, shape: Shape) -> bool:
+        """Whether the program can add up vectors of this shape, if there is room for them."""
+        lanes = {DType.FLOAT32: self.float_lanes, DType.INT32: self.most_lanes}
+        return (
+            shape.elements <= lanes.get(shape.dtype, 0)
+            and shape.op is Op.SUM
+            and shape.mode is Mode.SYNCHRONOUS
+        )
+
+
+@dataclass
+class Installed:
+    """What the data plane has of one job."""
+
+    entries: dict[tuple[str, tuple[str, ...]], tuple[Entry, int]] = field(default_factory=dict)
+    nodes: dict[int, tuple[int, int]] = field(default_factory=dict)  # port and handle, by rank
+    epoch: int = -1
+    high: int = -1
+    flags: int = -1
+    contributed: dict[Address, tuple[int, int | None]] = field(default_factory=dict)  # with rank
+    contributors: int = 0
+
+
+class Pipeline:
+    """The data plane.
+
+    Args:
+        link: to its CPU port.
+        runtime: its tables.
+        sizes: what it has room for.
+        own: MAC and IPv4 address of the switch, and its UDP port.
+        ports: how many it has.
+        counters: where what it has counted is added.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        runtime: Runtime,
+        sizes: Sizes,
+        own: tuple[bytes, bytes, int],
+        ports: int,
+        counters: Counters,
+    ) -> None:
+        self.link = link
+        self.runtime = runtime
+        self.sizes = sizes
+        self.mac, self.address, self.port = own
+        self.ports = ports
+        self.counters = counters
+        self.mac_of: Callable[[str, int], bytes | None] = lambda _host, _ingress: None
+        self.room = Room(sizes.slots)
+        self._places: dict[int, Job] = {}
+        self._of_job: dict[int, Place] = {}  # by id of the job
+        self._installed: dict[int, Installed] = {}
+        self._shared = Installed()
+        self._sources = -1
+        self._stations: dict[bytes, int] = {}
+        self._epoch = 0
+        self._orders: list[tuple[CpuHeader, bytes]] = []
+        self._counted = [0] * len(FATES)
+
+    def start(self) -> None:
+        """Say who the switch is, and where frames go that go everywhere."""
+        address = ".".join(map(str, self.address))
+        lines = [f"table_set_default own_address own {self.mac.hex(':')} {address}"]
+        lines += [f"mc_mgrp_create {self.sizes.flood + port}" for port in range(self.ports)]
+        self.runtime.run(lines)
+        for port in range(self.ports):
+            others = [str(other) for other in range(self.ports) if other != port]
+            if others:
+                (made,) = self.runtime.run([f"mc_node_create 0 {' '.join(others)}"])
+                self.runtime.run([f"mc_node_associate {self.sizes.flood + port} {handle(made)}"])
+        self.runtime.run([f"mc_mgrp_create {1 + job}" for job in range(self.sizes.jobs)])
+
+    # Places
+
+    def has_room(self, shape: Shape) -> bool:
+        """Whether another job of this shape has a place and slots."""
+        return len(self._places) < self.sizes.jobs and self.room.fits(2 * shape.segments)
+
+    def begin(self, job: Job) -> None:
+        """Give a job a place; `has_room` has said that there is one."""
+        assert job.shape is not None
+        number = next(n for n in range(self.sizes.jobs) if n not in self._places)
+        base = self.room.take(2 * job.shape.segments)
+        self._places[number] = job
+        self._installed.setdefault(number, Installed())
+        self._of_job[id(job)] = Place(number, base, self._next_epoch())
+
+    def empty(self, job: Job) -> None:
+        """All that was contributed is void."""
+        place = self._of_job[id(job)]
+        self._of_job[id(job)] = place._replace(epoch=self._next_epoch())
+
+    def end(self, job: Job) -> None:
+        """Take a job's place back."""
+        place = self._of_job.pop(id(job), None)
+        if place is not None:
+            del self._places[place.number]
+            self.room.give_back(place.base)
+
+    def _next_epoch(self) -> int:
+        self._epoch += 1
+        return self._epoch
+
+    def place(self, job: Job) -> Place | None:
+        """Where a job is; None: it has no sums."""
+        return self._of_job.get(id(job))
+
+    # Registers
+
+    def sync(self, job: Job, now: float) -> None:
+        """Take over what has happened in the data plane: rounds, and who has spoken when."""
+        place = self.place(job)
+        members = job.members.contributors()
+        if place is None or not members:
+            return
+        installed = self._installed[place.number]
+        if installed.epoch != place.epoch:
+            return
+        look = [CpuHeader(Cpu.LOOK, job=place.number, rank=m.rank) for m in members]
+        answers = self.link.ask(look)
+        first = answers[0]
+        was = job.window.high
+        if first.flags & Flag.HIGH_CONTRIBUTED:
+            job.window.contribute(first.high)
+        if job.window.high != was:
+            job.members.move_on(job.window.high)
+        job.completed_any |= bool(first.flags & Flag.ANY_COMPLETED)
+        installed.contributors = first.contributors
+        installed.high, installed.flags = job.window.high, _flags(job)
+        for member, answer in zip(members, answers, strict=True):
+            if installed.contributed.get(member.address, (-1, None))[0] != member.rank:
+                continue
+            if answer.flags & Flag.HAS_CONTRIBUTED:
+                member.contributed = answer.contributed
+            installed.contributed[member.address] = (member.rank, member.contributed)
+            ago = (answer.now - answer.seen) / 1e6
+            member.last_seen = max(member.last_seen, now - ago)
+
+    def look(self, job: Job, slot_set: int, start: int, stop: int) -> list[CpuHeader]:
+        """What is held of segments start..stop-1, in the set of even or of odd rounds."""
+        place = self.place(job)
+        assert place is not None
+        assert job.shape is not None
+        base = place.base + slot_set * job.shape.segments
+        return self.link.ask(
+            [
+                CpuHeader(Cpu.LOOK, job=place.number, slot=base + index, high=place.epoch)
+                for index in range(start, stop)
+            ]
+        )
+
+    def contributors(self, job: Job) -> int:
+        """Bitmap of the ranks that have contributed since the job began, or was reset."""
+        place = self.place(job)
+        return 0 if place is None else self._installed[place.number].contributors
+
+    # Aggregates
+
+    def force(self, job: Job, run: Run) -> None:
+        """Complete open segments and send them to all."""
+        for index in range(run.start, run.stop):
+            self._order(job, Cpu.FORCE, run.round, index, None)
+
+    def resend(self, job: Job, member: Member, run: Run) -> None:
+        """Send kept aggregates to one member."""
+        for index in range(run.start, run.stop):
+            self._order(job, Cpu.RESEND, run.round, index, member)
+
+    def accept(self, member: Member, packet: bytes) -> None:
+        """Let a contribution in that has come to the control plane."""
+        peer = member.address
+        frame = self._frame(peer, packet)
+        self._orders.append((CpuHeader(Cpu.ACCEPT, port=peer.ingress), frame))
+
+    def _order(self, job: Job, op: Cpu, round_: int, index: int, member: Member | None) -> None:
+        place = self.place(job)
+        assert place is not None
+        assert job.shape is not None
+        last = index == job.shape.segments - 1
+        size = job.shape.last_size if last else job.shape.packet_size
+        packet = (round_ << 32 | index).to_bytes(8, "big").ljust(size, b"\0")
+        peer = member.address if member else Address("0.0.0.0", 0)
+        header = CpuHeader(
+            op, port=peer.ingress, job=place.number, rank=member.rank if member else 0
+        )
+        self._orders.append((header, self._frame(peer, packet)))
+
+    def _frame(self, peer: Address, packet: bytes) -> bytes:
+        """A data packet as if it had come from this peer."""
+        import numpy as np
+
+        source = bytes(map(int, peer.host.split(".")))
+        route = Route(bytes(6), self.mac, source, self.address, peer.port, self.port, TOS_DATA)
+        rows = np.frombuffer(packet, np.uint8).reshape(1, -1)
+        head: bytes = route.heads(len(packet), sums(rows))[0, ETH:].tobytes()
+        return head + packet
+
+    # Tables
+
+    def commit(self, sources: Sources, learned: Mapping[bytes, int]) -> None:
+        """Bring the data plane to what the jobs say, then have done what was ordered.
+
+        Args:
+            sources: where members are.
+            learned: ports behind which stations are, by MAC.
+        """
+        for number, installed in self._installed.items():
+            job = self._places.get(number)
+            self._commit_job(number, job, installed)
+        self._commit_shared(sources, learned)
+        orders, self._orders = self._orders, []
+        for header, frame in orders:
+            self.link.tell(header, frame)
+
+    def _commit_job(self, number: int, job: Job | None, installed: Installed) -> None:
+        place = None if job is None else self.place(job)
+        if job is None or place is None:
+            self._install(installed, [])
+            self._replicate(number, installed, {})
+            installed.epoch = -1
+            installed.contributed.clear()
+            return
+        members = job.members.contributors()
+        macs = {}
+        for member in members:
+            where = (member.address.host, member.address.ingress)
+            mac = self.mac_of(*where)
+            if mac is not None:
+                macs[where] = mac
+        self._install(installed, job_entries(job, place, macs))
+        self._replicate(number, installed, {m.rank: m.address.ingress for m in members})
+        self._keep(number, job, place, installed, members)
+
+    def _keep(
+        self, number: int, job: Job, place: Place, installed: Installed, members: list[Member]
+    ) -> None:
+        """Write the registers that are not as the job says."""
+        anew = installed.epoch != place.epoch
+        if anew:
+            installed.contributors = 0
+            installed.contributed = {}
+        if anew or (installed.high, installed.flags) != (job.window.high, _flags(job)):
+            installed.epoch = place.epoch
+            installed.high, installed.flags = job.window.high, _flags(job)
+            flags = Flag.KEEP_JOB | installed.flags
+            self.link.tell(
+                CpuHeader(
+                    Cpu.KEEP,
+                    flags,
+                    job=number,
+                    high=installed.high,
+                    contributors=installed.contributors,
+                )
+            )
+        kept = {}
+        for member in members:
+            state = kept[member.address] = (member.rank, member.contributed)
+            if installed.contributed.get(member.address) != state:
+                flags = Flag.KEEP_MEMBER
+                if member.contributed is not None:
+                    flags |= Flag.HAS_CONTRIBUTED
+                self.link.tell(
+                    CpuHeader(
+                        Cpu.KEEP,
+                        flags,
+                        job=number,
+                        rank=member.rank,
+                        contributed=member.contributed or 0,
+                    )
+                )
+        installed.contributed = kept
+
+    def _install(self, installed: Installed, wanted: Iterable[Entry]) -> None:
+        """Add, change and delete entries until they are those wanted."""
+        target = {entry.key: entry for entry in wanted}
+        gone = [key for key, (entry, _) in installed.entries.items() if target.get(key) != entry]
+        if gone:
+            self.runtime.run([f"table_delete {key[0]} {installed.entries[key][1]}" for key in gone])
+            for key in gone:
+                del installed.entries[key]
+        new = [entry for key, entry in target.items() if key not in installed.entries]
+        if new:
+            answers = self.runtime.run([entry.line for entry in new])
+            for entry, answer in zip(new, answers, strict=True):
+                installed.entries[entry.key] = (entry, handle(answer))
+
+    def _replicate(self, number: int, installed: Installed, wanted: Mapping[int, int]) -> None:
+        """A node of the multicast group for each member, with its rank and port."""
+        group = 1 + number
+        for rank, (port, node) in list(installed.nodes.items()):
+            if wanted.get(rank) != port:
+                self.runtime.run([f"mc_node_dissociate {group} {node}", f"mc_node_destroy {node}"])
+                del installed.nodes[rank]
+        for rank, port in wanted.items():
+            if rank not in installed.nodes:
+                (made,) = self.runtime.run([f"mc_node_create {rank} {port}"])
+                node = handle(made)
+                self.runtime.run([f"mc_node_associate {group} {node}"])
+                installed.nodes[rank] = (port, node)
+
+    def _commit_shared(self, sources: Sources, learned: Mapping[bytes, int]) -> None:
+        """Where members' addresses belong, and where stations are."""
+        self._stations.update(learned)
+        while len(self._stations) > self.sizes.stations:
+            del self._stations[next(iter(self._stations))]
+        if not learned and self._sources == sources.version:
+            return
+        self._sources = sources.version
+        ports: dict[str, set[int]] = {}
+        for host, ingress in sources.hosts:
+            ports.setdefault(host, set()).add(ingress)
+        wanted = [
+            Entry("owners", (host,), "owner", (str(behind.pop()),))
+            for host, behind in ports.items()
+            if len(behind) == 1
+        ]
+        for mac, port in self._stations.items():
+            wanted.append(Entry("senders", (str(port), mac.hex(":")), "known", ()))
+            wanted.append(Entry("stations", (mac.hex(":"),), "forward", (str(port),)))
+        self._install(self._shared, wanted)
+
+    # Counters
+
+    def count(self) -> None:
+        """Add what the data plane has counted since the last time."""
+        lines = [f"counter_read fates {fate}" for fate in range(1, len(FATES))]
+        lines += ["counter_read sent 0", "counter_read sent 1"]
+        *fates, aggregates, ordinary = map(packets, self.runtime.run(lines))
+        for fate, (name, total) in enumerate(zip(FATES[1:], fates, strict=True), 1):
+            new, self._counted[fate] = total - self._counted[fate], total
+            assert name is not None
+            self.counters[name] += new
+            if name in DATA_FATES:
+                self.counters["data"] += new
+                self.counters["rx_packets"] += new
+            if name not in ("aggregates", "retransmitted"):
+                self.counters["rx_frames"] += new
+        self.counters["tx_packets"] += aggregates
+        self.counters["copies"] += ordinary
+        self.counters["tx_frames"] += aggregates + ordinary
+
+
+def _flags(job: Job) -> int:
+    """What the registers of a job hold besides `high`."""
+    flags = Flag.HIGH_CONTRIBUTED if job.window.contributed else Flag(0)
+    return flags | (Flag.ANY_COMPLETED if job.completed_any else Flag(0))

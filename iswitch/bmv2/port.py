@@ -1,0 +1,90 @@
+"""The CPU port: what comes to the control plane, and what it sends at the switch's ports."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from ..frame import ETH, Frames, Transmission
+from .cpu import CpuHeader, Op
+from .link import Link
+
+ETH_P_ALL = 3  # linux/if_ether.h
+SOL_PACKET, PACKET_IGNORE_OUTGOING = 263, 23  # linux/if_packet.h
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h
+BUFFER = 8 << 20  # bytes; a hold may last long where a job has many segments
+LARGEST = 1 << 16
+AT_ONCE = 64  # frames, before timers are looked at
+
+
+class CpuWire:
+    """An interface whose other end is the CPU port of the switch.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, ifname: str) -> None:
+        self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+        self.socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
+        self.socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER)
+        self.socket.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, BUFFER)
+        self.socket.bind((ifname, ETH_P_ALL))
+
+    def send(self, frame: bytes) -> None:
+        """Into the data plane; waits for room."""
+        self.socket.send(frame)
+
+    def receive(self, seconds: float) -> bytes | None:
+        """The next frame from it, waited for at most so long."""
+        try:
+            return self.socket.recv(LARGEST, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass
+        if not seconds or not select.select((self.socket,), (), (), seconds)[0]:
+            return None
+        return self.socket.recv(LARGEST, socket.MSG_DONTWAIT)
+
+    def close(self) -> None:
+        """Close it."""
+        self.socket.close()
+
+
+class CpuPort:
+    """Moves frames between a `PipelineChassis` and the ports of the data plane.
+
+    Args:
+        link: to the data plane.
+        fileno: readable when a frame has come.
+        close: called at the end.
+    """
+
+    def __init__(self, link: Link, fileno: int, close: Callable[[], None]) -> None:
+        self.link = link
+        self._fileno = fileno
+        self._close = close
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when something has come."""
+        return self._fileno
+
+    def deadline(self) -> float | None:
+        """At once, if frames came while an answer was waited for."""
+        return 0.0 if self.link.came else None
+
+    def pull(self) -> Iterator[Frames]:
+        """What has come, without waiting."""
+        for port, frame in self.link.pull(AT_ONCE):
+            yield Frames.single(port, frame)
+
+    def push(self, steps: Iterable[Sequence[Transmission]]) -> None:
+        """Send frames at ports of the switch."""
+        for step in steps:
+            for transmission in step:
+                for row in transmission.whole():
+                    self.link.tell(CpuHeader(Op.SEND, port=transmission.port), row[ETH:])
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        self._close()

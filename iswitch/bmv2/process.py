@@ -1,0 +1,150 @@
+"""Starts a bmv2 with the program in it, and opens its CPU port and its runtime API."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from p4.tools import CLI, SWITCH, compile_program, find
+
+from .port import CpuWire
+from .runtime import Cli, RuntimeRefused
+
+QUEUE = 16384  # packets of each port; the default of 64 loses the bursts of a broadcast
+PATIENCE = 20.0  # seconds for the switch to listen
+PAUSE = 0.05
+CPU_MTU = 9000  # a frame of 1514 bytes and the header in front of it, with room
+
+
+class Bmv2Failed(Exception):
+    """The software switch did not start; the message says why."""
+
+
+@dataclass
+class Bmv2:
+    """A running switch."""
+
+    process: subprocess.Popen[bytes]
+    wire: CpuWire
+    cli: Cli
+    _undo: ExitStack
+
+    def close(self) -> None:
+        """End it, and remove its CPU port."""
+        self._undo.close()
+
+
+def start(ports: Sequence[str], udp_port: int, cpu_port: int, cache: Path) -> Bmv2:
+    """Start a switch with these interfaces as its ports 0, 1, ...
+
+    Raises:
+        ToolMissing: compiler or switch are not there.
+        CompilationFailed: the program is refused.
+        Bmv2Failed: the switch does not start.
+    """
+    program = compile_program(udp_port, cache)
+    switch, cli = find(SWITCH), find(CLI)
+    inside, outside = f"cpu{os.getpid()}", f"cpu{os.getpid()}s"
+    with ExitStack() as undo:
+        link(inside, outside)
+        undo.callback(unlink, inside)
+        thrift = free_port()
+        options = [f"-i{number}@{ifname}" for number, ifname in enumerate(ports)]
+        process = subprocess.Popen(
+            [switch, *options, f"-i{cpu_port}@{outside}", "--thrift-port", str(thrift),
+             "--log-level", "error", str(program)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        undo.callback(stop, process)
+        await_listening(process, thrift)
+        try:
+            runtime = Cli([cli, "--thrift-port", str(thrift)])
+        except RuntimeRefused as error:
+            raise Bmv2Failed(
+                f"{error}; simple_switch_CLI needs the Python package thrift: pip install thrift"
+            ) from None
+        undo.callback(runtime.close)
+        runtime.run([f"set_queue_depth {QUEUE}"])
+        wire = CpuWire(inside)
+        undo.callback(wire.close)
+        return Bmv2(process, wire, runtime, undo.pop_all())
+    raise AssertionError
+
+
+def link(inside: str, outside: str) -> None:
+    """The CPU port: a veth pair, of which one end is the switch's."""
+    from pyroute2 import IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    try:
+        with IPRoute() as netlink:
+            netlink.link("add", ifname=inside, kind="veth", peer={"ifname": outside}, mtu=CPU_MTU)
+            for ifname in (inside, outside):
+                disable_ipv6(ifname)
+                (index,) = netlink.link_lookup(ifname=ifname)
+                netlink.link("set", index=index, state="up", mtu=CPU_MTU)
+    except NetlinkError as error:
+        raise Bmv2Failed(f"the CPU port cannot be made: {error}; run as root") from None
+
+
+def disable_ipv6(ifname: str) -> None:
+    """The kernel sends nothing of its own into the switch."""
+    path = Path(f"/proc/sys/net/ipv6/conf/{ifname}/disable_ipv6")
+    if path.exists():
+        path.write_text("1")
+
+
+def unlink(ifname: str) -> None:
+    """Remove a veth pair."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as netlink:
+        for index in netlink.link_lookup(ifname=ifname):
+            netlink.link("del", index=index)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End the switch."""
+    process.terminate()
+    try:
+        process.wait(3.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stderr is not None:
+        process.stderr.close()
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def await_listening(process: subprocess.Popen[bytes], port: int) -> None:
+    """Wait until the runtime API answers.
+
+    Raises:
+        Bmv2Failed: it does not.
+    """
+    limit = time.monotonic() + PATIENCE
+    while time.monotonic() < limit:
+        if process.poll() is not None:
+            assert process.stderr is not None
+            said = process.stderr.read().decode(errors="replace").strip()
+            raise Bmv2Failed(f"simple_switch ended with status {process.returncode}: {said}")
+        try:
+            socket.create_connection(("127.0.0.1", port), PAUSE).close()
+        except OSError:
+            time.sleep(PAUSE)
+        else:
+            return
+    raise Bmv2Failed(f"simple_switch does not listen at port {port} after {PATIENCE:.0f} s")

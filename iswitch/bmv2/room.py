@@ -1,0 +1,38 @@
+"""Room in the sums of the data plane: ranges of slots, given to jobs and taken back."""
+
+from __future__ import annotations
+
+
+class Room:
+    """Ranges of a given number of slots, first fit.
+
+    Args:
+        slots: how many there are.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self._taken: dict[int, int] = {}  # slots from a first one on
+
+    def fits(self, slots: int) -> bool:
+        """Whether so many are free in a row."""
+        return self._find(slots) is not None
+
+    def take(self, slots: int) -> int:
+        """The first of so many, which are taken now; `fits` has said that there are."""
+        base = self._find(slots)
+        assert base is not None
+        self._taken[base] = slots
+        return base
+
+    def give_back(self, base: int) -> None:
+        """These are free again."""
+        del self._taken[base]
+
+    def _find(self, slots: int) -> int | None:
+        start = 0
+        for base, length in sorted(self._taken.items()):
+            if base - start >= slots:
+                return start
+            start = base + length
+        return start if self.slots - start >= slots else None

@@ -1,0 +1,118 @@
+"""The switch's runtime API: lines for `simple_switch_CLI`, and what it answers.
+
+Table entries, multicast groups, queue depths and counters are written and read by these lines,
+which a plain bmv2 takes over Thrift. Registers are not: those the control plane reads and writes in
+order with the packets, at the CPU port.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from typing import IO, Protocol
+
+PROMPT = b"RuntimeCmd: "
+HANDLE = re.compile(r"handle (\d+)")
+COUNTED = re.compile(r"(\d+) packets")
+REFUSALS = ("Error", "Invalid", "Unknown", "Could not", "***")
+
+
+class RuntimeRefused(Exception):
+    """The switch does not do what a line says; the message has both."""
+
+
+class Runtime(Protocol):
+    """Takes lines, gives an answer to each."""
+
+    def run(self, lines: Sequence[str]) -> list[str]:
+        """Have these lines executed.
+
+        Raises:
+            RuntimeRefused: one of them was not.
+        """
+
+    def close(self) -> None:
+        """There are no more."""
+
+
+class Cli:
+    """`simple_switch_CLI`, kept open.
+
+    Args:
+        command: the program and its arguments.
+
+    Raises:
+        RuntimeRefused: it does not start.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._in: IO[bytes] = self.process.stdin
+        self._out: IO[bytes] = self.process.stdout
+        self._said = b""
+        try:
+            self._read("start")
+        except RuntimeRefused:
+            self.close()
+            raise
+
+    def run(self, lines: Sequence[str]) -> list[str]:
+        """Have these lines executed.
+
+        Raises:
+            RuntimeRefused: one of them was not.
+        """
+        self._in.write("".join(f"{line}\n" for line in lines).encode())
+        self._in.flush()
+        answers = [self._read(line) for line in lines]
+        for line, answer in zip(lines, answers, strict=True):
+            if any(start.startswith(REFUSALS) for start in answer.splitlines()):
+                raise RuntimeRefused(f"{line}: {answer}")
+        return answers
+
+    def close(self) -> None:
+        """There are no more."""
+        self._in.close()
+        self._out.close()
+        self.process.wait()
+
+    def _read(self, line: str) -> str:
+        """What comes before the next prompt."""
+        while PROMPT not in self._said:
+            some = os.read(self._out.fileno(), 1 << 16)
+            if not some:
+                said = self._said.decode(errors="replace").strip()
+                raise RuntimeRefused(f"{line}: {said or 'simple_switch_CLI has ended'}")
+            self._said += some
+        answer, self._said = self._said.split(PROMPT, 1)
+        return answer.decode(errors="replace").strip()
+
+
+def handle(answer: str) -> int:
+    """The handle by which what was made is called from now on.
+
+    Raises:
+        RuntimeRefused: there is none.
+    """
+    found = HANDLE.search(answer)
+    if not found:
+        raise RuntimeRefused(f"no handle in {answer!r}")
+    return int(found[1])
+
+
+def packets(answer: str) -> int:
+    """What a counter has counted.
+
+    Raises:
+        RuntimeRefused: it does not say.
+    """
+    found = COUNTED.search(answer)
+    if not found:
+        raise RuntimeRefused(f"no count in {answer!r}")
+    return int(found[1])

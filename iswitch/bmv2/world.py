@@ -1,0 +1,50 @@
+"""All of a switch in the bmv2 world: data plane, control plane, and the wire between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from p4.sizes import SIZES
+
+from ..counters import Counters
+from ..engine import Engine
+from ..keys import Keys
+from ..limits import Limits
+from .control import PipelineChassis, PipelineSwitch
+from .link import Link
+from .pipeline import Pipeline, Sizes
+from .port import CpuPort
+from .process import start
+
+
+def build(
+    ports: Sequence[str],
+    mac: bytes,
+    address: bytes,
+    port: int,
+    limits: Limits,
+    keys: Keys,
+    cache: Path,
+) -> Engine[Any, Any]:
+    """A switch with these interfaces as its ports, and its counters in `machine.counters`.
+
+    Raises:
+        ToolMissing: compiler or switch are not there.
+        CompilationFailed: the program is refused.
+        Bmv2Failed: the switch does not start.
+    """
+    bmv2 = start(ports, port, SIZES["CPU_PORT"], cache)
+    link = Link(bmv2.wire)
+    sizes = Sizes.of(SIZES)
+    pipeline = Pipeline(link, bmv2.cli, sizes, (mac, address, port), len(ports), Counters())
+    switch = PipelineSwitch(pipeline, limits, keys)
+    chassis = PipelineChassis(switch, pipeline, len(ports))
+    pipeline.start()
+
+    def close() -> None:
+        pipeline.count()
+        bmv2.close()
+
+    return Engine(chassis, CpuPort(link, bmv2.wire.socket.fileno(), close))

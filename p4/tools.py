@@ -1,0 +1,83 @@
+"""Finds the P4 compiler and the software switch, and compiles the program."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from .generate import generate
+from .sizes import PROGRAM
+
+HOME = "ISWITCH_P4_HOME"
+COMPILER, SWITCH, CLI = "p4c-bm2-ss", "simple_switch", "simple_switch_CLI"
+
+
+class ToolMissing(Exception):
+    """One of the programs is not there; the message says where it was looked for."""
+
+
+class CompilationFailed(Exception):
+    """The compiler refuses the program, or warns of something in it."""
+
+
+def find(tool: str) -> str:
+    """The path of a program: in $ISWITCH_P4_HOME/bin, or on PATH.
+
+    Raises:
+        ToolMissing: it is in neither.
+    """
+    home = os.environ.get(HOME)
+    places = [f"{home}/bin"] if home else []
+    path = os.pathsep.join([*places, os.environ.get("PATH", os.defpath)])
+    found = shutil.which(tool, path=path)
+    if found is None:
+        raise ToolMissing(
+            f"no {tool} in {' or '.join([*places, 'PATH'])}: build p4c (v1.2.4.8) and "
+            f"behavioral-model (1.15.5) as docs/p4.md says, and name the prefix they are "
+            f"installed in by {HOME}"
+        )
+    return found
+
+
+def sources() -> dict[str, str]:
+    """The files of the program, by name, with the generated ones."""
+    files = {path.name: path.read_text(encoding="utf-8") for path in PROGRAM.glob("*.p4")}
+    return files | generate()
+
+
+def compile_program(port: int, cache: Path) -> Path:
+    """The program for a switch that listens at a UDP port, compiled: a file of JSON.
+
+    What has been compiled before is taken from the cache: a folder, made if it is not there.
+
+    Raises:
+        ToolMissing: there is no compiler.
+        CompilationFailed: it refuses the program, or warns.
+    """
+    files = sources()
+    text = "\0".join(f"{name}\0{files[name]}" for name in sorted(files))
+    known = hashlib.blake2b(f"{port}\0{text}".encode(), digest_size=16).hexdigest()
+    compiled = cache / f"iswitch-{known}.json"
+    if compiled.exists():
+        return compiled
+    compiler = find(COMPILER)
+    folder = cache / f"{known}.{os.getpid()}"
+    folder.mkdir(parents=True)
+    try:
+        for name, content in files.items():
+            (folder / name).write_text(content, encoding="utf-8")
+        made = folder / "switch.json"
+        done = subprocess.run(
+            [compiler, f"-DISWITCH_PORT={port}", "-o", str(made), str(folder / "switch.p4")],
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode or done.stderr.strip():
+            raise CompilationFailed(f"{compiler}: {done.stderr.strip() or done.stdout.strip()}")
+        os.replace(made, compiled)
+    finally:
+        shutil.rmtree(folder)
+    return compiled

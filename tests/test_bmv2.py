@@ -1,0 +1,252 @@
+"""The control plane of the P4 program, without compiler and switch: what it says to them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from iswitch.bmv2.cpu import FORMAT, CpuHeader, Flag, Op
+from iswitch.bmv2.entries import Entry, Place, job_entries
+from iswitch.bmv2.link import Link, PipelineSilent
+from iswitch.bmv2.room import Room
+from iswitch.bmv2.runtime import Cli, RuntimeRefused, handle, packets
+from iswitch.counters import Counters
+from iswitch.job import Job
+from iswitch.membership import Member
+from iswitch.packets import Address
+from iswitch.wire import DType, MemberType, Shape
+from p4.sizes import PROGRAM
+from p4.tools import HOME, ToolMissing, find, sources
+
+HEADERS = (PROGRAM / "headers.p4").read_text(encoding="utf-8")
+WIDTHS = {"op_t": 8, "job_t": 16, "slot_t": 32, "round_t": 32}
+
+
+def test_the_header_is_that_of_the_program() -> None:
+    """The same fields, in the same order, of the same widths."""
+    body = re.search(r"header cpu_t {(.*?)}", HEADERS, re.DOTALL)
+    assert body is not None
+    fields = re.findall(r"^    (\w+)(?:<(\d+)>)? (\w+);", body[1], re.MULTILINE)
+    assert tuple(name for *_, name in fields) == CpuHeader._fields
+    widths = [int(bits or WIDTHS.get(kind, 0)) for kind, bits, _ in fields]
+    letters = {"B": 8, "H": 16, "I": 32, "Q": 64}
+    assert widths == [letters[letter] for letter in FORMAT.format[1:]]
+
+
+def test_operations_and_flags_are_those_of_the_program() -> None:
+    body = re.search(r"enum bit<8> op_t {(.*?)}", HEADERS, re.DOTALL)
+    assert body is not None
+    named = {name: int(code) for name, code in re.findall(r"(\w+) = (\d+)", body[1])}
+    assert named == {op.name: op.value for op in Op}
+    flags = re.findall(r"const bit<8> (\w+) = (\d+);", HEADERS)
+    assert {n: int(v) for n, v in flags if n in Flag.__members__} == {
+        flag.name: flag.value for flag in Flag
+    }
+
+
+def test_the_program_has_all_of_its_files() -> None:
+    included = re.findall(r'#include "(\w+\.p4)"', "".join(sources().values()))
+    assert set(included) | {"switch.p4"} == set(sources())
+
+
+def test_a_tool_that_is_missing_is_looked_for_in_both_places(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(HOME, str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "other"))
+    with pytest.raises(ToolMissing, match=rf"{tmp_path}/bin or PATH.*docs/p4\.md"):
+        find("p4c-bm2-ss")
+    tool = tmp_path / "bin" / "p4c-bm2-ss"
+    tool.parent.mkdir()
+    tool.touch(0o700)
+    assert find("p4c-bm2-ss") == str(tool)
+
+
+# Entries
+
+
+def a_job(*firsts: int | None, high: int = 0) -> Job:
+    """With a worker for each first round."""
+    job = Job(7, Counters())
+    job.shape = Shape.of(200, DType.FLOAT32, elements=64)
+    job.window.high = high
+    for rank, first in enumerate(firsts):
+        address = Address(f"10.0.0.{rank + 1}", 5000 + rank, rank)
+        job.members.add(Member(address, MemberType.WORKER, rank, 1, first, 0.0))
+    return job
+
+
+PLACE = Place(3, 100, 9)
+
+
+def rules(job: Job) -> list[tuple[str, tuple[str, ...]]]:
+    entries = job_entries(job, PLACE, {})
+    return [(e.match[1], e.parameters) for e in entries if e.table == "rules"]
+
+
+def test_entries_of_a_job() -> None:
+    macs = {("10.0.0.1", 0): bytes.fromhex("02000000000a")}
+    entries = job_entries(a_job(None, 4), PLACE, macs)
+    lines = [entry.line for entry in entries if entry.table != "rules"]
+    assert lines == [
+        "table_add jobs job 3 => 1 0 0 0 9 4 256 32 100",
+        "table_add members member 0 10.0.0.1 5000 => 3 0 1 0 0 0",
+        "table_add receivers receiver 3 0 => 02:00:00:00:00:0a 10.0.0.1 5000",
+        "table_add members member 1 10.0.0.2 5001 => 3 1 2 0 1 4",
+    ]
+
+
+def test_sums_are_complete_when_all_have_contributed() -> None:
+    assert rules(a_job(None, None, None, high=5)) == [
+        ("2147483653->4294967295", ("7", "1")),
+        ("0->2147483652", ("7", "1")),
+    ]
+
+
+def test_who_joined_just_now_is_waited_for_from_its_first_round_on() -> None:
+    """Newcomers with two different first rounds make three stretches of rounds."""
+    assert rules(a_job(None, 6, 7, 7, high=1 << 31)) == [
+        ("0->5", ("1", "1")),
+        ("6->6", ("3", "1")),
+        ("7->4294967295", ("15", "1")),
+    ]
+
+
+def test_a_first_round_is_a_serial_number() -> None:
+    assert rules(a_job(None, 2, high=0xFFFFFFFF)) == [
+        ("2147483647->4294967295", ("1", "1")),
+        ("0->1", ("1", "1")),
+        ("2->2147483646", ("3", "1")),
+    ]
+
+
+def test_with_a_threshold_any_contributions_do() -> None:
+    job = a_job(None, 6, high=1 << 31)
+    job.threshold = 2
+    assert {parameters for _, parameters in rules(job)} == {("0", "2")}
+    job.threshold = 1 << 31
+    assert {parameters for _, parameters in rules(job)} == {("0", "255")}
+
+
+def test_nothing_is_complete_before_all_have_come() -> None:
+    job = a_job(None)
+    job.members.expected = 2
+    assert rules(job) == []
+
+
+def test_an_entry_with_a_priority() -> None:
+    entry = Entry("rules", ("1", "0->5"), "rule", ("3", "1"), 1)
+    assert entry.line == "table_add rules rule 1 0->5 => 3 1 1"
+    assert entry.key == ("rules", ("1", "0->5"))
+
+
+# Room
+
+
+def test_room_is_given_first_fit_and_taken_back() -> None:
+    room = Room(100)
+    assert [room.take(40), room.take(20), room.take(40)] == [0, 40, 60]
+    assert not room.fits(1)
+    room.give_back(40)
+    assert room.fits(20)
+    assert not room.fits(21)
+    room.give_back(0)
+    assert room.take(60) == 0
+
+
+# The wire
+
+
+class Stub:
+    """A data plane that answers what it is asked, after what it has to say first."""
+
+    def __init__(self, deaf: int = 0) -> None:
+        self.sent: list[tuple[CpuHeader, bytes]] = []
+        self.says: list[bytes] = []
+        self.deaf = deaf  # questions that it does not hear
+
+    def send(self, frame: bytes) -> None:
+        header, rest = CpuHeader.parse(frame)
+        self.sent.append((header, rest))
+        if header.op in (Op.LOOK, Op.HOLD):
+            if self.deaf:
+                self.deaf -= 1
+            else:
+                self.says.append(header._replace(round=header.slot + 1).build())
+
+    def receive(self, seconds: float) -> bytes | None:  # noqa: ARG002
+        return self.says.pop(0) if self.says else None
+
+
+def test_answers_come_in_the_order_of_the_questions() -> None:
+    wire = Stub(deaf=3)
+    looks = [CpuHeader(Op.LOOK, slot=slot) for slot in range(300)]
+    assert [answer.round for answer in Link(wire, 0.0).ask(looks)] == list(range(1, 301))
+    assert len(wire.sent) == 303
+
+
+def test_a_data_plane_that_is_silent_is_told_of() -> None:
+    with pytest.raises(PipelineSilent, match="has the switch ended"):
+        Link(Stub(deaf=99), 0.0).hold()
+
+
+def test_data_held_back_is_handled_after_the_hold() -> None:
+    """In the order in which it came; control that came meanwhile is not lost."""
+    wire = Stub()
+    link = Link(wire, 0.0)
+    wire.says = [
+        CpuHeader(Op.CONTROL, port=2).build() + b"control",
+        CpuHeader(Op.HELD, port=1).build() + b"early",
+    ]
+    link.hold()
+    wire.says = [CpuHeader(Op.HELD, port=4).build() + bytes([i]) for i in range(3)]
+    assert list(link.pull(8)) == [(2, b"control")]
+    link.go()
+    told = [(header.op, header.port, frame) for header, frame in wire.sent[1:]]
+    assert told == [
+        (Op.GO, 0, b""),
+        (Op.RECEIVE, 1, b"early"),
+        *((Op.RECEIVE, 4, bytes([i])) for i in range(3)),
+    ]
+    wire.says = [CpuHeader(Op.HELD, port=5).build() + b"late"]
+    assert list(link.pull(8)) == []
+    assert wire.sent[-1] == (CpuHeader(Op.RECEIVE, port=5), b"late")
+
+
+# The runtime API
+
+FAKE = """
+import sys
+while True:
+    print("RuntimeCmd: ", end="", flush=True)
+    line = sys.stdin.readline()
+    if not line:
+        break
+    print({"add": "Entry has been added with handle 5", "bad": "Error: no such table"}.get(
+        line.strip(), line.strip()))
+"""
+
+
+def test_lines_are_answered_one_by_one() -> None:
+    cli = Cli([sys.executable, "-c", FAKE])
+    assert cli.run(["one", "add"]) == ["one", "Entry has been added with handle 5"]
+    with pytest.raises(RuntimeRefused, match="bad: Error: no such table"):
+        cli.run(["bad", "two"])
+    assert cli.run(["three"]) == ["three"]
+    cli.close()
+
+
+def test_a_cli_that_does_not_start_says_why() -> None:
+    with pytest.raises(RuntimeRefused, match="No module named"):
+        Cli([sys.executable, "-c", "import no_such_module"])
+
+
+def test_what_answers_say() -> None:
+    assert handle("node was created with handle 12") == 12
+    assert packets("fates[1]= (120 bytes, 3 packets)") == 3
+    for read in (handle, packets):
+        with pytest.raises(RuntimeRefused):
+            read("DONE")
