@@ -12,6 +12,9 @@ from .generate import generate
 from .sizes import PROGRAM
 
 HOME = "ISWITCH_P4_HOME"
+# The pass would put the expression of every result in the place of each use of it, and the adder's
+# lines build on one another: their text would double with nearly every line.
+OPTIONS = ("--excludeMidendPasses", "P4::LocalCopyPropagation")
 COMPILER, SWITCH, CLI = "p4c-bm2-ss", "simple_switch", "simple_switch_CLI"
 
 
@@ -71,7 +74,14 @@ def compile_program(port: int, cache: Path) -> Path:
             (folder / name).write_text(content, encoding="utf-8")
         made = folder / "switch.json"
         done = subprocess.run(
-            [compiler, f"-DISWITCH_PORT={port}", "-o", str(made), str(folder / "switch.p4")],
+            [
+                compiler,
+                *OPTIONS,
+                f"-DISWITCH_PORT={port}",
+                "-o",
+                str(made),
+                str(folder / "switch.p4"),
+            ],
             capture_output=True,
             text=True,
         )
