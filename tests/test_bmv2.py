@@ -246,6 +246,7 @@ def test_a_cli_that_does_not_start_says_why() -> None:
 
 def test_what_answers_say() -> None:
     assert handle("node was created with handle 12") == 12
+    assert handle("Entry has been added with handle -2147483647") == -2147483647
     assert packets("fates[1]= (120 bytes, 3 packets)") == 3
     for read in (handle, packets):
         with pytest.raises(RuntimeRefused):

@@ -49,7 +49,11 @@ class PipelineAdmission(Admission):
         pipeline = self.plane.pipeline
         if shape is not None and 2 * shape.segments > pipeline.sizes.slots:
             return [self.plane.bare_answer(peer, packet, Status.FULL)]
-        if shape is not None and not pipeline.sizes.takes(shape):
+        job = self.plane.jobs.get(packet.job)
+        other = job is not None and job.shape is not None  # else the core says MISMATCH
+        if shape is not None and not (
+            pipeline.sizes.fits(shape) if other else pipeline.sizes.takes(shape)
+        ):
             return [self.plane.bare_answer(peer, packet, Status.BAD_REQUEST)]
         return super().join(peer, packet, join, now)
 

@@ -67,11 +67,17 @@ class Sizes:
             sizes["FLOOD"],
         )
 
+    def fits(self, shape: Shape) -> bool:
+        """Whether a packet has no more elements than the program takes."""
+        return shape.elements <= (
+            self.float_lanes if shape.dtype is DType.FLOAT32 else self.most_lanes
+        )
+
     def takes(self, shape: Shape) -> bool:
         """Whether the program can add up vectors of this shape, if there is room for them."""
-        lanes = {DType.FLOAT32: self.float_lanes, DType.INT32: self.most_lanes}
         return (
-            shape.elements <= lanes.get(shape.dtype, 0)
+            self.fits(shape)
+            and shape.dtype in (DType.FLOAT32, DType.INT32)
             and shape.op is Op.SUM
             and shape.mode is Mode.SYNCHRONOUS
         )
@@ -346,29 +352,28 @@ class Pipeline:
         """Add, change and delete entries until they are those wanted."""
         target = {entry.key: entry for entry in wanted}
         gone = [key for key, (entry, _) in installed.entries.items() if target.get(key) != entry]
-        if gone:
-            self.runtime.run([f"table_delete {key[0]} {installed.entries[key][1]}" for key in gone])
-            for key in gone:
-                del installed.entries[key]
+        deleted = [f"table_delete {key[0]} {installed.entries.pop(key)[1]}" for key in gone]
         new = [entry for key, entry in target.items() if key not in installed.entries]
-        if new:
-            answers = self.runtime.run([entry.line for entry in new])
-            for entry, answer in zip(new, answers, strict=True):
+        if deleted or new:
+            answers = self.runtime.run([*deleted, *(entry.line for entry in new)])
+            for entry, answer in zip(new, answers[len(deleted) :], strict=True):
                 installed.entries[entry.key] = (entry, handle(answer))
 
     def _replicate(self, number: int, installed: Installed, wanted: Mapping[int, int]) -> None:
         """A node of the multicast group for each member, with its rank and port."""
         group = 1 + number
+        lines = []
         for rank, (port, node) in list(installed.nodes.items()):
             if wanted.get(rank) != port:
-                self.runtime.run([f"mc_node_dissociate {group} {node}", f"mc_node_destroy {node}"])
+                lines += [f"mc_node_dissociate {group} {node}", f"mc_node_destroy {node}"]
                 del installed.nodes[rank]
-        for rank, port in wanted.items():
-            if rank not in installed.nodes:
-                (made,) = self.runtime.run([f"mc_node_create {rank} {port}"])
-                node = handle(made)
-                self.runtime.run([f"mc_node_associate {group} {node}"])
-                installed.nodes[rank] = (port, node)
+        new = [(rank, port) for rank, port in wanted.items() if rank not in installed.nodes]
+        if not lines and not new:
+            return
+        made = self.runtime.run([*lines, *(f"mc_node_create {rank} {port}" for rank, port in new)])
+        nodes = [handle(answer) for answer in made[len(lines) :]]
+        installed.nodes |= {r: (p, node) for (r, p), node in zip(new, nodes, strict=True)}
+        self.runtime.run([f"mc_node_associate {group} {node}" for node in nodes])
 
     def _commit_shared(self, sources: Sources, learned: Mapping[bytes, int]) -> None:
         """Where members' addresses belong, and where stations are."""

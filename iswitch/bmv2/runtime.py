@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import IO, Protocol
 
 PROMPT = b"RuntimeCmd: "
-HANDLE = re.compile(r"handle (\d+)")
+HANDLE = re.compile(r"handle (-?\d+)")
 COUNTED = re.compile(r"(\d+) packets")
 REFUSALS = ("Error", "Invalid", "Unknown", "Could not", "***")
 
