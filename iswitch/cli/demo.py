@@ -14,6 +14,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from math import factorial
 from typing import TYPE_CHECKING, Any
 
 from . import PIP_DEMO, UsageError, check_writable
@@ -27,6 +28,7 @@ from .worlds import (
     capture_folder,
     chosen_topology,
     make_world,
+    p4_switches,
 )
 
 if TYPE_CHECKING:
@@ -120,6 +122,7 @@ class Training:
     restarts: dict[str, int] = field(default_factory=dict)  # by switch
     spent: Counter[str] = field(default_factory=Counter)  # all workers' seconds, by part
     topology: Topology | None = None
+    any_order: bool = False  # sums are made as contributions come, not in rank order
     started: float | None = None  # when all workers had done their first iteration
     untimed: int = 0  # iterations they had done by then
     timed: int = 0  # the newest iteration they all have done
@@ -189,6 +192,12 @@ def run(args: argparse.Namespace) -> int:
     training = Training(len(topology.hosts), args.iterations, args.seed, topology=topology)
     screen = Screen(training)
     try:
+        training.any_order = bool(p4_switches(args.world, topology, args.switch))
+        if training.any_order and factorial(training.workers) > MOST_ORDERS:
+            raise UsageError(
+                f"a P4 program adds in any order, and a sum of {training.workers} workers cannot "
+                "be checked; take 7 at most"
+            )
         built = make_world(args.world, topology, switches=args.switch)
         with built as world, Fleet() as fleet, screen:
             switches = Switches(fleet, world, capture, screen.say)

@@ -61,6 +61,7 @@ class DemoCrew:
                 "first-rank": first[topology.switch_of(host)],
                 "number": number,
                 "bind": bind["ISWITCH_BIND"],
+                "any-order": int(training.any_order),
             }
             self._commands[host] = ["-m", "worker_lib.rl.demo_worker"]
             for name, value in options.items():

@@ -186,6 +186,10 @@ def summarise(training: Training, report: dict[str, Any], console: Console) -> N
     if training.topology is not None and len(training.topology.tree) > 1:
         order = "as the switches of the tree add"
         meaning["sum exact"] = f"recorded round equals the local sum, {order}, to the last bit"
+    if training.any_order:
+        meaning["sum exact"] = (
+            "recorded round equals, in every segment, the local sum in some order, to the last bit"
+        )
     if training.workers == 1:
         meaning["weights equal"] = "weights: nothing to compare with one worker"
     for name, holds in report["checks"].items():

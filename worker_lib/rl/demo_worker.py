@@ -126,6 +126,7 @@ class Training:
                     "event": "round",
                     "iteration": iteration,
                     "rank": self.first_rank + self.worker.rank,
+                    "elements": self.worker.shape.elements,
                     "contribution": encode(gradient),
                     "aggregate": encode(aggregate),
                 }
@@ -154,6 +155,7 @@ def main() -> int:
     parser.add_argument("--first-rank", type=int, default=0, help="of the members of this switch")
     parser.add_argument("--number", type=int, required=True, help="of this worker among all")
     parser.add_argument("--bind", default="0.0.0.0:0", metavar="HOST:PORT", help="local address")
+    parser.add_argument("--any-order", type=int, default=0, help="1: sums need not be repeatable")
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
 
@@ -170,7 +172,7 @@ def main() -> int:
             args.job,
             probe.weights.size,
             args.workers,
-            reproducible=True,
+            reproducible=not args.any_order,
             key=key_in(os.environ),
             bind=address(args.bind),
         ) as worker:

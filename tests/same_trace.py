@@ -1,0 +1,145 @@
+"""`python -m tests.same_trace HOST:PORT SEED`: one random trace into a running switch and the core.
+
+Prints how many packets each socket got from the running switch. Exit status 1 if any socket got
+other bytes than the core's `Switch` sends it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import time
+from collections import Counter
+
+import numpy as np
+
+from iswitch.packets import Address, Burst
+from iswitch.switch import Switch
+from iswitch.wire import (
+    TOS_CONTROL,
+    TOS_DATA,
+    Action,
+    Control,
+    DType,
+    Join,
+    Segments,
+    Shape,
+    Threshold,
+)
+
+WORKERS = 3
+PATIENCE = 3.0  # seconds without a packet, after which no more come
+SPECIAL = np.array(
+    [0, 1, 2, 0x7FFFFF, 0x800000, 0x800001, 0x3F800000, 0x3F7FFFFF, 0x34000000, 0x33800000,
+     0x33800001, 0x4B800000, 0x7F7FFFFF, 0x7F7FFFFE, 0x7F800000, 0x7F000000],
+    np.uint32,
+)  # fmt: skip
+
+
+class Both:
+    """Sockets at the switch, and the same addresses at a switch in this process."""
+
+    def __init__(self, switch: tuple[str, int]) -> None:
+        self.core = Switch()
+        self.sockets = []
+        for _ in range(WORKERS):
+            sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+            sock.connect(switch)
+            self.sockets.append(sock)
+        self.peers = [Address(*sock.getsockname()) for sock in self.sockets]
+        self.wanted = [Counter[bytes]() for _ in self.peers]
+        self.got = [Counter[bytes]() for _ in self.peers]
+
+    def send(self, who: int, tos: int, payload: bytes) -> None:
+        """One packet into both."""
+        ancillary = [(socket.IPPROTO_IP, socket.IP_TOS, struct.pack("=i", tos))]
+        self.sockets[who].sendmsg([payload], ancillary)
+        for out in self.core.receive(Burst.single(self.peers[who], tos, payload), time.monotonic()):
+            n = len(out.rows)
+            for i, row in enumerate(out.rows, 1):
+                packet = row.tobytes() if i < n else row[: out.tail].tobytes()
+                for peer in out.peers:
+                    self.wanted[self.peers.index(peer)][packet] += 1
+
+    def ask(self, who: int, packet: Control) -> None:
+        """A request; wait until it is answered, so that data after it is after it in both."""
+        before = self.got[who].total()
+        self.send(who, TOS_CONTROL, packet.build())
+        self.receive(who, before + 1)
+
+    def receive(self, who: int, count: int) -> None:
+        """Take what comes until a socket has got so many packets, or nothing more comes."""
+        sock = self.sockets[who]
+        sock.settimeout(PATIENCE)
+        try:
+            while self.got[who].total() < count:
+                self.got[who][sock.recv(1 << 16)] += 1
+        except TimeoutError:
+            pass
+
+
+def values(rng: np.random.Generator, dtype: DType, size: int) -> bytes:
+    """Elements of all kinds, no NaN: of two NumPy takes now one, now the other."""
+    if dtype is DType.INT32:
+        return rng.integers(0, 1 << 32, size, dtype=np.uint32).tobytes()
+    plain = rng.integers(0, 0x7F800000, size, dtype=np.uint32)
+    near = (rng.integers(110, 140, size, dtype=np.uint32) << 23) | (plain & 0x7FFFFF)
+    special = SPECIAL[rng.integers(0, len(SPECIAL), size)]
+    kind = rng.integers(0, 3, size)
+    chosen = np.where(kind == 0, plain, np.where(kind == 1, near, special))
+    return (chosen | rng.integers(0, 2, size, dtype=np.uint32) << 31).astype("<u4").tobytes()
+
+
+def play(both: Both, seed: int, job: int, dtype: DType, elements: int, packets: int) -> None:
+    """One job: joins, contributions in random order with repeats, Help, FBcast, SetH, Leave."""
+    rng = np.random.default_rng([seed, job])
+    shape = Shape.of(elements * 5 + int(rng.integers(1, elements + 1)), dtype, elements=elements)
+    numbers = iter(range(10, 1 << 20))
+    for who in range(WORKERS):
+        join = Join.for_shape(shape, expected=WORKERS)
+        both.ask(who, Control(Action.JOIN, job, 1, join))
+    rounds = [0] * WORKERS
+    for count in range(packets):
+        who = int(rng.integers(0, WORKERS))
+        if rng.random() < 0.15:
+            rounds[who] += rounds[who] <= min(rounds)
+        round_ = max(0, rounds[who] - int(rng.random() < 0.1))
+        index = int(rng.integers(0, shape.segments))
+        last = index == shape.segments - 1
+        data = values(rng, dtype, shape.last if last else shape.elements)
+        both.send(who, TOS_DATA, struct.pack(">II", round_, index) + data)
+        if count % 50 == 49:
+            named = Segments(round_, 0, shape.segments)
+            action = (Action.FBCAST, Action.SETH)[count // 50 % 2]
+            value = named if action is Action.FBCAST else Threshold(int(rng.integers(0, 3)))
+            both.ask(who, Control(action, job, next(numbers), value))
+    for who in range(WORKERS):
+        both.ask(who, Control(Action.LEAVE, job, next(numbers)))
+
+
+def main() -> int:
+    """Play some jobs; compare."""
+    # On one CPU: a veth keeps the order of what one CPU sends.
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    host, _, port = sys.argv[1].partition(":")
+    seed = int(sys.argv[2])
+    both = Both((host, int(port)))
+    for job, (dtype, elements) in enumerate(
+        [(DType.FLOAT32, 64), (DType.INT32, 256), (DType.FLOAT32, 37), (DType.INT32, 100)], 1
+    ):
+        play(both, seed, job + 100, dtype, elements, int(sys.argv[3]))
+        for who in range(WORKERS):
+            both.receive(who, both.wanted[who].total())
+    print(*(got.total() for got in both.got), "packets")
+    for who, (got, wanted) in enumerate(zip(both.got, both.wanted, strict=True)):
+        for name, some in (("missing", wanted - got), ("not wanted", got - wanted)):
+            for packet, count in list(some.items())[:3]:
+                print(f"socket {who}: {name} {count}: {packet[:40].hex()}")
+    return int(both.got != both.wanted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
