@@ -45,6 +45,11 @@ def find(tool: str) -> str:
     return found
 
 
+def cache_folder() -> Path:
+    """Where compiled programs are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iswitch"
+
+
 def sources() -> dict[str, str]:
     """The files of the program, by name, with the generated ones."""
     files = {path.name: path.read_text(encoding="utf-8") for path in PROGRAM.glob("*.p4")}

@@ -1,7 +1,9 @@
 """`python -m tests.same_trace HOST:PORT SEED`: one random trace into a running switch and the core.
 
 Prints how many packets each socket got from the running switch. Exit status 1 if any socket got
-other bytes than the core's `Switch` sends it.
+other bytes than the core's `Switch` sends it. In Acks the round is left out: where a member has
+contributed nothing for a while, the core looks at its first round now and then, and a P4 program's
+control plane at other times.
 """
 
 from __future__ import annotations
@@ -62,13 +64,22 @@ class Both:
             for i, row in enumerate(out.rows, 1):
                 packet = row.tobytes() if i < n else row[: out.tail].tobytes()
                 for peer in out.peers:
-                    self.wanted[self.peers.index(peer)][packet] += 1
+                    self.wanted[self.peers.index(peer)][comparable(packet)] += 1
 
     def ask(self, who: int, packet: Control) -> None:
         """A request; wait until it is answered, so that data after it is after it in both."""
-        before = self.got[who].total()
         self.send(who, TOS_CONTROL, packet.build())
-        self.receive(who, before + 1)
+        head = (
+            bytes([Action.ACK]),
+            packet.job.to_bytes(2, "big") + packet.request.to_bytes(4, "big"),
+        )
+        sock = self.sockets[who]
+        sock.settimeout(PATIENCE)
+        while True:
+            came = sock.recv(1 << 16)
+            self.got[who][comparable(came)] += 1
+            if (came[:1], came[2:8]) == head:
+                return
 
     def receive(self, who: int, count: int) -> None:
         """Take what comes until a socket has got so many packets, or nothing more comes."""
@@ -76,9 +87,14 @@ class Both:
         sock.settimeout(PATIENCE)
         try:
             while self.got[who].total() < count:
-                self.got[who][sock.recv(1 << 16)] += 1
+                self.got[who][comparable(sock.recv(1 << 16))] += 1
         except TimeoutError:
             pass
+
+
+def comparable(packet: bytes) -> bytes:
+    """A packet without what may differ: data has a round below 2**24, so it begins with zero."""
+    return packet[:16] + packet[20:] if packet[0] == Action.ACK else packet
 
 
 def values(rng: np.random.Generator, dtype: DType, size: int) -> bytes:

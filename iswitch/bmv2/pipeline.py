@@ -197,11 +197,8 @@ class Pipeline:
         look = [CpuHeader(Cpu.LOOK, job=place.number, rank=m.rank) for m in members]
         answers = self.link.ask(look)
         first = answers[0]
-        was = job.window.high
         if first.flags & Flag.HIGH_CONTRIBUTED:
             job.window.contribute(first.high)
-        if job.window.high != was:
-            job.members.move_on(job.window.high)
         job.completed_any |= bool(first.flags & Flag.ANY_COMPLETED)
         installed.contributors = first.contributors
         installed.high, installed.flags = job.window.high, _flags(job)
@@ -213,6 +210,7 @@ class Pipeline:
             installed.contributed[member.address] = (member.rank, member.contributed)
             ago = (answer.now - answer.seen) / 1e6
             member.last_seen = max(member.last_seen, now - ago)
+        job.members.move_on(job.window.high)
 
     def look(self, job: Job, slot_set: int, start: int, stop: int) -> list[CpuHeader]:
         """What is held of segments start..stop-1, in the set of even or of odd rounds."""

@@ -17,7 +17,6 @@ import socket
 import sys
 import time
 from ipaddress import IPv4Address
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import UsageError, host_port, quantity
@@ -453,7 +452,7 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
 
 def bmv2(args: argparse.Namespace, limits: Limits) -> tuple[Engine[Any, Any], str, dict[str, int]]:
     """The P4 program on network interfaces, its address and its counters."""
-    from p4.tools import CompilationFailed, ToolMissing
+    from p4.tools import CompilationFailed, ToolMissing, cache_folder
 
     from ..bmv2.process import Bmv2Failed
     from ..bmv2.world import build
@@ -467,9 +466,8 @@ def bmv2(args: argparse.Namespace, limits: Limits) -> tuple[Engine[Any, Any], st
         raise UsageError(f"--counting {args.counting}: the P4 program counts exactly")
     address = own_address(args).packed
     mac = args.mac or MAC_PREFIX + address
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iswitch"
     try:
-        engine = build(args.ports, mac, address, args.port, limits, keys(args.keys), cache)
+        engine = build(args.ports, mac, address, args.port, limits, keys(args.keys), cache_folder())
     except (ToolMissing, CompilationFailed, Bmv2Failed) as error:
         raise UsageError(f"--world bmv2: {error}") from None
     return engine, f"{args.address}:{args.port}", engine.machine.counters  # type: ignore[attr-defined]

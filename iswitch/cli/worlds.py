@@ -268,6 +268,32 @@ def p4_switches(kind: str, topology: Topology, chosen: Sequence[str]) -> frozens
     return found
 
 
+def compile_beforehand() -> None:
+    """So that no switch has to while it is waited for.
+
+    Raises:
+        UsageError: there is no compiler, or no bmv2.
+    """
+    from p4.tools import (
+        CLI,
+        SWITCH,
+        CompilationFailed,
+        ToolMissing,
+        cache_folder,
+        compile_program,
+        find,
+    )
+
+    from ..wire import PORT
+
+    try:
+        compile_program(PORT, cache_folder())
+        for tool in (SWITCH, CLI):
+            find(tool)
+    except (ToolMissing, CompilationFailed) as error:
+        raise UsageError(f"--switch bmv2: {error}") from None
+
+
 def make_world(
     kind: str, topology: Topology, *, offload: bool = True, switches: Sequence[str] = ()
 ) -> World:
@@ -284,6 +310,7 @@ def make_world(
     """
     bmv2 = p4_switches(kind, topology, switches)
     if bmv2:
+        compile_beforehand()
         offload = False  # the P4 program takes frames as they are on a wire
     if kind == "loopback":
         return Loopback(topology, offload)
