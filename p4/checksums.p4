@@ -19,7 +19,7 @@ control SwitchVerifyChecksum(inout headers_t hdr, inout metadata_t meta) {
                         IPV4_FIELDS, hdr.ipv4.checksum, HashAlgorithm.csum16);
         verify_checksum(meta.well_formed && hdr.udp.checksum != 0 &&
                         meta.op != op_t.RESEND && meta.op != op_t.FORCE,
-                        UDP_FIELDS, hdr.udp.checksum, HashAlgorithm.csum16);
+                        UDP_FIELDS, meta.checksum, HashAlgorithm.csum16);
     }
 }
 

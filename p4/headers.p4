@@ -50,7 +50,9 @@ header two_h { bit<64> lanes; }
 header one_h { bit<32> lanes; }
 
 // In front of every frame at the CPU port. Towards the CPU `op` is why it comes; towards the switch
-// what is to be done. An answer to LOOK or HOLD has all that the registers hold of what is named.
+// what is to be done. An answer to LOOK or HOLD has all that the registers hold of what is named, and
+// the question's number. All else the switch is told has numbers in a row, and is done in that order,
+// once each: what is not the next is dropped, and told again from there.
 enum bit<8> op_t {
     CONTROL = 0,   // to the CPU: what the data plane does not handle
     HELD = 1,      // to the CPU: data that came during a HOLD
@@ -86,6 +88,8 @@ header cpu_t {
     bit<64> contributors;   // bitmap of all that have contributed since the job began, or was reset
     bit<64> seen;           // when the member last sent data, in us of the switch's clock
     bit<64> now;
+    bit<32> number;         // of the question, or the order
+    bit<32> next;           // in an answer: the number of the next order
 }
 
 struct headers_t {
@@ -127,6 +131,7 @@ struct metadata_t {
     op_t op;                // what the control plane wants; CONTROL: nothing
     bit<16> size;           // bytes of elements
     bit<16> rest;           // of these, not yet parsed
+    bit<16> checksum;       // of UDP, as it is computed
     bool well_formed;       // as a data packet
     mac_t own_mac;
     ip_t own_ip;

@@ -11,6 +11,7 @@ register<round_t>(MEMBERS) member_contributed;
 register<bit<8>>(MEMBERS) member_flags;
 register<bit<64>>(MEMBERS) member_seen;
 register<bit<1>>(1) is_held;
+register<bit<32>>(1) next_order;
 
 control Registers(inout headers_t hdr, inout metadata_t meta,
                   inout standard_metadata_t standard) {
@@ -56,6 +57,7 @@ control Registers(inout headers_t hdr, inout metadata_t meta,
             member_contributed.read(hdr.cpu.contributed, member);
             member_seen.read(hdr.cpu.seen, member);
             hdr.cpu.now = (bit<64>)standard.ingress_global_timestamp;
+            next_order.read(hdr.cpu.next, 0);
             standard.egress_spec = CPU_PORT;
         }
     }

@@ -49,11 +49,24 @@ control SwitchIngress(inout headers_t hdr, inout metadata_t meta,
         hdr.cpu.contributors = 0;
         hdr.cpu.seen = 0;
         hdr.cpu.now = 0;
+        hdr.cpu.number = 0;
+        hdr.cpu.next = 0;
         standard.egress_spec = CPU_PORT;
     }
 
     apply {
-        if (!hdr.ethernet.isValid()) {  // the control plane asks for something
+        bool in_order = true;
+        if (hdr.cpu.isValid() && meta.op != op_t.LOOK && meta.op != op_t.HOLD) {
+            bit<32> next;
+            next_order.read(next, 0);
+            in_order = hdr.cpu.number == next;
+            if (in_order) {
+                next_order.write(0, next + 1);
+            }
+        }
+        if (!in_order) {
+            mark_to_drop(standard);
+        } else if (!hdr.ethernet.isValid()) {  // the control plane asks for something
             if (meta.op == op_t.SEND) {
                 standard.egress_spec = meta.port;
                 hdr.cpu.setInvalid();

@@ -45,6 +45,7 @@ class Both:
 
     def __init__(self, switch: tuple[str, int]) -> None:
         self.core = Switch()
+        self.switch = switch
         self.sockets = []
         for _ in range(WORKERS):
             sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -109,6 +110,19 @@ def values(rng: np.random.Generator, dtype: DType, size: int) -> bytes:
     return (chosen | rng.integers(0, 2, size, dtype=np.uint32) << 31).astype("<u4").tobytes()
 
 
+def with_checksum_zero(payload: bytes, source: Address, destination: tuple[str, int]) -> bytes:
+    """The packet, element 0 so that the UDP checksum is zero, which is sent as 0xFFFF."""
+    head = payload[:8] + bytes(2) + b"\x80\x3f"  # of a float: 1.0 and a little more
+    packet = head + payload[12:]
+    length = 8 + len(packet)
+    fields = [
+        *(int.from_bytes(socket.inet_aton(ip)) for ip in (source.host, destination[0])),
+        17, length, source.port, destination[1], length,
+    ]  # fmt: skip
+    total = sum(fields) + int(np.frombuffer(packet, ">u2").sum(dtype=np.int64))
+    return payload[:8] + (-total % 0xFFFF).to_bytes(2) + packet[10:]
+
+
 def play(both: Both, seed: int, job: int, dtype: DType, elements: int, packets: int) -> None:
     """One job: joins, contributions in random order with repeats, Help, FBcast, SetH, Leave."""
     rng = np.random.default_rng([seed, job])
@@ -126,7 +140,10 @@ def play(both: Both, seed: int, job: int, dtype: DType, elements: int, packets: 
         index = int(rng.integers(0, shape.segments))
         last = index == shape.segments - 1
         data = values(rng, dtype, shape.last if last else shape.elements)
-        both.send(who, TOS_DATA, struct.pack(">II", round_, index) + data)
+        packet = struct.pack(">II", round_, index) + data
+        if count % 20 == 7:
+            packet = with_checksum_zero(packet, both.peers[who], both.switch)
+        both.send(who, TOS_DATA, packet)
         if count % 50 == 49:
             named = Segments(round_, 0, shape.segments)
             action = (Action.FBCAST, Action.SETH)[count // 50 % 2]

@@ -10,7 +10,7 @@ import pytest
 
 from iswitch.bmv2.cpu import FORMAT, CpuHeader, Flag, Op
 from iswitch.bmv2.entries import Entry, Place, job_entries
-from iswitch.bmv2.link import Link, PipelineSilent
+from iswitch.bmv2.link import AT_ONCE, Link, PipelineSilent
 from iswitch.bmv2.room import Room
 from iswitch.bmv2.runtime import Cli, RuntimeRefused, handle, packets
 from iswitch.counters import Counters
@@ -161,36 +161,79 @@ def test_room_is_given_first_fit_and_taken_back() -> None:
 
 
 class Stub:
-    """A data plane that answers what it is asked, after what it has to say first."""
+    """A data plane that answers what it is asked, after what it has to say first.
 
-    def __init__(self, deaf: int = 0) -> None:
-        self.sent: list[tuple[CpuHeader, bytes]] = []
+    Args:
+        lost: of the frames to it, by number from 0 on.
+    """
+
+    def __init__(self, *lost: int) -> None:
+        self.came = 0
+        self.lost = lost
+        self.next = 0
+        self.asked: list[CpuHeader] = []
+        self.done: list[tuple[Op, int, bytes]] = []
         self.says: list[bytes] = []
-        self.deaf = deaf  # questions that it does not hear
+        self.waiting = self.most = 0  # frames since it was last listened to
 
     def send(self, frame: bytes) -> None:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        self.came += 1
+        if self.came - 1 in self.lost:
+            return
         header, rest = CpuHeader.parse(frame)
-        self.sent.append((header, rest))
         if header.op in (Op.LOOK, Op.HOLD):
-            if self.deaf:
-                self.deaf -= 1
-            else:
-                self.says.append(header._replace(round=header.slot + 1).build())
+            self.asked.append(header)
+            self.says.append(header._replace(round=header.slot + 1, next=self.next).build())
+        elif header.number == self.next:
+            self.next += 1
+            self.done.append((header.op, header.port, rest))
 
     def receive(self, seconds: float) -> bytes | None:  # noqa: ARG002
+        self.waiting = 0
         return self.says.pop(0) if self.says else None
 
 
 def test_answers_come_in_the_order_of_the_questions() -> None:
-    wire = Stub(deaf=3)
+    wire = Stub(1, 40, 70)
     looks = [CpuHeader(Op.LOOK, slot=slot) for slot in range(300)]
     assert [answer.round for answer in Link(wire, 0.0).ask(looks)] == list(range(1, 301))
-    assert len(wire.sent) == 303
+    assert wire.most == AT_ONCE
+
+
+def test_a_late_answer_is_not_taken_for_the_next_one() -> None:
+    wire = Stub()
+    link = Link(wire, 0.0)
+    (first,) = link.ask([CpuHeader(Op.LOOK, slot=5)])
+    wire.says = [first._replace(round=99).build()]
+    assert [answer.round for answer in link.ask([CpuHeader(Op.LOOK, slot=5)])] == [6]
+
+
+@pytest.mark.parametrize("lost", [(0,), (31,), (32,), (40, 41), (0, 32, 64, 66), (99,)])
+def test_orders_are_done_once_each_and_in_their_order(lost: tuple[int, ...]) -> None:
+    wire = Stub(*lost)
+    link = Link(wire, 0.0)
+    for port in range(100):
+        link.tell(CpuHeader(Op.SEND, port=port))
+    link.settle()
+    assert [port for _, port, _ in wire.done] == list(range(100))
+    assert not link.has_frames
+
+
+def test_a_hold_whose_end_is_lost_ends() -> None:
+    wire = Stub(1)
+    link = Link(wire, 0.0)
+    link.hold()
+    link.go()
+    assert link.has_frames  # so the engine asks
+    assert list(link.pull(8)) == []
+    assert [op for op, *_ in wire.done] == [Op.GO]
 
 
 def test_a_data_plane_that_is_silent_is_told_of() -> None:
     with pytest.raises(PipelineSilent, match="has the switch ended"):
-        Link(Stub(deaf=99), 0.0).hold()
+        Link(Stub(*range(99)), 0.0).hold()
 
 
 def test_data_held_back_is_handled_after_the_hold() -> None:
@@ -205,15 +248,15 @@ def test_data_held_back_is_handled_after_the_hold() -> None:
     wire.says = [CpuHeader(Op.HELD, port=4).build() + bytes([i]) for i in range(3)]
     assert list(link.pull(8)) == [(2, b"control")]
     link.go()
-    told = [(header.op, header.port, frame) for header, frame in wire.sent[1:]]
-    assert told == [
+    assert list(link.pull(8)) == []
+    assert wire.done == [
         (Op.GO, 0, b""),
         (Op.RECEIVE, 1, b"early"),
         *((Op.RECEIVE, 4, bytes([i])) for i in range(3)),
     ]
     wire.says = [CpuHeader(Op.HELD, port=5).build() + b"late"]
     assert list(link.pull(8)) == []
-    assert wire.sent[-1] == (CpuHeader(Op.RECEIVE, port=5), b"late")
+    assert wire.done[-1] == (Op.RECEIVE, 5, b"late")
 
 
 # The runtime API

@@ -81,7 +81,7 @@ def name_of(path: Path) -> str:
 
 PATHS = {
     name_of(path): path
-    for package in ("iswitch", "worker_lib", "topologies")
+    for package in ("iswitch", "worker_lib", "topologies", "p4")
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 
@@ -132,7 +132,8 @@ def within(name: str, *packages: str) -> bool:
 
 
 def project(names: set[str]) -> set[str]:
-    return {name for name in names if within(name, "iswitch", "worker_lib", "topologies", "tests")}
+    packages = ("iswitch", "worker_lib", "topologies", "p4", "tests")
+    return {name for name in names if within(name, *packages)}
 
 
 def test_the_reader_of_imports() -> None:
@@ -265,6 +266,23 @@ def test_a_bench_is_above_the_worker_library_and_for_the_cli() -> None:
     users = {name for name, i in MODULES.items() if any(within(x, "iswitch.bench") for x in i.all)}
     assert all(within(name, "iswitch.bench", "iswitch.cli") for name in users)
     assert not project(MODULES["iswitch.page"].all)
+
+
+def test_the_p4_program_knows_nothing_of_the_switch_and_its_control_plane_is_for_the_cli() -> None:
+    """The generator and the tools stand alone; who asks the data plane is below the commands."""
+    program = [name for name in MODULES if within(name, "p4")]
+    assert "p4.lanes" in program
+    for name in program:
+        assert all(within(used, "p4") for used in project(MODULES[name].all)), name
+    own = [name for name in MODULES if within(name, "iswitch.bmv2")]
+    assert "iswitch.bmv2.link" in own
+    for name in own:
+        others = ("worker_lib", "topologies", "iswitch.cli", "iswitch.sim", "tests")
+        assert not {i for i in MODULES[name].all if within(i, *others)}, name
+    users = {name for name, i in MODULES.items() if any(within(x, "iswitch.bmv2") for x in i.all)}
+    assert all(within(name, "iswitch.bmv2", "iswitch.cli") for name in users)
+    users = {name for name, i in MODULES.items() if any(within(x, "p4") for x in i.all)}
+    assert all(within(name, "p4", "iswitch.bmv2", "iswitch.cli") for name in users)
 
 
 BUILDERS = (

@@ -13,12 +13,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from iswitch.ports.ethtool import offloads_off
 from iswitch.units import FRAME_HEADER
 
 from .children import Nodes
 from .description import Link
 from .errors import NetworkError, PrivilegeError
-from .ethtool import offloads_off
 from .namespaces import Claim
 
 LO = 1  # index of the loopback interface in a new namespace

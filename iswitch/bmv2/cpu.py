@@ -6,7 +6,7 @@ import struct
 from enum import IntEnum, IntFlag
 from typing import NamedTuple, Self
 
-FORMAT = struct.Struct(">BBHHHIIQIIQQQ")
+FORMAT = struct.Struct(">BBHHHIIQIIQQQII")
 
 
 class Op(IntEnum):
@@ -52,6 +52,8 @@ class CpuHeader(NamedTuple):
     contributors: int = 0
     seen: int = 0
     now: int = 0
+    number: int = 0
+    next: int = 0
 
     def build(self) -> bytes:
         """The bytes."""
@@ -68,8 +70,3 @@ class CpuHeader(NamedTuple):
             raise ValueError(f"{len(frame)} bytes at the CPU port; the header has {FORMAT.size}")
         op, *rest = FORMAT.unpack_from(frame)
         return cls(Op(op), *rest), frame[FORMAT.size :]
-
-    @property
-    def asked(self) -> tuple[Op, int, int, int]:
-        """What tells the answer to one question from that to another."""
-        return self.op, self.job, self.rank, self.slot

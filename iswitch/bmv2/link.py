@@ -1,18 +1,23 @@
-"""The wire between control plane and data plane: questions and answers, in order with the packets.
+"""The wire between control plane and data plane: questions and orders, in order with the packets.
 
 What the control plane sends into the CPU port goes through the pipeline after all that came before,
-so an answer says how things stand at that point.
+so an answer says how things stand at that point. Either way frames may be lost, where a burst finds
+a receiver's ring full. So little is under way at a time, each question has a number and is repeated
+until that is answered, and orders are numbered in a row: the data plane carries out the next one
+only, once, and its answers say which that is (Go-Back-N).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from .cpu import CpuHeader, Op
 
-AT_ONCE = 128  # questions under way: with their answers they fit the queues
-TRIES = 5
+AT_ONCE = 32  # frames under way to the data plane: with their answers they fit all rings
+TRIES = 25
+MASK = 0xFFFFFFFF
 
 
 class PipelineSilent(Exception):
@@ -30,26 +35,53 @@ class Wire(Protocol):
 
 
 class Link:
-    """Asks the data plane and tells it what to do.
+    """Asks the data plane and gives it orders.
 
     Args:
         wire: to the CPU port.
         patience: seconds for an answer, before it is asked again.
     """
 
-    def __init__(self, wire: Wire, patience: float = 1.0) -> None:
+    def __init__(self, wire: Wire, patience: float = 0.2) -> None:
         self.wire = wire
         self.patience = patience
         self.is_holding = False
-        self.came: list[tuple[CpuHeader, bytes]] = []  # while an answer was waited for
-        self._held: list[tuple[int, bytes]] = []
+        self.repeated = 0  # rounds of questions that were asked again
+        self._came: deque[tuple[int, bytes]] = deque()  # for the control plane
+        self._held: deque[tuple[int, bytes]] = deque()  # data, for after the hold
+        self._question = 0
+        self._next = 0  # order
+        self._orders: deque[tuple[int, bytes]] = deque()  # not known to be carried out
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether `pull` has something to do without anything new at the CPU port."""
+        return bool(self._came or self._orders or (self._held and not self.is_holding))
 
     def tell(self, header: CpuHeader, frame: bytes = b"") -> None:
-        """Have something done; there is no answer."""
-        self.wire.send(header.build() + frame)
+        """Have something done; it will have been when the next question is answered.
+
+        Raises:
+            PipelineSilent: what was told before is not done.
+        """
+        if len(self._orders) >= AT_ONCE:
+            self.settle()
+        order = header._replace(number=self._next).build() + frame
+        self._orders.append((self._next, order))
+        self._next = (self._next + 1) & MASK
+        self.wire.send(order)
+
+    def settle(self) -> None:
+        """Wait until all that was told is done.
+
+        Raises:
+            PipelineSilent: it is not.
+        """
+        if self._orders:
+            self.ask([CpuHeader(Op.LOOK)])
 
     def ask(self, headers: Sequence[CpuHeader]) -> list[CpuHeader]:
-        """The answers to LOOK and HOLD, in the same order.
+        """The answers to LOOK and HOLD, in the same order, after all that was told before.
 
         Raises:
             PipelineSilent: there are none.
@@ -60,25 +92,40 @@ class Link:
         return answers
 
     def _ask(self, headers: Sequence[CpuHeader]) -> list[CpuHeader]:
-        found: dict[tuple[Op, int, int, int], CpuHeader] = {}
-        for _ in range(TRIES):
-            for header in headers:
-                if header.asked not in found:
-                    self.tell(header)
-            while any(header.asked not in found for header in headers):
-                frame = self.wire.receive(self.patience)
-                if frame is None:
-                    break
-                answer, rest = CpuHeader.parse(frame)
-                if answer.op in (Op.LOOK, Op.HOLD):
-                    found[answer.asked] = answer
-                else:
-                    self._take(answer, rest)
-            else:
-                return [found[header.asked] for header in headers]
+        for again in range(TRIES):
+            self.repeated += again > 0
+            if again:
+                for _, order in self._orders:
+                    self.wire.send(order)
+            numbers = [(self._question + i) & MASK for i in range(len(headers))]
+            self._question = (self._question + len(headers)) & MASK
+            for number, header in zip(numbers, headers, strict=True):
+                self.wire.send(header._replace(number=number).build())
+            found = self._answers(set(numbers))
+            if len(found) == len(headers):
+                self._orders.clear()
+                return [found[number] for number in numbers]
         raise PipelineSilent(
             f"no answer at the CPU port within {TRIES * self.patience:.0f} s: has the switch ended?"
         )
+
+    def _answers(self, wanted: set[int]) -> dict[int, CpuHeader]:
+        """The answers with these numbers; fewer, if some are late or came before the orders."""
+        found: dict[int, CpuHeader] = {}
+        while len(found) < len(wanted):
+            frame = self.wire.receive(self.patience)
+            if frame is None:
+                return found
+            answer, rest = CpuHeader.parse(frame)
+            if answer.op not in (Op.LOOK, Op.HOLD):
+                self._take(answer, rest)
+            elif answer.number in wanted:  # else to a question that was asked again
+                while self._orders and self._orders[0][0] != answer.next:
+                    self._orders.popleft()
+                if self._orders:
+                    return {}
+                found[answer.number] = answer
+        return found
 
     def hold(self) -> None:
         """From now on no data is handled but what is told here; all before has been."""
@@ -86,32 +133,37 @@ class Link:
         self.ask([CpuHeader(Op.HOLD)])
 
     def go(self) -> None:
-        """End a hold; what came meanwhile is handled now."""
+        """End a hold; what came meanwhile is handled now.
+
+        Whether it has ended is asked by the next `pull`, together with what is told until then.
+        """
         self.tell(CpuHeader(Op.GO))
         self.is_holding = False
-        held, self._held = self._held, []
-        for port, frame in held:
-            self.tell(CpuHeader(Op.RECEIVE, port=port), frame)
+        self._tell_held()
 
     def pull(self, most: int) -> Iterable[tuple[int, bytes]]:
         """Frames for the control plane that have come, with the ports they came in at."""
-        came, self.came = self.came, []
-        for header, frame in came:
-            yield header.port, frame
+        self._tell_held()
+        self.settle()
         for _ in range(most):
-            packed = self.wire.receive(0)
-            if packed is None:
-                return
-            self._take(*CpuHeader.parse(packed))
-            came, self.came = self.came, []
-            for header, frame in came:
-                yield header.port, frame
+            if not self._came:
+                packed = self.wire.receive(0)
+                if packed is None:
+                    return
+                self._take(*CpuHeader.parse(packed))
+                self._tell_held()
+            if self._came:
+                yield self._came.popleft()
 
     def _take(self, header: CpuHeader, frame: bytes) -> None:
-        """Keep a frame that is no answer."""
+        """Keep a frame that is no answer; a late answer is not kept."""
         if header.op is Op.CONTROL:
-            self.came.append((header, frame))
-        elif header.op is Op.HELD and self.is_holding:
+            self._came.append((header.port, frame))
+        elif header.op is Op.HELD:  # or was on its way when the hold ended
             self._held.append((header.port, frame))
-        elif header.op is Op.HELD:  # was on its way when the hold ended
-            self.tell(CpuHeader(Op.RECEIVE, port=header.port), frame)
+
+    def _tell_held(self) -> None:
+        """Have data handled that was held back."""
+        while self._held and not self.is_holding:
+            port, frame = self._held.popleft()
+            self.tell(CpuHeader(Op.RECEIVE, port=port), frame)

@@ -195,8 +195,10 @@ class Pipeline:
         if installed.epoch != place.epoch:
             return
         look = [CpuHeader(Cpu.LOOK, job=place.number, rank=m.rank) for m in members]
+        (first,) = self.link.ask(look[:1])
+        if not first.contributors and not first.flags & Flag.HIGH_CONTRIBUTED:
+            return  # so many may be joining, each asking again and again
         answers = self.link.ask(look)
-        first = answers[0]
         if first.flags & Flag.HIGH_CONTRIBUTED:
             job.window.contribute(first.high)
         job.completed_any |= bool(first.flags & Flag.ANY_COMPLETED)

@@ -70,8 +70,8 @@ class CpuPort:
         return self._fileno
 
     def deadline(self) -> float | None:
-        """At once, if frames came while an answer was waited for."""
-        return 0.0 if self.link.came else None
+        """At once, if frames came meanwhile, or it is not known whether all told is done."""
+        return 0.0 if self.link.has_frames else None
 
     def pull(self) -> Iterator[Frames]:
         """What has come, without waiting."""

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from p4.tools import CLI, SWITCH, compile_program, find
 
+from ..ports.ethtool import offloads_off
 from .port import CpuWire
 from .runtime import Cli, RuntimeRefused
 
 QUEUE = 16384  # packets of each port; the default of 64 loses the bursts of a broadcast
 PATIENCE = 20.0  # seconds for the switch to listen
 PAUSE = 0.05
-CPU_MTU = 9000  # a frame of 1514 bytes and the header in front of it, with room
+CPU_MTU = 2000  # a frame of 1514 bytes and the header in front of it, with room
 
 
 class Bmv2Failed(Exception):
@@ -54,6 +55,8 @@ def start(ports: Sequence[str], udp_port: int, cpu_port: int, cache: Path) -> Bm
     with ExitStack() as undo:
         link(inside, outside)
         undo.callback(unlink, inside)
+        for ifname in (*ports, inside, outside):
+            whole_frames_only(ifname)
         thrift = free_port()
         options = [f"-i{number}@{ifname}" for number, ifname in enumerate(ports)]
         process = subprocess.Popen(
@@ -91,6 +94,18 @@ def link(inside: str, outside: str) -> None:
                 netlink.link("set", index=index, state="up", mtu=CPU_MTU)
     except NetlinkError as error:
         raise Bmv2Failed(f"the CPU port cannot be made: {error}; run as root") from None
+
+
+def whole_frames_only(ifname: str) -> None:
+    """Switch the offloads off.
+
+    A bmv2 takes frames as they are on a wire. Also libpcap, with which it receives, gives each
+    frame the room of the largest super-frame if there might be some: 8 of them fill its ring.
+    """
+    try:
+        offloads_off(ifname)
+    except OSError as error:
+        raise Bmv2Failed(f"the offloads of {ifname} stay on: {error.strerror}") from None
 
 
 def disable_ipv6(ifname: str) -> None:

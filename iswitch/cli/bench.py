@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import PIP_DEMO, UsageError, check_writable, command, quantity
 from .train import whole
-from .worlds import WORLDS, read_topology
+from .worlds import WITHOUT_P4, read_topology
 
 if TYPE_CHECKING:
     from ..bench.measure import Progress
@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "tree:2x2x3, or a .toml file (default: star; paper: star:4, else racks)",
     )  # fmt: skip
     parser.add_argument(
-        "--world", choices=WORLDS, help="as of iswitch run (default: loopback; paper: netns)"
+        "--world", choices=WITHOUT_P4, help="as of iswitch run (default: loopback; paper: netns)"
     )
     parser.add_argument(
         "--rate",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import UsageError, check_writable, quantity, workers
-from .worlds import WORLDS, chosen_topology
+from .worlds import WITHOUT_P4, chosen_topology
 
 if TYPE_CHECKING:
     from topologies import Topology
@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--topology", metavar="FORM", help="instead of --workers: a network, such as rack:2x2"
     )
     parser.add_argument(
-        "--world", choices=WORLDS, default="loopback", help="as of iswitch run (%(default)s)"
+        "--world", choices=WITHOUT_P4, default="loopback", help="as of iswitch run (%(default)s)"
     )
     ways = "; ".join(f"{name}: {meaning}" for name, meaning in STRATEGIES.items())
     parser.add_argument(

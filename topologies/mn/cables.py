@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from mininet.link import TCIntf, TCLink
 
+from iswitch.ports.ethtool import offloads_off
 from iswitch.units import FRAME_HEADER
 
 from ..description import Link
 from ..errors import NetworkError
-from ..ethtool import offloads_off
 from ..netns import MAX_RATE, check_rate, token_bucket
 from .nodes import in_namespace_of
 

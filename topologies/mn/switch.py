@@ -17,10 +17,11 @@ from typing import IO, Any, NamedTuple
 from mininet.log import error
 from mininet.node import Host
 
+from iswitch.ports.ethtool import offloads_off
+
 from ..children import DiesWithParent, end
 from ..commands import options
 from ..errors import NetworkError
-from ..ethtool import offloads_off
 from .cables import check_in_force
 from .nodes import Described, OwnHost, OwnSwitch, in_namespace_of
 

@@ -1,0 +1,27 @@
+"""`python -m tests.p4_worker NUMEL ROUNDS`: a worker whose sums are exact in any order."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from worker_lib import Worker
+
+
+def main() -> None:
+    """Sum up; say how large segments are."""
+    numel, rounds = map(int, sys.argv[1:])
+    with Worker.from_env(numel) as worker:
+        workers = worker.num_workers
+        assert workers is not None
+        numbers = np.arange(numel, dtype=np.float32) % 1000
+        for round_ in range(rounds):
+            total = worker.allreduce(numbers + worker.rank + round_)
+            mine = workers * (numbers + round_) + workers * (workers - 1) / 2
+            assert np.array_equal(total, mine)
+        print(worker.shape.elements, "elements a segment")
+
+
+if __name__ == "__main__":
+    main()
