@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ..limits import Limits
     from ..switch import Switch
 
-MAC_PREFIX = bytes([0x02, 0x69])  # locally administered; the address follows
 LISTEN = "127.0.0.1:26963"
 LEAST_LEASE = 5.0  # seconds; workers send a heartbeat every three
 MENDS = {
@@ -445,6 +444,8 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
         except OSError as error:
             ports.close()
             raise UsageError(f"cannot write {args.capture}: {error.strerror}") from None
+    from ..made_up import MAC_PREFIX
+
     own = args.mac or MAC_PREFIX + address
     chassis = Chassis(switch, address, own, ports.jacks, args.port)
     return Engine(chassis, ports, spin=args.spin), f"{args.address}:{args.port}"
@@ -465,6 +466,8 @@ def bmv2(args: argparse.Namespace, limits: Limits) -> tuple[Engine[Any, Any], st
     if args.counting != "exact":
         raise UsageError(f"--counting {args.counting}: the P4 program counts exactly")
     address = own_address(args).packed
+    from ..made_up import MAC_PREFIX
+
     mac = args.mac or MAC_PREFIX + address
     try:
         engine = build(args.ports, mac, address, args.port, limits, keys(args.keys), cache_folder())

@@ -80,13 +80,7 @@ class RawPort:
 
     def __init__(self, ifname: str, buffer: int = BUFFER) -> None:
         self.ifname = ifname
-        try:
-            self.index = socket.if_nametoindex(ifname)
-        except OSError:
-            known = ", ".join(name for _, name in socket.if_nameindex())
-            raise RawPortError(
-                errno.ENODEV, f"no interface {ifname!r} here; there is {known}"
-            ) from None
+        self.index = interface(ifname)
         self.socket = packet_socket(buffer)
         try:
             self.mtu = self._ask(SIOCGIFMTU)
@@ -331,6 +325,21 @@ def at_most(step: Iterable[Transmission], most: int) -> Iterator[Transmission]:
             heads = None if whole.heads is None else whole.heads[part]
             lengths, counts = whole.lengths[part], whole.counts[part]
             yield Transmission(whole.port, heads, whole.bodies[part], lengths, counts)
+
+
+def interface(ifname: str) -> int:
+    """The number of an interface, in this thread's network namespace.
+
+    Raises:
+        RawPortError: there is none; the message names those that there are.
+    """
+    try:
+        return socket.if_nametoindex(ifname)
+    except OSError:
+        known = ", ".join(name for _, name in socket.if_nameindex())
+        raise RawPortError(
+            errno.ENODEV, f"no interface {ifname!r} here; there is {known}"
+        ) from None
 
 
 def packet_socket(buffer: int) -> socket.socket:

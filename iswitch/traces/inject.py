@@ -6,16 +6,14 @@ here: nobody sends again what is lost, so it goes at recorded speed unless told 
 
 from __future__ import annotations
 
-import errno
 import socket
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from ..frame import ETH, HEAD, Frames
 from ..ports.frames import SOCKADDR_LL, FrameSender
 from ..ports.mmsg import Block
-from ..ports.raw import BUFFER, RawPortError, packet_socket
+from ..ports.raw import BUFFER, interface, packet_socket
 from .reader import Reader
 from .replay import TO_SWITCH, Group, Replayer
 from .survey import Setting
@@ -46,13 +44,7 @@ class Injector(Replayer):
         self.sent = 0
         self.sent_bytes = 0
         self.refused = 0
-        try:
-            index = socket.if_nametoindex(ifname)
-        except OSError:
-            known = ", ".join(name for _, name in socket.if_nameindex())
-            raise RawPortError(
-                errno.ENODEV, f"no interface {ifname!r} here; there is {known}"
-            ) from None
+        index = interface(ifname)
         self._out = packet_socket(BUFFER)
         self._name = Block(SOCKADDR_LL.pack(socket.AF_PACKET, 0, index, 0, 0, 0, bytes(8)))
         self._sender = FrameSender()
@@ -60,12 +52,7 @@ class Injector(Replayer):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._out.close()
 
     def _handle(self, group: Group, time_ns: int) -> None:  # noqa: ARG002

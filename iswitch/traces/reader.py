@@ -12,7 +12,6 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -80,12 +79,7 @@ class Reader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
