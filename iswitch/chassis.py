@@ -13,7 +13,8 @@ port that does not take it whole.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ from .frame import (
     GSO_NONE,
     HEAD,
     IP,
+    IP_HEADER,
     MAC_SIZE,
     NEEDS_CSUM,
     UDP,
@@ -48,6 +50,7 @@ from .issuing import Issuer, Jack
 from .packets import Burst, Rows, unpacked
 from .segmentation import read_super, wire_frames
 from .sorting import (
+    FIXED,
     Flow,
     Lengths,
     fixed,
@@ -55,10 +58,11 @@ from .sorting import (
     is_whole,
     read_flow,
     read_lengths,
+    same,
     without_options,
 )
 from .switch import Switch
-from .wire import PORT
+from .wire import PORT, SEG_SIZE, TOS_DATA, TOS_MASK
 
 TCP_USUAL = struct.pack("<HH", 34, 16)  # csum_start and csum_offset of TCP in IPv4, no options
 TCP_OFFSET = UDP + 12  # where such TCP says how long its header is
@@ -66,6 +70,47 @@ TRANSPORT = 128  # bytes after a head in which the headers of TCP end
 MOST = 4096  # flows that are remembered; strangers may have ever new addresses
 
 Sends = list[Transmission]
+
+
+class Known(NamedTuple):
+    """A flow, and what its datagrams of one length are."""
+
+    flow: Flow
+    found: Lengths
+    size: int  # bytes of the payload
+    step: int  # of one packet
+    packets: int
+    tail: int  # bytes of the last packet
+    least: int  # bytes of a row that holds all of it
+    is_unchecked: bool  # nobody has looked whether the payload is sound, or will finish it
+    is_plain: bool  # data, sound as far as this tells
+
+    @classmethod
+    def of(cls, flow: Flow, found: Lengths) -> Known:
+        """Put together what the headers say."""
+        size = found.datagram - 8
+        step = size if found.gso_type == GSO_NONE else min(found.gso_size, size)
+        packets = -(-size // step) if step else 1
+        tail = size - (packets - 1) * step
+        least = IP + found.packet
+        is_unchecked = found.gso_type == GSO_NONE and not found.flags & (NEEDS_CSUM | DATA_VALID)
+        is_plain = (
+            flow.tos & TOS_MASK == TOS_DATA
+            and not (flow.spoofed or is_unchecked)
+            and is_whole(found, least)
+            and tail >= SEG_SIZE
+        )
+        return cls(flow, found, size, step, packets, tail, least, is_unchecked, is_plain)
+
+    def may_lead(self, last: Known) -> bool:
+        """Whether full super-datagrams of this kind may come before one of the other."""
+        return (
+            self.is_plain
+            and self.packets > 1
+            and self.flow == last.flow
+            and self.step == last.step == self.tail
+            and self.packets >= last.packets
+        )
 
 
 class Chassis:
@@ -97,22 +142,72 @@ class Chassis:
         self.issuer = Issuer(self.jacks, address, mac, port, switch.counters)
         self.guard = SourceGuard(switch.control.sources, self.issuer.mac_of, address)
         self._mac_row = np.frombuffer(mac, np.uint8)
-        self._flows: dict[tuple[int, bytes], tuple[Flow, Lengths] | None] = {}
+        self._flows: dict[tuple[int, bytes], Known | None] = {}
         self._measures: dict[tuple[bytes, int, bytes, int], tuple[int, int]] = {}
 
-    def receive(self, frames: Frames, now: float) -> Iterator[Sends]:
+    def receive(self, frames: Frames, now: float) -> Iterable[Sends]:
         """Take frames of one port; gives what is to be sent because of them, step by step.
 
         Each step has to be sent before the next is asked for: its bytes lie in buffers of the
         switch, and in those of `frames`.
         """
+        if self.guard.has_changed():
+            self._flows.clear()
+        sends = self._express(frames, now)
+        return self._sorted(frames, now) if sends is None else sends
+
+    def _express(self, frames: Frames, now: float) -> Iterable[Sends] | None:
+        """Take what nearly all frames are; None: these are something else.
+
+        They are sound super-datagrams (or a single datagram) with a member's data, of a flow that
+        is known, all full but for the last, and lie one after the other.
+        """
+        ingress, heads, bodies, lengths = frames
+        n = len(lengths)
+        head: bytes = heads[n - 1].tobytes()
+        last = self._flows.get((ingress, fixed(head)))
+        if last is None or not last.is_plain or lengths[n - 1] < last.least:
+            return None
+        if int.from_bytes(head[IP:UDP], "big") % 0xFFFF:
+            return None
+        step, packets = last.step, last.packets
+        if n > 1:
+            head = heads[0].tobytes()
+            first = self._flows.get((ingress, fixed(head)))
+            if first is None or first.size != bodies.shape[1] or not first.may_lead(last):
+                return None
+            if lengths.count(lengths[0]) < n - 1 or lengths[0] < first.least:
+                return None
+            before = heads[: n - 1]
+            if not all(same(before, head, part) for part in FIXED):
+                return None
+            ip = before[:, IP:UDP].tobytes()
+            if any(
+                int.from_bytes(ip[i : i + IP_HEADER], "big") % 0xFFFF
+                for i in range(0, len(ip), IP_HEADER)
+            ):
+                return None
+            packets += (n - 1) * first.packets
+        payloads = bodies.reshape(-1)[: packets * step]
+        if payloads.size < packets * step:
+            return None
+        flow = last.flow
+        self._learn(flow.peer.host, ingress, flow.mac)
+        self.bridge.learn(flow.mac, ingress, now)
+        self.counters["rx_frames"] += packets
+        burst = Burst(flow.peer, flow.tos, payloads.reshape(packets, step), last.tail)
+        sends = self.switch.receive(burst, now)
+        return (self.issuer.issue(sends, now),) if sends else ()
+
+    def _sorted(self, frames: Frames, now: float) -> Iterator[Sends]:
+        """Take frames of any kind."""
         for group in groups(frames, self._mac_row):
             if self.guard.has_changed():
                 self._flows.clear()
             if group.lengths[0] >= HEAD:
                 head = group.heads[0].tobytes()
                 if head[ETH : ETH + MAC_SIZE] == self.mac and (found := self._flow(group, head)):
-                    yield from self._tagged(*found, group, head, now)
+                    yield from self._tagged(found, group, head, now)
                     continue
             yield self._untagged(group, now)
 
@@ -126,7 +221,7 @@ class Chassis:
 
     # Tagged traffic
 
-    def _flow(self, group: Frames, head: bytes) -> tuple[Flow, Lengths] | None:
+    def _flow(self, group: Frames, head: bytes) -> Known | None:
         """What a head says, but for what differs within a flow whose datagrams are equally long."""
         key = (group.ingress, fixed(head))
         try:
@@ -139,28 +234,24 @@ class Chassis:
             if flow is not None:
                 ip = head[IP + 12 : IP + 16]
                 spoofed = self.guard.is_spoofed(flow.mac, ip, group.ingress)
-                found = flow._replace(spoofed=spoofed), read_lengths(head)
+                found = Known.of(flow._replace(spoofed=spoofed), read_lengths(head))
             self._flows[key] = found
             return found
 
-    def _tagged(
-        self, flow: Flow, found: Lengths, group: Frames, head: bytes, now: float
-    ) -> Iterator[Sends]:
+    def _tagged(self, known: Known, group: Frames, head: bytes, now: float) -> Iterator[Sends]:
         """Datagrams of one flow for the switch inside, all of one length but for the last."""
         ingress, heads, bodies, lengths = group
         n = len(lengths)
+        flow, found, size, step, count, *_ = known
         if not is_whole(found, lengths[0]):
             self._drop("bad_frame", n)
             return
-        size = found.datagram - 8
-        step = size if found.gso_type == GSO_NONE else min(found.gso_size, size)
-        count = -(-size // step) if step else 1  # packets of a frame
         last = size - (lengths[0] - lengths[-1])
         missing = count - (-(-last // step) if step else 1)  # packets that the last lacks
         if flow.spoofed:
             self._drop("spoofed", n * count - missing)
             return
-        unchecked = found.gso_type == GSO_NONE and not found.flags & (NEEDS_CSUM | DATA_VALID)
+        unchecked = known.is_unchecked
         if n > 1 or unchecked or int.from_bytes(head[IP:UDP], "big") % 0xFFFF:
             good = headers_sound(heads, head)
             if unchecked:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
+from math import inf
 from operator import or_
 
 from .accelerator import Held, Run, merge
@@ -81,7 +82,7 @@ class ControlPlane:
         self.jobs: dict[int, Job] = {}
         self.by_source: dict[Address, tuple[Job, Member]] = {}
         self.relays = Relays(counters)
-        self._next_expiry = float("inf")  # no lease runs out before
+        self._next_expiry = inf  # no lease runs out before
         self.former = FormerMembers()
         self.admission = Admission(self)
         self._methods: dict[Action, Callable[[Request], Answer]] = {
@@ -366,20 +367,15 @@ class ControlPlane:
 
     def deadline(self) -> float | None:
         """When `handle_timer` has something to do."""
-        due = [
-            job.dormant_since + self.limits.lease
-            for job in self.jobs.values()
-            if job.dormant_since is not None
-        ]
-        relay = self.relays.deadline()
-        if relay is not None:
-            due.append(relay)
-        if self._next_expiry < float("inf"):
-            due.append(self._next_expiry)
-        above = self.hierarchy.deadline() if self.hierarchy else None
-        if above is not None:
-            due.append(above)
-        return min(due, default=None)
+        due = self._next_expiry
+        for job in self.jobs.values():
+            if job.dormant_since is not None:
+                due = min(due, job.dormant_since + self.limits.lease)
+        for other in (self.relays, self.hierarchy):
+            at = other.deadline() if other is not None else None
+            if at is not None and at < due:
+                due = at
+        return None if due == inf else due
 
     def handle_timer(self, now: float) -> list[Outgoing]:
         """Repeat relayed control, end leases, forget jobs a lease time after their last member."""
@@ -412,7 +408,7 @@ class ControlPlane:
             self._next_expiry = now + AWAKE
             return []
         sends: list[Outgoing] = []
-        self._next_expiry = float("inf")
+        self._next_expiry = inf
         for job in list(self.jobs.values()):
             for member in job.silent(now, self.limits.lease):
                 sends += [out.copy() for out in self.end_lease(job, member, now)]
@@ -420,5 +416,5 @@ class ControlPlane:
                 sends += self.hierarchy.changed(job, now)
             expiries = (m.last_seen + self.limits.lease for m in job.members.by_address.values())
             coming = (expiry for expiry in expiries if expiry > now)
-            self._next_expiry = min(self._next_expiry, min(coming, default=float("inf")))
+            self._next_expiry = min(self._next_expiry, min(coming, default=inf))
         return sends

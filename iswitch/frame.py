@@ -145,6 +145,16 @@ class Transmission(NamedTuple):
         return [head + body[:length].tobytes() for head, body, length in parts]
 
 
+class StandingFrames(list[Transmission]):
+    """Frames that are sent from one place in memory again and again, with other payloads.
+
+    It is the same object each time, and never changed: ports may keep what they have found out
+    about it.
+    """
+
+    __slots__ = ()
+
+
 def checksum(data: bytes) -> int:
     """The Internet checksum of bytes whose checksum field is zero; 0 of sound ones as they are."""
     number = int.from_bytes(data + bytes(len(data) % 2), "big")

@@ -15,9 +15,20 @@ from typing import NamedTuple
 import numpy as np
 
 from .counters import Counters
-from .frame import ARP_REQUEST, ETH_HEADER, HEADERS, Route, Sums, Transmission, arp, sums
-from .packets import Address, Outgoing, Rows, Supers, pieces, supers
+from .frame import (
+    ARP_REQUEST,
+    ETH_HEADER,
+    HEADERS,
+    Route,
+    StandingFrames,
+    Sums,
+    Transmission,
+    arp,
+    sums,
+)
+from .packets import Address, Outgoing, Rows, Standing, Supers, pieces, supers
 
+STANDING = 256  # sends of which the frames are kept
 ASK_AGAIN = 1.0  # seconds between two ARP requests for one address
 MOST = 4096  # neighbours, and heads that are kept; strangers may have ever new addresses
 
@@ -51,6 +62,7 @@ class Issuer:
         self._neighbours: dict[tuple[str, int], bytes] = {}  # by address and port
         self._heads: dict[tuple[Address, bytes, int, int, int, int], Rows] = {}
         self._asked: dict[tuple[str, int], float] = {}
+        self._standing: dict[int, tuple[Standing, StandingFrames]] = {}  # by id; kept, so it stays
 
     def learn(self, host: str, ingress: int, mac: bytes) -> bool:
         """This is the MAC of an address behind a port; whether it was not known."""
@@ -60,6 +72,7 @@ class Issuer:
         if known is None and len(self._neighbours) >= MOST:
             del self._neighbours[next(iter(self._neighbours))]
         self._neighbours[host, ingress] = mac
+        self._standing.clear()
         return True
 
     def mac_of(self, host: str, ingress: int) -> bytes | None:
@@ -68,6 +81,31 @@ class Issuer:
 
     def issue(self, sends: Sequence[Outgoing], now: float) -> list[Transmission]:
         """Frames that carry these packets, super-frames where they can be."""
+        if len(sends) == 1 and type(sends[0]) is Standing:
+            return self._standing_frames(sends[0], now)
+        return self._frames(sends, now)
+
+    def _standing_frames(self, out: Standing, now: float) -> list[Transmission]:
+        """Always the same ones, if all who are to have it can have it in super-frames."""
+        known = self._standing.get(id(out))
+        if known is not None:
+            return known[1]
+        frames = self._frames((out,), now)
+        if not all(self._takes_supers(peer, out.rows.shape[1]) for peer in out.peers):
+            return frames
+        if len(self._standing) >= STANDING:
+            self._standing.clear()
+        standing = StandingFrames(frames)
+        self._standing[id(out)] = out, standing
+        return standing
+
+    def _takes_supers(self, peer: Address, size: int) -> bool:
+        """Whether a peer can be sent packets of so many bytes in super-frames."""
+        jack = self.jacks[peer.ingress]
+        known = (peer.host, peer.ingress) in self._neighbours
+        return known and jack.offload and size + HEADERS - ETH_HEADER <= jack.mtu
+
+    def _frames(self, sends: Sequence[Outgoing], now: float) -> list[Transmission]:
         transmissions: list[Transmission] = []
         for out in sends:
             n, size = out.rows.shape

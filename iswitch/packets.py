@@ -165,6 +165,19 @@ class Outgoing(NamedTuple):
         return cls((peer,), TOS_CONTROL, rows, len(payload))
 
 
+class Standing(Outgoing):
+    """Packets that are sent from one place in memory again and again, with other contents.
+
+    It is the same object each time: a port may keep what it has found out about it.
+    """
+
+    __slots__ = ()
+
+    def copy(self) -> Outgoing:
+        """The same packets, in memory of their own."""
+        return Outgoing(self.peers, self.tos, self.rows.copy(), self.tail)
+
+
 def spans(keys: npt.NDArray[Any], step: int | npt.NDArray[Any]) -> list[tuple[int, int]]:
     """Cut keys, (n,) or (n, k), where one is not the one before plus `step`: ranges a..b-1."""
     if not len(keys):

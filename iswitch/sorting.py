@@ -33,7 +33,7 @@ from .packets import Address, Rows, trains
 
 _ETHERNET = slice(ETH, IP)
 # Not the identification, not the checksums: they are different in every packet.
-_FIXED = (slice(0, IP + 4), slice(IP + 6, IP + 10), slice(IP + 12, UDP + 6))
+FIXED = (slice(0, IP + 4), slice(IP + 6, IP + 10), slice(IP + 12, UDP + 6))
 _FIXED_BUT_LENGTHS = (slice(0, IP + 2), slice(IP + 6, IP + 10), slice(IP + 12, UDP + 4))
 
 
@@ -44,7 +44,7 @@ def _mask(*parts: slice) -> npt.NDArray[np.uint32]:
     return mask.view(np.uint32)
 
 
-DATAGRAM = _mask(*_FIXED)
+DATAGRAM = _mask(*FIXED)
 _SUPER = _mask(*_FIXED_BUT_LENGTHS)
 _STATION = _mask(_ETHERNET)
 
@@ -93,15 +93,15 @@ def is_uniform(frames: Frames, mac: npt.NDArray[np.uint8]) -> bool:
     heads, lengths = frames.heads, frames.lengths
     n = len(lengths)
     first = heads[0].tobytes()
-    if min(lengths) < HEAD or not _same(heads, first, _ETHERNET):
+    if min(lengths) < HEAD or not same(heads, first, _ETHERNET):
         return False
     if first[ETH : ETH + MAC_SIZE] != mac.tobytes():
         return True
-    return lengths.count(lengths[0]) == n and all(_same(heads, first, part) for part in _FIXED)
+    return lengths.count(lengths[0]) == n and all(same(heads, first, part) for part in FIXED)
 
 
-def _same(heads: Rows, first: bytes, part: slice) -> bool:
-    """Whether a part of all heads is as in the first."""
+def same(heads: Rows, first: bytes, part: slice) -> bool:
+    """Whether a part of all heads is as in one."""
     return bool(heads[:, part].tobytes() == first[part] * len(heads))
 
 

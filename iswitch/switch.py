@@ -93,10 +93,14 @@ class Switch:
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
         """Take packets of one sender; returns what is to be sent because of them."""
-        count = len(burst.rows)
+        peer, tos, rows, tail = burst
+        count, size = rows.shape
         self.counters["rx_packets"] += count
-        self.counters["rx_bytes"] += burst.nbytes
-        kind = classify(burst.tos)
+        self.counters["rx_bytes"] += (count - 1) * size + tail
+        kind = classify(tos)
+        if kind is Traffic.DATA and tail >= SEG_SIZE:  # as nearly always
+            sends: list[Outgoing] = self._quietly(self._data, peer, rows, tail, now)
+            return self._counted(sends) if sends else sends
         if kind is Traffic.ORDINARY:
             self.counters["ordinary"] += count
             return []
@@ -106,8 +110,8 @@ class Switch:
             if not len(rows):
                 return []
         if kind is Traffic.DATA:
-            return self._counted(self._quietly(self._data, burst.peer, rows, tail, now))
-        return self._counted(self._control(burst.peer, rows, tail, now))
+            return self._counted(self._quietly(self._data, peer, rows, tail, now))
+        return self._counted(self._control(peer, rows, tail, now))
 
     def _control(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
         """Have as many packets handled as their source may send; the rest costs nothing."""
@@ -137,10 +141,14 @@ class Switch:
             return []
         job, member = found
         member.last_seen = now
-        sends: list[Outgoing] = []
         outcome = Outcome([], [])
+        stretches = job.stretches(rows, tail)
+        if len(stretches) == 1:
+            job.contribute(member, stretches[0], outcome)
+            return self._effects(job, member, outcome)
+        sends: list[Outgoing] = []
         before: int | None = None
-        for stretch in job.stretches(rows, tail):
+        for stretch in stretches:
             if before not in (None, stretch.round):
                 # The next round may take over the sets that are to be sent: copy them.
                 sends += [out.copy() for out in self._effects(job, member, outcome)]
@@ -164,6 +172,8 @@ class Switch:
             return self.control.hierarchy.contribute(job, completed)
         assert job.accelerator is not None
         peers = job.members.contributor_addresses()
+        if len(completed) == 1:
+            return [job.accelerator.standing(peers, completed[0])]
         packed = job.accelerator.packed(completed)
         return [Outgoing(peers, TOS_DATA, *packets) for packets in packed]
 

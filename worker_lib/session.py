@@ -178,7 +178,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         self.express = Express(self._contributions[0], vector, out, now)
         self._moved, self._timer = now, now + self.round_trip.timeout
         self.stats["sent"] += n
-        self._whole = self._data(self._contributions[0], 0, n)
+        self._whole = self._contributions[0].whole(self.switch)
         return True
 
     def _progress(self, express: Express, segments: int, now: float) -> None:

@@ -6,8 +6,8 @@ from collections import deque
 
 import numpy as np
 
-from iswitch.packets import Cutter, Indices, Rows
-from iswitch.wire import Shape, Vector
+from iswitch.packets import Address, Cutter, Indices, Rows, Standing
+from iswitch.wire import TOS_DATA, Shape, Vector
 
 from .aggregates import Aggregates
 from .recovery import Losses
@@ -31,6 +31,7 @@ class Contribution:
         self._rows: Rows = self.packets.view(np.uint8).reshape(shape.segments, -1)
         self._segs = self.packets["seg"]
         self._data = self.packets["data"]
+        self._whole: Standing | None = None
 
     def begin(self, round_: int) -> None:
         """Be the contribution to another round; packets come with `fill`."""
@@ -58,6 +59,12 @@ class Contribution:
     def rows(self, start: int, stop: int) -> tuple[Rows, int]:
         """Segments start..stop-1 as packets, and the size of the last."""
         return self._rows[start:stop], self.shape.tail(stop)
+
+    def whole(self, switch: Address) -> Standing:
+        """All of it, to be sent."""
+        if self._whole is None:
+            self._whole = Standing((switch,), TOS_DATA, *self.rows(0, self.shape.segments))
+        return self._whole
 
     def pick(self, indices: Indices) -> tuple[Rows, int]:
         """These segments, in ascending order, as copied packets, and the size of the last."""

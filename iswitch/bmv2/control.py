@@ -184,7 +184,7 @@ class PipelineChassis(Chassis):
         self.bridge = LearningBridge(ports, switch.control.learn)
         pipeline.mac_of = self.issuer.mac_of
 
-    def receive(self, frames: Frames, now: float) -> list[Sends]:  # type: ignore[override]
+    def receive(self, frames: Frames, now: float) -> list[Sends]:
         """Take frames of one port; then tell the data plane which stations were new."""
         steps = [[send.copy() for send in step] for step in super().receive(frames, now)]
         if self.switch.control.learned:

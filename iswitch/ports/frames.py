@@ -83,14 +83,20 @@ class FrameSender:
             head += head_step
             row += step
 
-    def send(self, fd: int, control: Block | None = None) -> list[tuple[int, int]]:
-        """Send all that was added; returns (which, errno) of those the kernel did not take."""
+    def send(
+        self, fd: int, control: Block | None = None, keep: bool = False
+    ) -> list[tuple[int, int]]:
+        """Send all that was added; returns (which, errno) of those the kernel did not take.
+
+        `keep`: it is there for the next time, too.
+        """
         if control is not None and control is not self._control:
             self._headers["control"] = control.address
             self._control = control
         refused: list[tuple[int, int]] = []
         at, total = 0, self._added
-        self._added = 0
+        if not keep:
+            self._added = 0
         while at < total:
             address = self._address + MMSGHDR.itemsize * at
             sent: int = sendmmsg(fd, address, total - at, socket.MSG_DONTWAIT)

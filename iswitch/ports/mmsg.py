@@ -292,6 +292,36 @@ class Sender:
         return sent
 
 
+class Post:
+    """Datagrams to one receiver from memory that stays where it is, described once.
+
+    Args:
+        payloads: contiguous bytes of each.
+        name: address of the receiver's sockaddr_in; it has to stay, too.
+        control: control messages that go with every datagram.
+    """
+
+    def __init__(self, payloads: Sequence[Rows], name: int, control: Block) -> None:
+        self._kept = payloads, control
+        self._count = n = len(payloads)
+        self._iovecs = np.zeros(n, IOVEC)
+        self._iovecs["base"] = [address_of(payload) for payload in payloads]
+        self._iovecs["len"] = [payload.size for payload in payloads]
+        self._headers = np.zeros(n, MMSGHDR)
+        self._headers["iov"] = address_of(self._iovecs) + np.arange(n, dtype="<u8") * 16
+        self._headers["iovlen"] = 1
+        self._headers["name"] = name
+        self._headers["namelen"] = SOCKADDR_SIZE
+        self._headers["control"] = control.address
+        self._headers["controllen"] = control.size
+        self._address = address_of(self._headers)
+
+    def send(self, fd: int) -> int:
+        """Send them; returns how many the kernel took, from the first on."""
+        sent: int = sendmmsg(fd, self._address, self._count, 0)
+        return max(0, sent)
+
+
 def size_buffers(sock: socket.socket, wanted: int) -> int:
     """Ask for socket buffers of `wanted` bytes; returns what the receive buffer got.
 

@@ -17,7 +17,8 @@ import struct
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Protocol
+from itertools import groupby
+from typing import NamedTuple, Protocol
 
 from ..counters import Counters
 from ..frame import (
@@ -29,13 +30,14 @@ from ..frame import (
     VLAN_TAG,
     VNET,
     Frames,
+    StandingFrames,
     Transmission,
 )
 from ..issuing import Jack
 from ..packets import Rows
 from . import replication
 from .frames import SOCKADDR_LL, FrameSender
-from .mmsg import Block, Receiver, Spacing, size_buffers
+from .mmsg import BATCH_SUPER, Block, Receiver, Spacing, size_buffers
 from .replication import Replicator
 
 ETH_P_ALL = 3  # linux/if_ether.h
@@ -51,6 +53,7 @@ CONTROL = 40  # one control message of 20 bytes
 AUXDATA = struct.Struct("<16xI12xHH")  # after the header: tp_status .. tp_vlan_tci, tp_vlan_tpid
 VLAN_VALID = 1 << 4  # in tp_status
 WITHOUT_VLAN = bytes(status for status in range(256) if not status & VLAN_VALID)
+SEEN = 256  # batches and sends that are remembered
 LOOK_AT_DROPS = 1.0  # seconds between two looks at what the kernel dropped
 
 
@@ -119,6 +122,16 @@ class RawPort:
         return found
 
 
+class _Post(NamedTuple):
+    """Frames that the kernel copies, described once."""
+
+    frames: StandingFrames
+    copies: list[list[Transmission]]  # those for several ports that are alike but for the receiver
+    sender: FrameSender  # has the first of each
+    fan: Block
+    version: int  # of the replicator
+
+
 class RawPorts:
     """The ports of a switch.
 
@@ -165,6 +178,8 @@ class RawPorts:
         self._receiver = Receiver(head=HEAD, control=CONTROL)
         self._sender = FrameSender()
         self._marked = FrameSender(control=replication.CONTROL)
+        self._seen: dict[tuple[int, ...], Frames] = {}
+        self._posts: dict[int, _Post] = {}  # by id of what is sent
         self._looked = time.monotonic()
         if replicate and offload and len(self.ports) > 1:
             with suppress(OSError):  # an older kernel, or no CAP_BPF: each port by itself
@@ -218,8 +233,9 @@ class RawPorts:
 
     def _receive(self, port: RawPort, number: int) -> Frames | None:
         receiver = self._receiver
+        spacing = port.spacing.value
         try:
-            bodies, lengths = receiver.receive(port.socket.fileno(), port.spacing.value)
+            bodies, lengths = receiver.receive(port.socket.fileno(), spacing)
         except OSError as error:
             if error.errno == errno.EINVAL:  # a frame that no virtio_net_hdr can describe
                 self.counters["rx_frames"] += 1
@@ -228,7 +244,16 @@ class RawPorts:
         n = len(lengths)
         if not n:
             return None
-        frames = Frames(number, receiver.heads[:n], bodies, lengths)
+        if n > BATCH_SUPER or max(lengths) > HEAD + spacing:
+            frames = Frames(number, receiver.heads[:n], bodies, lengths)
+        else:  # as many as once before, and as long, lie in the same memory, too
+            key = (number, spacing, *lengths)
+            known = self._seen.get(key)
+            if known is None:
+                if len(self._seen) >= SEEN:
+                    self._seen.clear()
+                known = self._seen[key] = Frames(number, receiver.heads[:n], bodies, lengths)
+            frames = known
         port.expect(frames)
         if receiver.meta[:n, 16].tobytes().translate(None, WITHOUT_VLAN):
             return tag(frames, receiver.meta)
@@ -247,6 +272,8 @@ class RawPorts:
     def push(self, steps: Iterable[Sequence[Transmission]]) -> None:
         """Send frames, step by step; what the kernel does not take is counted."""
         for whole in steps:
+            if type(whole) is StandingFrames and self._post(whole):
+                continue
             step = self._broadcast(whole) if self._replicator and len(whole) > 1 else whole
             if not step:
                 continue
@@ -258,8 +285,7 @@ class RawPorts:
                     counts, begun = [], []
                 begun.append((transmission, len(counts)))
                 counts += transmission.counts
-                port, heads, bodies, lengths, _ = transmission
-                self._sender.add(self._names[port].address, heads, bodies, lengths)
+                self._add(self._sender, transmission)
             self._flush(counts, begun)
 
     def _broadcast(self, step: Sequence[Transmission]) -> list[Transmission]:
@@ -278,21 +304,65 @@ class RawPorts:
             if fan is None:
                 left += copies
                 continue
-            port, heads, bodies, lengths, counts = first
-            self._marked.add(self._names[port].address, heads, bodies, lengths)
-            refused = dict(self._marked.send(self._out.fileno(), fan))
-            full = {i for i, error in refused.items() if error == errno.ENOBUFS}
-            before = sorted(refused.keys() - full)  # the port is down, say: nothing was copied
-            sent = sum(counts) - sum(counts[i] for i in before)
-            lost = sum(counts[i] for i in full)  # by the first port's queue, after the copying
-            self.counters["tx_frames"] += sent * len(copies) - lost
-            self.counters["tx_failed"] += lost
-            if self.recorder is not None:
-                self.recorder.sent(first, refused.keys())
-                for copy in copies[1:]:
-                    self.recorder.sent(copy, before)
-            left += [only(copy, before) for copy in copies if before]
+            self._add(self._marked, first)
+            left += self._account(copies, self._marked.send(self._out.fileno(), fan))
         return left
+
+    def _add(self, sender: FrameSender, one: Transmission) -> None:
+        port, heads, bodies, lengths, _ = one
+        sender.add(self._names[port].address, heads, bodies, lengths)
+
+    def _account(
+        self, copies: Sequence[Transmission], failures: Sequence[tuple[int, int]]
+    ) -> list[Transmission]:
+        """Count what the kernel has copied; what has still to be sent."""
+        counts = copies[0].counts
+        refused = dict(failures)
+        full = {i for i, error in refused.items() if error == errno.ENOBUFS}
+        before = sorted(refused.keys() - full)  # the port is down, say: nothing was copied
+        sent = sum(counts) - sum(counts[i] for i in before)
+        lost = sum(counts[i] for i in full)  # by the first port's queue, after the copying
+        self.counters["tx_frames"] += sent * len(copies) - lost
+        self.counters["tx_failed"] += lost
+        if self.recorder is not None:
+            self.recorder.sent(copies[0], refused.keys())
+            for copy in copies[1:]:
+                self.recorder.sent(copy, before)
+        return [only(copy, before) for copy in copies if before]
+
+    def _post(self, whole: StandingFrames) -> bool:
+        """Send what the kernel copies and is described already; False: it cannot be so."""
+        replicator = self._replicator
+        if replicator is None:
+            return False
+        post = self._posts.get(id(whole))
+        if post is None or post.version != replicator.version:
+            post = self._describe(whole, replicator)
+            if post is None:
+                return False
+        refused = post.sender.send(self._out.fileno(), post.fan, keep=True)
+        at = 0
+        for copies in post.copies:
+            stop = at + len(copies[0].lengths)
+            left = self._account(copies, [(i - at, e) for i, e in refused if at <= i < stop])
+            at = stop
+            if left:
+                self.push([left])
+        return True
+
+    def _describe(self, whole: StandingFrames, replicator: Replicator) -> _Post | None:
+        copies = [list(same) for _, same in groupby(whole, lambda one: id(one.bodies))]
+        (fan, *others) = {id(fan): fan for fan in map(replicator.fan, copies)}.values()
+        if fan is None or others or any(len(same) < 2 for same in copies):
+            return None
+        sender = FrameSender(sum(len(same[0].lengths) for same in copies), replication.CONTROL)
+        for same in copies:
+            self._add(sender, same[0])
+        if len(self._posts) >= SEEN:
+            self._posts.clear()
+        post = _Post(whole, copies, sender, fan, replicator.version)
+        self._posts[id(whole)] = post
+        return post
 
     def _flush(self, counts: list[int], begun: list[tuple[Transmission, int]]) -> None:
         self.counters["tx_frames"] += sum(counts)

@@ -73,6 +73,7 @@ class Replicator:
         self._known: dict[tuple[int, ...], tuple[list[object], tuple[Receiver, ...]]] = {}
         self._descriptors: list[int] = []
         self._is_refused = False
+        self.version = 0  # another: control messages from before mean something else
         self._failed = [0] * len(interfaces)
         try:
             self._programs = self._keep(bpf.create_map(bpf.PROG_ARRAY, 4, MOST))
@@ -139,6 +140,7 @@ class Replicator:
         if len(self._fans) >= MOST:
             self._fans.clear()
             self._times.clear()
+            self.version += 1
         number = len(self._fans)
         try:
             program = bpf.load(replicate(receivers, self._failures))

@@ -12,7 +12,7 @@ sent in the order it is sent in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -368,7 +368,7 @@ class Replayer:
         if counters["aggregates"] + counters["from_parent"] != before:
             self.comparison.settle()
 
-    def _send(self, steps: Iterator[list[Transmission]], time_ns: int) -> None:
+    def _send(self, steps: Iterable[list[Transmission]], time_ns: int) -> None:
         for step in steps:
             if step:
                 self.switch.counters["tx_frames"] += sum(sum(t.counts) for t in step)
