@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from iswitch.packets import Address, Burst, Outgoing
+from iswitch.packets import Address, Burst, Outgoing, Standing
 from iswitch.ports import udp
 from iswitch.ports.udp import SOL_UDP, UDP_SEGMENT, UdpPort
 from iswitch.wire import TOS_CONTROL, TOS_DATA
@@ -205,6 +205,41 @@ def test_several_receivers(opened: Open, offload: bool) -> None:
     for receiver in receivers:
         assert received(pull_bursts(receiver, 262)) == expected
     assert not sender.counters.drops()
+
+
+@OFFLOAD
+@pytest.mark.parametrize("n", [1, 10, 100])
+def test_the_same_memory_is_sent_with_what_it_holds_then(
+    opened: Open, offload: bool, n: int
+) -> None:
+    one, other = opened(offload=offload), opened()
+    rows, tail = packets(n, 1000, 7)
+    sends = Standing((other.address,), TOS_DATA, rows, tail)
+    for _ in range(3):
+        rows += 1
+        one.push([sends])
+        assert received(pull_bursts(other, n)) == payloads(rows, tail)
+    one._send_to_singly(int(one._group((other.address,))[0].names[0]))
+    rows += 1
+    one.push([sends])
+    assert received(pull_bursts(other, n)) == payloads(rows, tail)
+    assert one.counters["tx_failed"] == 0
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_what_the_kernel_leaves_of_it_is_sent_otherwise(opened: Open, taken: int) -> None:
+    one, other = opened(), opened()
+    rows, tail = packets(100, 1000, 7)
+    sends = Standing((other.address,), TOS_DATA, rows, tail)
+    post = one._describe(sends)
+    assert post is not None
+    assert post._count == 2
+    one._posts[id(sends)] = sends, post
+    post._count = 1
+    if not taken:
+        post.send = lambda _fd: 0  # type: ignore[method-assign]
+    one.push([sends])
+    assert received(pull_bursts(other, 100)) == payloads(rows, tail)
 
 
 def test_receivers_of_whom_one_refuses(opened: Open) -> None:
