@@ -23,14 +23,14 @@ NUMBERS = [1, 2, 7, 8, 9, 30]
 
 
 def aggregates(shape: Shape, vector: np.ndarray, round_: int = ROUND) -> tuple[np.ndarray, int]:
-    contribution = Contribution(shape, Cutter(shape))
+    contribution = Contribution(shape)
     contribution.begin(round_)
     contribution.fill(vector, shape.segments)
     return contribution.rows(0, shape.segments)
 
 
 def express(shape: Shape, vector: np.ndarray, out: np.ndarray) -> Express:
-    contribution = Contribution(shape, Cutter(shape))
+    contribution = Contribution(shape)
     contribution.begin(ROUND)
     return Express(contribution, vector, out, 1.0)
 
@@ -51,17 +51,17 @@ def test_in_order_it_is_put_in_its_place(numel: int, at_once: int, dtype: type) 
         some = rows[start:stop]
         if stop - start == 1:  # a single packet is as long as it is
             some = some[:, : shape.tail(stop)]
-        assert under_way.take(some, shape.tail(stop), Cutter(shape))
+        assert under_way.take(some, shape.tail(stop))
     assert under_way.done
     assert np.array_equal(out, vector)
-    assert not under_way.take(rows, shape.tail(shape.segments), Cutter(shape))  # twice
+    assert not under_way.take(rows, shape.tail(shape.segments))  # twice
 
 
 def test_anything_else_is_not_taken() -> None:
     shape = Shape.of(30, elements=4)  # eight segments, the last with two elements
     vector, out = np.arange(30, dtype=np.float32), np.zeros(30, np.float32)
     rows, tail = aggregates(shape, vector)
-    cutter, full = Cutter(shape), shape.packet_size
+    full = shape.packet_size
     under_way = express(shape, vector, out)
     swapped = rows[[0, 2, 1]]
     for some, last in [
@@ -72,10 +72,10 @@ def test_anything_else_is_not_taken() -> None:
         (rows[:3, :-4], full - 4),
         (aggregates(shape, vector, ROUND + 1)[0], tail),
     ]:
-        assert not under_way.take(some, last, cutter)
+        assert not under_way.take(some, last)
     assert not out.any()
-    assert under_way.take(rows[:3], full, cutter)
-    assert not under_way.take(rows[:3], full, cutter)
+    assert under_way.take(rows[:3], full)
+    assert not under_way.take(rows[:3], full)
     assert out[:12].tolist() == vector[:12].tolist()
 
 
@@ -84,7 +84,7 @@ def test_it_goes_on_as_a_transfer() -> None:
     vector, out = np.arange(30, dtype=np.float32), np.zeros(30, np.float32)
     rows, tail = aggregates(shape, vector)
     under_way = express(shape, vector, out)
-    assert under_way.take(rows[:3], shape.packet_size, Cutter(shape))
+    assert under_way.take(rows[:3], shape.packet_size)
     transfer = under_way.transfer()
     assert transfer.missing() == [(3, 8)]
     assert transfer.in_flight == 5

@@ -254,7 +254,8 @@ class Worker:
         session = self._session
         if began - self._session.heard > LOOK_AGAIN and self._poller.poll(0):
             self._receive()  # since the last call: Help for that round, a Reset, a Halt
-        self._raise_notice()
+        if session.has_events or self._notice is not None:
+            self._raise_notice()
         flat = np.ascontiguousarray(vector).reshape(-1), result.reshape(-1)
         try:
             express = session.begin_express(*flat, began, own)
@@ -272,15 +273,17 @@ class Worker:
     def _express(self, limit: float) -> bool:
         """Send a small vector and take its aggregate; False: it has to be gone on with slowly."""
         session = self._session
-        self._port.push(session.transmissions(time.monotonic()))
-        while session.express is not None:
+        now = time.monotonic()
+        self._port.push(session.transmissions(now))
+        while (express := session.express) is not None:
             deadline = session.deadline()
             until = limit if deadline is None else min(limit, deadline)
-            if not self._poller.poll(max(0.0, until - time.monotonic()) * 1000):
+            if not self._poller.poll(max(0.0, until - now) * 1000):
                 break
             self._receive()
-            if session.express is not None and session.express.done:
+            if express.done and session.express is express:  # else there was a Reset behind it
                 return True
+            now = time.monotonic()
         session.go_slow()
         self._raise_notice()
         return False

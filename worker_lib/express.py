@@ -6,7 +6,7 @@ Whatever else comes, or does not come, has it go on as a `Transfer`.
 
 from __future__ import annotations
 
-from iswitch.packets import Cutter, Rows
+from iswitch.packets import Rows
 from iswitch.wire import SEG_SIZE, Shape, Vector
 
 from .transfer import Contribution, Transfer
@@ -36,7 +36,7 @@ class Express:
         """Whether every aggregate has come."""
         return self.came == self.contribution.shape.segments
 
-    def take(self, rows: Rows, tail: int, cutter: Cutter) -> bool:
+    def take(self, rows: Rows, tail: int) -> bool:
         """Take aggregates, in packets as those of a `Burst`; False: they are not the next."""
         shape: Shape = self.contribution.shape
         start, stop = self.came, self.came + len(rows)
@@ -44,9 +44,7 @@ class Express:
         fits = size == (shape.packet_size if stop - start > 1 else tail)
         if stop > shape.segments or tail != shape.tail(stop) or not fits:
             return False
-        assert self.contribution.round is not None
-        headers = cutter.headers(self.contribution.round, start, stop)
-        if rows[:, :SEG_SIZE].tobytes() != headers.tobytes():
+        if rows[:, :SEG_SIZE].tobytes() != self.contribution.headers(start, stop):
             return False
         out, elements, full = self._out, shape.elements, min(stop, shape.full_segments)
         if start < full:

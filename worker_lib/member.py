@@ -178,15 +178,18 @@ class Member(ABC, Generic[E]):
                 for row in rows:
                     self._control(row.tobytes(), now)
 
+    @property
+    def has_events(self) -> bool:
+        """Whether there is one."""
+        return bool(self._events)
+
     def next_event(self) -> E | Answered | Halted | None:
         """What has happened, oldest first; None: nothing more."""
         return self._events.popleft() if self._events else None
 
     def deadline(self) -> float | None:
         """When `handle_timer` wants to be called."""
-        due: float | None = None
-        if self.member and not self.leaving:
-            due = self._next_heartbeat
+        due = self._next_heartbeat if self.member and not self.leaving else None
         for pending in self._pending.values():
             if due is None or pending.due < due:
                 due = pending.due

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from math import inf
 
-from iswitch.packets import Cutter, Rows
+from iswitch.packets import Rows
 from iswitch.wire import ROUND_MASK, Shape, Vector
 
 from .transfer import Contribution
@@ -40,8 +40,7 @@ class Outbox:
         self.mark_at: float | None = None  # when a mark is to be sent
         self._due: float | None = None  # when the last one is to be answered
         self._burst = burst
-        cutter = Cutter(shape)
-        self._idle = [Contribution(shape, cutter) for _ in range(IN_FLIGHT)]
+        self._idle = [Contribution(shape) for _ in range(IN_FLIGHT)]
         self._queue: deque[Contribution] = deque()
         self._position = 0  # the first segment of the first in the queue that has not been sent
         self._sent = 0  # segments, since the start

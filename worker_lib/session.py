@@ -123,9 +123,7 @@ class Session(Member[Dropped | Gone | WasReset]):
             0,
         )
         self._cutter = Cutter(shape)
-        self._contributions = deque(
-            Contribution(shape, self._cutter) for _ in range(1 + restart_safe)
-        )
+        self._contributions = deque(Contribution(shape) for _ in range(1 + restart_safe))
         self._own = False  # nobody else writes to the transfer's `out`
         self._given_up: Transfer | None = None
         self._timer: float | None = None
@@ -280,8 +278,11 @@ class Session(Member[Dropped | Gone | WasReset]):
 
     def deadline(self) -> float | None:
         """When `handle_timer` wants to be called."""
-        own = (self._timer, self._repair_at, super().deadline())
-        return min((due for due in own if due is not None), default=None)
+        due = super().deadline()
+        for own in (self._timer, self._repair_at):
+            if own is not None and (due is None or own < due):
+                due = own
+        return due
 
     def _do_what_is_due(self, now: float) -> None:
         """Ask for Help with what does not come, or send it again."""
@@ -462,7 +463,7 @@ class Session(Member[Dropped | Gone | WasReset]):
 
     def _take(self, rows: Rows, tail: int, now: float) -> None:
         if self.express is not None and not self.express.done:
-            if self.express.take(rows, tail, self._cutter):
+            if self.express.take(rows, tail):
                 self._progress(self.express, len(rows), now)
                 return
             self.go_slow()

@@ -7,11 +7,12 @@ from collections import deque
 import numpy as np
 
 from iswitch.packets import Address, Cutter, Indices, Rows, Standing
-from iswitch.wire import TOS_DATA, Shape, Vector
+from iswitch.wire import SEG_SIZE, TOS_DATA, Shape, Vector
 
 from .aggregates import Aggregates
 from .recovery import Losses
 
+ROUND_SIZE = 4  # bytes of the round in a packet's header
 NONE: Indices = np.empty(0, np.int64)
 
 
@@ -22,14 +23,14 @@ class Contribution:
     (an allreduce in place writes sums over it) when the allreduce is tried again.
     """
 
-    def __init__(self, shape: Shape, cutter: Cutter) -> None:
+    def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self._cutter = cutter
         self.round: int | None = None
         self.filled = 0  # segments, from the first on
         self.packets = np.zeros(shape.segments, shape.packet)
         self._rows: Rows = self.packets.view(np.uint8).reshape(shape.segments, -1)
-        self._segs = self.packets["seg"]
+        self.packets["seg"] = shape.headers(0)  # of which only the round will change
+        self._rounds = self._rows[:, :ROUND_SIZE].view(">u4")[:, 0]
         self._data = self.packets["data"]
         self._whole: Standing | None = None
 
@@ -45,7 +46,7 @@ class Contribution:
             return
         assert self.round is not None
         self.filled = stop
-        self._segs[start:stop] = self._cutter.headers(self.round, start, stop)
+        self._rounds[start:stop] = self.round
         size = shape.elements
         full, tail = divmod(len(vector), size)
         whole = min(stop, full)
@@ -65,6 +66,10 @@ class Contribution:
         if self._whole is None:
             self._whole = Standing((switch,), TOS_DATA, *self.rows(0, self.shape.segments))
         return self._whole
+
+    def headers(self, start: int, stop: int) -> bytes:
+        """Those of segments start..stop-1, which have been filled; their aggregates' are equal."""
+        return self._rows[start:stop, :SEG_SIZE].tobytes()
 
     def pick(self, indices: Indices) -> tuple[Rows, int]:
         """These segments, in ascending order, as copied packets, and the size of the last."""
