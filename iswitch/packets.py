@@ -254,12 +254,14 @@ class Cutter:
 
     ROUNDS = 8
     WORTH = 64  # headers that one packet is worth
-    MEMORY = ROUNDS * SEG_SIZE  # bytes for every segment
+    MEMORY = (ROUNDS + 1) * SEG_SIZE  # bytes for every segment
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self._headers: dict[int, bytes] = {}
         self._came: dict[int, int] = {}  # packets of rounds whose headers are not there
+        self._next = shape.headers(0)  # of which only the round is not what it should be
+        self._rounds = self._next.view(">u4")[::2]
 
     def headers(self, round_: int, start: int, stop: int) -> npt.NDArray[np.uint64]:
         """The `Seg` of segments start..stop-1, big-endian."""
@@ -305,5 +307,6 @@ class Cutter:
     def _remember(self, round_: int) -> bytes:
         if len(self._headers) >= self.ROUNDS:
             del self._headers[next(iter(self._headers))]
-        headers = self._headers[round_] = self.shape.headers(round_).tobytes()
+        self._rounds[:] = round_
+        headers = self._headers[round_] = self._next.tobytes()
         return headers
