@@ -207,6 +207,8 @@ class Chassis:
             if group.lengths[0] >= HEAD:
                 head = group.heads[0].tobytes()
                 if head[ETH : ETH + MAC_SIZE] == self.mac and (found := self._flow(group, head)):
+                    if group.lengths[-1] != group.lengths[0]:
+                        self._flow(group, group.heads[-1].tobytes())  # to be known the next time
                     yield from self._tagged(found, group, head, now)
                     continue
             yield self._untagged(group, now)

@@ -133,6 +133,15 @@ def test_the_short_way_comes_to_the_same(numel: int, offload: bool) -> None:
     assert both.short_ways > 60
 
 
+@pytest.mark.parametrize("numel", [1, 20, 90, 240, 250])
+def test_whole_vectors_take_the_short_way_from_the_second_on(numel: int) -> None:
+    both = Both(2, Shape.of(numel, elements=10))
+    for round_ in range(3):
+        for host in range(2):
+            both.give(host, contribution(both, host, round_, np.ones(numel, np.float32)))
+        assert both.short_ways == 2 * round_
+
+
 def test_small_vectors_leave_in_the_same_object() -> None:
     """So that a port need not describe them anew; and in another, once a receiver has moved."""
     shape = Shape.of(90, elements=10)
