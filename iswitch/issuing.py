@@ -26,7 +26,16 @@ from .frame import (
     arp,
     sums,
 )
-from .packets import Address, Outgoing, Rows, Standing, Supers, pieces, supers
+from .packets import (
+    MAX_SEGMENTS,
+    Address,
+    Outgoing,
+    Rows,
+    Standing,
+    Supers,
+    pieces,
+    supers,
+)
 
 STANDING = 256  # sends of which the frames are kept
 ASK_AGAIN = 1.0  # seconds between two ARP requests for one address
@@ -34,10 +43,11 @@ MOST = 4096  # neighbours, and heads that are kept; strangers may have ever new 
 
 
 class Jack(NamedTuple):
-    """What a port can do: the largest IP packet, and whether it takes super-frames."""
+    """What a port can do: the largest IP packet, whether it takes super-frames, and how large."""
 
     mtu: int = 1500
     offload: bool = True
+    most: int = MAX_SEGMENTS  # packets of a super-frame
 
 
 class Issuer:
@@ -109,23 +119,25 @@ class Issuer:
         transmissions: list[Transmission] = []
         for out in sends:
             n, size = out.rows.shape
-            able: list[tuple[Address, bytes]] = []  # which take them, and their MACs
+            able: dict[int, list[tuple[Address, bytes]]] = {}  # which take such, and their MACs
             single: list[tuple[Rows, Sums]] = []  # for those without
             for peer in out.peers:
+                jack = self.jacks[peer.ingress]
                 mac = self._neighbours.get((peer.host, peer.ingress))
                 if mac is None:
                     self.counters["unresolved"] += n
                     transmissions += self._ask(peer, now)
-                elif size + HEADERS - ETH_HEADER > self.jacks[peer.ingress].mtu:
+                elif size + HEADERS - ETH_HEADER > jack.mtu:
                     self.counters["too_large"] += n
-                elif self.jacks[peer.ingress].offload:
-                    able.append((peer, mac))
+                elif jack.offload:
+                    able.setdefault(jack.most, []).append((peer, mac))
                 else:
                     single = single or [(rows, sums(rows)) for rows in pieces(out.rows, out.tail)]
                     route = self._route(peer, mac, out.tos)
                     transmissions += [_singles(route, peer, *some) for some in single]
-            for some in supers(out.rows, out.tail) if able else ():
-                transmissions += [self._supers(out, peer, mac, some) for peer, mac in able]
+            for most, alike in able.items():
+                for some in supers(out.rows, out.tail, most):
+                    transmissions += [self._supers(out, peer, mac, some) for peer, mac in alike]
         return transmissions
 
     def _supers(self, out: Outgoing, peer: Address, mac: bytes, whole: Supers) -> Transmission:

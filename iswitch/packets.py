@@ -30,9 +30,9 @@ def pieces(rows: Rows, tail: int) -> list[Rows]:
     return [rows[:-1], last] if len(rows) > 1 else [last]
 
 
-def super_packets(size: int) -> int:
-    """How many packets of `size` bytes a super-datagram takes."""
-    return max(1, min(MAX_SUPER // size, MAX_SEGMENTS)) if size else 1
+def super_packets(size: int, most: int = MAX_SEGMENTS) -> int:
+    """How many packets of `size` bytes a super-datagram takes, where it may have `most`."""
+    return max(1, min(MAX_SUPER // size, most)) if size else 1
 
 
 class Supers(NamedTuple):
@@ -43,10 +43,13 @@ class Supers(NamedTuple):
     counts: list[int]
 
 
-def supers(rows: Rows, tail: int) -> list[Supers]:
-    """Packets, of which the last has `tail` bytes, as super-datagrams: full ones, and the rest."""
+def supers(rows: Rows, tail: int, most: int = MAX_SEGMENTS) -> list[Supers]:
+    """Packets, of which the last has `tail` bytes, as super-datagrams: full ones, and the rest.
+
+    Full ones have as many packets as 64 kB hold, and `most` at most.
+    """
     n, size = rows.shape
-    at_once = super_packets(size)
+    at_once = super_packets(size, most)
     found = []
     if whole := n // at_once:
         payloads = rows[: whole * at_once].reshape(whole, at_once * size)

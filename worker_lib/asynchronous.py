@@ -140,6 +140,7 @@ class AsynchronousWorker:
             threshold=threshold or 0,
             watch=self.numel,
             ceiling=min(CEILING, self._port.buffer),
+            most=self._port.most,
             key=key,
         )
         self._vector = np.zeros(whole, self._dtype)

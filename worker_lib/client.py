@@ -140,6 +140,7 @@ class Worker:
             reproducible=self.reproducible,
             restart_safe=bool(restart_safe),
             ceiling=min(CEILING, self._port.buffer),
+            most=self._port.most,
             key=key,
             heartbeat=LOOK_PAUSE if on_member_lost == "raise" else HEARTBEAT,
         )

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Generic, TypeVar
 
 from iswitch.keys import Key
-from iswitch.packets import Address, Burst, Outgoing, Rows, super_packets
+from iswitch.packets import MAX_SEGMENTS, Address, Burst, Outgoing, Rows, super_packets
 from iswitch.wire import (
     FLAG_HEARTBEAT,
     HEARTBEAT,
@@ -73,6 +73,7 @@ class Member(ABC, Generic[E]):
         expected: how many members the job is known to have; 0: any number.
         flags: of every Join.
         ceiling: most bytes to have under way.
+        most: packets of a super-datagram that the way to the switch takes whole.
         heartbeat: seconds between heartbeats.
         key: of a keyed job.
     """
@@ -87,6 +88,7 @@ class Member(ABC, Generic[E]):
         expected: int = 0,
         flags: int = 0,
         ceiling: int = CEILING,
+        most: int = MAX_SEGMENTS,
         heartbeat: float = HEARTBEAT,
         key: bytes | None = None,
     ) -> None:
@@ -109,9 +111,9 @@ class Member(ABC, Generic[E]):
         self.heard = float("-inf")  # when the last packet came
         self.stats: dict[str, int] = {}
         self.round_trip = RoundTrip()
-        burst = super_packets(shape.packet_size)
-        self.window = SendWindow(burst, max(burst, ceiling // shape.packet_size))
-        self._burst = burst
+        full = super_packets(shape.packet_size)
+        self.window = SendWindow(full, max(full, ceiling // shape.packet_size))
+        self._burst = super_packets(shape.packet_size, most)
         self._out: deque[Outgoing] = deque()
         self._events: deque[E | Answered | Halted] = deque()
         self._pending: dict[int, _Pending] = {}

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from math import inf
 
-from iswitch.packets import Address, Cutter, Outgoing, Rows, spans
+from iswitch.packets import MAX_SEGMENTS, Address, Cutter, Outgoing, Rows, spans
 from iswitch.wire import (
     FLAG_FIRST,
     FLAG_REPRODUCIBLE,
@@ -79,6 +79,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         resends: send again, as data, what seems to be lost; if not, the worker only asks for Help,
             as the paper's does.
         ceiling: most bytes to have under way.
+        most: packets of a super-datagram that the way to the switch takes whole.
         heartbeat: seconds between heartbeats.
         key: of a keyed job.
     """
@@ -96,6 +97,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         restart_safe: bool = True,
         resends: bool = True,
         ceiling: int = CEILING,
+        most: int = MAX_SEGMENTS,
         heartbeat: float = HEARTBEAT,
         key: bytes | None = None,
     ) -> None:
@@ -108,6 +110,7 @@ class Session(Member[Dropped | Gone | WasReset]):
             expected=expected,
             flags=flags,
             ceiling=ceiling,
+            most=most,
             heartbeat=heartbeat,
             key=key,
         )
@@ -162,7 +165,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         """
         n = self.shape.segments
         if (
-            n > min(BURSTS_IN_EXPRESS * self._burst, self.window.size)
+            n > min(BURSTS_IN_EXPRESS * self.window.burst, self.window.size)
             or len(vector) < self.shape.numel
             or not (self.member and self.resends)
             or self.halted

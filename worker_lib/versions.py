@@ -19,7 +19,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.packets import Address, Cutter, Indices, Outgoing, Rows, spans
+from iswitch.packets import MAX_SEGMENTS, Address, Cutter, Indices, Outgoing, Rows, spans
 from iswitch.wire import (
     FLAG_STANDS_AT,
     HEARTBEAT,
@@ -82,6 +82,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
         threshold: H to be set whenever it joins; 0: as it is at the switch.
         watch: the first element of those that are told of every version, `Told`; None: none.
         ceiling: most bytes to have under way.
+        most: packets of a super-datagram that the way to the switch takes whole.
         heartbeat: seconds between heartbeats.
         key: of a keyed job.
     """
@@ -97,6 +98,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
         threshold: int = 0,
         watch: int | None = None,
         ceiling: int = CEILING,
+        most: int = MAX_SEGMENTS,
         heartbeat: float = HEARTBEAT,
         key: bytes | None = None,
     ) -> None:
@@ -107,6 +109,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
             incarnation,
             expected=expected,
             ceiling=ceiling,
+            most=most,
             heartbeat=heartbeat,
             key=key,
         )

@@ -37,6 +37,7 @@ from ..issuing import Jack
 from ..packets import Rows
 from . import replication
 from .frames import SOCKADDR_LL, FrameSender
+from .interfaces import most_segments
 from .mmsg import BATCH_SUPER, Block, Receiver, Spacing, size_buffers
 from .replication import Replicator
 
@@ -87,6 +88,7 @@ class RawPort:
         self.socket = packet_socket(buffer)
         try:
             self.mtu = self._ask(SIOCGIFMTU)
+            self.most = most_segments(self.index)
             self.spacing = Spacing(ETH + ETH_HEADER + self.mtu - HEAD, HEAD)
             self.socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
             self.socket.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
@@ -193,7 +195,7 @@ class RawPorts:
     @property
     def jacks(self) -> list[Jack]:
         """What each port can do."""
-        return [Jack(port.mtu, self.offload) for port in self.ports]
+        return [Jack(port.mtu, self.offload, port.most) for port in self.ports]
 
     def fileno(self) -> int:
         """A descriptor that is readable when a frame has come at some port."""

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..packets import (
+    MAX_SEGMENTS,
     Address,
     Burst,
     Outgoing,
@@ -32,6 +33,7 @@ from ..packets import (
     unpacked,
 )
 from ..sources import Sources
+from .interfaces import interface_of, most_segments
 from .lobby import IP_PKTINFO, IP_RECVTOS, MEMINFO_DROPS, NO_LOBBY, SO_MEMINFO, Lobby
 from .mmsg import BATCH_SUPER, SOCKADDR_SIZE, Block, Post, Receiver, Sender, Spacing, size_buffers
 
@@ -113,6 +115,9 @@ class UdpPort:
         self.refused = False  # an ICMP "port unreachable" has come back
         host, port = self.socket.getsockname()
         self.address = Address(host, port)
+        self.most = MAX_SEGMENTS  # packets of a super-datagram that the way takes whole
+        if connect and (interface := interface_of(host)) is not None:
+            self.most = most_segments(interface)
         self._receiver = Receiver(name=SOCKADDR_SIZE, control=CONTROL)
         self._spacing = Spacing(USUAL)
         self._sender = Sender()
@@ -267,7 +272,7 @@ class UdpPort:
             if out is None:
                 continue
             n, size = out.rows.shape
-            whole = self.offload and super_packets(size) > 1
+            whole = self.offload and super_packets(size, self.most) > 1
             for group in self._groups.get(out.peers) or self._group(out.peers):
                 single = self._control(out.tos, 0, group.source)
                 if n == 1:
@@ -288,7 +293,7 @@ class UdpPort:
         post = known[1]
         if post is None:
             return out
-        sent = post.send(self.socket.fileno()) * super_packets(out.rows.shape[1])
+        sent = post.send(self.socket.fileno()) * super_packets(out.rows.shape[1], self.most)
         return None if sent >= len(out.rows) else out._replace(rows=out.rows[sent:])
 
     def _describe(self, out: Standing) -> Post | None:
@@ -296,9 +301,11 @@ class UdpPort:
         (group, *others) = self._groups.get(out.peers) or self._group(out.peers)
         if others or len(group.whole) != 1 or not self.offload or len(out.rows) == 1:
             return None
+        if super_packets(out.rows.shape[1], self.most) == 1:
+            return None
         payloads = [
             payload[:length]
-            for some in supers(out.rows, out.tail)
+            for some in supers(out.rows, out.tail, self.most)
             for payload, length in zip(some.payloads, some.lengths, strict=True)
         ]
         control = self._control(out.tos, out.rows.shape[1], group.source)
@@ -308,7 +315,7 @@ class UdpPort:
         """Send super-datagrams to whom the way carries them."""
         control = self._control(out.tos, out.rows.shape[1], group.source)
         single = self._control(out.tos, 0, group.source)
-        if out.rows.shape[0] <= super_packets(out.rows.shape[1]):
+        if out.rows.shape[0] <= super_packets(out.rows.shape[1], self.most):
             payload = out.rows.reshape(-1)[: out.rows.size - out.rows.shape[1] + out.tail]
             for name in self._send_to_all(group.whole, payload, control, len(out.rows)):
                 self._send_to_singly(name)
@@ -316,7 +323,7 @@ class UdpPort:
             return
         left = group.whole.tolist()
         at = 0
-        for some in supers(out.rows, out.tail):
+        for some in supers(out.rows, out.tail, self.most):
             refused = self._send_whole(left, some, control)
             for name, sent in refused.items():
                 self._send_to_singly(name)
