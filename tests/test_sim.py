@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from iswitch.frame import HEADERS
 from iswitch.impairment import Impairment
 from iswitch.packets import Address, Burst, Outgoing
 from iswitch.sim.events import Events
@@ -292,6 +293,53 @@ def test_rates_and_queues_are_those_of_the_topology() -> None:
     simulation = Simulation(Topology.parse("star:2,rate=10Mbit,queue=7,burst=3,loss=1%"))
     link = simulation.network.links[simulation.address("h1"), simulation.address("s1")]
     assert link.impairment == Impairment(0.01, rate=10**7, queue=7, burst=3)
+
+
+@pytest.mark.parametrize(
+    ("form", "most", "hops"),
+    [("star:2,rate=1Gbit", 64, 2), ("rack:2x1,rate=1Gbit", 64, 4), ("rack:2x1,rate=100Mbit", 8, 4)],
+)
+def test_switches_in_two_levels_take_no_longer_than_the_wire(
+    form: str, most: int, hops: int
+) -> None:
+    """Where nobody has to wait for a processor: nothing stalls, nothing is sent again.
+
+    Each further link on the way up and down takes what one packet takes there; the rest of the
+    vector passes meanwhile.
+    """
+    simulation = Simulation(Topology.parse(form))
+    network = simulation.network
+    shape = Shape.of(366 * 500)
+    sessions = []
+    for host in simulation.topology.hosts:
+        at = simulation.switch_of(host.name)
+        session = Session(at, 7, shape, 1000, expected=len(simulation.topology.hosts), most=most)
+        session.join(network.now)
+        simulation.start_worker(host.name, session)
+        sessions.append(session)
+    while not all(session.member for session in sessions):
+        assert network.step()
+    vector = np.ones(shape.numel, np.float32)
+    rate = simulation.topology.links[0].rate
+    assert rate is not None
+    frame = 8 * (shape.packet_size + HEADERS) / rate
+    took = []
+    for _ in range(3):
+        began = network.now
+        outs = [np.zeros_like(vector) for _ in sessions]
+        for host, session, out in zip(simulation.topology.hosts, sessions, outs, strict=True):
+            session.begin(vector, out, began)
+            network.poke(simulation.address(host.name))
+        while not all(s.transfer is not None and s.transfer.done for s in sessions):
+            assert network.step()
+        took.append(network.now - began)
+        for session, out in zip(sessions, outs, strict=True):
+            assert (out == len(sessions)).all()
+            session.finish()
+    assert took[0] < 1.0  # all have to gather first
+    for seconds in took[1:]:
+        assert shape.segments <= seconds / frame <= shape.segments + 2 * hops
+    assert sum(s.stats["sent_again"] + s.stats["probes"] + s.stats["helps"] for s in sessions) == 0
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:
