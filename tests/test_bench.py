@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -30,6 +31,7 @@ from iswitch.bench.result import Results, Series, wire_bound
 from iswitch.cli import UsageError
 from iswitch.cli.bench import check_ways, configure, everything
 from iswitch.cli.bench import run as run_bench
+from iswitch.cli.bench_network import pin
 from iswitch.cli.worlds import network_of
 from iswitch.units import QuantityError
 from topologies import Topology
@@ -332,7 +334,7 @@ def test_links_that_lose(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     done = bench(
         "--world", "netns", "--sizes", "200kB", "--strategies", "iswitch,ring", "--workers", "2",
-        "--loss", "0,1%", "--rounds", "5", "--iterations", "0", "--json", str(path),
+        "--loss", "0,1%", "--rounds", "5", "--iterations", "0", "--pin", "--json", str(path),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(path.read_text())["results"]
@@ -465,3 +467,19 @@ def test_a_process_that_ends_is_an_error() -> None:
     group.connections[0] = Gone()  # type: ignore[assignment]
     with pytest.raises(BenchFailed, match="a worker of ring has gone"):
         group.order("prepare")
+        ("--pin --switch=--cpu=0", "--switch: with --pin every switch has its core; leave out"),
+def test_each_process_has_its_core() -> None:
+    """In turns."""
+    with ExitStack() as stack:
+        processes = []
+        for _ in range(3):
+            process = stack.enter_context(subprocess.Popen(["cat"], stdin=subprocess.PIPE))
+            stack.callback(process.kill)
+            processes.append(process.pid)
+        cores = sorted(os.sched_getaffinity(0))
+        pin(processes)
+        assert [os.sched_getaffinity(process) for process in processes] == [
+            {cores[i % len(cores)]} for i in range(3)
+        ]
+
+

@@ -84,6 +84,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--switch", metavar="OPTIONS", default="",
         help="more of iswitch switch, for all switches, such as --switch=--spin=0.001",
     )  # fmt: skip
+    parser.add_argument(
+        "--pin", action="store_true",
+        help="keep each process on one core: switches and servers, then workers, in turns",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write all rounds")
     parser.add_argument("--csv", metavar="FILE", help="write the table's numbers")
     parser.add_argument("--html", metavar="FILE", help="write a page with plots")
@@ -99,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     from .launch import Signals, Stopped
 
     plan = plan_of(args)
-    build = Build(not args.no_offload, switch_options(args.switch))
+    build = Build(not args.no_offload, switch_options(args.switch, args.pin), args.pin)
     for path in (args.json, args.csv, args.html):
         check_writable(path)
     if args.html and find_spec("matplotlib") is None:
@@ -260,11 +264,11 @@ def number(text: str, option: str) -> int:
     return int(text)
 
 
-def switch_options(text: str) -> list[str]:
+def switch_options(text: str, pin: bool) -> list[str]:
     """Options for `iswitch switch`.
 
     Raises:
-        UsageError: it has no such options.
+        UsageError: it has no such options, or they are at odds with --pin.
     """
     from . import switch
 
@@ -272,7 +276,7 @@ def switch_options(text: str) -> list[str]:
     switch.configure(parser)
     options = shlex.split(text)
     try:
-        _, unknown = parser.parse_known_args(options)
+        found, unknown = parser.parse_known_args(options)
     except argparse.ArgumentError as error:
         raise UsageError(f"--switch: {error}") from None
     if unknown:
@@ -283,6 +287,8 @@ def switch_options(text: str) -> list[str]:
 def everything() -> list[Way]:
     """All strategies that can be had here, the switch's first."""
     from worker_lib.strategies import STRATEGIES, lacks
+    if pin and found.cpu is not None:
+        raise UsageError("--switch: with --pin every switch has its core; leave out --cpu")
 
     from ..bench.plan import Way
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..bench.group import BenchFailed, Group, Lobby
@@ -29,6 +31,7 @@ class Build(NamedTuple):
 
     offload: bool = True
     switch_options: Sequence[str] = ()  # more of `iswitch switch`
+    pin: bool = False  # keep each process on one core
 
 
 class Site(NamedTuple):
@@ -67,7 +70,7 @@ def opened(plan: Plan, setting: Setting, build: Build) -> Iterator[list[Group]]:
         numbers = free_ports([sites[fabric(way)] for way in ways])
         groups = []
         for i, (way, port) in enumerate(zip(ways, numbers, strict=True)):
-            groups.append(start(i, way, sites[fabric(way)], port, lobby, fleet))
+            groups.append(start(i, way, sites[fabric(way)], port, lobby, fleet, build.pin))
         lobby.gather(groups)
         yield groups
 
@@ -108,7 +111,9 @@ def with_hosts(topology: Topology, count: int) -> Topology:
     return replace(topology, hosts=(*topology.hosts, *hosts), links=(*topology.links, *links))
 
 
-def start(i: int, way: Way, site: Site, port: int, lobby: Lobby, fleet: Fleet) -> Group:
+def start(
+    i: int, way: Way, site: Site, port: int, lobby: Lobby, fleet: Fleet, pinned: bool
+) -> Group:
     """Start the workers of a way, and what serves them."""
     world, switches = site.world, site.switches
     serving = switches.processes() if switches is not None else []
@@ -120,6 +125,7 @@ def start(i: int, way: Way, site: Site, port: int, lobby: Lobby, fleet: Fleet) -
     elif way.servers:
         options["servers"], processes = start_servers(way, site, fleet)
         serving += processes
+    workers = []
     for rank, host in enumerate(site.workers):
         own = {"RANK": str(rank), **world.environment(host.name)}
         if switches is not None:
@@ -127,8 +133,18 @@ def start(i: int, way: Way, site: Site, port: int, lobby: Lobby, fleet: Fleet) -
         links = "links" if isinstance(world, Namespaces) else "none"
         command = ["-m", "iswitch.bench.member", lobby.path, str(i), links]
         place = world.place(host.name)
-        fleet.start(f"worker {rank} of {way.label}", command, shared | own, place)
+        child = fleet.start(f"worker {rank} of {way.label}", command, shared | own, place)
+        workers.append(child.process.pid)
+    if pinned:
+        pin([*serving, *workers])
     return Group(way, len(site.workers), serving, **options)
+
+
+def pin(processes: Sequence[int]) -> None:
+    """Keep each process, and the threads that it will start, on one core: one after the other."""
+    cores = sorted(os.sched_getaffinity(0))
+    for process, core in zip(processes, cycle(cores), strict=False):
+        os.sched_setaffinity(process, {core})
 
 
 def start_servers(way: Way, site: Site, fleet: Fleet) -> tuple[list[str], list[int]]:
