@@ -104,6 +104,7 @@ def test_asynchronous_iterations_are_the_time_between_ends() -> None:
         ("--strategies ring", "paper has its own --strategies; leave it out"),
         ("--topologies star", "paper has its own --topologies; leave it out"),
         ("--loss 1%", "paper has its own --loss; leave it out"),
+        ("--in-a-row 10", "paper has its own --in-a-row; leave it out"),
         ("--workers 7", "7 workers are not three in each rack"),
         ("--world loopback", "the loopback world has no links; use --world netns"),
         ("--rate fast", "--topology: rate 'fast'"),

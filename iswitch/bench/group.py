@@ -11,6 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .plan import FORWARD, Way
 
 PAUSE = 0.002  # seconds in which all get to their timers
@@ -30,12 +32,12 @@ class WrongSum(BenchFailed):
 
 
 class Done(NamedTuple):
-    """A round of one worker. Times are of the monotonic clock, in seconds."""
+    """Rounds in a row of one worker. Times are of the monotonic clock, in seconds."""
 
     late: float  # that it began after it should have
-    aggregated: float  # when
+    ends: list[float]  # when it had the sum of each round
     updated: float  # when
-    cpu: float  # seconds of this process's, of the allreduce
+    cpu: float  # seconds of this process's, of all rounds
     received: int  # bytes at its network interfaces; 0 in the loopback world
     sent: int
 
@@ -50,9 +52,10 @@ class Free(NamedTuple):
 class Round(NamedTuple):
     """One round of a group, in seconds.
 
-    `aggregate` is from the common start of the allreduce to the last worker's end, `update` from
-    there to the end of the last update. CPU is of all workers, and of the switches' or servers'
-    processes. Bytes are of a worker's link, on average.
+    `aggregate` is from the common start of the allreduce to the last worker's end; if another round
+    came right before it, from the last worker's end of that. `update` is from there to the end of
+    the last update. CPU is of all workers, and of the switches' or servers' processes; bytes are of
+    a worker's link, on average; rounds in a row have equal shares of both.
     """
 
     compute: float
@@ -165,29 +168,38 @@ class Group:
         return [answers[rank] for rank in range(self.size)]
 
     def round(self, compute: float = 0.0, update: bool = False) -> Round:
-        """Take a round: emulated computing, allreduce, and update if asked to.
+        """Take a round: emulated computing, allreduce, and update if asked to."""
+        (one,) = self.row(1, compute=compute, update=update)
+        return one
 
-        A round for which somebody was not ready in time does not count: it is taken again.
+    def row(
+        self, count: int, warm: int = 0, compute: float = 0.0, update: bool = False
+    ) -> list[Round]:
+        """Take so many rounds in a row from a common start, after some to get warm, if any.
+
+        If somebody was not ready in time none of them counts, and all are taken again.
         """
         while True:
             self.order("prepare")
+            if warm:
+                self.order("go", time.monotonic() + self._pause, 0.0, False, warm)
             cpu = self._cpu()
             at = time.monotonic() + self._pause
-            done: list[Done] = self.order("go", at, compute, update)
+            done: list[Done] = self.order("go", at, compute, update, count)
             cpu = self._cpu() - cpu
             if not any(one.late for one in done) or self._pause >= LONGEST_PAUSE:
                 break
             self._pause *= 2
-        aggregated = max(one.aggregated for one in done)
-        return Round(
-            compute,
-            aggregated - at - compute,
-            max(one.updated for one in done) - aggregated if update else 0.0,
-            sum(one.cpu for one in done),
-            cpu,
-            sum(one.received for one in done) / self.size,
-            sum(one.sent for one in done) / self.size,
+        ends = [max(one) for one in zip(*(worker.ends for worker in done), strict=True)]
+        updated = max(one.updated for one in done) - ends[-1] if update else 0.0
+        cost = (
+            sum(one.cpu for one in done) / count,
+            cpu / count,
+            sum(one.received for one in done) / self.size / count,
+            sum(one.sent for one in done) / self.size / count,
         )
+        seconds = np.diff([at + compute, *ends]).tolist()
+        return [Round(compute, one, updated, *cost) for one in seconds]
 
     def free(self, count: int, compute: float) -> Round:
         """Go through iterations asynchronously: the mean time between their ends.

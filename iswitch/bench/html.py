@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..page import Page
 from . import paper
-from .report import HEAD, NOTE, as_csv, as_json, filled, line, title
+from .report import HEAD, as_csv, as_json, filled, line, note, title
 
 if TYPE_CHECKING:
     from .paper import Comparison
@@ -31,7 +31,7 @@ def page(
     if comparisons:
         add_comparisons(found, plan, comparisons)
     add_pictures(found, results, plan)
-    add_table(found, results)
+    add_table(found, results, plan)
     add_origin(found, machine, command)
     found.download("bench.csv", "text/csv", as_csv(plan, results))
     data = as_json(plan, results, machine, command, complete)
@@ -76,10 +76,10 @@ def add_pictures(page: Page, results: Results, plan: Plan) -> None:
             page.figure(*picture)
 
 
-def add_table(page: Page, results: Results) -> None:
+def add_table(page: Page, results: Results, plan: Plan) -> None:
     """A table for each size and network."""
     page.section("Table")
-    page.text(NOTE)
+    page.text(note(plan))
     for cell in results.cells():
         head, *rows = filled(HEAD, [line(one, cell[0]) for one in cell])
         page.table(head, rows, title(cell))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .plan import ASYNC
+from .plan import ASYNC, WARM
 from .result import Results, Series
 
 if TYPE_CHECKING:
@@ -74,20 +74,22 @@ def check(groups: Sequence[Group], series: Sequence[Series]) -> None:
             one.exact = True
 
 
-def take(plan: Plan, group: Group, computing: float | None) -> Round:
-    """A round; or an iteration, if all turns are to be of these."""
+def take(plan: Plan, group: Group, computing: float | None, count: int = 1) -> list[Round]:
+    """A turn: so many rounds in a row; or one; or an iteration, if all turns are to be of these."""
+    if plan.in_a_row > 1:
+        return group.row(count, WARM)
     if not plan.free:
-        return group.round()
+        return [group.round()]
     compute = computing or 0.0
     if group.way.adds:
-        return group.round(compute, update=True)
-    return group.free(plan.free, compute)
+        return [group.round(compute, update=True)]
+    return [group.free(plan.free, compute)]
 
 
 def turns(
     plan: Plan, groups: Sequence[Group], series: Sequence[Series], computing: float | None
 ) -> Iterator[float]:
-    """A round of each way in every turn: so many turns, or for so long but at least so many.
+    """A turn of each way after the other: so many rounds, or for so long but at least so many.
 
     Yields:
         which part of that is done.
@@ -95,11 +97,14 @@ def turns(
     began = time.monotonic()
     part, count = 0.0, 0
     while part < 1:
+        left = plan.in_a_row if plan.rounds is None else plan.rounds - count
+        length = min(plan.in_a_row, left)
         for group, one in zip(groups, series, strict=True):
-            one.rounds.append(take(plan, group, computing))
+            taken = take(plan, group, computing, length)
+            one.rounds += taken
             if plan.free:
-                one.iterations.append(one.rounds[-1])
-        count += 1
+                one.iterations += taken
+        count += length
         if plan.rounds is not None:
             part = count / plan.rounds
         else:

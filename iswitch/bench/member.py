@@ -25,6 +25,7 @@ from .plan import ASYNC
 
 LINKS = "links"  # the word for a worker that has some
 QUIET = 0.001  # seconds after the end before it is told: others may still be at it
+FRESH = 16  # rounds, after which a vector gets its numbers anew: 100**18 overflows nothing yet
 MOMENTUM, RATE = np.float32(0.9), np.float32(0.01)
 
 
@@ -65,24 +66,32 @@ class Member:
         return stats
 
     def prepare(self) -> None:
-        """Have the vector of the next round ready."""
+        """Have the vector of the next rounds ready."""
         np.copyto(self._vector, self._own)
-        self._traffic = self._count()
 
-    def go(self, at: float, compute: float, update: bool) -> Done:
-        """Compute from `at` on (sleep), aggregate, and update if asked to."""
+    def go(self, at: float, compute: float, update: bool, rounds: int) -> Done:
+        """Compute from `at` on (sleep), aggregate so many times, and update if asked to.
+
+        From one round to the next the vector stays what the strategy has made of it, so that
+        nothing but allreduces is measured.
+        """
+        before = self._count()
         late = max(0.0, time.monotonic() - at)
         cpu = time.process_time()
         time.sleep(max(0.0, at + compute - time.monotonic()))
-        self._sum = self._strategy.allreduce(self._vector)
-        aggregated = time.monotonic()
+        ends = []
+        for i in range(rounds):
+            if i and not i % FRESH:
+                np.copyto(self._vector, self._own)
+            self._sum = self._strategy.allreduce(self._vector)
+            ends.append(time.monotonic())
         cpu = time.process_time() - cpu
         if update:
             self._update(self.workers)
         updated = time.monotonic()
         time.sleep(QUIET)
-        received, sent = np.subtract(self._count(), self._traffic).tolist()
-        return Done(late, aggregated, updated, cpu, received, sent)
+        received, sent = np.subtract(self._count(), before).tolist()
+        return Done(late, ends, updated, cpu, received, sent)
 
     def run(self, at: float, count: int, compute: float) -> Free:
         """Go through iterations from `at` on, without waiting for others: compute, contribute.

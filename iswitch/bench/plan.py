@@ -14,6 +14,7 @@ from ..units import BYTES, Unit
 ELEMENT = 4  # bytes of a float32
 FORWARD = "forward"  # not a strategy: the switch sends the same frames back, and adds nothing
 ASYNC = "async"  # nor this: asynchronous workers of the switch's
+WARM = 2  # rounds before those in a row, which do not count: in the caches is what others have done
 SIZE = Unit("size", BYTES, "40kB")
 NO_LIMIT = ("0", "none", "unlimited")
 
@@ -161,9 +162,10 @@ class Plan:
     """All of it.
 
     `ways[0]` is what the others are compared with. Of each size and network so many `rounds` are
-    taken of each way, or as many as `seconds` allow, at least `least`; and `iterations` more in
-    which the workers also compute (sleep for `compute` seconds, or the size's own) and update. If
-    `free`, all turns are of iterations, and an asynchronous way goes through so many of them
+    taken of each way, or as many as `seconds` allow, at least `least`; in turns of up to `in_a_row`
+    without a pause, or, if that is 1, of one from a common start. And `iterations` more are taken,
+    in which the workers also compute (sleep for `compute` seconds, or the size's own) and update.
+    If `free`, all turns are of iterations, and an asynchronous way goes through so many of them
     without a common start, of which the first ones do not count.
     """
 
@@ -172,6 +174,7 @@ class Plan:
     ways: Sequence[Way]
     world: str = "loopback"
     rounds: int | None = None
+    in_a_row: int = 1
     seconds: float = 5.0
     least: int = 20
     warmup: int = 3

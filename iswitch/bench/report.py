@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .plan import WARM
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -14,20 +16,29 @@ if TYPE_CHECKING:
     from .result import Results, Series
 
 CSV_COLUMNS = (
-    "world", "topology", "rate", "loss", "workers", "size", "bytes", "strategy", "rounds", "exact",
-    "min", "p25", "p50", "p75", "p99", "max", "ratio_p25", "ratio_p50", "ratio_p75", "wire_bound",
-    "switch_cpu_per_gb", "workers_cpu_per_gb", "link_received_bits_per_s", "link_sent_bits_per_s",
-    "compute", "aggregate", "update", "iteration",
+    "world", "topology", "rate", "loss", "workers", "size", "bytes", "strategy", "rounds",
+    "in_a_row", "exact", "min", "p25", "p50", "p75", "p99", "max", "ratio_p25", "ratio_p50",
+    "ratio_p75", "wire_bound", "switch_cpu_per_gb", "workers_cpu_per_gb",
+    "link_received_bits_per_s", "link_sent_bits_per_s", "compute", "aggregate", "update",
+    "iteration",
 )  # fmt: skip
 HEAD = ("strategy", "p50", "quartiles", "p99", "n", "ratio", "wire", "switch", "workers")
 NOTE = (
-    "Times in ms. ratio: to the first strategy, of the rounds of one turn: median (quartiles). "
-    "wire: p50 over the time in which a link carries the vector once. switch, workers: CPU seconds "
-    "of the switches' or servers' processes, and of the workers', for each GB contributed."
+    "ratio: to the first strategy, of the rounds of one turn: median (quartiles). wire: p50 over "
+    "the time in which a link carries the vector once. switch, workers: CPU seconds of the "
+    "switches' or servers' processes, and of the workers', for each GB contributed."
 )
 
 
-def summary(one: Series, first: Series, world: str) -> dict[str, Any]:
+def note(plan: Plan) -> str:
+    """What a table's columns are."""
+    rounds = "single rounds from a common start"
+    if plan.in_a_row > 1:
+        rounds = f"rounds, up to {plan.in_a_row} in a row after {WARM} that do not count"
+    return f"Times in ms, of {rounds}. {NOTE}"
+
+
+def summary(one: Series, first: Series, plan: Plan) -> dict[str, Any]:
     """A series in numbers; seconds, bytes, bits per second."""
     seconds = one.seconds
     ratio = one.ratio(first)
@@ -35,7 +46,7 @@ def summary(one: Series, first: Series, world: str) -> dict[str, Any]:
     received, sent = one.link()
     split = one.split() or dict.fromkeys(("compute", "aggregate", "update", "iteration"))
     return {
-        "world": world,
+        "world": plan.world,
         "topology": one.setting.form,
         "rate": one.setting.rate,
         "loss": one.setting.loss,
@@ -44,6 +55,7 @@ def summary(one: Series, first: Series, world: str) -> dict[str, Any]:
         "bytes": one.size.bytes,
         "strategy": one.way.label,
         "rounds": len(seconds),
+        "in_a_row": plan.in_a_row,
         "exact": one.exact,
         "min": min(seconds),
         **dict(zip(("p25", "p50", "p75"), one.quartiles, strict=True)),
@@ -70,7 +82,7 @@ def as_json(
         "world": plan.world,
         "results": [
             {
-                **summary(one, cell[0], plan.world),
+                **summary(one, cell[0], plan),
                 "seconds": one.seconds,
                 "iterations": [r._asdict() for r in one.iterations],
                 "stats": one.stats,
@@ -88,7 +100,7 @@ def as_csv(plan: Plan, results: Results) -> str:
     writer.writeheader()
     for cell in results.cells():
         for one in cell:
-            writer.writerow(summary(one, cell[0], plan.world))
+            writer.writerow(summary(one, cell[0], plan))
     return file.getvalue()
 
 

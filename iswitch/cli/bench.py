@@ -1,8 +1,7 @@
 """Measure allreduce by several strategies on the same hosts and links, in turns (A B A B).
 
-Of every size, network and strategy the rounds are from a common start to the last worker's end;
-sums are checked. `iswitch bench paper` repeats the comparisons of the iSwitch paper. Ctrl-C ends it
-with what was measured so far.
+A turn is several rounds without a pause, as training takes them; sums are checked. `iswitch bench
+paper` repeats the comparisons of the iSwitch paper. Ctrl-C ends it with what was measured so far.
 """
 
 from __future__ import annotations
@@ -65,12 +64,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--loss", metavar="LIST", help="of every link, such as 0,1%% (default: 0)")
     parser.add_argument(
         "--seconds", type=quantity(), default=5.0, metavar="S",
-        help="for each size and network, at least 20 turns; paper: 3 (default: %(default)g)",
+        help="for each size and network, at least 20 rounds; paper: 3 (default: %(default)g)",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=whole(1), metavar="N", help="instead: so many turns")
+    parser.add_argument("--rounds", type=whole(1), metavar="N", help="instead: so many rounds")
+    parser.add_argument(
+        "--in-a-row", type=whole(1), metavar="N",
+        help="rounds in a turn, without a pause, after two that do not count; 1: single rounds "
+        "from a common start (default: 10; paper: 1)",
+    )  # fmt: skip
     parser.add_argument(
         "--iterations", type=whole(0), metavar="N",
-        help="turns more of whole iterations: compute (sleep), aggregate, update (default: 10; "
+        help="whole iterations more: compute (sleep), aggregate, update (default: 10; "
         "paper: all are)",
     )  # fmt: skip
     parser.add_argument(
@@ -81,12 +85,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--no-offload", action="store_true", help="frames as on a wire, as of iswitch run"
     )
     parser.add_argument(
-        "--switch", metavar="OPTIONS", default="",
-        help="more of iswitch switch, for all switches, such as --switch=--spin=0.001",
-    )  # fmt: skip
-    parser.add_argument(
         "--pin", action="store_true",
         help="keep each process on one core: switches and servers, then workers, in turns",
+    )  # fmt: skip
+    parser.add_argument(
+        "--switch", metavar="OPTIONS", default="",
+        help="more of iswitch switch, for all switches, such as --switch=--spin=0.001",
     )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write all rounds")
     parser.add_argument("--csv", metavar="FILE", help="write the table's numbers")
@@ -167,7 +171,7 @@ def _report(
     compared = [report.rich_table(n, paper.HEAD, lines) for n, lines in paper.tables(found)]
     for table in compared or report.tables(results):
         console.print("", table, sep="\n")
-    say(paper.NOTE if found else report.NOTE)
+    say(paper.NOTE if found else report.note(plan))
     if found:
         say("\n".join(paper.headlines(found)))
         say(paper.emulated(plan.sizes, plan.compute))
@@ -204,9 +208,10 @@ def plan_of(args: argparse.Namespace) -> Plan:
     try:
         sizes = [Size.parse(text) for text in split(args.sizes)]
         if of_paper:
-            for option in ("strategies", "topologies", "loss", "iterations"):
+            for option in ("strategies", "topologies", "loss", "iterations", "in_a_row"):
                 if getattr(args, option) is not None:
-                    raise UsageError(f"paper has its own --{option}; leave it out")
+                    name = option.replace("_", "-")
+                    raise UsageError(f"paper has its own --{name}; leave it out")
             plan = paper.plan(sizes, workers or paper.WORKERS, rates or paper.RATES, world, **more)
         else:
             forms, losses = split(args.topologies or "star"), split(args.loss or "0")
@@ -215,8 +220,9 @@ def plan_of(args: argparse.Namespace) -> Plan:
                 for setting in networks(forms, workers or [4], rates or ["none"], losses)
             ]
             ways = [Way.parse(text) for text in split(args.strategies or "")] or everything()
-            iterations = 10 if args.iterations is None else args.iterations
-            plan = Plan(sizes, settings, ways, world, iterations=iterations, **more)
+            more["iterations"] = 10 if args.iterations is None else args.iterations
+            more["in_a_row"] = args.in_a_row or 10
+            plan = Plan(sizes, settings, ways, world, **more)
     except QuantityError as error:
         raise UsageError(f"--sizes: {error}") from None
     except ValueError as error:
@@ -281,14 +287,14 @@ def switch_options(text: str, pin: bool) -> list[str]:
         raise UsageError(f"--switch: {error}") from None
     if unknown:
         raise UsageError(f"--switch: iswitch switch has no {unknown[0]}; see its --help")
+    if pin and found.cpu is not None:
+        raise UsageError("--switch: with --pin every switch has its core; leave out --cpu")
     return options
 
 
 def everything() -> list[Way]:
     """All strategies that can be had here, the switch's first."""
     from worker_lib.strategies import STRATEGIES, lacks
-    if pin and found.cpu is not None:
-        raise UsageError("--switch: with --pin every switch has its core; leave out --cpu")
 
     from ..bench.plan import Way
 
