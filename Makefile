@@ -48,12 +48,14 @@ bench: $(VENV)/dev.ready
 	$(BIN)/iswitch bench --strategies iswitch,forward
 	$(BIN)/python -m tests.bench.stranger
 	$(BIN)/python -m tests.bench.asynchronous
-	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw
+	[ "$$(id -u)" != 0 ] || $(BIN)/iswitch bench --world netns --strategies iswitch,forward,gloo
+	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.tcp
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.loss
 	$(BIN)/python -m tests.bench.overlap
 	$(BIN)/python -m tests.bench.replay
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.overlap --world netns
-	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.raw --no-offload --no-gloo --no-tcp
+	[ "$$(id -u)" != 0 ] || $(BIN)/iswitch bench --world netns --no-offload \
+	  --strategies iswitch,forward
 
 # What tests of real networks and of pages call; mnexec is Mininet's.
 TOOLS := tshark ping mnexec ethtool iperf3 ip tc ifconfig tcpdump chromium mpirun

@@ -24,7 +24,7 @@ from iswitch.packets import super_packets
 from iswitch.ports.mmsg import IOVEC, MMSGHDR, address_of, size_buffers
 from iswitch.ports.udp import SOL_UDP, UDP_GRO, UDP_SEGMENT
 
-from .raw import SIZES
+from .rig import SIZES
 
 ELEMENTS = 366
 PACKET = 8 + 4 * ELEMENTS

@@ -2,8 +2,9 @@
 
 Workers in namespaces around raw switches, one of them with perfect links, the others with links
 that lose packets in both directions (as `loss=` of a topology does it); each worker has a host in
-each network. Rounds are taken in turns and measured as in `tests.bench.raw`; every sum is compared
-with the exact one. Ratios are of medians, and of the rounds in turn (quartiles). Needs root.
+each network. Rounds are taken in turns, each from a common start to the last worker's end; every
+sum is compared with the exact one. Ratios are of medians, and of the rounds in turn (quartiles).
+Needs root.
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from iswitch.impairment import DIRECTIONS, Impairment
-from iswitch.switch import Switch
 from topologies import Topology
 from topologies.netns import Network
 from worker_lib import Worker
 
-from .raw import SIZES, SWITCH_PORT, Place, Start, place, row, serve
+from .rig import SIZES, SWITCH_PORT, Place, Start, place, serve
 
 COUNTED = ("sent", "sent_again", "useless", "probes", "helps", "helped")
 
@@ -62,6 +62,11 @@ def work(
         for member in members:
             member.leave()
         results.send((times, stats, members[0].shape.segments))
+
+
+def row(name: str, seconds: np.ndarray, note: str) -> str:
+    ms = np.percentile(seconds * 1e3, [0, 50, 99, 100])
+    return f"  {name:9}" + "".join(f"{x:9.3f}" for x in ms) + f"{len(seconds):7}   {note}"
 
 
 def report(losses: Sequence[str], sizes: dict[str, int], pipes: Sequence[Connection]) -> None:
@@ -107,7 +112,7 @@ def main() -> None:
             lossy = Impairment.parse(f"loss={loss}")
             given = {(n, way): lossy for n in range(args.workers) for way in DIRECTIONS if lossy}
             end, other = context.Pipe()
-            target = (Switch, place(network, "s1"), 0.0, other, given, args.seed)
+            target = (place(network, "s1"), other, given, args.seed)
             servers.append(context.Process(target=serve, args=target))
             servers[-1].start()
             ends.append(end)

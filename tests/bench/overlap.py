@@ -142,25 +142,22 @@ def main() -> None:
     print(f"command: python -m tests.bench.overlap {' '.join(sys.argv[1:])}".rstrip())
     print(f"machine: {os.cpu_count()} cores, Linux {platform.release()}", flush=True)
 
-    from .raw import Start
+    from .rig import Start
 
     context = mp.get_context("spawn")
     with ExitStack() as stack:
         places: list[Any] = [None] * args.workers
         host = "127.0.0.1"
         if args.world == "netns":
-            from iswitch.switch import Switch
             from topologies import Topology
             from topologies.netns import Network
 
-            from .raw import SWITCH_PORT, place, serve
+            from .rig import SWITCH_PORT, place, serve
 
             topology = Topology.parse(f"star:{args.workers},rate={args.rate}")
             net = stack.enter_context(Network(topology, prefix="iswo"))
             end_of_server, other = context.Pipe()
-            server = context.Process(
-                target=serve, args=(Switch, place(net, "s1"), 0.0, other), daemon=True
-            )
+            server = context.Process(target=serve, args=(place(net, "s1"), other), daemon=True)
             server.start()
             end_of_server.recv()
             places = [place(net, f"h{rank + 1}") for rank in range(args.workers)]

@@ -37,7 +37,7 @@ from worker_lib.aggregates import Aggregates
 from worker_lib.session import Session
 from worker_lib.transfer import Contribution
 
-from .raw import SWITCH_PORT, Place, place, serve
+from .rig import SWITCH_PORT, Place, place, serve
 
 Stages = list[tuple[Any, str, str]]  # where a function is, its name, and what it does
 
@@ -111,7 +111,7 @@ class Clock:
 
 def stages_of_switch(where: Place, rounds: int, report: Connection) -> None:
     clock = Clock(SWITCH)
-    serve(Switch, where, 0.0, report)
+    serve(where, report)
     report.send(clock.table(rounds))
 
 

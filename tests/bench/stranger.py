@@ -34,8 +34,8 @@ from topologies import Topology
 from worker_lib import Worker
 
 from .flood import KINDS, Flood, Pace
-from .raw import SWITCH_PORT, Place, Start, check, place
-from .raw import serve as serve_raw
+from .rig import SWITCH_PORT, Place, Start, place
+from .rig import serve as serve_raw
 
 SIZES = {"157 kB": 40_327, "3.31 MB": 866_439}
 STRANGER = "127.0.0.9"  # not the workers' own: their ports would be among its own
@@ -108,6 +108,12 @@ def cpu(process: int) -> float:
     with open(f"/proc/{process}/stat") as stat:
         fields = stat.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def check(out: np.ndarray, numel: int, workers: int) -> None:
+    """Sums are exact: all elements are small integers."""
+    parts = [np.random.default_rng(rank).integers(-9, 9, numel) for rank in range(workers)]
+    assert np.array_equal(out, np.sum(parts, axis=0))
 
 
 def work(
@@ -220,14 +226,12 @@ def main() -> None:
         end, other = context.Pipe()
         places: list[Place | None] = [None] * (args.workers + 1)
         if args.world == "raw":
-            from iswitch.switch import Switch
             from topologies.netns import Network
 
             topology = Topology.parse(f"star:{args.workers + 1}")
             network = stack.enter_context(Network(topology, prefix="iswb"))
             places = [place(network, f"h{i + 1}") for i in range(args.workers + 1)]
-            arguments = (Switch, place(network, "s1"), 0.0, other)
-            server = context.Process(target=serve_raw, args=arguments)
+            server = context.Process(target=serve_raw, args=(place(network, "s1"), other))
             switch = (str(topology.address("s1")), SWITCH_PORT)
         else:
             server = context.Process(target=serve, args=(other,))
