@@ -12,7 +12,7 @@ import numpy as np
 from .frame import ETH, Route, sums
 from .packets import Address, Rows
 
-MAC_PREFIX = b"\x02\x69"  # locally administered; the address follows
+MAC_PREFIX = b"\x02\x69"  # locally administered unicast, and an "i"; the address follows
 
 
 def ip(address: Address) -> bytes:

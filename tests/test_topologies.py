@@ -129,6 +129,7 @@ def test_a_wrong_form_is_told_the_right_ones(text: str, part: str) -> None:
         ("star:4,subnet=10.0.0.0/30", "10.0.0.0/30 has 2 addresses for 5 nodes; take a larger one"),
         ("star:4,subnet=10.0.0.1/24", "has host bits set"),
         ("star:65", "'s1' has 65 hosts and child switches, 64 at most; put switches between"),
+        ("star:300", "'s1' has 300 hosts"),  # more than a byte numbers
         ("rack:65x1", "'core1' has 65 hosts and child switches"),
         ("rack:2x3,root=h1", "no switch 'h1' to be the root; choose of core1, tor1, tor2"),
     ],

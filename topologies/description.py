@@ -27,10 +27,9 @@ from iswitch.units import MTU, RATE, QuantityError, Queue, whole
 from .errors import TopologyError
 
 SUBNET = IPv4Network("10.26.0.0/16")
-MAC_PREFIX = 0x02_69  # locally administered unicast, and an "i"
 QUEUE = Queue(1000)  # the kernel's default length of a device's queue
 IMPAIRMENTS = ("delay", "loss", "jitter", "duplicate", "reorder", "corrupt", "burst")  # of a Link
-PORT_PREFIX = 0x06  # the next of these, and the port's number
+PORT_PREFIX = 0x06  # the next locally administered one after 02, and the port's number
 
 
 @dataclass(frozen=True)
@@ -268,11 +267,13 @@ class Topology:
 
     def mac(self, node: str) -> str:
         """The MAC of a host's interface, or the one that a switch answers with."""
+        from iswitch.made_up import MAC_PREFIX  # brings NumPy
+
         return mac(MAC_PREFIX, self.address(node))
 
     def port_mac(self, switch: str, number: int) -> str:
         """The MAC of the interface SWITCH-ethNUMBER, which is not the switch's own."""
-        return mac(PORT_PREFIX << 8 | number, self.address(switch))
+        return mac((PORT_PREFIX << 8 | number).to_bytes(2, "big"), self.address(switch))
 
     @cached_property
     def _parents(self) -> dict[str, str | None]:
@@ -304,9 +305,9 @@ class Topology:
         }
 
 
-def mac(prefix: int, address: IPv4Address) -> str:
+def mac(prefix: bytes, address: IPv4Address) -> str:
     """Two bytes and an address as a MAC."""
-    return (prefix.to_bytes(2, "big") + address.packed).hex(":")
+    return (prefix + address.packed).hex(":")
 
 
 def spanning_tree(
