@@ -23,6 +23,11 @@ AS_ROOT = "run as root (sudo)"
 ALL = "pip install . (in a checkout of iswitch)"
 RL = "pip install -e '.[rl]' (in a checkout of iswitch)"
 NETWORKS = "pip install -e '.[netns,mininet]' (in a checkout of iswitch)"
+TREE = "pip install -e '.[tree]' (in a checkout of iswitch)"
+MPI = "pip install -e '.[mpi]' (in a checkout of iswitch)"
+SCAPY = "pip install -e '.[scapy]' (in a checkout of iswitch)"
+TSHARK = "`iswitch dissector` does not see whether its plugin loads"
+APT = "apt-get install --no-install-recommends"
 
 State = Literal["ok", "limited", "missing"]
 
@@ -238,12 +243,11 @@ def namespaces(host: Host) -> Finding:
     }[host.namespaces()]
 
 
-def mnexec(host: Host) -> Finding:
-    """Mininet's own program."""
-    where = host.program("mnexec")
+def program(name: str, cost: str, debian: str, host: Host) -> Finding:
+    """A program that not everything needs, and the package of Debian's that has it."""
+    where = host.program(name)
     if where is None:
-        mend = "apt-get install --no-install-recommends mininet"
-        return Finding("missing", "not found", "no hosts and switches of Mininet's", mend)
+        return Finding("missing", "not found", cost, f"{APT} {debian}")
     return Finding("ok", where)
 
 
@@ -273,13 +277,19 @@ CHECKS = (
     Check("network namespaces", namespaces),
     Check("gymnasium", partial(package, "gymnasium", "`iswitch demo` has no CartPole", PIP_DEMO)),
     Check("matplotlib", partial(package, "matplotlib", "`iswitch demo` draws no figure", PIP_DEMO)),
-    Check("torch", partial(package, "torch", "no `iswitch train`, no worker_lib.torch", RL)),
+    Check("torch", partial(package, "torch", "no `iswitch train`, worker_lib.torch, `gloo`", RL)),
     Check("MuJoCo", partial(package, "mujoco", "`iswitch train` lacks Hopper, HalfCheetah", RL)),
     Check("ALE", partial(package, "ale_py", "`iswitch train` has no Atari games", RL)),
     Check("tensorboardX", partial(package, "tensorboardX", "no `iswitch train`", RL)),
     Check("ml_dtypes", partial(package, "ml_dtypes", "no vectors of bfloat16", ALL)),
     Check("pyroute2", partial(package, "pyroute2", "no networks of namespaces", NETWORKS)),
     Check("Mininet", partial(package, "mininet", "no networks of Mininet's", NETWORKS)),
-    Check("mnexec", mnexec),
+    Check("mnexec", partial(program, "mnexec", "no hosts and switches of Mininet's", "mininet")),
+    Check("networkx", partial(package, "networkx", "no strategy `tree`", TREE)),
+    Check("SciPy", partial(package, "scipy", "no strategy `tree`", TREE)),
+    Check("mpi4py", partial(package, "mpi4py", "no strategy `mpi`", MPI)),
+    Check("mpirun", partial(program, "mpirun", "no strategy `mpi`", "openmpi-bin")),
+    Check("scapy", partial(package, "scapy", "no layers for scapy: iswitch.dissect.scapy", SCAPY)),
+    Check("tshark", partial(program, "tshark", TSHARK, "tshark")),
     Check("rich", partial(package, "rich", "plain tables, no progress bars", ALL)),
 )
