@@ -14,8 +14,9 @@ import pytest
 
 from worker_lib.strategies import STRATEGIES, make
 from worker_lib.strategies.base import bounds, pieces
-from worker_lib.strategies.errors import PeerLost, PeerSilent
+from worker_lib.strategies.errors import PeerLost, PeerSilent, RendezvousError
 from worker_lib.strategies.fusion import Fused, allreduce_many
+from worker_lib.strategies.rendezvous import meet
 from worker_lib.strategies.ring import cost as ring_cost
 
 from .conftest import Where
@@ -174,11 +175,44 @@ def failing(name: str, numel: int, dies: bool) -> str:
 
 @pytest.mark.parametrize("numel", [1000, 4_000_000])
 @pytest.mark.parametrize("dies", [True, False], ids=["dies", "hangs"])
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", [*OWN, "gloo"])
 def test_a_worker_that_fails_is_named(name: str, dies: bool, numel: int) -> None:
     told = group(failing, 2, name, numel, dies)
-    said = "rank 1 is lost" if dies else "rank 1 said nothing for 0.5 s"
+    peer = "a worker" if name == "gloo" else "rank 1"  # gloo knows addresses; both have the same
+    said = f"{peer} is lost" if dies else f"{peer} said nothing for 0.5 s"
     assert told[0].startswith(said), told
+
+
+def test_what_gloo_says() -> None:
+    """Of a peer alone on its host the rank is found; of its sources nothing is told."""
+    from worker_lib.strategies.gloo import fault
+
+    said = "[/a/b/pair.cc:553] Connection closed by peer [10.26.0.2]:18608. This is typically so."
+    hosts = ["10.26.0.1", "10.26.0.2", "10.26.0.3", "10.26.0.3"]
+    lost = fault(said, hosts, 1.0)
+    assert isinstance(lost, PeerLost)
+    assert str(lost).startswith("rank 1 is lost (Connection closed by peer [10.26.0.2]:18608): it")
+    for address in ("10.26.0.3", "10.26.0.4"):  # of two, of none
+        assert fault(said.replace("10.26.0.2", address), hosts, 1.0).peer == "a worker"
+    assert fault("strange", hosts, 1.0).peer == "a worker"
+    for silence in ("Timed out waiting 500ms", "Application timeout caused pair closure"):
+        assert isinstance(fault(silence, hosts, 1.0), PeerSilent)
+
+
+def left_between() -> str:
+    """Rank 1 comes to the meeting, and is gone then."""
+    if os.environ["RANK"] == "1":
+        meet("gloo of 3 elements", lambda here: (here, 1), MADE)
+        return ""
+    with pytest.raises(RendezvousError) as caught:
+        make("gloo", 3, timeout=1.0)
+    return str(caught.value)
+
+
+def test_gloo_that_does_not_connect_says_so() -> None:
+    said, _ = group(left_between, 2)
+    assert said.startswith("gloo has not connected the workers; it says: wait timeout after 1000ms")
+    assert said.endswith("or give more time: timeout=...")
 
 
 def leading(name: str) -> tuple[int, str]:
@@ -235,8 +269,6 @@ def test_pieces_that_cannot_be(name: str, piece: object) -> None:
 
 
 def disagreeing(name: str) -> str:
-    from worker_lib.strategies.errors import RendezvousError
-
     with pytest.raises(RendezvousError) as caught:
         make(name, 10 + int(os.environ["RANK"]), timeout=MADE)
     return str(caught.value)

@@ -7,13 +7,21 @@ bytes of a large vector on the links of hosts, to five per cent; not the steps.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from . import Vector
 from .base import TIMEOUT, Base, check_timeout, lacking
-from .errors import Unavailable
+from .errors import PeerLost, PeerSilent, RendezvousError, Unavailable
 from .rendezvous import Meeting, meet
+
+SILENCE = re.compile(
+    r"time(d |-)?out", re.IGNORECASE
+)  # gloo raises RuntimeError for whatever fails
+PLACE = re.compile(r"^\[\S+\] ")  # in its sources, where a message begins
+ADDRESS = re.compile(r"\[([\d.]+)\]:\d+")  # of a peer
 
 
 class Gloo(Base):
@@ -24,31 +32,69 @@ class Gloo(Base):
 
         super().__init__(meeting.rank, meeting.num_workers, numel)
         self._distributed = distributed
-        distributed.init_process_group(
-            "gloo",
-            store=store,
-            rank=meeting.rank,
-            world_size=meeting.num_workers,
-            timeout=timedelta(seconds=timeout),
-        )
-        distributed.barrier()  # all have read of the store what they need; rank 0 may end it
+        self._timeout = timeout
+        self._hosts = [host for host, _ in meeting.told]
+        try:
+            distributed.init_process_group(
+                "gloo",
+                store=store,
+                rank=meeting.rank,
+                world_size=meeting.num_workers,
+                timeout=timedelta(seconds=timeout),
+            )
+            distributed.barrier()  # all have read of the store what they need; rank 0 may end it
+        except RuntimeError as error:
+            if distributed.is_initialized():
+                self.close()
+            raise unconnected(error) from None
 
     def close(self) -> None:
         """Leave torch's group."""
         self._distributed.destroy_process_group()
 
     def allreduce(self, vector: Vector) -> Vector:
-        """Add up, in the order in which the ring passes each part."""
+        """Add up, in the order in which the ring passes each part.
+
+        Raises:
+            PeerLost: a connection broke.
+            PeerSilent: nothing came for `timeout` seconds.
+        """
         from torch import from_numpy
 
         self.check(vector)
         self.rounds += 1
-        self._distributed.all_reduce(from_numpy(vector))
+        try:
+            self._distributed.all_reduce(from_numpy(vector))
+        except RuntimeError as error:
+            raise fault(str(error), self._hosts, self._timeout) from None
         return vector
 
     def stats(self) -> dict[str, Any]:
         """Rounds."""
         return {"rounds": self.rounds}
+
+
+def fault(said: str, hosts: Sequence[str], timeout: float) -> PeerLost | PeerSilent:
+    """What a message of gloo's means, of ranks with these addresses.
+
+    It names a peer by its address, which is a rank's if no other is on that host; who was silent it
+    does not name.
+    """
+    if SILENCE.search(said):
+        return PeerSilent("a worker", timeout)
+    named = ADDRESS.search(said)
+    ranks = [rank for rank, host in enumerate(hosts) if named and host == named[1]]
+    peer = f"rank {ranks[0]}" if len(ranks) == 1 else "a worker"
+    return PeerLost(peer, PLACE.sub("", said).partition(". ")[0])
+
+
+def unconnected(error: RuntimeError) -> RendezvousError:
+    """The workers have met, and torch has not made a group of them."""
+    return RendezvousError(
+        f"gloo has not connected the workers; it says: {error}; look whether one of them has "
+        "failed, whether GLOO_SOCKET_IFNAME names the interface that leads to the others, or give "
+        "more time: timeout=..."
+    )
 
 
 def lacks() -> str:
@@ -63,7 +109,7 @@ def join(numel: int, *, timeout: float = TIMEOUT) -> Gloo:
 
     Raises:
         ValueError: the environment lacks what it needs, or the timeout cannot be.
-        RendezvousError: not all have come.
+        RendezvousError: not all have come, or gloo has not connected them.
         Unavailable: torch is not installed.
     """
     if missing := lacks():
@@ -80,5 +126,8 @@ def join(numel: int, *, timeout: float = TIMEOUT) -> Gloo:
     meeting = meet(f"gloo of {numel} elements", tell, timeout)
     if meeting.rank:
         host, port = meeting.told[0]
-        stores[:] = [TCPStore(host, port, is_master=False, timeout=limit)]
+        try:
+            stores[:] = [TCPStore(host, port, is_master=False, timeout=limit)]
+        except RuntimeError as error:
+            raise unconnected(error) from None
     return Gloo(meeting, numel, stores[0], timeout)
