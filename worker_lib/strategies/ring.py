@@ -16,7 +16,6 @@ adds (Patarasuk and Yuan, JPDC 2009); as in Baidu's and Horovod's allreduce.
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,7 @@ import numpy as np
 from . import Vector
 from .base import F32, TIMEOUT, Base, bounds, check_piece, pieces
 from .cost import Cost, Node
-from .rendezvous import meet
-from .tcp import Connection, accept, connect, listen
+from .tcp import Connection, accept, connect, doors
 
 PIECE = 1 << 20  # bytes that go on as one: fewer cost more waiting, more cost more waking up
 
@@ -122,21 +120,11 @@ def join(numel: int, *, timeout: float = TIMEOUT, piece: int = PIECE) -> Ring:
         RendezvousError: not all have come.
     """
     most = check_piece(piece)
-    doors: list[socket.socket] = []
-
-    def tell(here: str) -> Any:
-        doors.append(listen(here, 1))
-        return doors[0].getsockname()
-
-    try:
-        found = meet(f"a ring of {numel} elements", tell, timeout)
+    with doors(f"a ring of {numel} elements", 1, timeout) as (found, door):
         rank, size = found.rank, found.num_workers
         previous = following = None
         if size > 1:
             after, before = (rank + 1) % size, (rank - 1) % size
             following = connect(found.told[after], rank, 0, f"rank {after}", timeout)
-            (previous,) = accept(doors[0], {(before, 0)}, timeout).values()
-    finally:
-        for door in doors:
-            door.close()
+            (previous,) = accept(door, {(before, 0)}, timeout).values()
     return Ring(rank, size, numel, previous, following, most)

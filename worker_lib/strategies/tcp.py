@@ -11,13 +11,15 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import numpy.typing as npt
 
 from .errors import PeerLost, PeerSilent
+from .rendezvous import Meeting, meet
 
 Array = npt.NDArray[Any]
 
@@ -185,6 +187,31 @@ def wait(
 def listen(here: str, backlog: int) -> socket.socket:
     """A listening socket at any free port of this address."""
     return socket.create_server((here, 0), backlog=backlog)
+
+
+@contextmanager
+def doors(group: str, backlog: int, timeout: float) -> Iterator[tuple[Meeting, socket.socket]]:
+    """Meet, where each has a listening socket, and tells where; it is closed at the end.
+
+    Args:
+        group: as `meet` takes it; the same for all.
+        backlog: connections that wait to be accepted.
+        timeout: seconds for all to come.
+
+    Raises:
+        ValueError, RendezvousError: as of `meet`.
+    """
+    own: list[socket.socket] = []
+
+    def tell(here: str) -> Any:
+        own.append(listen(here, backlog))
+        return own[0].getsockname()
+
+    try:
+        yield meet(group, tell, timeout), own[0]
+    finally:
+        for door in own:
+            door.close()
 
 
 def connect(where: Iterable[Any], rank: int, purpose: int, peer: str, timeout: float) -> Connection:

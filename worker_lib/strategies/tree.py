@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ from .cost import Cost, Node
 from .errors import RendezvousError, Unavailable
 from .packing import Network, Tree, lacks, packed
 from .rendezvous import meet
-from .tcp import PIECE, Connection, accept, connect, listen, wait
+from .tcp import PIECE, Connection, accept, connect, doors, wait
 
 __all__ = ["Trees", "cost", "join", "lacks"]
 
@@ -219,15 +218,8 @@ def join(
         Unavailable: networkx or SciPy is not installed, on rank 0.
     """
     most = check_piece(piece)
-    doors: list[socket.socket] = []
     said = network or os.environ.get(NETWORK)
-
-    def tell(here: str) -> Any:
-        doors.append(listen(here, 64))
-        return doors[0].getsockname()
-
-    try:
-        found = meet(f"trees of {numel} elements", tell, timeout)
+    with doors(f"trees of {numel} elements", 64, timeout) as (found, door):
         rank, size = found.rank, found.num_workers
         trees = _agreed(said, timeout)
         above: list[Connection | None] = []
@@ -239,10 +231,7 @@ def join(
                 at = found.told[parent]
                 above.append(connect(at, rank, number, f"rank {parent}", timeout))
         expected = {(child, i) for i, tree in enumerate(trees) for child in tree.children(rank)}
-        came = accept(doors[0], expected, timeout)
-    finally:
-        for door in doors:
-            door.close()
+        came = accept(door, expected, timeout)
     branches = [
         Branch(
             pieces(part.start, part.stop, most),
