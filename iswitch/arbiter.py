@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+import numpy as np
+
 from .wire import TOS_CONTROL, TOS_DATA, TOS_MASK
 
 
@@ -21,3 +23,11 @@ def classify(tos: int) -> Traffic:
     if tos == TOS_DATA:
         return Traffic.DATA
     return Traffic.CONTROL if tos == TOS_CONTROL else Traffic.ORDINARY
+
+
+# The same of many at once: indexed by ToS bytes.
+CONTROL, DATA = (
+    np.array([classify(tos) is kind for tos in range(256)])
+    for kind in (Traffic.CONTROL, Traffic.DATA)
+)
+TAGGED = CONTROL | DATA

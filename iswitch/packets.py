@@ -144,6 +144,13 @@ class Burst(NamedTuple):
         size = self.rows.shape[1]
         return self.rows[: len(self.rows) - 1 if size >= least else 0], size
 
+    def singles(self) -> Iterator[Burst]:
+        """Each packet by itself."""
+        size = self.rows.shape[1]
+        for i in range(len(self.rows)):
+            rows = self.rows[i : i + 1]
+            yield self._replace(rows=rows, tail=self.tail if i == len(self.rows) - 1 else size)
+
     def pieces(self) -> list[Rows]:
         """The packets as one or two arrays in each of which all rows are whole."""
         return pieces(self.rows, self.tail)

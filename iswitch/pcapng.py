@@ -9,7 +9,7 @@ import numpy as np
 
 from .packets import Rows
 
-_SECTION, _INTERFACE, _PACKET = 0x0A0D0D0A, 1, 6
+_SECTION, _INTERFACE, _STATISTICS, _PACKET = 0x0A0D0D0A, 1, 5, 6
 _BYTE_ORDER = 0x1A2B3C4D
 _ETHERNET = 1  # link type
 _NANOSECONDS = 9  # 10**-9
@@ -51,6 +51,12 @@ def packets(number: int, time_ns: int, direction: Direction, frames: Rows) -> by
     blocks[:, len(head) : len(head) + size] = frames
     blocks[:, -len(end) :] = np.frombuffer(end, np.uint8)
     return blocks.tobytes()
+
+
+def statistics(number: int, time_ns: int, dropped: int) -> bytes:
+    """The block that says how many frames of an interface are missing in the file."""
+    body = struct.pack("<III", number, time_ns >> 32, time_ns & 0xFFFFFFFF)
+    return _block(_STATISTICS, body + _option(5, dropped.to_bytes(8, "little")) + _option(0, b""))
 
 
 def _option(code: int, value: bytes) -> bytes:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .arbiter import Traffic, classify
+from .arbiter import CONTROL, TAGGED, Traffic, classify
 from .frame import (
     ETH,
     ETHERTYPE_IP,
@@ -47,6 +48,7 @@ def _mask(*parts: slice) -> npt.NDArray[np.uint32]:
 DATAGRAM = _mask(*FIXED)
 _SUPER = _mask(*_FIXED_BUT_LENGTHS)
 _STATION = _mask(_ETHERNET)
+_FLOW = _mask(slice(ETH, IP + 2), slice(IP + 9, IP + 10), slice(IP + 12, UDP + 4))
 
 
 class Lengths(NamedTuple):
@@ -85,6 +87,22 @@ def groups(frames: Frames, mac: npt.NDArray[np.uint8]) -> Iterator[Frames]:
     short = lengths < HEAD
     differs |= short[1:] | short[:-1]
     for start, stop in trains(np.where(own, lengths, 0), differs, supers):
+        yield frames.part(start, stop)
+
+
+def apart(frames: Frames) -> Iterator[Frames]:
+    """Parts of what came together whose consequences do not mix: each flow, each control packet.
+
+    For those who take note of what is sent because of what: where the last contributions and a
+    Leave come at once, what is sent again because of the former is sent to a member still.
+    """
+    heads = frames.heads
+    ip = (heads[:, ETH + 12 : IP] == np.frombuffer(ETHERTYPE_IP, np.uint8)).all(axis=1)
+    tagged, control = (ip & kinds[heads[:, IP + 1]] for kinds in (TAGGED, CONTROL))
+    words = np.ascontiguousarray(heads).view(np.uint32) & _FLOW
+    differs = (words[1:] != words[:-1]).any(axis=1) | control[1:] | control[:-1]
+    cuts = np.flatnonzero(differs & (tagged[1:] | tagged[:-1])) + 1
+    for start, stop in pairwise([0, *cuts.tolist(), len(frames.lengths)]):
         yield frames.part(start, stop)
 
 

@@ -126,3 +126,8 @@ def whole(unit: Unit, text: str | float) -> int:
             f"{unit.quantity} {text!r} is not a whole number; write {unit.quantity}={unit.example}"
         )
     return int(value)
+
+
+def count(number: int, noun: str, plural: str = "s") -> str:
+    """A number of things."""
+    return f"{number:,} {noun}{'' if number == 1 else plural}"

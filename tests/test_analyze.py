@@ -111,8 +111,11 @@ def test_the_longest_round_is_shown(trace: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_no_such_round(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["analyze", str(trace), "--round", "77"]) == 2
-    assert "no such round" in capsys.readouterr().err
+    for words in (["--round", "77"], ["--job", "2"]):
+        assert main(["analyze", str(trace), *words]) == 2
+        message = capsys.readouterr().err
+        assert "no such round" in message
+        assert message.endswith(": job 1 has rounds 0 to 4\n")
 
 
 def test_the_page_prints_the_command_that_made_it(

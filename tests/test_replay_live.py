@@ -6,16 +6,24 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from iswitch.cli import main
+from iswitch.packets import Address, Burst, Outgoing
+from iswitch.ports.capture import Capture
+from iswitch.ports.recorded import RecordedDatagrams
+from iswitch.switch import Switch
 from iswitch.traces.report import lines
+from iswitch.wire import PORT, TOS_CONTROL, TOS_DATA, Action, Control, Join, Segments, Shape
 
 from .test_raw import allreduce, running
 from .test_replay import ROOT, all_equal, data_packets, generate, replayed, trace
@@ -24,7 +32,10 @@ __all__ = ["trace"]  # the fixture
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has ports")
 
+VECTORS = Shape.of(1200, elements=300)
 TCPDUMP = ["tcpdump", "-i", "any", "-B", "32768", "-U", "-Z", "root"]
+# Of its own accord it keeps 1 MB for a thread that writes, and drops packets beyond.
+DUMPCAP = ["dumpcap", "-q", "-B", "32", "-C", "100000000", "-N", "100000"]
 PORTS = ["-i", "s1-eth1", "-i", "s1-eth2", "-i", "s1-eth3"]
 SUMS = """
     import numpy as np
@@ -102,6 +113,104 @@ def test_an_asynchronous_job_has_versions_and_no_stragglers(tmp_path: Path) -> N
     assert main(["analyze", str(tmp_path / "s1.pcapng")]) == 0
 
 
+def shares(round_: int, seed: int) -> list[bytes]:
+    """A contribution to a round of `VECTORS`, a data packet for each segment."""
+    elements = np.random.default_rng(seed).standard_normal(VECTORS.numel).astype("<f4")
+    return [
+        (round_ << 32 | i).to_bytes(8, "big") + elements[300 * i : 300 * (i + 1)].tobytes()
+        for i in range(VECTORS.segments)
+    ]
+
+
+@as_root
+def test_answers_stand_behind_what_they_answer(tmp_path: Path) -> None:
+    """A switch that was held up finds contributions that come late, and a Leave, at once."""
+    path = tmp_path / "s1.pcapng"
+    with running("star:2", "--capture", str(path)) as world:
+        workers = []
+        for host in ("h1", "h2"):
+            with world.network.inside(host):
+                workers.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            workers[-1].connect((world.address, PORT))
+            workers[-1].settimeout(20)
+
+        def send(number: int, tos: int, *payloads: bytes) -> None:
+            workers[number].setsockopt(socket.IPPROTO_IP, socket.IP_TOS, tos)
+            for payload in payloads:
+                workers[number].send(payload)
+
+        def receive(number: int, count: int) -> None:
+            for _ in range(count):
+                workers[number].recv(2048)
+
+        join = Control(Action.JOIN, 7, 1000, Join.for_shape(VECTORS, expected=2)).build()
+        for number in range(2):
+            send(number, TOS_CONTROL, join)
+            receive(number, 1)
+        for number in range(2):
+            send(number, TOS_DATA, *shares(0, number))
+        for number in range(2):
+            receive(number, VECTORS.segments)
+        world.process.send_signal(signal.SIGSTOP)
+        send(0, TOS_DATA, *shares(0, 0))
+        send(0, TOS_CONTROL, Control(Action.LEAVE, 7, 1001).build())
+        world.process.send_signal(signal.SIGCONT)
+        receive(0, VECTORS.segments + 1)  # the aggregates once more, and the Ack
+        for worker in workers:
+            worker.close()
+        assert world.end()["late"] == VECTORS.segments
+    report = replayed(path)
+    all_equal(report)
+    assert report["compared"]["captured"] == 3 * VECTORS.segments
+
+
+class Bursts:
+    """A port of datagrams that come as one burst, where control packets may come together."""
+
+    def __init__(self, *bursts: Burst) -> None:
+        self.bursts = bursts
+
+    def pull(self) -> Iterator[Burst]:
+        yield from self.bursts
+
+    def push(self, sends: Iterable[Outgoing]) -> None:
+        pass
+
+    def fileno(self) -> int:
+        return -1
+
+    def deadline(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_on_a_socket_control_packets_are_recorded_one_by_one(tmp_path: Path) -> None:
+    """A Help and a Leave in one burst: what is sent because of the Help is before the Leave."""
+    peers = [Address("127.0.0.1", 40000 + number) for number in range(2)]
+    join = Control(Action.JOIN, 7, 1000, Join.for_shape(VECTORS, expected=2)).build()
+    rows = [np.frombuffer(b"".join(shares(0, i)), np.uint8).reshape(4, -1) for i in range(2)]
+    asking = Control(Action.HELP, 7, 1001, Segments(0, 0, 4)).build()
+    leaving = Control(Action.LEAVE, 7, 1002).build()
+    both = np.frombuffer(asking + leaving.ljust(len(asking), b"\0"), np.uint8).reshape(2, -1)
+    bursts = [
+        *(Burst.single(peer, TOS_CONTROL, join) for peer in peers),
+        *(Burst(peer, TOS_DATA, rows[i], rows[i].shape[1]) for i, peer in enumerate(peers)),
+        Burst(peers[0], TOS_CONTROL, both, len(leaving)),
+    ]
+    path, switch = tmp_path / "s1.pcapng", Switch()
+    capture = Capture(path, ["lo"], switch.counters)
+    port = RecordedDatagrams(Bursts(*bursts), Address("127.0.0.1", PORT), capture)
+    for number, burst in enumerate(port.pull()):
+        port.push(switch.receive(burst, number * 1e-3))
+    port.close()
+    report = replayed(path)
+    all_equal(report)
+    assert report["compared"]["captured"] == 3 * VECTORS.segments
+    assert report["control"]["to_switch"] == {"JOIN": 2, "HELP": 1, "LEAVE": 1}
+
+
 @as_root
 def test_simulated_and_raw_replay_alike(tmp_path: Path) -> None:
     """The same vectors in both: the same sums, and the same accounts of them."""
@@ -127,7 +236,7 @@ def test_captures_of_public_tools(tmp_path: Path) -> None:
         commands = {
             "sll2.pcap": [*TCPDUMP, "-y", "LINUX_SLL2"],
             "sll.pcap": [*TCPDUMP, "-y", "LINUX_SLL"],
-            "dumpcap.pcapng": ["dumpcap", "-q", "-B", "32", *PORTS],
+            "dumpcap.pcapng": [*DUMPCAP, *PORTS],
         }
         running_ones = [
             world.network.popen(
@@ -147,6 +256,7 @@ def test_captures_of_public_tools(tmp_path: Path) -> None:
         world.end()
     for name in commands:
         report = replayed(tmp_path / name)
+        assert report["trace"]["dropped_by_capture"] == 0, name
         assert report["arrival_order"] == "unknown", name
         all_equal(report)  # the vectors are of small whole numbers: every order gives the same
         assert report["jobs"][0]["rounds"] == 3

@@ -160,6 +160,23 @@ def test_directions_are_found_behind_other_options(read: Read) -> None:
     assert batch.directions.tolist() == [IN, OUT, IN, UNKNOWN, UNKNOWN]
 
 
+@pytest.mark.parametrize("order", "<>")
+def test_what_the_capture_dropped_is_told(read: Read, order: str) -> None:
+    """The last statistics of each interface count."""
+
+    def statistics(number: int, *options: tuple[int, int]) -> bytes:
+        said = b"".join(option(code, struct.pack(f"{order}Q", n), order) for code, n in options)
+        return block(5, struct.pack(f"{order}III", number, 0, 0) + said, order)
+
+    file = shb(order) + idb(order, 1, b"a", 9) + idb(order, 1, b"b", 9)
+    file += statistics(0, (4, 100), (5, 7)) + epb(order, 0, 1, FRAMES[0])
+    file += statistics(0, (4, 100), (5, 9), (7, 2)) + statistics(1, (5, 30)) + statistics(1)
+    reader = read(file)
+    assert [each for each, _ in content(reader)] == FRAMES[:1]
+    assert reader.dropped == 11
+    assert not reader.problems.count
+
+
 def test_simple_and_old_packet_blocks(read: Read) -> None:
     padded = [each + bytes(-len(each) % 4) for each in FRAMES]
     old = struct.pack("<HHIIII", 0, 7, 0, 42, len(FRAMES[0]), len(FRAMES[0])) + padded[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from iswitch.units import count
+
 from .description import Topology
 
 
@@ -43,8 +45,3 @@ def uplink(topology: Topology, node: str) -> Iterator[str]:
         if node not in parents or port.peer == parents[node]:
             for key, value in port.link.settings().items():
                 yield f"{key}={value}"
-
-
-def count(number: int, noun: str, plural: str = "s") -> str:
-    """A number of things."""
-    return f"{number} {noun}{'' if number == 1 else plural}"

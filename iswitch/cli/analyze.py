@@ -43,7 +43,10 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(str(error)) from None
         found = timeline.chosen(watch, args.job, args.round)
         if found is None and (args.round is not None or args.job is not None):
-            raise UsageError(f"{args.trace} has no such round; leave out --round, or --job")
+            raise UsageError(
+                f"{args.trace} has no such round; leave out --round and --job, or choose: "
+                f"{timeline.available(watch)}"
+            )
         if found is not None:
             job, told = found
             watch = Watch({(job.number, told.number)})

@@ -1,8 +1,8 @@
 """Writes the frames at the ports of a switch to a pcapng file, from a thread of its own.
 
 The switch only hands the bytes over. What the thread has not written yet is bounded: beyond that
-frames are missing in the file, and counted (`capture_full`). Super-frames are written as the
-frames that they are on the wire, with finished checksums.
+frames are missing in the file, and counted (`capture_full`); the file, too, says how many.
+Super-frames are written as the frames that they are on the wire, with finished checksums.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..counters import Counters
 from ..frame import ETH, Frames, Transmission
 from ..made_up import route
 from ..packets import Address, Rows, supers
-from ..pcapng import OWN, Direction, interface, packets, section
+from ..pcapng import OWN, Direction, interface, packets, section, statistics
 from ..segmentation import MOST_HEADERS, read_super, wire_frames
 
 ROOM = 256 << 20  # bytes that may wait to be written
@@ -70,6 +70,7 @@ class Capture:
         self._room = room
         self._given = 0  # bytes, by the switch's thread
         self._taken = 0  # bytes, by the writing one
+        self._missing = 0  # frames, for want of room
         self._queue: queue.SimpleQueue[_Record | None] = queue.SimpleQueue()
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         self._thread = threading.Thread(target=self._write, daemon=True)
@@ -109,6 +110,8 @@ class Capture:
         self._queue.put(None)
         self._thread.join()
         try:
+            if self._missing and self.error is None:
+                self._file.write(statistics(0, self._now(), self._missing))
             self._file.close()
         except OSError as error:
             self.error = error
@@ -123,7 +126,9 @@ class Capture:
         size = len(record.row)
         if self.error is not None or self._given - self._taken + size > self._room:
             found = read_super(record.row[:MOST_HEADERS], size) if record.row[1] else None
-            self.counters["capture_full"] += found.frames if found else 1
+            missing = found.frames if found else 1
+            self.counters["capture_full"] += missing
+            self._missing += missing
             return
         self._given += size
         self._queue.put(record)

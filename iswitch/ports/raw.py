@@ -35,6 +35,7 @@ from ..frame import (
 )
 from ..issuing import Jack
 from ..packets import Rows
+from ..sorting import apart
 from . import replication
 from .frames import SOCKADDR_LL, FrameSender
 from .interfaces import most_segments
@@ -224,10 +225,14 @@ class RawPorts:
         for fd, _ in self._epoll.poll(0, len(self.ports)):
             number = self._numbers[fd]
             frames = self._receive(self.ports[number], number)
-            if frames is not None:
-                if self.recorder is not None:
-                    self.recorder.received(frames)
+            if frames is None:
+                continue
+            if self.recorder is None:
                 yield frames
+                continue
+            for part in apart(frames):  # so that what is sent stands behind what it is sent for
+                self.recorder.received(part)
+                yield part
         now = time.monotonic()
         if now - self._looked >= LOOK_AT_DROPS:
             self._looked = now

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from ..arbiter import Traffic, classify
 from ..packets import Address, Burst, Outgoing
 from ..pcapng import Direction
 from .capture import Capture
@@ -37,11 +38,13 @@ class RecordedDatagrams:
         return self.port.deadline()
 
     def pull(self) -> Iterator[Burst]:
-        """What has come, recorded."""
+        """What has come, recorded; control packets one by one, so that answers are behind them."""
         for burst in self.port.pull():
-            packets = (burst.rows, burst.tail)
-            self.capture.datagrams(Direction.IN, burst.peer, self.own, burst.tos, packets)
-            yield burst
+            is_control = classify(burst.tos) is Traffic.CONTROL
+            for part in burst.singles() if is_control else (burst,):
+                packets = (part.rows, part.tail)
+                self.capture.datagrams(Direction.IN, part.peer, self.own, part.tos, packets)
+                yield part
 
     def push(self, sends: Iterable[Outgoing]) -> None:
         """Send, recorded."""

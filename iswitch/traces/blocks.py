@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +19,25 @@ from .chain import Chain, search_windows
 
 Mask = npt.NDArray[np.bool_]
 
-SECTION, INTERFACE, OLD_PACKET, SIMPLE_PACKET, PACKET = 0x0A0D0D0A, 1, 2, 3, 6
+SECTION, INTERFACE, OLD_PACKET, SIMPLE_PACKET, STATISTICS, PACKET = 0x0A0D0D0A, 1, 2, 3, 5, 6
 MAGIC = b"\x0a\x0d\x0d\x0a"
 ORDERS = {b"\x1a\x2b\x3c\x4d": ">", b"\x4d\x3c\x2b\x1a": "<"}
 MOST = 1 << 24  # bytes of a block, as Wireshark has it
-LEAST = {SECTION: 28, INTERFACE: 20, PACKET: 32, OLD_PACKET: 32, SIMPLE_PACKET: 16}
+LEAST = {
+    SECTION: 28,
+    INTERFACE: 20,
+    PACKET: 32,
+    OLD_PACKET: 32,
+    SIMPLE_PACKET: 16,
+    STATISTICS: 24,
+}
 DATA = 28  # where the packet is in a block that holds one
 CANDIDATES = 4096
 MOST_OPTIONS = 32  # of a packet, that are looked through for its flags
 FLAGS = 2  # the option epb_flags, pack_flags in old ones
 NAME, RESOLUTION, OFFSET = 2, 9, 14  # options of an interface
 APPLICATION = 4  # option of a section
+DROPPED = (5, 7)  # options of statistics: by what captures, and by its operating system
 
 
 @dataclass
@@ -73,6 +82,7 @@ class PcapngBlocks:
         self.order = "<"
         self.interfaces: list[Interface] = []
         self.application = ""  # that wrote the first section
+        self._dropped: dict[int, int] = {}  # by interface
         self._sections = 0
         self._first = 0  # of the section's interfaces, among all
         self._clocks: list[Clock] = []
@@ -94,6 +104,11 @@ class PcapngBlocks:
                     yield batch
             if at < limit:
                 self.at = self._other(at)
+
+    @property
+    def dropped(self) -> int:
+        """Packets that are missing here, as the file itself says."""
+        return sum(self._dropped.values())
 
     # Blocks
 
@@ -130,6 +145,8 @@ class PcapngBlocks:
             self._begin(at, length)
         elif kind == INTERFACE:
             self._add_interface(at, length)
+        elif kind == STATISTICS:
+            self._count_dropped(at, length)
         return at + length
 
     def _begin(self, at: int, length: int) -> None:
@@ -151,6 +168,15 @@ class PcapngBlocks:
         self.interfaces.append(Interface(link, _text(options.get(NAME, b""))))
         self._clocks.append(clock)
         self._snaps.append(snap or MOST)
+
+    def _count_dropped(self, at: int, length: int) -> None:
+        """Statistics of an interface: of all the time so far, so that the last ones count."""
+        (number,) = struct.unpack_from(f"{self.order}I", self._bytes, at + 8)
+        options = self._options(at + 20, at + length - 4)
+        order: Literal["little", "big"] = "little" if self.order == "<" else "big"
+        self._dropped[self._first + number] = sum(
+            int.from_bytes(options.get(code, b""), order) for code in DROPPED
+        )
 
     def _options(self, at: int, end: int) -> dict[int, bytes]:
         found: dict[int, bytes] = {}

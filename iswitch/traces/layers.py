@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arbiter import Traffic, classify
+from ..arbiter import DATA
 from ..control import ControlPlane
 from ..packets import Address
 from ..wire import SEG_SIZE
@@ -29,7 +29,6 @@ from .links import IP, UDP, Packets
 LEAST = 32  # packets of a window; below, the sorting costs more than it spares
 MOST = 8192
 MOST_PORTS = 1 << 15  # that flows are told apart by
-DATA = np.array([classify(tos) is Traffic.DATA for tos in range(256)])
 
 Flags = npt.NDArray[np.bool_]
 

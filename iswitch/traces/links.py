@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .. import frame
-from ..arbiter import Traffic, classify
+from .. import arbiter, frame
 from ..made_up import MAC_PREFIX
 from ..packets import Rows
 from .batch import IN, OUT, Batch, Bytes, Ints, field, gather
@@ -38,7 +37,6 @@ HEAD, IP, UDP = frame.HEAD - frame.ETH, frame.IP - frame.ETH, frame.UDP - frame.
 
 # Of packets: something else; a frame for switches with ports; tagged; tagged, but cut off.
 OTHER, ORDINARY, TAGGED, CUT = range(4)
-TAGGED_TOS = np.array([classify(tos) is not Traffic.ORDINARY for tos in range(256)])
 
 
 class Packets(NamedTuple):
@@ -187,7 +185,7 @@ class LinkLayer:
     ) -> Bytes:
         there = batch.sizes - start
         tagged = (network == TYPE_IP) & (heads[:, IP] == 0x45) & (there >= HEAD - IP)
-        tagged &= (heads[:, IP + 9] == 17) & TAGGED_TOS[heads[:, IP + 1]]
+        tagged &= (heads[:, IP + 9] == 17) & arbiter.TAGGED[heads[:, IP + 1]]
         tagged &= (heads[:, IP + 6] & 0x3F == 0) & (heads[:, IP + 7] == 0)
         cut = tagged & (batch.sizes < batch.lengths) & (field(heads, IP + 2, 2) > there)
         kinds = np.where(ethernet & (batch.sizes == batch.lengths), ORDINARY, OTHER).astype(

@@ -39,6 +39,7 @@ class PcapRecords:
         snap, link = struct.unpack_from(f"{self.order}II", self._bytes, 16)
         self.interfaces = [Interface(link & 0x0FFFFFFF)]
         self.application = ""
+        self.dropped = 0  # the format cannot say
         self._most = max(MOST, snap) if snap < 1 << 27 else MOST
         self._record = struct.Struct(f"{self.order}IIII")
         self._chain = Chain(data, self._length, 8)

@@ -103,6 +103,11 @@ class Reader:
         """What wrote the file, if it says so."""
         return self._records.application
 
+    @property
+    def dropped(self) -> int:
+        """Packets that what captured has dropped, as far as the file says so and has been read."""
+        return self._records.dropped
+
     def batches(self) -> Iterator[Batch]:
         """All packets from the first on, many at once; `interfaces` and `problems` begin anew."""
         self.problems = Problems()

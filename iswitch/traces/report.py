@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..counters import DROPS
+from ..units import count
 from .diagnose import Finding, diagnose, unexplained
 from .host import HostView
 from .links import LINKS
@@ -82,6 +83,7 @@ def describe_replay(reader: Reader, replayer: Replayer) -> dict[str, Any]:
             "begin_ns": begin,
             "seconds": max(0, replayer.end - begin) / 1e9,
             **replayer.passed,
+            "dropped_by_capture": reader.dropped,
             "first_cut_off": replayer.first_cut,
             "unknown_links": {str(link): n for link, n in replayer.unknown_links.items()},
             "problems": [problem._asdict() for problem in reader.problems.first],
@@ -168,11 +170,11 @@ def lines(report: dict[str, Any]) -> list[str]:
     """The report, as text."""
     trace = report["trace"]
     found = [
-        f"{trace['packets']:,} packets in {trace['seconds']:.3f} s, {trace['format']}"
+        f"{count(trace['packets'], 'packet')} in {trace['seconds']:.3f} s, {trace['format']}"
         + (f" by {trace['written_by']}" if trace["written_by"] else ""),
         f"switch {report['switch']}"
         + (f", below {report['parent']}" if report["parent"] else "")
-        + f": {trace['to_switch']:,} packets to it, {trace['from_switch']:,} from it"
+        + f": {count(trace['to_switch'], 'packet')} to it, {trace['from_switch']:,} from it"
         + (f", {trace['passing']:,} passing" if trace["passing"] else ""),
     ]
     if report["view"] == "host":
@@ -186,7 +188,7 @@ def lines(report: dict[str, Any]) -> list[str]:
     if "compared" in report:
         if report["trace"]["out_of_order"] and report["compared"]["missing"]:
             found.append(
-                f"{report['trace']['out_of_order']:,} packets are not in the order of time; put "
+                f"{count(report['trace']['out_of_order'], 'packet')} not in the order of time; put "
                 "the file in order first: reordercap IN OUT"
             )
         if report["drops"]:
@@ -201,26 +203,32 @@ def _troubles(trace: dict[str, Any]) -> list[str]:
         for problem in trace["problems"][:SHOWN]
     ]
     if trace["problem_count"] > SHOWN:
-        found.append(f"and {trace['problem_count'] - SHOWN:,} places more")
+        found.append(f"and {count(trace['problem_count'] - SHOWN, 'place')} more")
+    if trace["dropped_by_capture"]:
+        found.append(
+            f"{count(trace['dropped_by_capture'], 'packet')} missing in the file, which says so: "
+            "what captured had no room left; give it more (tcpdump -B 65536; dumpcap -B 64 "
+            "-C 100000000 -N 100000)"
+        )
     if trace["cut_off"]:
         found.append(
-            f"{trace['cut_off']:,} packets are cut off, the first is number "
+            f"{count(trace['cut_off'], 'packet')} cut off, the first is number "
             f"{trace['first_cut_off']}: capture whole packets (tcpdump -s 0)"
         )
     if trace["ahead"]:
         found.append(
-            f"{trace['ahead']:,} packets have times far ahead of those around them; taken as if "
+            f"{count(trace['ahead'], 'packet')} with times far ahead of those around: taken as if "
             "they came with the packet before"
         )
     for link, n in trace["unknown_links"].items():
-        found.append(f"{n:,} packets of link type {link}, which is not read here")
+        found.append(f"{count(n, 'packet')} of link type {link}, which is not read here")
     return found
 
 
 def _job(job: dict[str, Any]) -> list[str]:
     found = [
         f"job {job['job']}: {job['op']} of {job['numel']:,} {job['dtype']}, {job['mode']}, "
-        f"{job['segments']:,} segments of {job['elements_per_segment']}",
+        f"{count(job['segments'], 'segment')} of {job['elements_per_segment']}",
     ]
     if job["versions"] is not None:
         return found + _versions(job)
@@ -235,25 +243,23 @@ def _job(job: dict[str, Any]) -> list[str]:
         behind = f", by {_ms(member['behind'] / last)} on average" if last else ""
         found.append(
             f" rank {member['rank']:2}  {member['address']:21} {member['packets']:9,} packets, "
-            f"last in {last:,} rounds{behind}"
+            f"last in {count(last, 'round')}{behind}"
         )
     if job["rounds_not_listed"]:
-        found.append(f" {job['rounds_not_listed']:,} rounds more than are listed one by one")
+        found.append(f" {count(job['rounds_not_listed'], 'round')} more than are listed one by one")
     slow = sorted(job["per_round"], key=lambda r: -(r["seconds"] or 0.0))[:SHOWN_ROUNDS]
     for told in slow[:3]:
         if told["seconds"] is not None:
-            straggler = "" if told["straggler"] is None else f", last was rank {told['straggler']}"
-            found.append(
-                f" slow     round {told['number']} took {_ms(told['seconds'])}{straggler}, "
-                f"{_ms(told['behind'])} behind the others"
-            )
+            last, behind = told["straggler"], _ms(told["behind"])
+            straggler = "" if last is None else f"; rank {last} was {behind} behind the others"
+            found.append(f" slow     round {told['number']} took {_ms(told['seconds'])}{straggler}")
     return found
 
 
 def _versions(job: dict[str, Any]) -> list[str]:
     members = [
         f" rank {member['rank']:2}  {member['address']:21} {member['packets']:9,} packets, "
-        f"{member['vectors']:,} vectors"
+        f"{count(member['vectors'], 'vector')}"
         for member in job["members"]
     ]
     return [
@@ -280,6 +286,11 @@ def _compared(report: dict[str, Any]) -> list[str]:
             "not one of them could be compared: they are for nobody whose Join is in the trace, or "
             "of rounds without contributions; capture from before the workers join"
         )
+    elif tally["unchecked"]:
+        found.append(
+            "not checked are those to nobody whose Join is in the trace, and of segments of which "
+            "contributions are missing in it: what captured may have lost packets"
+        )
     return found
 
 
@@ -298,7 +309,7 @@ def _findings(report: dict[str, Any]) -> list[str]:
             f"({each['evidence']})"
         )
     if len(report["findings"]) > SHOWN:
-        found.append(f"and {len(report['findings']) - SHOWN} packets more")
+        found.append(f"and {count(len(report['findings']) - SHOWN, 'packet')} more")
     return found
 
 

@@ -66,8 +66,8 @@ class Told(NamedTuple):
     Attributes:
         start: the first contribution came.
         seconds: from then to the last aggregate; None: there was none.
-        straggler: the rank whose last segment came last, but for what was sent again; None: fewer
-            than two took part.
+        straggler: the rank whose last segment came last, but for what was sent again; None: nobody
+            came later than the others.
         behind: how much later that was than the median of the others.
         spans: by rank, from when to when it sent, but for what was sent again.
     """
@@ -198,7 +198,7 @@ class Rounds:
         self.totals.rounds += 1
         start = min((s.first for s in shares.values()), default=round_.done or 0.0)
         straggler, behind = None, 0.0
-        if len(shares) > 1:
+        if len({share.last for share in shares.values()}) > 1:
             straggler = max(shares, key=lambda rank: (shares[rank].last, rank))
             others = median(s.last for rank, s in shares.items() if rank != straggler)
             behind = shares[straggler].last - others

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arbiter import Traffic, classify
+from ..arbiter import CONTROL
 from ..frame import MAC_SIZE
 from ..keys import MAC_SIZE as SEAL
 from ..packets import Address
@@ -89,9 +89,14 @@ def survey(
     joins = [s for s in spoken if isinstance(s.packet.value, Join)]
     if switch is None:
         if not joins:
+            where = f"in the first {FAR >> 20} MiB" if len(reader) > FAR else "in it"
+            broken = "".join(
+                f" (it is broken at byte {offset:,}: {what})"
+                for offset, what in reader.problems.first[:1]
+            )
             raise NothingToReplay(
-                f"{reader.path}: nobody joins a switch in the first {FAR >> 20} MiB; replay needs "
-                "the trace from the beginning of the job, or at least one heartbeat of each worker"
+                f"{reader.path}: nobody joins a switch {where}{broken}; replay needs the trace "
+                "from the beginning of the job, or at least one heartbeat of each worker"
             )
         switch = joins[0].target
     to_it = [s for s in joins if s.target == switch]
@@ -156,9 +161,6 @@ def _spoken(reader: Reader) -> Iterator[Spoken]:
                 count += 1
         if count >= MOST_CONTROL or batch.at[-1] > FAR:
             return
-
-
-CONTROL = np.array([classify(tos) is Traffic.CONTROL for tos in range(256)])
 
 
 def _read(reader: Reader, packets: Packets, i: int) -> Spoken | None:

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from .observed import JobSeen, Watch
-from .rounds import AGGREGATE, Told
+import numpy as np
 
+from ..packets import spans
+from ..units import count
+from .observed import JobSeen, Watch
+from .rounds import AGGREGATE, Told, Versions
+
+SHOWN = 8  # ranges of rounds
 PARTS = ("before", "sending", "waiting for others", "repairs and the rest")
 
 
@@ -25,6 +30,25 @@ def chosen(watch: Watch, job: int | None, number: int | None) -> tuple[JobSeen, 
         if (number is None or each.number == number) and each.spans
     ]
     return max(told, key=lambda pair: (pair[1].seconds or 0.0, -pair[1].number), default=None)
+
+
+def available(watch: Watch) -> str:
+    """Which rounds there are to choose from, as text."""
+    return "; ".join(map(_available, watch.jobs.values())) or "nobody has joined"
+
+
+def _available(job: JobSeen) -> str:
+    if isinstance(job.rounds, Versions):
+        return f"job {job.number} is asynchronous and has no rounds"
+    numbers = np.array([told.number for told in job.rounds.told if told.spans])
+    if not len(numbers):
+        return f"job {job.number} has no round"
+    ranges = [
+        f"{numbers[a]} to {numbers[b - 1]}" if b - a > 1 else f"{numbers[a]}"
+        for a, b in spans(numbers, 1)
+    ]
+    more = f" and {count(len(ranges) - SHOWN, 'range')} more" if len(ranges) > SHOWN else ""
+    return f"job {job.number} has round{'s'[: len(numbers) > 1]} {', '.join(ranges[:SHOWN])}{more}"
 
 
 def parts(told: Told) -> dict[int, list[float]]:
@@ -68,8 +92,8 @@ def lines(job: JobSeen, told: Told) -> list[str]:
     """Where the time of a round went, as text."""
     seconds = 0.0 if told.seconds is None else told.seconds
     found = [
-        f"round {told.number} of job {job.number}: {seconds * 1000:.3f} ms, {told.segments:,} "
-        f"segments; milliseconds of each worker:",
+        f"round {told.number} of job {job.number}: {seconds * 1000:.3f} ms, "
+        f"{count(told.segments, 'segment')}; milliseconds of each worker:",
         "  rank " + "".join(f"{name:>22}" for name in PARTS),
     ]
     for rank, cut in parts(told).items():
