@@ -6,8 +6,11 @@ import struct
 from enum import IntEnum
 
 import numpy as np
+import numpy.typing as npt
 
 from .packets import Rows
+
+Times = npt.NDArray[np.int64]  # nanoseconds since 1970
 
 _SECTION, _INTERFACE, _STATISTICS, _PACKET = 0x0A0D0D0A, 1, 5, 6
 _BYTE_ORDER = 0x1A2B3C4D
@@ -15,6 +18,7 @@ _ETHERNET = 1  # link type
 _NANOSECONDS = 9  # 10**-9
 _OPTIONS = struct.Struct("<HHIHH")  # of a frame: its direction, then the end of options
 _FRAME = struct.Struct("<IIIIIII")
+_TIME = slice(12, 20)  # in it
 
 OWN = "iswitch"  # writes frames in the order in which the switch handles them
 OUTSIDE = "iswitch, outside of impaired ports"  # which lose, double and reorder
@@ -41,16 +45,24 @@ def interface(name: str) -> bytes:
 
 def packets(number: int, time_ns: int, direction: Direction, frames: Rows) -> bytes:
     """The blocks of frames of one size, shape (n, size), that an interface saw at one time."""
+    return blocks(number, np.full(len(frames), time_ns), direction, frames).tobytes()
+
+
+def blocks(number: int, times: Times, direction: Direction, frames: Rows) -> Rows:
+    """The same, each frame with its time, a block in a row."""
     n, size = frames.shape
     padded = (size + 3) & ~3
     total = _FRAME.size + padded + _OPTIONS.size + 4
-    head = _FRAME.pack(_PACKET, total, number, time_ns >> 32, time_ns & 0xFFFFFFFF, size, size)
+    head = _FRAME.pack(_PACKET, total, number, 0, 0, size, size)
     end = _OPTIONS.pack(2, 4, direction, 0, 0) + total.to_bytes(4, "little")
-    blocks = np.zeros((n, total), np.uint8)
-    blocks[:, : len(head)] = np.frombuffer(head, np.uint8)
-    blocks[:, len(head) : len(head) + size] = frames
-    blocks[:, -len(end) :] = np.frombuffer(end, np.uint8)
-    return blocks.tobytes()
+    rows = np.empty((n, total), np.uint8)
+    rows[:, : len(head)] = np.frombuffer(head, np.uint8)
+    halves = np.stack((times >> 32, times & 0xFFFFFFFF), axis=1).astype("<u4")
+    rows[:, _TIME] = halves.view(np.uint8)
+    rows[:, len(head) : len(head) + size] = frames
+    rows[:, len(head) + size : len(head) + padded] = 0
+    rows[:, -len(end) :] = np.frombuffer(end, np.uint8)
+    return rows
 
 
 def statistics(number: int, time_ns: int, dropped: int) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
@@ -158,6 +159,7 @@ def controls() -> st.SearchStrategy[Control]:
     return st.sampled_from(Action).flatmap(of)
 
 
+@hypothesis.settings(deadline=None)
 @given(controls(), st.none() | st.binary(min_size=1, max_size=64))
 def test_control_is_the_same_in_layers_and_in_bytes(control: Control, key: bytes | None) -> None:
     packet, payload = as_layers(control), control.build()
@@ -395,12 +397,14 @@ def check_anything(packet: Sent) -> None:
         assert layer.fault
 
 
+@hypothesis.settings(deadline=None)
 @given(TOS, st.binary(max_size=80), st.booleans())
 def test_random_bytes_raise_nothing(tos: int, payload: bytes, relayed: bool) -> None:
     ends = (SWITCH, worker(1)) if relayed else (worker(1), SWITCH)
     check_anything(Sent(*ends, tos, payload))
 
 
+@hypothesis.settings(deadline=None)
 @given(st.sampled_from(VALID), st.data())
 def test_spoiled_packets_raise_nothing(packet: Sent, draw: st.DataObject) -> None:
     payload = bytearray(packet.payload)

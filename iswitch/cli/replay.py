@@ -189,7 +189,7 @@ def report(args: argparse.Namespace, reader: Reader, setting: Setting) -> int:
             reader,
             setting,
             options(args),
-            sink=writer.write if writer else None,
+            sink=writer,
             pace=pace(args.speed) if args.speed else None,
         )
     except NothingToReplay as error:

@@ -118,12 +118,11 @@ def collect(
             continue
         size = group.size
         kind = classify(group.head[IP + 1])
-        which = slice(group.start, group.stop)
-        at = group.packets.payload[which]
+        at, numbers = group.at, group.packets.numbers[group.which]
         to_switch = group.what == TO_SWITCH
         if kind is not Traffic.DATA or size < SEG_SIZE:
             for i in np.flatnonzero(~replayer.sound(group)).tolist():
-                number, peer = int(group.packets.numbers[group.start + i]), group.peer(to_switch)
+                number, peer = int(numbers[i]), group.peer(to_switch)
                 if len(damaged) < MOST_DAMAGED:
                     damaged.append(
                         Found(number, int(at[i]), to_switch, str(peer), b"", False, True)
@@ -141,7 +140,7 @@ def collect(
             here = np.isin(heads, segs)
             for i in np.flatnonzero(here | ~sound).tolist():
                 one = Found(
-                    int(group.packets.numbers[group.start + i]),
+                    int(numbers[i]),
                     int(at[i]) + start,
                     to_switch,
                     str(group.peer(to_switch)),

@@ -34,7 +34,7 @@ class HostView(Replayer):
         self.damaged += int(np.count_nonzero(~self.sound(group)))
         to_switch = group.what == TO_SWITCH
         peer = group.peer(source=to_switch)._replace(ingress=0)
-        at = group.packets.payload[group.start : group.stop]
+        at = group.at
         if classify(group.head[IP + 1]) is Traffic.CONTROL:
             for row in gather(self.reader.data, at, max(min(group.size, MOST_CONTROL), 1)):
                 self._control(peer, row.tobytes(), to_switch)
@@ -77,7 +77,7 @@ class HostView(Replayer):
 
     def _data(self, peer: Address, group: Group, to_switch: bool) -> None:
         job, member, cutter = self._known()[peer]
-        at = group.packets.payload[group.start : group.stop]
+        at = group.at
         size = min(group.size, job.shape.packet_size)
         places = (at[:, None] + np.arange(0, group.size - SEG_SIZE + 1, max(size, 1))).reshape(-1)
         rows = np.zeros((len(places), size), np.uint8)

@@ -14,7 +14,9 @@ round), and where a round begins. Those are handled in the order of the trace.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Collection, Iterator
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +29,12 @@ from .batch import Bytes, Ints, field, gather
 from .links import IP, UDP, Packets
 
 LEAST = 32  # packets of a window; below, the sorting costs more than it spares
-MOST = 8192
+BITS = 15
+MOST = MOST_FLOWS = 1 << BITS  # packets of a window, flows in a batch
 MOST_PORTS = 1 << 15  # that flows are told apart by
+SAMPLE = 1024  # packets among which nearly always one of each flow is
 
 Flags = npt.NDArray[np.bool_]
-
-
-class Layered(NamedTuple):
-    """A window: its packets in another order, and where in that a layer begins."""
-
-    order: Ints
-    begins: Flags
 
 
 class Layers:
@@ -47,12 +44,21 @@ class Layers:
         data: the file.
         packets: those for the switch, from it, or passing, in the order of the trace.
         to, of: which are for the switch, and from it.
+        detailed: job and round of those of which every event is wanted, in the order of the trace.
 
     Attributes:
         indices: of their segments, where they are data.
     """
 
-    def __init__(self, data: Bytes, packets: Packets, to: Flags, of: Flags) -> None:
+    def __init__(
+        self,
+        data: Bytes,
+        packets: Packets,
+        to: Flags,
+        of: Flags,
+        detailed: Collection[tuple[int, int]] = (),
+    ) -> None:
+        self._detailed = detailed
         heads = packets.heads
         self._to = to
         self._sizes = field(heads, UDP + 4, 2) - 8
@@ -64,10 +70,10 @@ class Layers:
         port = np.where(to, field(heads, UDP, 2), field(heads, UDP + 2, 2))
         hosts = (ip << 16 | port).astype(np.uint64)
         places = (packets.ports << 1 | to).astype(np.uint64)
-        found, flows = np.unique(hosts << np.uint64(16) | places, return_inverse=True)
-        self._flows = flows.astype(
-            np.int16 if len(found) <= MOST_PORTS else np.int64
-        )  # to sort faster
+        found, flows = numbered(hosts << np.uint64(16) | places)
+        if len(found) > MOST_FLOWS:
+            plain[:] = False
+        self._flows = flows.astype(np.int16)  # to sort faster
         self._peers = [
             Address(
                 ".".join(map(str, (key >> 32).to_bytes(4, "big"))),
@@ -76,16 +82,27 @@ class Layers:
             )
             for key in found.tolist()
         ]
-        behind = np.zeros(len(to), bool)
+        apart = ~plain | (self._behind() & to)
+        # What came at once, a part of it again, a switch may have handled at once, and answered in
+        # another order.
+        self._trains = np.cumsum(changes(self._flows))
+        apart = (np.bincount(self._trains, apart) > 0)[self._trains]
+        self._apart = np.append(apart, False)
+        self._ends = np.flatnonzero(apart)
+
+    def _behind(self) -> Flags:
+        """Which packets go back in their flow: the round has had a segment as far as this."""
         by_flow = np.argsort(self._flows, kind="stable")
-        flows, indices = self._flows[by_flow], self.indices[by_flow]
-        behind[by_flow[1:]] = (flows[1:] == flows[:-1]) & (indices[1:] <= indices[:-1])
-        self._plain = plain
-        self._ends = np.flatnonzero(~plain | (behind & to))
+        rounds, indices = self._rounds[by_flow], self.indices[by_flow]
+        vectors = np.cumsum(changes(self._flows[by_flow]) | changes(rounds))
+        reached = vectors << 32 | indices
+        found = np.zeros(len(by_flow), bool)
+        found[by_flow[1:]] = reached[1:] <= np.maximum.accumulate(reached)[:-1]
+        return found
 
     def window(self, start: int, stop: int, control: ControlPlane) -> int:
         """Where a window that begins at packet `start` ends, `stop` at most."""
-        if not self._plain[start]:
+        if self._apart[start]:
             return start
         end = int(np.searchsorted(self._ends, start, "right"))
         stop = min(stop, start + MOST, *self._ends[end : end + 1].tolist())
@@ -96,22 +113,33 @@ class Layers:
         fits &= (self._rounds[which] == traits[:, 3]) | ~self._to[which]
         return stop if fits.all() else start + int(fits.argmin())
 
-    def layered(self, start: int, stop: int, control: ControlPlane) -> Layered:
-        """The packets of a window in layers."""
-        flows, indices = self._flows[start:stop], self.indices[start:stop]
-        segments = self._traits(flows, control)[flows, 0] << 32 | indices
-        order = np.argsort(segments, kind="stable")
-        places = np.arange(len(order))
-        new = np.ones(len(order), bool)
-        new[1:] = segments[order[1:]] != segments[order[:-1]]
-        depth = np.empty_like(places)
-        depth[order] = places - np.maximum.accumulate(np.where(new, places, 0))
-        order = np.lexsort((indices, flows, depth))
-        begins = np.zeros(len(order), bool)
-        begins[1:] = depth[order[1:]] != depth[order[:-1]]
-        return Layered(start + order, begins)
+    def stretch(self, at: int) -> int:
+        """The first packet from here on that does not belong to what came before it at once."""
+        if at >= len(self._trains) or not self._apart[at - 1]:
+            return at
+        return int(np.searchsorted(self._trains, self._trains[at - 1], "right"))
 
-    def _traits(self, flows: Ints, control: ControlPlane) -> Ints:
+    def groups(self, start: int, stop: int, control: ControlPlane, most: int) -> Iterator[Ints]:
+        """The packets of a window in layers, in groups of one flow and size, `most` at once."""
+        which = slice(start, stop)
+        flows, indices, sizes = self._flows[which], self.indices[which], self._sizes[which]
+        places = np.arange(stop - start)
+        # Keys of 63 bits: job and segment, which have 16 and 32, and the place or what is as small.
+        segments = self._traits(flows, control)[flows, 0] << 32 | indices
+        order = np.argsort(segments << BITS | places)
+        ordered = segments[order]
+        new = changes(ordered)
+        layers = np.empty_like(places)
+        layers[order] = places - np.maximum.accumulate(np.where(new, places, 0))
+        order = np.argsort((layers << BITS | flows) << 32 | indices)
+        kinds = ((layers << BITS | flows) << 16 | sizes)[order]
+        cuts = np.flatnonzero(changes(kinds))
+        order += start
+        for a, b in pairwise([0, *cuts.tolist(), len(order)]):
+            for at in range(a, b, most):
+                yield order[at : min(at + most, b)]
+
+    def _traits(self, flows: npt.NDArray[np.int16], control: ControlPlane) -> Ints:
         """By flow: the job, the sizes of its packets, and the round that it is in the middle of.
 
         Sizes of -1: its packets are handled one after the other.
@@ -125,7 +153,27 @@ class Layers:
             shape, rounds = job.shape, job.window
             if shape is None or not job.synchronous or job.halted or member.held_back:
                 continue
+            if (job.number, rounds.high) in self._detailed:
+                continue
             begun = rounds.contributed and member.takes_part_in(rounds.high)
             current = rounds.high if begun else -1
             traits[flow] = (job.number, shape.packet_size, shape.last_size, current)
         return traits
+
+
+def changes(row: npt.NDArray[Any]) -> Flags:
+    """Where something is not as the one before; the first is."""
+    found = np.zeros(len(row), bool)
+    found[1:] = row[1:] != row[:-1]
+    return found
+
+
+def numbered(keys: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], Ints]:
+    """The keys that there are, ascending, and which of them each is."""
+    for some in keys[:SAMPLE], keys:
+        found = np.sort(some)
+        found = np.append(found[:1], found[changes(found)])
+        numbers = np.minimum(np.searchsorted(found, keys), len(found) - 1)
+        if (found[numbers] == keys).all():
+            break
+    return found, numbers

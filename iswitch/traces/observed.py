@@ -60,12 +60,7 @@ class Watch:
         self.came: tuple[Ints, Floats] | None = None  # their segments, ascending, and when
         self.actions: Counter[str] = Counter()  # to the switch
         self.answers: Counter[str] = Counter()  # from the switch that was captured
-        self._detailed = detailed
-
-    @property
-    def is_detailed(self) -> bool:
-        """Whether each event of some round is kept, in their order."""
-        return bool(self._detailed)
+        self.detailed = detailed
 
     def when(self, runs: Collection[Run]) -> float:
         """When the last of those that are being handled came that completed one of these."""
@@ -79,7 +74,7 @@ class Watch:
         """A job that is under way."""
         found = self.jobs.get(number)
         if found is None:
-            detailed = {round_ for job, round_ in self._detailed if job == number}
+            detailed = {round_ for job, round_ in self.detailed if job == number}
             asynchronous = shape.mode is Mode.ASYNCHRONOUS
             rounds = Versions() if asynchronous else Rounds(detailed)
             found = self.jobs[number] = JobSeen(number, shape, rounds)

@@ -19,7 +19,7 @@ import numpy as np
 from . import blocks, pcap
 from .batch import Batch, Bytes, Interface, Problems
 
-WINDOW = 8 << 20  # bytes read at a time
+WINDOW = 24 << 20  # bytes read at a time
 POPULATE_READ = 22  # MADV_POPULATE_READ (linux/mman.h, 5.14): one call instead of many page faults
 CONVERT = "convert it with `editcap -F pcapng FILE OUT.pcapng`, of Wireshark"
 FOREIGN = {  # how other formats begin
@@ -112,7 +112,8 @@ class Reader:
         """All packets from the first on, many at once; `interfaces` and `problems` begin anew."""
         self.problems = Problems()
         self._records = self._open()
-        passed = fetched = 0
+        passed = 0
+        fetched = self._fetch(0, self.window)
         for batch in self._records.batches(self.window):
             yield batch
             at = self._records.at // mmap.PAGESIZE * mmap.PAGESIZE
@@ -120,7 +121,7 @@ class Reader:
                 self._map.madvise(mmap.MADV_DONTNEED, passed, at - passed)
                 passed = at
             if at + self.window > fetched:
-                fetched = self._fetch(max(at, fetched), at + 2 * self.window)
+                fetched = self._fetch(max(at, fetched), at + self.window)
 
     def _open(self) -> pcap.PcapRecords | blocks.PcapngBlocks:
         if self.format == "pcap":

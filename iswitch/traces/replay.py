@@ -12,9 +12,9 @@ sent in the order it is sent in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,35 +38,61 @@ from .reader import Reader
 from .stamps import settled
 from .survey import Setting
 
-MOST = 512  # packets of a group: their bytes stay in the processor's cache
+MOST = 1024  # packets of a group: their bytes stay in the processor's caches
 MOST_PASSING = 32  # of different lengths
 SORTED = 32 << 20  # bytes of a trace that are put in the order of time, where it has no better
 SPAN = 0.010  # seconds of a group
+LAYERED_SPAN = 0.050  # and of those that are put in layers
 FEW = 8  # packets of a group on average, below which they are put in layers
+SAMPLE = 2048  # packets of a batch by which that is judged
 MOST_TIMERS = 1000  # between two packets; beyond, the clock jumps over the rest of a gap
 SKIPPED, TO_SWITCH, FROM_SWITCH, PASSING, CUT_OFF = range(5)
 # Of a head, in words of 16 bits: not the identification, nor checksums.
 SAME = np.array([0xFFFF] * 21, np.uint16)
 SAME[[9, 12, 20]] = 0
 
-# What is sent, when (ns since 1970), and the names of the ports.
-Sink = Callable[[list[Transmission], int, list[str]], None]
+
+class Sink(Protocol):
+    """Takes what the switch would have sent: a `TraceWriter`."""
+
+    def write(self, step: list[Transmission], time_ns: int, ports: Sequence[str]) -> None:
+        """This was sent at a time (ns since 1970), at ports of these names."""
+
+    def keep(
+        self, transmission: Transmission, places: Ints, times: Ints, ports: Sequence[str]
+    ) -> None:
+        """Each frame of this was sent at a time; `flush` puts them in the order of `places`."""
+
+    def flush(self) -> None:
+        """Nothing more will come that belongs before what was kept."""
 
 
 class Group:
-    """Packets a..b-1 of a batch, alike."""
+    """Packets of a batch, alike: a range of them, or those at some places.
 
-    def __init__(self, packets: Packets, start: int, stop: int, what: int, port: int) -> None:
+    Attributes:
+        at: where in the file their payloads begin.
+        head: of the first.
+    """
+
+    def __init__(self, packets: Packets, which: slice | Ints, what: int) -> None:
         self.packets = packets
-        self.start = start
-        self.stop = stop
+        self.which = which
         self.what = what
-        self.port = port
-        self.head = packets.heads[start].tobytes()
+        self.at = packets.payload[which]
+        first = which.start if isinstance(which, slice) else int(which[0])
+        self.port = int(packets.ports[first])
+        self.head = packets.heads[first].tobytes()
+
+    def __len__(self) -> int:
+        return len(self.at)
 
     def part(self, start: int, stop: int) -> Group:
         """Packets start..stop-1 of it."""
-        return Group(self.packets, self.start + start, self.start + stop, self.what, self.port)
+        which = self.which
+        if isinstance(which, slice):
+            return Group(self.packets, slice(which.start + start, which.start + stop), self.what)
+        return Group(self.packets, which[start:stop], self.what)
 
     @property
     def size(self) -> int:
@@ -146,8 +172,8 @@ class Replayer:
         self._now = 0.0
         # What is sent to a parent, and what counts packets, depends on more than each segment.
         alone = setting.parent is None and options.counting is Counting.EXACT
-        seen = sink is not None or pace is not None or self.watch.is_detailed
-        self.in_layers = alone and not seen and not setting.host
+        self.in_layers = alone and pace is None and not setting.host
+        self._places: tuple[Ints, Ints, Ints] | None = None  # of what is handled in layers
 
     def _make(self, kind: Any, options: Options) -> Any:
         return kind(
@@ -163,12 +189,10 @@ class Replayer:
         """Replay all of it."""
         for packets, what in self._batches():
             self._plug()
-            bounds = self._bounds(packets, what)
-            few = len(bounds) * FEW > len(what) and len(self.ports) <= MOST_PORTS
-            if self.in_layers and few:
+            if self.in_layers and self._alternate(packets, what):
                 self._take_layers(packets, what)
             else:
-                for group in self._cut(packets, what, bounds):
+                for group in self._cut(packets, what, 0, len(what)):
                     self._take(group)
             self.comparison.settle()
         self.comparison.settle(end=True)
@@ -177,7 +201,7 @@ class Replayer:
     def groups(self) -> Iterator[Group]:
         """What is for the switch, from it, or passes, in the order of the trace."""
         for packets, what in self._batches():
-            yield from self._cut(packets, what)
+            yield from self._cut(packets, what, 0, len(what))
 
     def _batches(self) -> Iterator[tuple[Packets, npt.NDArray[np.int64]]]:
         """Packets, and what each is to the switch."""
@@ -208,32 +232,41 @@ class Replayer:
         """Have as many ports as there are places of capture."""
         jacks = self._chassis.jacks
         if len(jacks) < len(self._layer.ports):
-            jacks += [Jack(65535)] * (len(self._layer.ports) - len(jacks))
+            # Frames that are written are to be finished, of the size that they have on the wire.
+            jack = Jack(65535, offload=self._sink is None)
+            jacks += [jack] * (len(self._layer.ports) - len(jacks))
             self._chassis.bridge = Bridge(len(jacks))
 
     # Sorting
 
     @staticmethod
-    def _bounds(packets: Packets, what: npt.NDArray[np.int64]) -> list[int]:
-        """Where packets are not as the one before, but for the first, and where they end."""
-        words = packets.heads.view(np.uint16)
+    def _bounds(packets: Packets, what: npt.NDArray[np.int64], start: int, stop: int) -> list[int]:
+        """Where packets of a range are not as the one before; its ends among them."""
+        words = packets.heads[start:stop].view(np.uint16)
+        what, ports = what[start:stop], packets.ports[start:stop]
         differs = ((words[1:] ^ words[:-1]) & SAME).any(axis=1)
         plain = (what[1:] == PASSING) & (what[:-1] == PASSING)
         differs &= ~plain
-        differs |= (what[1:] != what[:-1]) | (packets.ports[1:] != packets.ports[:-1])
-        return [0, *(np.flatnonzero(differs) + 1).tolist(), len(what)]
+        differs |= (what[1:] != what[:-1]) | (ports[1:] != ports[:-1])
+        return [start, *(start + 1 + np.flatnonzero(differs)).tolist(), stop]
+
+    def _alternate(self, packets: Packets, what: npt.NDArray[np.int64]) -> bool:
+        """Whether most packets, by a sample, are of another flow than the one before."""
+        if len(self.ports) > MOST_PORTS:
+            return False
+        sample = min(len(what), SAMPLE)
+        return len(self._bounds(packets, what, 0, sample)) * FEW > sample
 
     def _cut(
-        self, packets: Packets, what: npt.NDArray[np.int64], bounds: list[int] | None = None
+        self, packets: Packets, what: npt.NDArray[np.int64], begin: int, end: int
     ) -> Iterator[Group]:
-        """Packets in groups; what is of no interest is left out."""
-        for start, stop in pairwise(bounds or self._bounds(packets, what)):
+        """Packets of a range in groups; what is of no interest is left out."""
+        for start, stop in pairwise(self._bounds(packets, what, begin, end)):
             kind = int(what[start])
             if kind in (TO_SWITCH, FROM_SWITCH, PASSING):
-                port = int(packets.ports[start])
                 most = MOST if kind != PASSING else MOST_PASSING
                 for at in range(start, stop, most):
-                    yield Group(packets, at, min(at + most, stop), kind, port)
+                    yield Group(packets, slice(at, min(at + most, stop)), kind)
 
     def _sorted(self, packets: Packets) -> npt.NDArray[np.int64]:
         """What each packet is to the switch."""
@@ -282,7 +315,7 @@ class Replayer:
 
     def _take(self, group: Group) -> None:
         """Handle a group, with what is due before and between its packets."""
-        times = group.packets.batch.times[group.start : group.stop]
+        times = group.packets.batch.times[group.which]
         seconds = self._seconds(times)
         at, n = 0, len(seconds)
         while at < n:
@@ -306,37 +339,42 @@ class Replayer:
     def _take_layers(self, packets: Packets, what: npt.NDArray[np.int64]) -> None:
         """Handle packets in windows, each in layers, with what is due before each."""
         wanted = np.flatnonzero((what != SKIPPED) & (what != CUT_OFF))
-        packets, what = packets.taken(wanted), what[wanted]
-        if not len(what):
+        if len(wanted) < len(what):
+            packets, what = packets.taken(wanted), what[wanted]
+        n = len(what)
+        if not n:
             return
-        layers = Layers(self.reader.data, packets, what == TO_SWITCH, what == FROM_SWITCH)
+        to, of = what == TO_SWITCH, what == FROM_SWITCH
+        layers = Layers(self.reader.data, packets, to, of, self.watch.detailed)
         seconds = self._seconds(packets.batch.times)
         control = self.switch.control
-        at, n = 0, len(what)
+        at, patience = 0, 1
         while at < n:
             first = float(seconds[at])
             due = self._go_to(first)
-            until = first + SPAN if due is None else min(first + SPAN, due)
+            until = first + LAYERED_SPAN if due is None else min(first + LAYERED_SPAN, due)
             stop = max(at + 1, int(np.searchsorted(seconds, until, "left")))
             end = layers.window(at, stop, control)
             if end - at < LEAST:
-                end = max(end, at + 1)
-                here = np.arange(at, end)
-                for group in self._cut(packets.taken(here), what[here]):
+                end = layers.stretch(max(end, min(at + patience, n)))
+                patience = min(2 * patience, MOST)
+                for group in self._cut(packets, what, at, end):
                     self._take(group)
             else:
+                patience = 1
                 self._now = first
                 self.watch.window = at
-                order, begins = layers.layered(at, end, control)
-                some, kinds = packets.taken(order), what[order]
-                bounds = sorted({*self._bounds(some, kinds), *np.flatnonzero(begins).tolist()})
-                for group in self._cut(some, kinds, bounds):
-                    these = order[group.start : group.stop]
-                    times = seconds[these]
+                for which in layers.groups(at, end, control, MOST):
+                    indices, times = layers.indices[which], seconds[which]
                     self.watch.span = (float(times.min()), float(times.max()))
-                    self.watch.came = layers.indices[these], times
-                    self._handle(group, int(some.batch.times[group.stop - 1]))
-                self.watch.came = None
+                    self.watch.came = indices, times
+                    if self._sink is not None:
+                        self._places = indices, which, packets.batch.times[which]
+                    group = Group(packets, which, int(what[which[0]]))
+                    self._handle(group, int(packets.batch.times[which[-1]]))
+                self.watch.came = self._places = None
+                if self._sink is not None:
+                    self._sink.flush()
             at = end
 
     def _go_to(self, now: float) -> float | None:
@@ -373,16 +411,33 @@ class Replayer:
             if step:
                 self.switch.counters["tx_frames"] += sum(sum(t.counts) for t in step)
                 if self._sink is not None:
-                    self._sink(step, time_ns, self.ports)
+                    if self._places is None:
+                        self._sink.write(step, time_ns, self.ports)
+                    else:
+                        self._keep(step, self._sink, *self._places)
+
+    def _keep(
+        self, step: list[Transmission], sink: Sink, indices: Ints, places: Ints, times: Ints
+    ) -> None:
+        """Keep aggregates, each with the place of the packet because of which it is sent.
+
+        That is the one of the same segment; other frames belong to the first.
+        """
+        for sent in step:
+            which = np.zeros(len(sent.lengths), np.int64)
+            if sent.heads is not None and sent.bodies.shape[1] >= SEG_SIZE:
+                segs = np.ascontiguousarray(sent.bodies[:, :SEG_SIZE]).view(">u4")
+                wanted = segs[:, 1].astype(np.int64)
+                at = np.minimum(np.searchsorted(indices, wanted), len(indices) - 1)
+                which = np.where(indices[at] == wanted, at, 0)
+            sink.keep(sent, places[which], times[which], self.ports)
 
     def _frames(self, group: Group) -> Frames:
         """Tagged datagrams for the switch, as a port would give them."""
-        packets, which = group.packets, slice(group.start, group.stop)
-        n = group.stop - group.start
+        packets, which, at, n = group.packets, group.which, group.at, len(group)
         heads = np.zeros((n, ROW_HEAD), np.uint8)
         heads[:, ETH:] = packets.heads[which]
         batch = packets.batch
-        at = packets.payload[which]
         there = int((batch.at[which] + batch.sizes[which] - at).min())
         size = max(0, min(group.size, there))
         if (step := self._step(group, size)) and step < size:
@@ -403,7 +458,7 @@ class Replayer:
         found = self.switch.control.by_source.get(group.peer(group.what == TO_SWITCH))
         if found is not None and found[0].shape is not None:
             return int(found[0].shape.packet_size)
-        at = int(group.packets.payload[group.start])
+        at = int(group.at[0])
         return self._next_seg(self.reader.data[at : at + size].tobytes())
 
     @staticmethod
@@ -417,9 +472,7 @@ class Replayer:
 
         Those that are not wholly there are taken to be.
         """
-        which = slice(group.start, group.stop)
-        at = group.packets.payload[which]
-        size = max(group.size, 0)
+        which, at, size = group.which, group.at, max(group.size, 0)
         if payloads is None:
             payloads = gather(self.reader.data, at, size)
         heads = np.zeros((len(at), ROW_HEAD), np.uint8)
@@ -446,7 +499,7 @@ class Replayer:
     def _whole(self, group: Group) -> Frames:
         """Frames of any kind, as they are."""
         batch = group.packets.batch
-        which = slice(group.start, group.stop)
+        which = group.which
         sizes = batch.sizes[which]
         width = max(int(sizes.max()) + ETH, ROW_HEAD)
         table = np.zeros((len(sizes), width), np.uint8)
@@ -458,10 +511,8 @@ class Replayer:
         if classify(group.head[IP + 1]) is Traffic.CONTROL:
             self._note_answers(group)
             return
-        packets, which = group.packets, slice(group.start, group.stop)
-        size, at = group.size, packets.payload[which]
-        n = group.stop - group.start
-        numbers = packets.numbers[which]
+        size, at, n = group.size, group.at, len(group)
+        numbers = group.packets.numbers[group.which]
         rows = gather(self.reader.data, at, max(size, 0))
         step = self._step(group, size)
         time = self.watch.span[0]
@@ -481,8 +532,7 @@ class Replayer:
 
     def _note_answers(self, group: Group) -> None:
         self.damaged += int(np.count_nonzero(~self.sound(group)))
-        at = group.packets.payload[group.start : group.stop]
-        for row in gather(self.reader.data, at, max(min(group.size, 64), 1)):
+        for row in gather(self.reader.data, group.at, max(min(group.size, 64), 1)):
             self.watch.answered(row.tobytes())
 
 

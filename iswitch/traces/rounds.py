@@ -151,7 +151,8 @@ class Rounds:
         if window is None or window != share.window:
             share.before, share.window = share.furthest, window
         share.packets += len(indices)
-        resent = int(np.count_nonzero(indices <= share.before))
+        reached = np.maximum.accumulate(np.append(share.before, indices[:-1]))
+        resent = int(np.count_nonzero(indices <= reached))
         share.resent += resent
         share.first = min(share.first, begin)
         if resent < len(indices):

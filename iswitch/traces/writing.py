@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from ..frame import ETH, Transmission
-from ..pcapng import Direction, interface, packets, section
+from ..packets import Rows
+from ..pcapng import Direction, blocks, interface, packets, section
 from ..segmentation import wire_frames
+from .batch import Ints
 
 APPLICATION = "iswitch replay"
 LATEST = (1 << 63) - 1
+
+
+class _Piece(NamedTuple):
+    """Blocks of one size, and the place of each in the order in which they are to be written."""
+
+    places: Ints
+    rows: Rows
 
 
 class TraceWriter:
@@ -28,22 +38,75 @@ class TraceWriter:
     def __init__(self, path: str | Path) -> None:
         self.frames = 0
         self._written = 0  # ports
+        self._kept: list[_Piece] = []
         self._file = Path(path).open("wb")  # noqa: SIM115  (closed by `close`)
         self._file.write(section(APPLICATION))
 
     def write(self, step: list[Transmission], time_ns: int, ports: Sequence[str]) -> None:
         """Write frames that left at a time, at one of the ports of these names."""
+        at = min(max(time_ns, 0), LATEST)
         for transmission in step:
-            while self._written <= transmission.port:
-                self._file.write(interface(ports[self._written]))
-                self._written += 1
-            for row in transmission.whole():
-                frame = np.frombuffer(row, np.uint8)
-                for frames in wire_frames(frame) or [frame[ETH:].reshape(1, -1)]:
-                    at = min(max(time_ns, 0), LATEST)
-                    self._file.write(packets(transmission.port, at, Direction.OUT, frames))
-                    self.frames += len(frames)
+            self._name(transmission.port, ports)
+            frames = whole_frames(transmission)
+            for rows in frames:
+                self._file.write(packets(transmission.port, at, Direction.OUT, rows))
+                self.frames += len(rows)
+
+    def keep(
+        self, transmission: Transmission, places: Ints, times: Ints, ports: Sequence[str]
+    ) -> None:
+        """Take frames of one size, to be written by `flush`: each behind those of lower places.
+
+        Args:
+            transmission: the frames, without anything unfinished.
+            places: of each; where they are the same the order is that in which they were given.
+            times: of each.
+            ports: their names.
+        """
+        self._name(transmission.port, ports)
+        (rows,) = whole_frames(transmission)
+        times = np.clip(times, 0, LATEST)
+        self._kept.append(_Piece(places, blocks(transmission.port, times, Direction.OUT, rows)))
+        self.frames += len(rows)
+
+    def flush(self) -> None:
+        """Write what was kept, in its order."""
+        kept, self._kept = self._kept, []
+        if not kept:
+            return
+        sizes = np.concatenate([np.full(len(p.places), p.rows.shape[1]) for p in kept])
+        order = np.argsort(np.concatenate([p.places for p in kept]), kind="stable")
+        ends = np.cumsum(sizes[order])
+        begins = np.empty_like(ends)
+        begins[order] = ends - sizes[order]
+        content = np.empty(int(ends[-1]), np.uint8)
+        first = 0
+        for _, rows in kept:
+            n, size = rows.shape
+            # Each place as a row that overlaps the next: NumPy copies a block as one piece.
+            targets = np.ndarray((len(content) - size + 1, size), np.uint8, content, 0, (1, 1))
+            targets[begins[first : first + n]] = rows
+            first += n
+        self._file.write(content.data)
 
     def close(self) -> None:
         """There will be no more."""
+        self.flush()
         self._file.close()
+
+    def _name(self, port: int, ports: Sequence[str]) -> None:
+        while self._written <= port:
+            self._file.write(interface(ports[self._written]))
+            self._written += 1
+
+
+def whole_frames(transmission: Transmission) -> list[Rows]:
+    """The frames on the wire, as arrays of those of one size that follow each other."""
+    heads, bodies, lengths = transmission.heads, transmission.bodies, transmission.lengths
+    if heads is not None and not heads[:, :ETH].any() and lengths.count(lengths[0]) == len(lengths):
+        return [np.concatenate((heads[:, ETH:], bodies[:, : lengths[0]]), axis=1)]
+    found: list[Rows] = []
+    for row in transmission.whole():
+        frame = np.frombuffer(row, np.uint8)
+        found += wire_frames(frame) or [frame[ETH:].reshape(1, -1)]
+    return found
