@@ -40,6 +40,7 @@ from iswitch.wire import (
     Action,
     DType,
     Join,
+    MemberType,
     Mode,
     Op,
     Segments,
@@ -175,7 +176,8 @@ def test_every_packet_and_every_field_as_in_scapy(tmp_path: Path) -> None:
     path = write(tmp_path / "all.pcapng", everything())
     found, wanted = seen(path, tmp_path), rdpcap(str(path))
     assert len(found) == len(wanted) == len(list(everything()))
-    actions, statuses, dtypes = set(), set(), set()
+    had: dict[str, set[Any]] = defaultdict(set)
+    dtypes: set[int] = set()
     settings.jobs.forget()
     for packet, theirs in zip(wanted, found, strict=True):
         packet = type(packet)(bytes(packet))  # again, as far as jobs were known by then
@@ -183,12 +185,22 @@ def test_every_packet_and_every_field_as_in_scapy(tmp_path: Path) -> None:
         assert packet[UDP].payload.fault is None
         mine = comparable(theirs)
         assert_same(mine, expected(packet))
-        actions |= set(mine.get("action", ()))
-        statuses |= set(mine.get("status", ()))
+        for name, values in mine.items():
+            had[name].update(values)
         dtypes |= set(mine["dtype"]) if "elements" in mine else set()
-    assert actions == set(Action)
-    assert statuses == set(Status)
-    assert dtypes == set(DType)
+    assert dtypes == had["dtype"] == set(DType)
+    for name, kinds in {
+        "action": Action,
+        "status": Status,
+        "op": Op,
+        "mode": Mode,
+        "type": MemberType,
+    }.items():
+        assert had[name] == set(kinds), name
+    layouts = [fields.HEADER, fields.SEG, *fields.VALUES.values()]
+    named = {field.filter for layout in layouts for field in layout}
+    named |= {f"flags.{flag}" for flag in fields.FLAGS.values()}
+    assert had.keys() == named | {"seg", "data", "elements", "mac", "to_switch", "ack.missing"}
 
 
 def test_fields_by_name(tmp_path: Path) -> None:
