@@ -192,14 +192,18 @@ class Hierarchy:
         packed = job.accelerator.packed(completed, partial=True)
         return [Outgoing((self.parent,), TOS_DATA, *packets) for packets in packed]
 
-    def aggregates(self, rows: Rows, tail: int) -> list[Outgoing]:
-        """Keep what has come from the parent, and broadcast what is new.
+    def fed(self) -> Job | None:
+        """The job that data from the parent is for.
 
-        Its data names no job; one address contributes to one, so only one of ours is a member.
+        It names none; one address contributes to one, so only one of ours is a member.
         """
-        counters = self.plane.counters
         jobs = [self.plane.jobs.get(u.job) for u in self.uplinks.values() if u.member]
-        job = next((job for job in jobs if job is not None and job.shape is not None), None)
+        return next((job for job in jobs if job is not None and job.shape is not None), None)
+
+    def aggregates(self, rows: Rows, tail: int) -> list[Outgoing]:
+        """Keep what has come from the parent, and broadcast what is new."""
+        counters = self.plane.counters
+        job = self.fed()
         if job is None:
             counters["stranger"] += len(rows)
             return []

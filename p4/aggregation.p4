@@ -1,43 +1,50 @@
 // Adds the elements of a contribution to the sum, and puts the sum into a packet that is to be sent.
 // Sums are kept in the order of bytes in which they are added, so packets are turned on both ways.
 
-// One word of every slot. Only the first has the adder for floats: their packets are no longer.
-control Word(inout word_t lanes, inout metadata_t meta)(bool floats) {
-    register<word_t>(SLOTS) sums;
+control Aggregation(inout headers_t hdr, inout metadata_t meta) {
+#include "operations.p4"  // written by generate.py, as arithmetic.p4 is
 
-#include "add_float32.p4"  // written by generate.py, as arithmetic.p4 is
+    action nothing() { }
+
+    // One word of every slot.
+#define WORD(I)                                             \
+    register<word_t>(SLOTS) sums##I;                        \
+    table operation##I {                                    \
+        key = { meta.kind: exact; }                         \
+        actions = { OPERATIONS nothing; }                   \
+        const entries = { KINDS }                           \
+        const default_action = nothing();                   \
+    }
+    WORD(0)
+    WORD(1)
+    WORD(2)
+    WORD(3)
+    WORD(4)
+    WORD(5)  // the rest of a packet of more than one word
+
+#define TURN(FROM, TO)                                      \
+    swap_bytes(FROM, TO);                                   \
+    if (meta.kind[0:0] == meta.kind[1:1]) {  /* 32 bits */  \
+        swap_halves(TO, TO);                                \
+    }
+
+#define AGGREGATE(I, LANES)                                 \
+    sums##I.read(kept, meta.sum_slot);                      \
+    if (meta.accumulate) {                                  \
+        TURN(LANES, LANES)                                  \
+        meta.adder.outcome = LANES;                         \
+        if (!meta.is_first) {                               \
+            meta.adder.a = kept;                            \
+            meta.adder.b = LANES;                           \
+            operation##I.apply();                           \
+        }                                                   \
+        kept = meta.adder.outcome;                          \
+        sums##I.write(meta.sum_slot, kept);                 \
+    }                                                       \
+    TURN(kept, LANES)
 
     apply {
         word_t kept;
-        sums.read(kept, meta.slot);
-        if (meta.accumulate) {
-            swap(lanes, lanes);
-            if (meta.is_first) {
-                kept = lanes;
-            } else {
-                if (floats && meta.is_float) {
-                    meta.adder.a = kept;
-                    meta.adder.b = lanes;
-                    add_float32();
-                    kept = meta.adder.outcome;
-                } else {
-                    add_int32(kept, lanes, kept);
-                }
-            }
-            sums.write(meta.slot, kept);
-        }
-        swap(kept, lanes);
-    }
-}
-
-control Aggregation(inout headers_t hdr, inout metadata_t meta) {
-    Word(true) word0;
-    Word(false) word1;
-    Word(false) word2;
-    Word(false) word3;
-    Word(false) word4;  // the rest of a packet of more than one word
-
-    apply {
         word_t rest = 0;  // the elements that are no whole word, first ones highest
         if (meta.rest != 0) {
 #define PUT(PART, BITS)                             \
@@ -51,7 +58,9 @@ control Aggregation(inout headers_t hdr, inout metadata_t meta) {
             PUT(four, 128)
             PUT(two, 64)
             PUT(one, 32)
-            rest = of_half ++ of_quarter ++ of_eighth ++ of_four ++ of_two ++ of_one ++ 32w0;
+            PUT(last, 16)
+            rest = of_half ++ of_quarter ++ of_eighth ++ of_four ++ of_two ++ of_one ++ of_last ++
+                   16w0;
         }
 
         // A packet of less than a word has its rest in the first one.
@@ -59,20 +68,21 @@ control Aggregation(inout headers_t hdr, inout metadata_t meta) {
         if (hdr.words[0].isValid()) {
             first = hdr.words[0].lanes;
         }
-        word0.apply(first, meta);
+        AGGREGATE(0, first)
         if (!hdr.words[0].isValid()) {
             rest = first;
         } else {
             hdr.words[0].lanes = first;
-#define AGGREGATE(I)                                                \
-            if (hdr.words[I].isValid()) {                           \
-                word##I.apply(hdr.words[I].lanes, meta);            \
+#define FURTHER(I)                                          \
+            if (hdr.words[I].isValid()) {                   \
+                AGGREGATE(I, hdr.words[I].lanes)            \
             }
-            AGGREGATE(1)
-            AGGREGATE(2)
-            AGGREGATE(3)
+            FURTHER(1)
+            FURTHER(2)
+            FURTHER(3)
+            FURTHER(4)
             if (meta.rest != 0) {
-                word4.apply(rest, meta);
+                AGGREGATE(5, rest)
             }
         }
 
@@ -87,6 +97,7 @@ control Aggregation(inout headers_t hdr, inout metadata_t meta) {
             TAKE(four, 255, 128)
             TAKE(two, 127, 64)
             TAKE(one, 63, 32)
+            TAKE(last, 31, 16)
         }
     }
 }

@@ -16,7 +16,7 @@ control Arbiter(inout headers_t hdr, inout metadata_t meta,
     apply {
         own_address.apply();
         bool for_us = hdr.ethernet.destination == meta.own_mac;
-        if (meta.op == op_t.RESEND || meta.op == op_t.FORCE) {
+        if (meta.is_order) {
             meta.is_data = true;
         } else if (for_us && hdr.seg.isValid() && hdr.ipv4.destination == meta.own_ip) {
             meta.is_data = true;

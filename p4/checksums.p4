@@ -10,15 +10,14 @@
     { hdr.ipv4.source, hdr.ipv4.destination, 8w0, hdr.ipv4.protocol, hdr.udp.length,            \
       hdr.udp.source, hdr.udp.destination, hdr.udp.length, hdr.seg.round, hdr.seg.index,        \
       hdr.words[0].lanes, hdr.words[1].lanes, hdr.words[2].lanes, hdr.words[3].lanes,           \
-      hdr.half.lanes, hdr.quarter.lanes, hdr.eighth.lanes, hdr.four.lanes, hdr.two.lanes,       \
-      hdr.one.lanes }
+      hdr.words[4].lanes, hdr.half.lanes, hdr.quarter.lanes, hdr.eighth.lanes, hdr.four.lanes,  \
+      hdr.two.lanes, hdr.one.lanes, hdr.last.lanes }
 
 control SwitchVerifyChecksum(inout headers_t hdr, inout metadata_t meta) {
     apply {
-        verify_checksum(hdr.seg.isValid() && meta.op != op_t.RESEND && meta.op != op_t.FORCE,
+        verify_checksum(hdr.seg.isValid() && !meta.is_order,
                         IPV4_FIELDS, hdr.ipv4.checksum, HashAlgorithm.csum16);
-        verify_checksum(meta.well_formed && hdr.udp.checksum != 0 &&
-                        meta.op != op_t.RESEND && meta.op != op_t.FORCE,
+        verify_checksum(meta.well_formed && hdr.udp.checksum != 0 && !meta.is_order,
                         UDP_FIELDS, meta.checksum, HashAlgorithm.csum16);
     }
 }

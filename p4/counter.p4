@@ -23,25 +23,30 @@ control Counter(inout headers_t hdr, inout metadata_t meta) {
     }
 
     apply {
-        bool changes = meta.accumulate || (meta.deliver && meta.to_all);
-        if (meta.accumulate) {
+        bool changes = meta.accumulate || (meta.deliver && meta.op == op_t.FORCE);
+        bool completes = meta.from_parent && meta.gathered;
+        if (meta.accumulate && !meta.from_parent) {
             meta.count = meta.count + 1;
             rules.apply();
             if (meta.count >= meta.needed &&
                 meta.bitmap & meta.participants == meta.participants) {
+                completes = true;
                 meta.deliver = true;
-                meta.to_all = true;
-                if (meta.job_flags & ANY_COMPLETED == 0) {
-                    job_flags.write((bit<32>)meta.job, meta.job_flags | ANY_COMPLETED);
-                }
+                meta.to_parent = meta.has_parent;
+                meta.to_all = !meta.has_parent;
             }
         }
+        if (meta.accumulate && completes && meta.job_flags & ANY_COMPLETED == 0) {
+            job_flags.write((bit<32>)meta.job, meta.job_flags | ANY_COMPLETED);
+        }
         if (changes) {
-            bit<8> complete = 0;
-            if (meta.deliver) {
-                complete = IS_COMPLETE;
+            bit<8> how_far = 0;
+            if (meta.to_parent) {
+                how_far = IS_SENT;
+            } else if (meta.deliver) {
+                how_far = IS_COMPLETE;
             }
-            segment_state.write(meta.slot, meta.epoch ++ hdr.seg.round ++ complete ++
+            segment_state.write(meta.slot, meta.epoch ++ hdr.seg.round ++ how_far ++
                                            meta.count ++ meta.bitmap);
         }
     }

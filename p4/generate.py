@@ -9,12 +9,34 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 
-from .lanes import FLOAT32, Word, add_float, add_int32, repeat, swap
+from .lanes import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    Format,
+    Word,
+    add_float,
+    add_int32,
+    largest,
+    repeat,
+    swap_bytes,
+    swap_halves,
+)
 from .sizes import SIZES
 
 INDENT = "    "
 HEAD = "// Written by p4/generate.py; p4/lanes.py explains every line.\n"
+
+# As the protocol numbers them (docs/protocol.md, section 3).
+FORMATS = (FLOAT32, FLOAT16, BFLOAT16, None)
+OPERATIONS = ("add", "max", "min")
+
+
+def kind(dtype: int, op: int) -> int:
+    """What tells the program's operations apart, from the protocol's numbers."""
+    return op << 2 | dtype
 
 
 class Term:
@@ -66,6 +88,7 @@ class Program:
     def __init__(self, lanes: int) -> None:
         self.width = 32 * lanes
         self.constants: dict[str, str] = {}
+        self.fields = dict.fromkeys(["a", "b"])  # of the words that operations work on
 
     def constant(self, prefix: str, lane: int) -> Callable[[str, int], Term]:
         """The `c` of a function in `lanes` whose lanes have so many bits."""
@@ -78,40 +101,36 @@ class Program:
 
         return named
 
-    def small(self, name: str, operands: list[str], function: Callable[..., Word]) -> str:
-        """A function of a few lines, as an action with parameters."""
+    def small(self, name: str, function: Callable[..., Word]) -> str:
+        """A function of one word and a few lines, as an action with parameters."""
         lines: list[str] = []
 
         def let(result: str, term: Term) -> Term:
             lines.append(f"word_t {result} = {term.bare};")
             return Term(result)
 
-        last = function(*map(Term, operands), let, self.constant("INT32", 32))
-        parameters = ", ".join(f"in word_t {operand}" for operand in operands)
+        last = function(Term("word"), let, self.constant("INT32", 32))
         return block(
-            f"action {name}({parameters}, out word_t outcome)",
+            f"action {name}(in word_t word, out word_t outcome)",
             [*lines, f"outcome = {last.bare};"],
         )
 
-    def adder(self) -> tuple[str, str]:
-        """The struct of the adder's words, and its action, to be included where `meta` is known.
+    def operation(self, name: str, function: Callable[..., Word], form: Format | None) -> str:
+        """A function of two words, as an action to be included where `meta` is known.
 
-        They are fields, not variables: p4c puts the expression of a variable in the place of each
-        use, so that of the last lines there would be no end.
+        Its words are fields, not variables: p4c puts the expression of a variable in the place of
+        each use, so that of the last lines of an adder there would be no end.
         """
         lines: list[str] = []
-        fields = dict.fromkeys(["a", "b"])
 
         def let(result: str, term: Term) -> Term:
-            fields[result] = None
+            self.fields[result] = None
             lines.append(f"meta.adder.{result} = {term.bare};")
             return Term(f"meta.adder.{result}")
 
-        operands = Term("meta.adder.a"), Term("meta.adder.b")
-        form = FLOAT32
-        let("outcome", add_float(*operands, form, let, self.constant(form.name, form.lane)))
-        struct = block("struct adder_t", [f"word_t {field};" for field in fields])
-        return struct, block("action add_float32()", lines)
+        constant = self.constant(form.name, form.lane) if form else self.constant("INT32", 32)
+        let("outcome", function(Term("meta.adder.a"), Term("meta.adder.b"), let, constant))
+        return block(f"action {name}()", lines)
 
 
 def block(head: str, lines: list[str]) -> str:
@@ -119,18 +138,30 @@ def block(head: str, lines: list[str]) -> str:
     return f"{head} {{\n" + "".join(f"{INDENT}{line}\n" for line in lines) + "}\n"
 
 
+def operations(form: Format | None) -> list[Callable[..., Word]]:
+    """Sum, maximum and minimum, in the protocol's order, of elements of a format; None: int32."""
+    add = partial(add_float, f=form) if form else add_int32
+    return [add, partial(largest, f=form, low=False), partial(largest, f=form, low=True)]
+
+
 def generate() -> dict[str, str]:
     """The files that the program includes, by name."""
     program = Program(SIZES["LANES"])
-    actions = [
-        program.small("swap", ["word"], swap),
-        program.small("add_int32", ["a", "b"], add_int32),
-    ]
-    struct, adder = program.adder()
+    small = [program.small("swap_bytes", swap_bytes), program.small("swap_halves", swap_halves)]
+    actions = {}
+    kinds = []
+    for dtype, form in enumerate(FORMATS):
+        for op, function in enumerate(operations(form)):
+            name = f"{OPERATIONS[op]}_{form.name.lower() if form else 'int32'}"
+            actions[name] = program.operation(name, function, form)
+            kinds.append(f"{kind(dtype, op)}: {name}();")
+    struct = block("struct adder_t", [f"word_t {field};" for field in program.fields])
     constants = "\n".join(program.constants.values()) + "\n"
+    lists = f"#define OPERATIONS {' '.join(f'{name};' for name in actions)}\n"
+    lists += f"#define KINDS {' '.join(kinds)}\n"
     return {
-        "arithmetic.p4": "\n".join([HEAD, constants, struct, *actions]),
-        "add_float32.p4": "\n".join([HEAD, adder]),
+        "arithmetic.p4": "\n".join([HEAD, constants, struct, *small]),
+        "operations.p4": "\n".join([HEAD, *actions.values(), lists]),
     }
 
 

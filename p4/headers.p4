@@ -39,8 +39,8 @@ header seg_t {
     bit<32> index;
 }
 
-// A packet of n elements is n / 64 whole words, and headers of 32, 16, ... 1 elements for the rest, as
-// the binary digits of n have it: P4 can compute with no header whose length varies.
+// A packet of n bytes is n / 256 whole words, and headers of 128, 64, ... 2 bytes for the rest, as the
+// binary digits of n have it: P4 can compute with no header whose length varies.
 header word_h { word_t lanes; }
 header half_h { bit<1024> lanes; }
 header quarter_h { bit<512> lanes; }
@@ -48,6 +48,7 @@ header eighth_h { bit<256> lanes; }
 header four_h { bit<128> lanes; }
 header two_h { bit<64> lanes; }
 header one_h { bit<32> lanes; }
+header last_h { bit<16> lanes; }  // the last one of an odd number of 16 bits
 
 // In front of every frame at the CPU port. Towards the CPU `op` is why it comes; towards the switch
 // what is to be done. An answer to LOOK or HOLD has all that the registers hold of what is named, and
@@ -64,7 +65,8 @@ enum bit<8> op_t {
     GO = 7,        // ends a HOLD
     KEEP = 8,      // write the registers of a job (flag KEEP_JOB) or a member (KEEP_MEMBER)
     RESEND = 9,    // the frame becomes the kept aggregate of its Seg, for `rank` behind `port`
-    FORCE = 10     // complete an open segment as it is; the frame becomes its aggregate, for all
+    FORCE = 10,    // complete an open segment as it is; the frame becomes its sum, for whom that is
+    CONTRIBUTE = 11  // the frame becomes the sum of the members here, for the parent, once more
 }
 
 const bit<8> IS_COMPLETE = 1;      // the segment
@@ -73,6 +75,7 @@ const bit<8> HIGH_CONTRIBUTED = 4; // somebody has contributed to round `high` o
 const bit<8> ANY_COMPLETED = 8;    // some segment of the job has become complete
 const bit<8> KEEP_JOB = 16;
 const bit<8> KEEP_MEMBER = 32;
+const bit<8> IS_SENT = 64;         // the segment, to the parent, whose aggregate has not come
 
 header cpu_t {
     op_t op;
@@ -98,13 +101,14 @@ struct headers_t {
     ipv4_t ipv4;
     udp_t udp;
     seg_t seg;
-    word_h[4] words;
+    word_h[5] words;
     half_h half;
     quarter_h quarter;
     eighth_h eighth;
     four_h four;
     two_h two;
     one_h one;
+    last_h last;
 }
 
 // What became of a packet; the control plane's counters have the names.
@@ -123,7 +127,10 @@ enum bit<8> fate_t {
     RETRANSMITTED = 11,
     FORWARDED = 12,
     SAME_PORT = 13,
-    TO_CPU = 14
+    FROM_PARENT = 14,
+    REPEATED = 15,
+    TO_PARENT = 16,
+    TO_CPU = 17
 }
 
 struct metadata_t {
@@ -133,6 +140,7 @@ struct metadata_t {
     bit<16> rest;           // of these, not yet parsed
     bit<16> checksum;       // of UDP, as it is computed
     bool well_formed;       // as a data packet
+    bool is_order;          // the control plane wants a segment to be sent, and made the frame
     mac_t own_mac;
     ip_t own_ip;
     bool is_data;           // for the aggregation
@@ -145,8 +153,12 @@ struct metadata_t {
     bool punt;
     bool has_first;
     round_t first;
-    bool is_float;
+    bool from_parent;       // the frame is
+    bit<4> kind;            // of elements and operation
     bool halted;
+    bool gathered;          // as many workers have come as were expected
+    bool has_parent;
+    bit<9> uplink;          // the port that leads there
     bool has_lowest;
     round_t lowest;
     bit<32> epoch;
@@ -157,16 +169,19 @@ struct metadata_t {
     bit<64> participants;
     bit<8> needed;
     // from the registers
-    slot_t slot;
+    slot_t slot;            // of the segment's state
+    slot_t sum_slot;        // of its sum here, or of the aggregate that came from the parent
     round_t high;
     bit<8> job_flags;
     bool is_first;          // the segment's first contribution
     bool is_complete;
+    bool is_sent;           // to the parent
     bit<8> count;
     bit<64> bitmap;
     // what is to be done
     bool accumulate;
     bool deliver;           // the packet becomes the aggregate
     bool to_all;
+    bool to_parent;
     adder_t adder;
 }

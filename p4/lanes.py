@@ -52,6 +52,7 @@ class Format:
 
 FLOAT32 = Format("FLOAT32", 8, 23)
 FLOAT16 = Format("FLOAT16", 5, 10)
+BFLOAT16 = Format("BFLOAT16", 8, 7)
 
 
 def repeat(pattern: int, lane: int, lanes: int) -> int:
@@ -80,11 +81,16 @@ class Constants:
         return self._known[pattern]
 
 
-def swap(word: Word, let: Let, c: Named) -> Word:
-    """Turn the bytes of every 32-bit lane round: elements are little-endian on the wire."""
-    odd, low = c("ODD_BYTES", 0x00FF00FF), c("LOW_HALF", 0x0000FFFF)
-    halves = let("halves", ((word & odd) << 8) | ((word >> 8) & odd))
-    return ((halves & low) << 16) | ((halves >> 16) & low)
+def swap_bytes(word: Word, let: Let, c: Named) -> Word:  # noqa: ARG001
+    """Turn the bytes of every 16-bit lane round: elements are little-endian on the wire."""
+    odd = c("ODD_BYTES", 0x00FF00FF)
+    return ((word & odd) << 8) | ((word >> 8) & odd)
+
+
+def swap_halves(word: Word, let: Let, c: Named) -> Word:  # noqa: ARG001
+    """Turn the halves of every 32-bit lane round."""
+    low = c("LOW_HALF", 0x0000FFFF)
+    return ((word & low) << 16) | ((word >> 16) & low)
 
 
 def add_int32(a: Word, b: Word, let: Let, c: Named) -> Word:
@@ -94,7 +100,39 @@ def add_int32(a: Word, b: Word, let: Let, c: Named) -> Word:
     return low ^ ((a ^ b) & sign)
 
 
-def add_float(a: Word, b: Word, f: Format, let: Let, c: Named) -> Word:
+def largest(a: Word, b: Word, let: Let, c: Named, f: Format | None, low: bool) -> Word:
+    """The larger of two elements, or the smaller one if `low`; NaN if one of them is.
+
+    Integers of 32 bits if there is no format. Of two NaN the first operand comes out; -0 is less
+    than +0 (maximum and minimum of IEEE-754-2019).
+    """
+    L = f.lane if f else 32
+    sign, below = c("SIGN", 1 << (L - 1)), c("BELOW_SIGN", (1 << (L - 1)) - 1)
+    one = c("ONE", 1)
+
+    def all_of(flag: Word) -> Word:
+        flag = let("flag", flag)
+        return (flag << L) - flag
+
+    def ordered(word: Word) -> Word:
+        """As two's complement: of the negative floats the one with more magnitude is less."""
+        return word ^ (all_of(word >> (L - 1) & one) & below) if f else word
+
+    p, q = let("order_a", ordered(a)), let("order_b", ordered(b))
+    at_least = let("at_least", ((p & below) | sign) - (q & below))  # without signs
+    differ = let("signs", p ^ q)
+    first = let("first", ((differ & q) | (at_least & ~differ)) >> (L - 1) & one)
+    if low:
+        first = let("first", first ^ one)
+    if f:
+        room = c("BEYOND_INFINITY", (1 << f.mantissa) - 1)  # carries into the sign from a NaN
+        a_is_nan = let("a_is_nan", ((a & below) + room) >> (L - 1) & one)
+        b_is_nan = let("b_is_nan", ((b & below) + room) >> (L - 1) & one)
+        first = let("first", a_is_nan | (first & (b_is_nan ^ one)))
+    return b ^ ((a ^ b) & all_of(first))
+
+
+def add_float(a: Word, b: Word, let: Let, c: Named, f: Format) -> Word:
     """Add floating-point numbers as IEEE-754 has it, rounded to nearest, ties to even.
 
     Infinities, signed zeros and subnormals are as the standard says. Of NaN it leaves open which

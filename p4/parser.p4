@@ -18,10 +18,16 @@ parser SwitchParser(packet_in packet, out headers_t hdr, inout metadata_t meta,
         transition select(hdr.cpu.op) {
             op_t.RECEIVE: parse_ethernet;
             op_t.ACCEPT: parse_ethernet;
-            op_t.RESEND: parse_ethernet;
-            op_t.FORCE: parse_ethernet;
+            op_t.RESEND: parse_order;
+            op_t.FORCE: parse_order;
+            op_t.CONTRIBUTE: parse_order;
             default: accept;
         }
+    }
+
+    state parse_order {
+        meta.is_order = true;
+        transition parse_ethernet;
     }
 
     state parse_ethernet {
@@ -53,7 +59,7 @@ parser SwitchParser(packet_in packet, out headers_t hdr, inout metadata_t meta,
     state parse_seg {
         packet.extract(hdr.seg);
         meta.rest = meta.size;
-        transition select(meta.size & 3, hdr.udp.checksum) {
+        transition select(meta.size & 1, hdr.udp.checksum) {
             (0, 0xFFFF): parse_zero_checksum;
             (0, _): parse_words;
             default: accept;
@@ -80,7 +86,7 @@ parser SwitchParser(packet_in packet, out headers_t hdr, inout metadata_t meta,
         transition parse_words;
     }
 
-    // The rest: one header for each binary digit of the number of elements.
+    // The rest: one header for each binary digit of the number of bytes.
 #define PARSE_PART(PART, BYTES, NEXT)               \
     state parse_##PART {                            \
         transition select(meta.rest & BYTES) {      \
@@ -98,7 +104,8 @@ parser SwitchParser(packet_in packet, out headers_t hdr, inout metadata_t meta,
     PARSE_PART(eighth, 32, parse_four)
     PARSE_PART(four, 16, parse_two)
     PARSE_PART(two, 8, parse_one)
-    PARSE_PART(one, 4, accept)
+    PARSE_PART(one, 4, parse_last)
+    PARSE_PART(last, 2, accept)
 }
 
 control SwitchDeparser(packet_out packet, in headers_t hdr) {
@@ -115,5 +122,6 @@ control SwitchDeparser(packet_out packet, in headers_t hdr) {
         packet.emit(hdr.four);
         packet.emit(hdr.two);
         packet.emit(hdr.one);
+        packet.emit(hdr.last);
     }
 }

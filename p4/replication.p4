@@ -1,4 +1,4 @@
-// Sends an aggregate: to all members, or to one. Each copy gets its receiver's addresses at egress.
+// Sends an aggregate to all members, or to one, or a sum to the parent. Each copy gets its receiver's addresses at egress.
 
 control Replication(inout headers_t hdr, inout metadata_t meta,
                     inout standard_metadata_t standard) {
@@ -13,6 +13,8 @@ control Replication(inout headers_t hdr, inout metadata_t meta,
         hdr.udp.source = ISWITCH_PORT;
         if (meta.to_all) {
             standard.mcast_grp = 1 + meta.job;
+        } else if (meta.to_parent) {
+            standard.egress_spec = meta.uplink;
         } else {
             standard.egress_spec = meta.port;
         }
@@ -51,6 +53,8 @@ control Addressing(inout headers_t hdr, inout metadata_t meta,
             sent.count(0);
             if (meta.to_all) {
                 meta.rank = standard.egress_rid;  // as the multicast group has it
+            } else if (meta.to_parent) {
+                meta.rank = PARENT;
             }
             receivers.apply();
         } else if (meta.fate == fate_t.FORWARDED) {

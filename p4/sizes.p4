@@ -6,21 +6,20 @@
 
 #define WORD_BYTES 256
 
-// Elements of an int32 packet: four words. More would fit an MTU of 1500, but each word costs time.
-#define MOST_LANES 256
-#define MOST_BYTES 1024
+// Bytes of elements in a packet: what an MTU of 1500 leaves, five words and a rest.
+#define MOST_BYTES 1464
 
-// Elements of a float32 packet: one word, as the adder (130 operations) is the dearest part.
-#define FLOAT_LANES 64
-
-// Segments of both rounds of all jobs: 2 x 32768 x 64 float32 are vectors of 8 MB in all. bmv2 keeps
-// some 50 bytes for each word that was never written, and 300 for one that was: up to 100 MB.
+// Segments of both rounds of all jobs: 2 x 32768 x 1464 bytes are vectors of 48 MB in all. bmv2 takes
+// 270 MB for so many slots of six words while they are empty.
 #define SLOTS 65536
 
 // Jobs at a time. A contributor bitmap has 64 bits (the protocol's most), so a job has 64 members.
 #define JOBS 64
 #define JOB_MEMBERS 64
 #define MEMBERS 4096
+
+// Stands for the switch above where others have their rank.
+#define PARENT 64
 
 // Stretches of rounds that differ in who takes part: the members of a job that have just joined may
 // do so from different rounds on, which is past after two rounds. One job may need seven.

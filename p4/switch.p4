@@ -100,10 +100,15 @@ control SwitchIngress(inout headers_t hdr, inout metadata_t meta,
                     to_cpu(op_t.CONTROL);
                 } else if (meta.deliver) {
                     replication.apply(hdr, meta, standard);
-                    if (meta.to_all) {
-                        fates.count((bit<32>)(bit<8>)fate_t.AGGREGATE);
-                    } else {
-                        fates.count((bit<32>)(bit<8>)fate_t.RETRANSMITTED);
+                    if (meta.op != op_t.CONTRIBUTE && !meta.from_parent) {
+                        fate_t sent = fate_t.RETRANSMITTED;
+                        if (meta.to_parent) {
+                            fates.count((bit<32>)(bit<8>)fate_t.TO_PARENT);
+                            sent = fate_t.AGGREGATE;
+                        } else if (meta.to_all) {
+                            sent = fate_t.AGGREGATE;
+                        }
+                        fates.count((bit<32>)(bit<8>)sent);
                     }
                 } else if (meta.is_data) {
                     mark_to_drop(standard);

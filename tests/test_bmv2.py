@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 
 from iswitch.bmv2.cpu import FORMAT, CpuHeader, Flag, Op
-from iswitch.bmv2.entries import Entry, Place, job_entries
+from iswitch.bmv2.entries import Entry, Place, job_entries, parent_entry
 from iswitch.bmv2.link import AT_ONCE, Link, PipelineSilent
+from iswitch.bmv2.pipeline import FATES
 from iswitch.bmv2.room import Room
 from iswitch.bmv2.runtime import Cli, RuntimeRefused, handle, packets
-from iswitch.counters import Counters
+from iswitch.counters import COUNTERS, DROPS, Counters
 from iswitch.job import Job
 from iswitch.membership import Member
 from iswitch.packets import Address
 from iswitch.wire import DType, MemberType, Shape
+from iswitch.wire import Op as ReduceOp
+from p4.generate import FORMATS, OPERATIONS, kind
 from p4.sizes import PROGRAM
 from p4.tools import HOME, ToolMissing, find, sources
 
@@ -92,11 +95,45 @@ def test_entries_of_a_job() -> None:
     entries = job_entries(a_job(None, 4), PLACE, macs)
     lines = [entry.line for entry in entries if entry.table != "rules"]
     assert lines == [
-        "table_add jobs job 3 => 1 0 0 0 9 4 256 32 100",
+        "table_add jobs job 3 => 0 0 1 0 0 0 0 9 4 256 32 100",
         "table_add members member 0 10.0.0.1 5000 => 3 0 1 0 0 0",
-        "table_add receivers receiver 3 0 => 02:00:00:00:00:0a 10.0.0.1 5000",
         "table_add members member 1 10.0.0.2 5001 => 3 1 2 0 1 4",
+        "table_add receivers receiver 3 0 => 02:00:00:00:00:0a 10.0.0.1 5000",
     ]
+
+
+def test_entries_of_a_job_below_another_switch() -> None:
+    parent = Address("10.26.255.254", 26963, 4)
+    macs = {("10.26.255.254", 4): bytes.fromhex("02690a1afffe")}
+    entries = job_entries(a_job(None), PLACE, macs, parent)
+    lines = [entry.line for entry in entries if entry.table in ("jobs", "receivers")]
+    assert lines == [
+        "table_add jobs job 3 => 0 0 1 1 4 0 0 9 4 256 32 100",
+        "table_add receivers receiver 3 64 => 02:69:0a:1a:ff:fe 10.26.255.254 26963",
+    ]
+    line = "table_add members parent 4 10.26.255.254 26963 => 3"
+    assert parent_entry(PLACE, parent).line == line
+
+
+def test_kinds_of_elements_and_operations_are_the_protocols() -> None:
+    names = {None: DType.INT32} | {form: DType[form.name] for form in FORMATS if form}
+    assert [names[form] for form in FORMATS] == list(DType)
+    assert [name.replace("add", "sum").upper() for name in OPERATIONS] == [
+        op.name for op in ReduceOp
+    ]
+    assert kind(DType.INT32, ReduceOp.MIN) == max(kind(d, o) for d in DType for o in ReduceOp) < 16
+
+
+def test_what_became_of_packets_is_numbered_as_in_the_program() -> None:
+    body = re.search(r"enum bit<8> fate_t {(.*?)}", HEADERS, re.DOTALL)
+    assert body is not None
+    named = re.findall(r"(\w+) = (\d+)", body[1])
+    assert [int(number) for _, number in named] == list(range(len(named)))
+    assert (named[0][0], named[-1][0]) == ("NONE", "TO_CPU")
+    of_core = {"aggregate": "aggregates"}
+    counted = [name.lower() for name, _ in named[1:-1]]
+    assert [of_core.get(name, name) for name in counted] == list(FATES[1:])
+    assert set(FATES[1:]) <= set(COUNTERS | DROPS)
 
 
 def test_sums_are_complete_when_all_have_contributed() -> None:

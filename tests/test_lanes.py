@@ -3,24 +3,28 @@
 import os
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from p4.generate import generate
+from p4.generate import FORMATS, generate, operations
 from p4.lanes import (
+    BFLOAT16,
     FLOAT16,
     FLOAT32,
     Constants,
     Format,
     add_float,
     add_int32,
-    swap,
+    largest,
+    swap_bytes,
+    swap_halves,
     value,
 )
 from p4.sizes import SIZES
 
 WIDE = 4096  # lanes of a word at once: the model takes any number
-NUMPY = {FLOAT32: np.float32, FLOAT16: np.float16}
+NUMPY = {FLOAT32: np.float32, FLOAT16: np.float16, BFLOAT16: ml_dtypes.bfloat16, None: np.int32}
 CODES = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 ALL = os.environ.get("ISWITCH_ADDER_ALL")  # `make adder`: every pair of float16 numbers
 
@@ -47,18 +51,28 @@ def added(a: np.ndarray, b: np.ndarray, form: Format) -> np.ndarray:
     sums = []
     for start in range(0, len(a), WIDE):
         some, other = a[start : start + WIDE], b[start : start + WIDE]
-        total = add_float(word(some), word(other), form, value, constants(len(some), form.lane))
+        c = constants(len(some), form.lane)
+        total = add_float(word(some), word(other), value, c, form)
         sums.append(elements(total, some))
     return np.concatenate(sums)
 
 
+def is_nan(codes: np.ndarray, form: Format) -> np.ndarray:
+    infinity = ((1 << form.exponent) - 1) << form.mantissa
+    return codes & ((1 << (form.lane - 1)) - 1) > infinity
+
+
 def expected(a: np.ndarray, b: np.ndarray, form: Format) -> np.ndarray:
-    """NumPy's, but for two NaN, of which it gives now one and now the other: the first, quiet."""
+    """NumPy's, but for NaN: of two it gives now one and now the other, of bfloat16 always the same.
+
+    Here it is the first of them, quiet.
+    """
     kind = NUMPY[form]
     with np.errstate(all="ignore"):
         sums = (a.view(kind) + b.view(kind)).view(a.dtype)
-    both = np.isnan(a.view(kind)) & np.isnan(b.view(kind))
-    return np.where(both, a | a.dtype.type(1 << (form.mantissa - 1)), sums)
+    a_is, b_is = is_nan(a, form), is_nan(b, form)
+    quiet = np.where(a_is, a, b) | a.dtype.type(1 << (form.mantissa - 1))
+    return np.where(a_is | b_is, quiet, sums)
 
 
 def check(a: np.ndarray, b: np.ndarray, form: Format) -> None:
@@ -96,7 +110,7 @@ def pairs(form: Format, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return a, np.where(rng.random(count) < 0.5, b, (b & ~fields) | (close & fields))
 
 
-@pytest.mark.parametrize("form", [FLOAT32, FLOAT16], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [FLOAT32, FLOAT16, BFLOAT16], ids=lambda form: form.name)
 def test_special_values_are_added_as_numpy_does(form: Format) -> None:
     codes = special(form)
     check(np.repeat(codes, len(codes)), np.tile(codes, len(codes)), form)
@@ -106,8 +120,33 @@ def test_ten_million_random_pairs_of_float32() -> None:
     check(*pairs(FLOAT32, 10_000_000, 1), FLOAT32)
 
 
-def test_a_million_random_pairs_of_float16() -> None:
-    check(*pairs(FLOAT16, 1_000_000, 2), FLOAT16)
+@pytest.mark.parametrize("form", [FLOAT16, BFLOAT16], ids=lambda form: form.name)
+def test_a_million_random_pairs(form: Format) -> None:
+    check(*pairs(form, 1_000_000, 2), form)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name if form else "INT32")
+@pytest.mark.parametrize("low", [False, True], ids=["max", "min"])
+def test_the_larger_one_is_found_as_numpy_does(form: Format | None, low: bool) -> None:
+    """But for zeros of both signs, of which NumPy takes either: +0 is larger here."""
+    codes = special(form or FLOAT32)
+    a, b = np.repeat(codes, len(codes)), np.tile(codes, len(codes))
+    lane = form.lane if form else 32
+    found = elements(largest(word(a), word(b), value, constants(len(a), lane), form, low), a)
+    p, q = a.view(NUMPY[form]), b.view(NUMPY[form])
+    if form is None:
+        wanted = np.minimum(p, q) if low else np.maximum(p, q)
+        assert np.array_equal(found, wanted.view(a.dtype))
+        return
+    a_is, b_is = is_nan(a, form), is_nan(b, form)
+    wanted = np.where(a_is, a, b)
+    plain = ~a_is & ~b_is
+    zeros = plain & (p == 0) & (q == 0)
+    chosen = (np.minimum(p, q) if low else np.maximum(p, q)).view(a.dtype)
+    wanted = np.where(plain, chosen, wanted)
+    wanted = np.where(zeros, (a | b) if low else (a & b), wanted)
+    assert np.array_equal(found, wanted)
 
 
 def test_every_float16_with_special_ones() -> None:
@@ -161,7 +200,10 @@ def test_int32_wraps_and_bytes_are_turned() -> None:
     a[:4], b[:4] = (0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0), (1, 0x80000000, 1, 0)
     c = constants(WIDE, 32)
     assert np.array_equal(elements(add_int32(word(a), word(b), value, c), a), a + b)
-    assert np.array_equal(elements(swap(word(a), value, c), a), a.byteswap())
+    turned = swap_bytes(word(a), value, c)
+    halves = np.concatenate([a, b]).astype(np.uint16)
+    assert np.array_equal(elements(swap_bytes(word(halves), value, c), halves), halves.byteswap())
+    assert np.array_equal(elements(swap_halves(turned, value, c), a), a.byteswap())
 
 
 # The P4 itself
@@ -229,14 +271,29 @@ def test_the_lines_of_the_program_are_those_of_the_model() -> None:
         for x, y in zip(a.reshape(-1, LANES), b.reshape(-1, LANES), strict=True)
     ]
     assert np.array_equal(np.concatenate(found), expected(a, b, FLOAT32))
-    x, y = a[-LANES:], b[-LANES:]
-    assert np.array_equal(elements(PROGRAM.run("add_int32", a=word(x), b=word(y)), x), x + y)
-    assert np.array_equal(elements(PROGRAM.run("swap", word=word(x)), x), x.byteswap())
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name if form else "INT32")
+def test_every_operation_of_the_program_is_that_of_the_model(form: Format | None) -> None:
+    lane = form.lane if form else 32
+    codes = special(form or FLOAT32)
+    a, b = (np.tile(some, 2048 // lane // 64) for some in (codes, codes[::-1]))
+    c = constants(2048 // lane, lane)
+    for name, function in zip(("add", "max", "min"), operations(form), strict=True):
+        action = f"{name}_{form.name.lower() if form else 'int32'}"
+        found = PROGRAM.run(action, a=word(a), b=word(b))
+        assert found == function(word(a), word(b), value, c), action
+
+
+def test_the_program_turns_bytes_round() -> None:
+    x = np.arange(LANES, dtype=np.uint32) * 0x01030507
+    turned = PROGRAM.run("swap_bytes", word=word(x))
+    assert np.array_equal(elements(PROGRAM.run("swap_halves", word=turned), x), x.byteswap())
 
 
 def test_a_word_is_as_wide_as_its_lanes() -> None:
     assert LANES * 32 == 2048
     assert SIZES["WORD_BYTES"] == 4 * LANES
-    assert SIZES["MOST_BYTES"] == 4 * SIZES["MOST_LANES"] == 4 * SIZES["WORD_BYTES"]
-    assert SIZES["FLOAT_LANES"] == LANES
+    assert SIZES["MOST_BYTES"] == 1500 - 20 - 8 - 8  # IPv4, UDP and Seg
+    assert SIZES["PARENT"] == SIZES["JOB_MEMBERS"]
     assert SIZES["MEMBERS"] == SIZES["JOBS"] * SIZES["JOB_MEMBERS"]

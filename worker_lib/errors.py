@@ -68,8 +68,9 @@ class Refused(WorkerError):
         Status.FULL: "the switch has no room: 64 members a job at most, and no more memory than "
         "its --memory; use fewer workers, smaller vectors, or a switch with more",
         Status.BAD_REQUEST: "the switch could not make sense of the request (do the switch and "
-        "this library speak the same protocol version?), or it is a P4 program, which sums up "
-        "float32, 64 a segment, and int32, 256 a segment, in synchronous jobs only: choose those",
+        "this library speak the same protocol version?), or it is a P4 program, which knows no "
+        "asynchronous jobs, no sums in rank order, and no packets of more than 1464 bytes of "
+        "elements: leave that out",
         Status.DENIED: "this address and port already contribute to another job (use another "
         "Worker for that), or the switch has one above it and carries another job already (it "
         "carries one at a time; asynchronous ones not at all), or the job is keyed: " + KEY_MEND,

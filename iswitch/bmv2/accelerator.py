@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from ..accelerator import Held, Outcome, Run, SynchronousAccelerator, Table
 from ..job import Job
-from ..packets import Cutter, Stretch
+from ..packets import Cutter, Rows, Stretch
 from ..wire import Mode, Shape
 from .cpu import Flag
 
@@ -30,6 +30,7 @@ class PipelineAccelerator(SynchronousAccelerator):
         self.counters = job.counters
         self.slots = self.SLOTS
         self.reproducible = False
+        self._finished = self.SENT if job.has_parent else self.COMPLETE
         self.cutter = Cutter(shape)
         self.state = [Table(self.RECORD, shape.segments) for _ in range(self.SLOTS)]
 
@@ -60,6 +61,19 @@ class PipelineAccelerator(SynchronousAccelerator):
         self._look(round_ & 1, start, stop)
         return super().held(round_, start, stop)
 
+    def waiting(self) -> list[Run]:
+        """What was sent to the parent and whose aggregate has not come."""
+        for slot in range(self.SLOTS):
+            self._look(slot, 0, self.shape.segments)
+        return super().waiting()
+
+    def packed(self, runs: Sequence[Run], partial: bool = False) -> Iterator[tuple[Rows, int]]:
+        """Nothing: the data plane sends the sums of the members here to the parent."""
+        assert partial  # aggregates from the parent are its business altogether
+        for run in runs:
+            self.pipeline.contribute(self.job, run)
+        return iter(())
+
     def reset(self, round_: int) -> None:
         """Empty both sets."""
         super().reset(round_)
@@ -67,13 +81,17 @@ class PipelineAccelerator(SynchronousAccelerator):
 
     def _look(self, slot: int, start: int, stop: int) -> None:
         for index, answer in enumerate(self.pipeline.look(self.job, slot, start, stop), start):
-            how_far = self.COMPLETE if answer.flags & Flag.IS_COMPLETE else self.OPEN
+            how_far = self.OPEN
+            if answer.flags & Flag.IS_COMPLETE:
+                how_far = self.COMPLETE
+            elif answer.flags & Flag.IS_SENT:
+                how_far = self.SENT
             self.state[slot].set(index, index + 1, answer.round, how_far, answer.bitmap)
 
     def _finish(self, run: Run, bitmap: int) -> Run:
         """The data plane does it, and counts it, when it is told to send the aggregates."""
         slot, round_, start, stop = run
-        self.state[slot].set(start, stop, round_, self.COMPLETE, bitmap)
+        self.state[slot].set(start, stop, round_, self._finished, bitmap)
         return run
 
 

@@ -33,9 +33,8 @@ Result = TypeVar("Result")
 class PipelineAdmission(Admission):
     """Lets nobody in whose vectors the data plane cannot add up.
 
-    Refused with BAD_REQUEST: too many elements a segment, other element types than float32 and
-    int32, maximum and minimum, asynchronous jobs, sums in rank order. With FULL: more segments, or
-    jobs, than there is room for.
+    Refused with BAD_REQUEST: more elements a segment than fit an MTU of 1500, asynchronous jobs,
+    sums in rank order. With FULL: more segments, or jobs, than there is room for.
     """
 
     plane: PipelineControl
@@ -47,7 +46,7 @@ class PipelineAdmission(Admission):
         except WireError:
             shape = None  # the core says so
         pipeline = self.plane.pipeline
-        if shape is not None and 2 * shape.segments > pipeline.sizes.slots:
+        if shape is not None and pipeline.slots(shape) > pipeline.sizes.slots:
             return [self.plane.bare_answer(peer, packet, Status.FULL)]
         job = self.plane.jobs.get(packet.job)
         other = job is not None and job.shape is not None  # else the core says MISMATCH
@@ -74,7 +73,8 @@ class PipelineControl(ControlPlane):
 
     def new_job(self, number: int) -> Job:
         """A job without members."""
-        return PipelineJob(number, self.counters, pipeline=self.pipeline)
+        has_parent = self.hierarchy is not None
+        return PipelineJob(number, self.counters, has_parent, pipeline=self.pipeline)
 
     def handle(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
         """Execute and answer a control packet, between two packets of data."""
@@ -107,7 +107,8 @@ class PipelineControl(ControlPlane):
     def commit(self) -> None:
         """Bring the data plane to what the jobs say."""
         learned, self.learned = self.learned, {}
-        self.pipeline.commit(self.sources, learned)
+        fed = self.hierarchy.fed() if self.hierarchy else None
+        self.pipeline.commit(self.sources, learned, fed)
 
     def retransmit(self, job: Job, member: Member, kept: list[Run]) -> list[Outgoing]:
         """Kept aggregates, for one member: the data plane sends them."""
@@ -122,17 +123,21 @@ class PipelineSwitch(Switch):
     Args:
         pipeline: the data plane.
         limits: what members may reserve.
-        incarnation: of this switch.
         keys: of the jobs that are keyed.
+        incarnation: of this switch, as a member of jobs at the pipeline's parent.
     """
 
     control: PipelineControl
 
     def __init__(
-        self, pipeline: Pipeline, limits: Limits | None = None, keys: Keys | None = None
+        self,
+        pipeline: Pipeline,
+        limits: Limits | None = None,
+        keys: Keys | None = None,
+        incarnation: int = 0,
     ) -> None:
         self._pipeline = pipeline
-        super().__init__(limits, keys=keys)
+        super().__init__(limits, parent=pipeline.parent, incarnation=incarnation, keys=keys)
         pipeline.counters = self.counters
 
     def make_control(self, *arguments: Any) -> ControlPlane:
@@ -140,7 +145,7 @@ class PipelineSwitch(Switch):
         return PipelineControl(self._pipeline, *arguments)
 
     def deliver(self, job: Job, completed: list[Run]) -> list[Outgoing]:
-        """Have completed runs sent by the data plane."""
+        """Have completed runs sent by the data plane, to the members or the parent."""
         for run in completed:
             self._pipeline.force(job, run)
         return []

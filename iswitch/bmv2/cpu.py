@@ -23,6 +23,7 @@ class Op(IntEnum):
     KEEP = 8
     RESEND = 9
     FORCE = 10
+    CONTRIBUTE = 11
 
 
 class Flag(IntFlag):
@@ -34,6 +35,7 @@ class Flag(IntFlag):
     ANY_COMPLETED = 8
     KEEP_JOB = 16
     KEEP_MEMBER = 32
+    IS_SENT = 64
 
 
 class CpuHeader(NamedTuple):

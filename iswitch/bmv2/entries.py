@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from p4.generate import kind
+from p4.sizes import SIZES
+
 from ..job import Job
 from ..membership import Member
-from ..wire import ROUND_MASK, DType, round_distance
+from ..packets import Address
+from ..wire import ROUND_MASK, round_distance
 
 HALF = 1 << 31  # rounds before and after a given one, as serial numbers
 NEVER = 255  # contributions: more than there can be
@@ -42,25 +46,45 @@ class Place(NamedTuple):
     epoch: int
 
 
-def job_entries(job: Job, place: Place, macs: dict[tuple[str, int], bytes]) -> list[Entry]:
-    """All entries of a job, whose members' MACs are these by host and port."""
+def job_entries(
+    job: Job,
+    place: Place,
+    macs: dict[tuple[str, int], bytes],
+    parent: Address | None = None,
+) -> list[Entry]:
+    """All entries of a job, whose members' MACs are these by host and port, and its parent's."""
     members = job.members.contributors()
-    found = [_job(job, place), *_rules(job, place, members)]
-    for member in members:
-        found.append(_member(place, member))
-        mac = macs.get((member.address.host, member.address.ingress))
+    found = [_job(job, place, parent), *_rules(job, place, members)]
+    found += [_member(place, member) for member in members]
+    receivers = [(member.rank, member.address) for member in members]
+    if parent is not None:
+        receivers.append((SIZES["PARENT"], parent))
+    for rank, peer in receivers:
+        mac = macs.get((peer.host, peer.ingress))
         if mac is not None:
-            found.append(_receiver(place, member, mac))
+            found.append(_receiver(place, rank, peer, mac))
     return found
 
 
-def _job(job: Job, place: Place) -> Entry:
+def parent_entry(place: Place, parent: Address) -> Entry:
+    """Aggregates from the switch above are for this job."""
+    return Entry("members", _source(parent), "parent", (str(place.number),))
+
+
+def _source(peer: Address) -> tuple[str, ...]:
+    return str(peer.ingress), peer.host, str(peer.port)
+
+
+def _job(job: Job, place: Place, parent: Address | None) -> Entry:
     shape = job.shape
     assert shape is not None
     lowest = job.window.lowest
     parameters = (
-        shape.dtype is DType.FLOAT32,
+        kind(shape.dtype, shape.op),
         job.halted,
+        job.members.gathered,
+        parent is not None,
+        parent.ingress if parent else 0,
         lowest is not None,
         lowest or 0,
         place.epoch,
@@ -83,20 +107,18 @@ def _member(place: Place, member: Member) -> Entry:
         first is not None,
         first or 0,
     )
-    peer = member.address
-    match = (str(peer.ingress), peer.host, str(peer.port))
-    return Entry("members", match, "member", tuple(str(int(number)) for number in parameters))
+    numbers = tuple(str(int(number)) for number in parameters)
+    return Entry("members", _source(member.address), "member", numbers)
 
 
-def _receiver(place: Place, member: Member, mac: bytes) -> Entry:
-    peer = member.address
-    match = (str(place.number), str(member.rank))
+def _receiver(place: Place, rank: int, peer: Address, mac: bytes) -> Entry:
+    match = (str(place.number), str(rank))
     return Entry("receivers", match, "receiver", (mac.hex(":"), peer.host, str(peer.port)))
 
 
 def _rules(job: Job, place: Place, members: list[Member]) -> list[Entry]:
     """Of whom sums are complete: as the members have joined, it may differ from round to round."""
-    if not job.members.gathered:
+    if not job.members.gathered or job.awaits_reset:
         return []
     high = job.window.high
     firsts = {m.first_round for m in members if m.first_round is not None}

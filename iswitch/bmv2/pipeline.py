@@ -17,10 +17,10 @@ from ..job import Job
 from ..membership import Member
 from ..packets import Address
 from ..sources import Sources
-from ..wire import TOS_DATA, DType, Mode, Op, Shape
+from ..wire import TOS_DATA, Mode, Shape
 from .cpu import CpuHeader, Flag
 from .cpu import Op as Cpu
-from .entries import Entry, Place, job_entries
+from .entries import Entry, Place, job_entries, parent_entry
 from .link import Link
 from .room import Room
 from .runtime import Runtime, handle, packets
@@ -40,8 +40,12 @@ FATES = (  # of p4/headers.p4
     "retransmitted",
     "forwarded",
     "same_port",
+    "from_parent",
+    "repeated",
+    "to_parent",
 )
-DATA_FATES = FATES[1:9]
+DATA_FATES = {*FATES[1:9], "from_parent", "repeated"}
+SENT_FATES = {"aggregates", "retransmitted", "to_parent"}
 
 
 @dataclass
@@ -50,8 +54,7 @@ class Sizes:
 
     slots: int
     jobs: int
-    float_lanes: int
-    most_lanes: int
+    most_bytes: int
     stations: int
     flood: int
 
@@ -61,26 +64,18 @@ class Sizes:
         return cls(
             sizes["SLOTS"],
             sizes["JOBS"],
-            sizes["FLOAT_LANES"],
-            sizes["MOST_LANES"],
+            sizes["MOST_BYTES"],
             sizes["STATIONS"],
             sizes["FLOOD"],
         )
 
     def fits(self, shape: Shape) -> bool:
         """Whether a packet has no more elements than the program takes."""
-        return shape.elements <= (
-            self.float_lanes if shape.dtype is DType.FLOAT32 else self.most_lanes
-        )
+        return shape.elements * shape.dtype.itemsize <= self.most_bytes
 
     def takes(self, shape: Shape) -> bool:
         """Whether the program can add up vectors of this shape, if there is room for them."""
-        return (
-            self.fits(shape)
-            and shape.dtype in (DType.FLOAT32, DType.INT32)
-            and shape.op is Op.SUM
-            and shape.mode is Mode.SYNCHRONOUS
-        )
+        return self.fits(shape) and shape.mode is Mode.SYNCHRONOUS
 
 
 @dataclass
@@ -106,6 +101,7 @@ class Pipeline:
         own: MAC and IPv4 address of the switch, and its UDP port.
         ports: how many it has.
         counters: where what it has counted is added.
+        parent: the switch above.
     """
 
     def __init__(
@@ -116,6 +112,7 @@ class Pipeline:
         own: tuple[bytes, bytes, int],
         ports: int,
         counters: Counters,
+        parent: Address | None = None,
     ) -> None:
         self.link = link
         self.runtime = runtime
@@ -123,13 +120,14 @@ class Pipeline:
         self.mac, self.address, self.port = own
         self.ports = ports
         self.counters = counters
+        self.parent = parent
         self.mac_of: Callable[[str, int], bytes | None] = lambda _host, _ingress: None
         self.room = Room(sizes.slots)
         self._places: dict[int, Job] = {}
         self._of_job: dict[int, Place] = {}  # by id of the job
         self._installed: dict[int, Installed] = {}
         self._shared = Installed()
-        self._sources = -1
+        self._said: tuple[int, Place | None] | None = None  # of sources and parent, last
         self._stations: dict[bytes, int] = {}
         self._epoch = 0
         self._orders: list[tuple[CpuHeader, bytes]] = []
@@ -150,15 +148,19 @@ class Pipeline:
 
     # Places
 
+    def slots(self, shape: Shape) -> int:
+        """For the sums of two rounds; with a switch above also for the aggregates from there."""
+        return (2 if self.parent is None else 4) * shape.segments
+
     def has_room(self, shape: Shape) -> bool:
         """Whether another job of this shape has a place and slots."""
-        return len(self._places) < self.sizes.jobs and self.room.fits(2 * shape.segments)
+        return len(self._places) < self.sizes.jobs and self.room.fits(self.slots(shape))
 
     def begin(self, job: Job) -> None:
         """Give a job a place; `has_room` has said that there is one."""
         assert job.shape is not None
         number = next(n for n in range(self.sizes.jobs) if n not in self._places)
-        base = self.room.take(2 * job.shape.segments)
+        base = self.room.take(self.slots(job.shape))
         self._places[number] = job
         self._installed.setdefault(number, Installed())
         self._of_job[id(job)] = Place(number, base, self._next_epoch())
@@ -244,6 +246,11 @@ class Pipeline:
         for index in range(run.start, run.stop):
             self._order(job, Cpu.RESEND, run.round, index, member)
 
+    def contribute(self, job: Job, run: Run) -> None:
+        """Send the sums of the members here to the parent, once more."""
+        for index in range(run.start, run.stop):
+            self._order(job, Cpu.CONTRIBUTE, run.round, index, None)
+
     def accept(self, member: Member, packet: bytes) -> None:
         """Let a contribution in that has come to the control plane."""
         peer = member.address
@@ -275,17 +282,20 @@ class Pipeline:
 
     # Tables
 
-    def commit(self, sources: Sources, learned: Mapping[bytes, int]) -> None:
+    def commit(
+        self, sources: Sources, learned: Mapping[bytes, int], fed: Job | None = None
+    ) -> None:
         """Bring the data plane to what the jobs say, then have done what was ordered.
 
         Args:
             sources: where members are.
             learned: ports behind which stations are, by MAC.
+            fed: the job that aggregates from the parent are for.
         """
         for number, installed in self._installed.items():
             job = self._places.get(number)
             self._commit_job(number, job, installed)
-        self._commit_shared(sources, learned)
+        self._commit_shared(sources, learned, None if fed is None else self.place(fed))
         orders, self._orders = self._orders, []
         for header, frame in orders:
             self.link.tell(header, frame)
@@ -299,13 +309,15 @@ class Pipeline:
             installed.contributed.clear()
             return
         members = job.members.contributors()
+        peers = [member.address for member in members]
+        if self.parent is not None:
+            peers.append(self.parent)
         macs = {}
-        for member in members:
-            where = (member.address.host, member.address.ingress)
-            mac = self.mac_of(*where)
+        for peer in peers:
+            mac = self.mac_of(peer.host, peer.ingress)
             if mac is not None:
-                macs[where] = mac
-        self._install(installed, job_entries(job, place, macs))
+                macs[peer.host, peer.ingress] = mac
+        self._install(installed, job_entries(job, place, macs, self.parent))
         self._replicate(number, installed, {m.rank: m.address.ingress for m in members})
         self._keep(number, job, place, installed, members)
 
@@ -375,14 +387,17 @@ class Pipeline:
         installed.nodes |= {r: (p, node) for (r, p), node in zip(new, nodes, strict=True)}
         self.runtime.run([f"mc_node_associate {group} {node}" for node in nodes])
 
-    def _commit_shared(self, sources: Sources, learned: Mapping[bytes, int]) -> None:
-        """Where members' addresses belong, and where stations are."""
+    def _commit_shared(
+        self, sources: Sources, learned: Mapping[bytes, int], fed: Place | None
+    ) -> None:
+        """Where members' addresses belong, where stations are, whom the parent feeds."""
         self._stations.update(learned)
         while len(self._stations) > self.sizes.stations:
             del self._stations[next(iter(self._stations))]
-        if not learned and self._sources == sources.version:
+        said = sources.version, fed
+        if not learned and self._said == said:
             return
-        self._sources = sources.version
+        self._said = said
         ports: dict[str, set[int]] = {}
         for host, ingress in sources.hosts:
             ports.setdefault(host, set()).add(ingress)
@@ -394,6 +409,8 @@ class Pipeline:
         for mac, port in self._stations.items():
             wanted.append(Entry("senders", (str(port), mac.hex(":")), "known", ()))
             wanted.append(Entry("stations", (mac.hex(":"),), "forward", (str(port),)))
+        if fed is not None and self.parent is not None:
+            wanted.append(parent_entry(fed, self.parent))
         self._install(self._shared, wanted)
 
     # Counters
@@ -410,7 +427,7 @@ class Pipeline:
             if name in DATA_FATES:
                 self.counters["data"] += new
                 self.counters["rx_packets"] += new
-            if name not in ("aggregates", "retransmitted"):
+            if name not in SENT_FATES:
                 self.counters["rx_frames"] += new
         self.counters["tx_packets"] += aggregates
         self.counters["copies"] += ordinary

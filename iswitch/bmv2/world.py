@@ -12,6 +12,7 @@ from ..counters import Counters
 from ..engine import Engine
 from ..keys import Keys
 from ..limits import Limits
+from ..packets import Address
 from .control import PipelineChassis, PipelineSwitch
 from .link import Link
 from .pipeline import Pipeline, Sizes
@@ -27,6 +28,8 @@ def build(
     limits: Limits,
     keys: Keys,
     cache: Path,
+    parent: Address | None = None,
+    incarnation: int = 0,
 ) -> Engine[Any, Any]:
     """A switch with these interfaces as its ports, and its counters in `machine.counters`.
 
@@ -38,8 +41,9 @@ def build(
     bmv2 = start(ports, port, SIZES["CPU_PORT"], cache)
     link = Link(bmv2.wire)
     sizes = Sizes.of(SIZES)
-    pipeline = Pipeline(link, bmv2.cli, sizes, (mac, address, port), len(ports), Counters())
-    switch = PipelineSwitch(pipeline, limits, keys)
+    own = mac, address, port
+    pipeline = Pipeline(link, bmv2.cli, sizes, own, len(ports), Counters(), parent)
+    switch = PipelineSwitch(pipeline, limits, keys, incarnation)
     chassis = PipelineChassis(switch, pipeline, len(ports))
     pipeline.start()
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..impairment import Impairment, Impairments
     from ..keys import Keys
     from ..limits import Limits
+    from ..packets import Address
     from ..switch import Switch
 
 LISTEN = "127.0.0.1:26963"
@@ -216,12 +217,12 @@ def run(args: argparse.Namespace) -> int:
     limits = Limits(
         memory=int(args.memory * 2**20), lease=args.lease, control_rate=args.control_rate
     )
-    if args.world == "bmv2":
-        return serve(args, *bmv2(args, limits))
     parent = None
     if args.parent:
         parent = Address(*resolved(args.parent), uplink(args))
     incarnation = int(time.time()) & ROUND_MASK
+    if args.world == "bmv2":
+        return serve(args, *bmv2(args, limits, parent, incarnation))
     if args.reproducible and args.counting != "exact":
         raise UsageError(
             f"--counting {args.counting} does not know whose packets it counts, so it cannot sum "
@@ -451,14 +452,16 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
     return Engine(chassis, ports, spin=args.spin), f"{args.address}:{args.port}"
 
 
-def bmv2(args: argparse.Namespace, limits: Limits) -> tuple[Engine[Any, Any], str, dict[str, int]]:
+def bmv2(
+    args: argparse.Namespace, limits: Limits, parent: Address | None, incarnation: int
+) -> tuple[Engine[Any, Any], str, dict[str, int]]:
     """The P4 program on network interfaces, its address and its counters."""
     from p4.tools import CompilationFailed, ToolMissing, cache_folder
 
     from ..bmv2.process import Bmv2Failed
     from ..bmv2.world import build
 
-    for option in ("parent", "capture", "impair", "reproducible"):
+    for option in ("capture", "impair", "reproducible"):
         if getattr(args, option):
             raise UsageError(
                 f"--{option} is not for --world bmv2: docs/p4.md says what the P4 program lacks"
@@ -470,7 +473,10 @@ def bmv2(args: argparse.Namespace, limits: Limits) -> tuple[Engine[Any, Any], st
 
     mac = args.mac or MAC_PREFIX + address
     try:
-        engine = build(args.ports, mac, address, args.port, limits, keys(args.keys), cache_folder())
+        engine = build(
+            args.ports, mac, address, args.port, limits, keys(args.keys), cache_folder(),
+            parent, incarnation,
+        )  # fmt: skip
     except (ToolMissing, CompilationFailed, Bmv2Failed) as error:
         raise UsageError(f"--world bmv2: {error}") from None
     return engine, f"{args.address}:{args.port}", engine.machine.counters  # type: ignore[attr-defined]
