@@ -64,7 +64,8 @@ def mn(*words: str, commands: str = "") -> str:
     It kills processes by name and removes files of /tmp whenever something goes wrong, so here it
     only ever runs where it sees no processes and no /tmp but its own.
     """
-    kept = dict.fromkeys((str(ROOT), sys.prefix, sys.base_prefix))
+    tools = os.environ.get("ISWITCH_P4_HOME", sys.prefix)  # docs/p4.md
+    kept = dict.fromkeys((str(ROOT), sys.prefix, sys.base_prefix, tools))
     unshare = ["unshare", "-m", "-n", "-p", "-f", "--mount-proc", "--kill-child"]
     command = [sys.executable, str(Path(sys.executable).with_name("mn")), *words]
     done = subprocess.run(

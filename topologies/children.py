@@ -12,12 +12,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, Self
 
+from iswitch.ports.orphans import DiesWithParent
+
 from .description import Port, Topology
 from .errors import NetworkError
-from .namespaces import LIBC, Claim, inside
+from .namespaces import Claim, inside
 
 PATIENCE = 3.0  # seconds to end in, before a process is killed
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 File = int | IO[Any] | None
 
@@ -128,19 +129,6 @@ class Nodes(ABC):
         if self._claim is not None:
             self._claim.release()
             self._claim = None
-
-
-class DiesWithParent:
-    """For `preexec_fn`: the child is killed when the thread that starts it dies, even crashes."""
-
-    def __init__(self) -> None:
-        self._parent = os.getpid()
-
-    def __call__(self) -> None:
-        """Runs in the child, before exec."""
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != self._parent:  # it died before it could matter
-            os._exit(1)
 
 
 def end(children: Sequence[subprocess.Popen[bytes]]) -> None:

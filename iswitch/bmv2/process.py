@@ -14,12 +14,14 @@ from pathlib import Path
 from p4.tools import CLI, SWITCH, compile_program, find
 
 from ..ports.ethtool import offloads_off
+from ..ports.orphans import DiesWithParent
 from .port import CpuWire
 from .runtime import Cli, RuntimeRefused
 
 QUEUE = 16384  # packets of each port; the default of 64 loses the bursts of a broadcast
 PATIENCE = 20.0  # seconds for the switch to listen
 PAUSE = 0.05
+LO = 1  # index of the loopback interface
 CPU_MTU = 2000  # a frame of 1514 bytes and the header in front of it, with room
 
 
@@ -44,6 +46,9 @@ class Bmv2:
 def start(ports: Sequence[str], udp_port: int, cpu_port: int, cache: Path) -> Bmv2:
     """Start a switch with these interfaces as its ports 0, 1, ...
 
+    A signal for our process group, such as Ctrl-C in a terminal, is not for its processes: counters
+    have to be read when all ends.
+
     Raises:
         ToolMissing: compiler or switch are not there.
         CompilationFailed: the program is refused.
@@ -63,6 +68,7 @@ def start(ports: Sequence[str], udp_port: int, cpu_port: int, cache: Path) -> Bm
             [switch, *options, f"-i{cpu_port}@{outside}", "--thrift-port", str(thrift),
              "--log-level", "error", str(program)],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            start_new_session=True, preexec_fn=DiesWithParent(),
         )  # fmt: skip
         undo.callback(stop, process)
         await_listening(process, thrift)
@@ -81,12 +87,16 @@ def start(ports: Sequence[str], udp_port: int, cpu_port: int, cache: Path) -> Bm
 
 
 def link(inside: str, outside: str) -> None:
-    """The CPU port: a veth pair, of which one end is the switch's."""
+    """The CPU port: a veth pair, of which one end is the switch's.
+
+    The runtime API is at the loopback interface, which in a new namespace is down.
+    """
     from pyroute2 import IPRoute
     from pyroute2.netlink.exceptions import NetlinkError
 
     try:
         with IPRoute() as netlink:
+            netlink.link("set", index=LO, state="up")
             netlink.link("add", ifname=inside, kind="veth", peer={"ifname": outside}, mtu=CPU_MTU)
             for ifname in (inside, outside):
                 disable_ipv6(ifname)

@@ -49,7 +49,11 @@ class Cli:
 
     def __init__(self, command: Sequence[str]) -> None:
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            stdin=subprocess.PIPE,  # it ends with that
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None

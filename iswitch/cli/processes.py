@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import IO, NamedTuple, Self
 
+from ..ports.orphans import DiesWithParent
+
 PATIENCE = 3.0  # seconds to end in, before a process is killed
 PAUSE = 0.01  # seconds between two looks at processes that are to end
 
@@ -27,8 +29,6 @@ class Child:
     def __init__(
         self, name: str, command: Sequence[str], env: Mapping[str, str] | None, heard: bool
     ) -> None:
-        from topologies.children import DiesWithParent
-
         self.name = name
         kept = None if heard else tempfile.TemporaryFile()  # noqa: SIM115  (closed by Fleet.stop)
         self.process = subprocess.Popen(

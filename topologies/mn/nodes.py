@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from mininet.node import Node, Switch
 
-from ..children import DiesWithParent
+from iswitch.ports.orphans import DiesWithParent
+
 from ..namespaces import inside
 from ..netns import without_ipv6
 

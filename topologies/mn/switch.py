@@ -18,14 +18,16 @@ from mininet.log import error
 from mininet.node import Host
 
 from iswitch.ports.ethtool import offloads_off
+from iswitch.ports.orphans import DiesWithParent
 
-from ..children import DiesWithParent, end
+from ..children import end
 from ..commands import options
 from ..errors import NetworkError
 from .cables import check_in_force
 from .nodes import Described, OwnHost, OwnSwitch, in_namespace_of
 
 START_PATIENCE = 20.0  # seconds for a switch process to listen
+COMPILE_PATIENCE = 180.0  # the same, if it first has to compile its program
 FIRST = "first"  # the tree's root is the switch that was made first
 DEFAULT_NETWORK = "10.0.0.0/8"  # Mininet's
 
@@ -59,6 +61,7 @@ class ISwitch(OwnSwitch):
     """
 
     world = "raw"
+    patience = START_PATIENCE
     _made = count()
 
     def __init__(
@@ -149,7 +152,7 @@ class ISwitch(OwnSwitch):
         """
         assert self.process is not None
         assert self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], START_PATIENCE)
+        readable, _, _ = select.select([self.process.stdout], [], [], self.patience)
         if readable and self.process.stdout.readline():
             return
         complaint = self._complaint() or "it does not listen"
@@ -215,6 +218,7 @@ class P4Switch(ISwitch):
     """
 
     world = "bmv2"
+    patience = COMPILE_PATIENCE
 
     def prepare(self, interfaces: Sequence[Any]) -> None:
         """Switch the offloads off, at both ends of its links."""
