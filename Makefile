@@ -33,7 +33,7 @@ soak: $(VENV)/dev.ready
 lossy: $(VENV)/dev.ready
 	ISWITCH_LOSSY_SEEDS=10 $(BIN)/python -m pytest -q tests/test_conformance.py -k under_loss
 
-# The float adder of the P4 program on every pair of float16 numbers; docs/p4.md. Ten minutes.
+# The float adder of the P4 program on every pair of float16 numbers; docs/p4.md. 13 minutes.
 adder: $(VENV)/dev.ready
 	ISWITCH_ADDER_ALL=1 $(BIN)/python -m pytest -q tests/test_lanes.py -k every_float16
 

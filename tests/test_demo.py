@@ -22,6 +22,7 @@ from rich.console import Console
 from iswitch.cli.demo import LEARNED, Training, WorkerProcess
 from iswitch.cli.demo_report import PARTS, curve, rolling, summarise
 from iswitch.cli.demo_sums import sum_is_exact
+from topologies import Topology
 
 from .conftest import heed_interrupts
 
@@ -304,6 +305,23 @@ def test_sum_check_finds_one_flipped_bit() -> None:
     wrong.view(np.uint32)[7] ^= 1
     assert not sum_is_exact(recorded(parts, [total, wrong, total]))
     assert not sum_is_exact(recorded(parts, [wrong] * 3))
+
+
+@pytest.mark.parametrize("form", ["star:4", "rack:2x2"])
+def test_sum_check_where_contributions_come_in_any_order(form: str) -> None:
+    """In each segment in another one, as a P4 program adds; through a tree in the tree's way."""
+    rng = np.random.default_rng(0)
+    a, b, c, d = (rng.standard_normal(100).astype(np.float32) for _ in range(4))
+    by_tree = np.concatenate([((d + c) + (a + b))[:50], ((b + a) + (c + d))[50:]])
+    one_by_one = np.concatenate([(((d + c) + a) + b)[:50], (((b + c) + d) + a)[50:]])
+    right, wrong = (one_by_one, by_tree) if form == "star:4" else (by_tree, one_by_one)
+    for total in (right, wrong):
+        run = recorded([a, b, c, d], [total] * 4)
+        run.topology, run.any_order = Topology.parse(form), True
+        for host, member in zip(run.topology.hosts, run.members, strict=True):
+            member.host = host.name
+            member.recorded[3]["elements"] = 50
+        assert sum_is_exact(run) == (total is right)
 
 
 def test_sum_check_takes_the_newest_round_that_all_have_recorded() -> None:

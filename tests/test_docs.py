@@ -41,7 +41,7 @@ def commands() -> list[str]:
         line[2:]
         for page, text in blocks("console")
         for line in text.splitlines()
-        if line.startswith("$ ") and page.name != DISSECT
+        if line.startswith("$ ") and page.name not in (DISSECT, P4)
     ]
 
 
@@ -63,6 +63,7 @@ OF_STRATEGIES = [  # tests/test_strategies_doc.py
 ALONE = ["topologies.md", "mininet.md", "guarantees.md"]  # not run by workers: the output is shown
 COOKBOOK = "cookbook.md"  # tests/test_cookbook.py
 DISSECT = "dissect.md"  # tests/test_dissect_doc.py
+P4 = "p4.md"  # tests/test_p4_switch.py
 ELSEWHERE = (COOKBOOK, DISSECT)
 WORKERS = [(page, text) for page, text in blocks("python") if page.name not in (*ALONE, *ELSEWHERE)]
 SHOWN = [listing for page in ALONE for listing in listings(page)]

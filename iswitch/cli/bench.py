@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import PIP_DEMO, UsageError, check_writable, command, quantity
 from .train import whole
-from .worlds import WITHOUT_P4, read_topology
+from .worlds import WORLDS, read_topology
 
 if TYPE_CHECKING:
     from ..bench.measure import Progress
@@ -54,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "tree:2x2x3, or a .toml file (default: star; paper: star:4, else racks)",
     )  # fmt: skip
     parser.add_argument(
-        "--world", choices=WITHOUT_P4, help="as of iswitch run (default: loopback; paper: netns)"
+        "--world", choices=WORLDS, help="as of iswitch run (default: loopback; paper: netns)"
     )
     parser.add_argument(
         "--rate",
@@ -199,6 +199,11 @@ def plan_of(args: argparse.Namespace) -> Plan:
 
     of_paper = args.what == "paper"
     world = args.world or ("netns" if of_paper else "loopback")
+    if world == "bmv2":
+        raise UsageError(
+            "--world bmv2: a bmv2 shows what a P4 program does, not how fast a switch is "
+            "(docs/p4.md has figures); use --world netns, or iswitch run --world bmv2"
+        )
     if world != "loopback" and os.geteuid() != 0:
         raise UsageError(f"the world {world} is of network namespaces: run it as root (sudo)")
     workers = [number(text, "--workers") for text in split(args.workers or "")]

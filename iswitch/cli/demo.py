@@ -14,7 +14,6 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from math import factorial
 from typing import TYPE_CHECKING, Any
 
 from . import PIP_DEMO, UsageError, check_writable
@@ -186,6 +185,7 @@ def run(args: argparse.Namespace) -> int:
     _check_arguments(args)
     from .demo_crew import DemoCrew
     from .demo_report import Screen, check, plot, summarise
+    from .demo_sums import any_orders
 
     topology = _topology(args)
     capture = capture_folder(args.capture)
@@ -193,10 +193,10 @@ def run(args: argparse.Namespace) -> int:
     screen = Screen(training)
     try:
         training.any_order = bool(p4_switches(args.world, topology, args.switch))
-        if training.any_order and factorial(training.workers) > MOST_ORDERS:
+        if training.any_order and any_orders(topology, topology.root.name) > MOST_ORDERS:
             raise UsageError(
                 f"a P4 program adds in any order, and a sum of {training.workers} workers cannot "
-                "be checked; take 7 at most"
+                "be checked; take 7 at most at a switch, or racks of 3, such as rack:2x3"
             )
         built = make_world(args.world, topology, switches=args.switch)
         with built as world, Fleet() as fleet, screen:

@@ -34,10 +34,12 @@ def sum_is_exact(training: Training) -> bool:
     ranks = {host: message["rank"] for host, message in recorded.items()}
     vectors = {host: _vector(message, "contribution") for host, message in recorded.items()}
     got = {_vector(message, "aggregate").tobytes() for message in recorded.values()}
+    topology = training.topology
     if training.any_order:
         (elements,) = {message["elements"] for message in recorded.values()}
-        return len(got) == 1 and added_somehow([*vectors.values()], got.pop(), elements)
-    topology = training.topology
+        assert topology is not None
+        somehow = any_order(topology, topology.root.name, vectors)
+        return len(got) == 1 and added_somehow(somehow, got.pop(), elements)
     if topology is None or len(topology.tree) == 1:
         right = {_added([vectors[host] for host in sorted(vectors, key=ranks.__getitem__)])}
     else:
@@ -45,18 +47,37 @@ def sum_is_exact(training: Training) -> bool:
     return len(got) == 1 and got <= right
 
 
-def added_somehow(vectors: Sequence[Vector], got: bytes, elements: int) -> bool:
-    """Whether every segment of so many elements is the sum in some order, to the last bit.
+def added_somehow(somehow: Iterator[Vector], got: bytes, elements: int) -> bool:
+    """Whether every segment of so many elements is that of one of these sums, to the last bit.
 
     A P4 program adds as contributions come, which differs from segment to segment.
     """
-    size = len(vectors[0])
-    right = np.zeros(-(-size // elements), bool)
-    for order in permutations(vectors):
-        equal = np.frombuffer(got, np.uint32) == np.frombuffer(_added(order), np.uint32)
-        padded = np.pad(equal, (0, len(right) * elements - size), constant_values=True)
+    sum_ = np.frombuffer(got, np.uint32)
+    right = np.zeros(-(-len(sum_) // elements), bool)
+    for one in somehow:
+        padded = np.pad(
+            one.view(np.uint32) == sum_,
+            (0, len(right) * elements - len(sum_)),
+            constant_values=True,
+        )
         right |= padded.reshape(-1, elements).all(axis=1)
     return bool(right.all())
+
+
+def any_order(topology: Topology, switch: str, vectors: Mapping[str, Vector]) -> Iterator[Vector]:
+    """What the sum of a switch can be, if its members come in any order."""
+    members = [[vectors[host.name]] for host in topology.hosts_at(switch)]
+    members += [[*any_order(topology, child.name, vectors)] for child in topology.children(switch)]
+    for chosen in product(*members):
+        for order in permutations(chosen):
+            yield np.frombuffer(_added(order), np.float32)
+
+
+def any_orders(topology: Topology, switch: str) -> int:
+    """How many of them there are."""
+    children = [child.name for child in topology.children(switch)]
+    own = factorial(len(topology.hosts_at(switch)) + len(children))
+    return own * prod(any_orders(topology, child) for child in children)
 
 
 def first_ranks(topology: Topology) -> dict[str, int]:

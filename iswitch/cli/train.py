@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import UsageError, check_writable, quantity, workers
-from .worlds import WITHOUT_P4, chosen_topology
+from .worlds import WORLDS, add_switch_kind, chosen_topology, p4_switches
 
 if TYPE_CHECKING:
     from topologies import Topology
@@ -46,8 +46,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--topology", metavar="FORM", help="instead of --workers: a network, such as rack:2x2"
     )
     parser.add_argument(
-        "--world", choices=WITHOUT_P4, default="loopback", help="as of iswitch run (%(default)s)"
+        "--world", choices=WORLDS, default="loopback", help="as of iswitch run (%(default)s)"
     )
+    add_switch_kind(parser)
     ways = "; ".join(f"{name}: {meaning}" for name, meaning in STRATEGIES.items())
     parser.add_argument(
         "--strategy", choices=STRATEGIES, default="iswitch", help=f"{ways} (default: %(default)s)"
@@ -158,7 +159,8 @@ def _run(
         return training.over
 
     command = [sys.executable, "-P", "-m", "worker_lib.rl.worker", plan.to_json()]
-    with make_world(args.world, topology) as world, Fleet() as fleet, screen:
+    built = make_world(args.world, topology, switches=args.switch)
+    with built as world, Fleet() as fleet, screen:
         switches = Switches(fleet, world, say=screen.say)
         crew = Crew(fleet, world, switches, 1, say=screen.say, hear=training.hear)
         try:
@@ -202,6 +204,7 @@ def plan_of(args: argparse.Namespace, topology: Topology) -> Plan:
         raise UsageError(f"{env} needs {', '.join(lacking)}: {mend}")
     check_members(topology, 1)
     _check_mode(args, topology)
+    _check_p4(args, topology)
     slow = {}
     for text in args.slow:
         rank, _, factor = text.partition("=")
@@ -270,6 +273,16 @@ def _check_mode(args: argparse.Namespace, topology: Topology) -> None:
         raise UsageError("--staleness: in --mode sync no gradient is late; use --mode async")
     if args.reproducible and args.strategy != "iswitch":
         raise UsageError("--reproducible is the switch's; use --strategy iswitch")
+
+
+def _check_p4(args: argparse.Namespace, topology: Topology) -> None:
+    """What a P4 program lacks (docs/p4.md)."""
+    if not p4_switches(args.world, topology, args.switch):
+        return
+    if args.mode == "async":
+        raise UsageError("--mode async: a P4 program has rounds only; use --mode sync")
+    if args.reproducible:
+        raise UsageError("--reproducible: a P4 program adds in any order; leave that out")
 
 
 def _checkpoint(args: argparse.Namespace, env: str) -> str | None:

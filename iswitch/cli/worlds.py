@@ -23,7 +23,6 @@ WORLDS = {
     "mininet": "the same, as a network of Mininet's; needs root",
     "bmv2": "netns with --switch bmv2",
 }
-WITHOUT_P4 = tuple(world for world in WORLDS if world != "bmv2")
 KINDS = ("iswitch", "bmv2")  # of switches
 MOST_P4_WORKERS = 32  # with 64 the control plane did not keep up (docs/p4.md)
 
@@ -259,11 +258,6 @@ def p4_switches(kind: str, topology: Topology, chosen: Sequence[str]) -> frozens
         raise UsageError(
             f"{len(topology.hosts)} hosts: the P4 program's control plane keeps up with "
             f"{MOST_P4_WORKERS} (docs/p4.md); take fewer, or iswitch switches"
-        )
-    if found and len(topology.tree) > 1:
-        raise UsageError(
-            f"switch {min(found)} is one of {len(topology.tree)}, and the P4 program takes part in "
-            "no tree (docs/p4.md); take a star, or iswitch switches"
         )
     impaired = [p.link for name in found for p in topology.ports(name) if p.link.impairment]
     if impaired:
