@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import pytest
 
 from worker_lib import WorkerError
 from worker_lib.strategies.errors import PeerSilent, RendezvousError
-from worker_lib.strategies.rendezvous import HEAD, MAGIC, Meeting, Place, meet
+from worker_lib.strategies.guests import GUESTS, greeted
+from worker_lib.strategies.rendezvous import HEAD, MAGIC, Meeting, Place, _ask, meet
 from worker_lib.strategies.tcp import accept, connect, listen
 
 from .groups import group
@@ -82,8 +83,6 @@ def test_two_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
 
     def impostor() -> None:
-        from worker_lib.strategies.rendezvous import _ask
-
         word = {"rank": 0, "group": "a test", "told": 0}
         with pytest.raises(RendezvousError) as caught:
             _ask(Place(1, 2, address), word, time.monotonic() + PATIENCE, PATIENCE)
@@ -142,6 +141,62 @@ def test_strangers_are_sent_away(monkeypatch: pytest.MonkeyPatch, speech: bytes)
     with pytest.raises(RendezvousError, match="rank 1 did not come"):
         meet("a test", lambda here: here, 1.0)
     thread.join()
+
+
+def test_the_silent_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty who connect before rank 1 does, and say nothing."""
+    place(monkeypatch)
+    address = ("127.0.0.1", int(os.environ["MASTER_PORT"]))
+    told: list[Any] = []
+
+    def late(silent: ExitStack) -> None:
+        while len(told) < 20:
+            with suppress(ConnectionRefusedError):
+                told.append(silent.enter_context(socket.create_connection(address, PATIENCE)))
+        word = {"rank": 1, "group": "a test", "told": 1}
+        told[:] = _ask(Place(1, 2, address), word, time.monotonic() + PATIENCE, PATIENCE)
+
+    with ExitStack() as silent:
+        thread = threading.Thread(target=late, args=(silent,))
+        thread.start()
+        began = time.monotonic()
+        assert meet("a test", lambda _: 0, PATIENCE).told == [0, 1]
+        assert time.monotonic() - began < PATIENCE / 3  # when heard one by one: 2 s each
+        thread.join()
+    assert [word["told"] for word in told] == [0, 1]
+
+
+def test_guests_are_heard_side_by_side() -> None:
+    """Whoever says all in whatever pieces is heard; of too many the first are sent away."""
+    with listen("127.0.0.1", 2 * GUESTS) as door, ExitStack() as stack:
+
+        def comes(says: bytes) -> socket.socket:
+            sock = socket.create_connection(door.getsockname(), PATIENCE)
+            sock.sendall(says)
+            return stack.enter_context(sock)
+
+        deadline = time.monotonic() + PATIENCE
+        coming = stack.enter_context(closing(greeted(door, lambda said: 3 - len(said), deadline)))
+        slow, silent = comes(b"a"), comes(b"")
+        comes(b"xyz and more")
+        quick, said = next(coming)
+        assert said == b"xyz"
+        quick.setblocking(True)
+        assert quick.recv(99) == b" and more"
+        quick.close()
+        slow.sendall(b"bc")
+        heard, said = next(coming)
+        heard.close()
+        assert said == b"abc"
+        for _ in range(GUESTS):
+            comes(b"")
+        comes(b"123")
+        last, said = next(coming)
+        last.close()
+        assert said == b"123"
+        coming.close()
+        assert silent.recv(1) == b""
+        assert list(greeted(door, len, time.monotonic())) == []
 
 
 def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,9 @@ from typing import Any
 from . import Vector
 from .base import TIMEOUT, Base, lacking
 from .errors import PeerLost, RendezvousError, Unavailable
+from .guests import greeted
 from .mpi_helper import AGENTS
-from .rendezvous import hear, meet, say
+from .rendezvous import HEAD, hear, meaning, meet, say, unsaid
 
 HELPER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("mpi_helper.py"))]
 PAUSE = 0.1  # seconds between two looks whether mpirun has failed
@@ -157,19 +158,19 @@ def _followers(
         RendezvousError: some did not connect, though they had met.
     """
     found: dict[int, socket.socket] = {}
-    deadline = time.monotonic() + timeout
-    while missing := set(range(1, num_workers)) - found.keys():
-        door.settimeout(max(deadline - time.monotonic(), PAUSE))
-        try:
-            sock, _ = door.accept()
-        except TimeoutError:
-            where = "{}:{}".format(*door.getsockname())
-            raise RendezvousError.missing(missing, where, timeout) from None
-        stack.enter_context(sock).settimeout(timeout)
-        with suppress(OSError, ValueError):  # a stranger
-            rank = hear(sock)
-            if isinstance(rank, int) and rank in missing:
-                found[rank] = sock
+    coming = greeted(door, unsaid, time.monotonic() + timeout)
+    with closing(coming):
+        while missing := set(range(1, num_workers)) - found.keys():
+            came = next(coming, None)
+            if came is None:
+                where = "{}:{}".format(*door.getsockname())
+                raise RendezvousError.missing(missing, where, timeout)
+            sock, said = came
+            stack.enter_context(sock).settimeout(timeout)
+            with suppress(ValueError):  # a stranger
+                rank = meaning(said[HEAD.size :])
+                if isinstance(rank, int) and rank in missing:
+                    found[rank] = sock
     return found
 
 

@@ -29,14 +29,16 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import IntEnum
+from functools import partial
 from math import inf
 from typing import Any
 
 import numpy as np
 
 from .errors import PeerLost
+from .guests import GUESTS, filled
 from .ps_table import ASYNCHRONOUS, Shape, Table
-from .rendezvous import HEAD, Place, hear, meaning, meet, say, size_of
+from .rendezvous import HEAD, Place, hear, meaning, meet, say, unsaid
 from .tcp import Connection
 
 HEADER = struct.Struct("<IIII")  # kind, count, first and last block
@@ -45,7 +47,6 @@ GATHERING = 60.0  # seconds for all processes of a run to come
 EPITAPHS = 64
 MOST_SAID = 4096  # bytes of a greeting
 LINGERING = 0.5  # seconds for members of a group that failed to ask why
-GUESTS = 256  # who have not said yet who they are; of more the first are sent away
 GREETING = 2.0  # seconds for a worker to say who it is, and for a server to answer
 
 
@@ -209,7 +210,7 @@ class Guest:
         sock.setblocking(False)
         self.sock = sock
         self.until = time.monotonic() + GREETING
-        self._data = bytearray()
+        self._said = bytearray()
 
     def heard(self) -> Any:
         """What it says, once that is whole; None until then.
@@ -218,21 +219,9 @@ class Guest:
             OSError: it has gone.
             ValueError: it is a stranger.
         """
-        while (lacking := self._lacking()) > 0:
-            try:
-                more = self.sock.recv(lacking)
-            except BlockingIOError:
-                return None
-            if not more:
-                raise ConnectionResetError
-            self._data += more
-        return meaning(bytes(self._data[HEAD.size :]))
-
-    def _lacking(self) -> int:
-        """Bytes of the head, or of all once that is there."""
-        if len(self._data) < HEAD.size:
-            return HEAD.size - len(self._data)
-        return HEAD.size + size_of(bytes(self._data[: HEAD.size]), MOST_SAID) - len(self._data)
+        if not filled(self.sock, self._said, partial(unsaid, most=MOST_SAID)):
+            return None
+        return meaning(bytes(self._said[HEAD.size :]))
 
 
 class Server:

@@ -15,19 +15,21 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import count
 from typing import Any, NamedTuple
 
 from .. import environment
 from .base import check_timeout
 from .errors import RendezvousError
+from .guests import greeted
 
 HEAD = struct.Struct(">4sI")
 MAGIC = b"iSmt"
 MOST = 1 << 24  # bytes of a message
 PAUSE = 0.02  # seconds between two tries to reach rank 0
-GREETING = 2.0  # seconds in which whoever has connected says who it is
+TOLD = 1 << 16  # bytes of what one worker tells
+TAKING = 2.0  # seconds for a worker that has come to take the answer
 ANSWERING = 2.0  # seconds more than rank 0 waits, for it to say who is missing
 
 _meetings = count()  # of this process, which are the same in all: keys in the store of torchrun's
@@ -122,26 +124,27 @@ def _gather(place: Place, own: Any, deadline: float, timeout: float) -> list[Any
                 f"rank 0 cannot listen at {where}: {error}; choose another MASTER_PORT, or mend "
                 "MASTER_ADDR: it is to be an address of rank 0's"
             ) from None
+        coming = stack.enter_context(closing(greeted(listener, unsaid, deadline)))
         guests: list[socket.socket] = []
         fault: RendezvousError | None = None
         while len(words) < place.num_workers and fault is None:
-            listener.settimeout(max(deadline - time.monotonic(), PAUSE))
-            try:
-                guest, _ = listener.accept()
-            except TimeoutError:
+            came = next(coming, None)
+            if came is None:
                 missing = set(range(place.num_workers)) - set(words)
                 fault = RendezvousError.missing(missing, where, timeout)
                 break
-            stack.enter_context(guest)
-            guest.settimeout(GREETING)
+            guest, said = came
+            stack.enter_context(guest).settimeout(TAKING)
             try:
-                word = hear(guest)
+                word = meaning(said[HEAD.size :])
                 rank, group = _introduced(word)
-            except (OSError, ValueError):
-                continue  # a stranger
+            except ValueError:  # a stranger
+                guest.close()
+                continue
             guests.append(guest)
             fault = _fault(words, own, rank, group, place.num_workers)
             words[rank] = word
+        coming.close()
         listener.close()  # before anybody can come back for the next group
         answer = str(fault) if fault else [words[rank] for rank in range(place.num_workers)]
         for guest in guests:
@@ -226,6 +229,17 @@ def size_of(head: bytes, most: int = MOST) -> int:
     if magic != MAGIC or size > most:
         raise ValueError("no message of a member")
     return int(size)
+
+
+def unsaid(said: bytearray, most: int = TOLD) -> int:
+    """How many bytes a message lacks that begins so: of its head, or of all once that is there.
+
+    Raises:
+        ValueError: as of `size_of`.
+    """
+    if len(said) < HEAD.size:
+        return HEAD.size - len(said)
+    return HEAD.size + size_of(bytes(said[: HEAD.size]), most) - len(said)
 
 
 def meaning(data: bytes) -> Any:

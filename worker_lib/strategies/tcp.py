@@ -12,13 +12,14 @@ import struct
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from typing import Any
 
 import numpy.typing as npt
 
 from .errors import PeerLost, PeerSilent
+from .guests import greeted
 from .rendezvous import Meeting, meet
 
 Array = npt.NDArray[Any]
@@ -239,22 +240,16 @@ def accept(
     """
     found: dict[tuple[int, int], Connection] = {}
     deadline = time.monotonic() + timeout
-    while missing := expected - found.keys():
-        listener.settimeout(max(deadline - time.monotonic(), 1e-3))
-        try:
-            sock, _ = listener.accept()
-        except TimeoutError:
-            named = " and ".join(f"rank {rank}" for rank in sorted({r for r, _ in missing}))
-            raise PeerSilent(named, timeout) from None
-        sock.settimeout(timeout)
-        try:
-            greeting = sock.recv(GREETING.size, socket.MSG_WAITALL)
-            magic, *key = GREETING.unpack(greeting)
-        except (OSError, struct.error):
-            magic, key = b"", [0, 0]
-        rank, purpose = key
-        if magic != MAGIC or (rank, purpose) not in missing:
-            sock.close()
-            continue
-        found[rank, purpose] = Connection(sock, f"rank {rank}", timeout)
+    with closing(greeted(listener, lambda said: GREETING.size - len(said), deadline)) as coming:
+        while missing := expected - found.keys():
+            came = next(coming, None)
+            if came is None:
+                named = " and ".join(f"rank {rank}" for rank in sorted({r for r, _ in missing}))
+                raise PeerSilent(named, timeout)
+            sock, said = came
+            magic, rank, purpose = GREETING.unpack(said)
+            if magic != MAGIC or (rank, purpose) not in missing:
+                sock.close()
+                continue
+            found[rank, purpose] = Connection(sock, f"rank {rank}", timeout)
     return found
