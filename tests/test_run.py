@@ -121,6 +121,24 @@ def test_environment(world: str) -> None:
     assert told == ["0 4 3 0 2", "1 4 3 1 2", "2 4 3 0 2", "3 4 3 1 2"]
 
 
+GLOO = """
+    import numpy as np
+    from worker_lib.strategies import make
+    with make("gloo", 3) as strategy:
+        print(*strategy.allreduce(np.arange(3, dtype=np.float32)))
+"""
+
+
+@as_root
+def test_torch_is_quiet_in_namespaces() -> None:
+    """It warned that it cannot look up names there."""
+    command = [sys.executable, "-c", textwrap.dedent(GLOO)]
+    status, out, err = run("--topology", "star:2", "--world", "netns", "--", *command)
+    assert status == 0, err
+    assert sorted(out.splitlines()) == [f"h{i + 1} | 0.0 2.0 4.0" for i in range(2)]
+    assert not [line for line in err.splitlines() if line.startswith("h")]
+
+
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(
     ("command", "wanted"), [("exit $((RANK == 1 ? 7 : 0))", 7), ("kill -9 $$", 137)]

@@ -130,9 +130,13 @@ class Namespaces:
         return str(self.topology.address(host))
 
     def environment(self, host: str) -> dict[str, str]:
-        """The interface, for libraries that would take another one, or look its name up."""
+        """The interface, for libraries that would take another one, or look its name up.
+
+        And torch is not to log warnings: it looks up a name for every address that it connects to,
+        and warns where no name server can be reached, as in a namespace.
+        """
         (port,) = self.topology.ports(host)
-        return {"GLOO_SOCKET_IFNAME": port.ifname}
+        return {"GLOO_SOCKET_IFNAME": port.ifname, "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def capture_folder(path: str | None) -> Path | None:
