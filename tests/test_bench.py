@@ -26,7 +26,7 @@ from iswitch.bench.group import BenchFailed, Done, Group, Round, WrongSum, cpu_s
 from iswitch.bench.measure import measure
 from iswitch.bench.member import FRESH, Member, whole_numbers
 from iswitch.bench.plan import PAPER, Plan, Setting, Size, Way, networks, split
-from iswitch.bench.report import CSV_COLUMNS, as_csv, as_json, ms, tables
+from iswitch.bench.report import CSV_COLUMNS, as_csv, as_json, ms, note, tables
 from iswitch.bench.result import Results, Series, wire_bound
 from iswitch.cli import UsageError
 from iswitch.cli.bench import check_ways, configure, everything
@@ -299,6 +299,18 @@ def results() -> Results:
     return found
 
 
+def test_the_legend_is_of_the_columns_that_are_there() -> None:
+    plan, found = Plan([SMALL], [STAR], []), results()
+    columns = re.compile(r"\. (\w+): ")
+    assert columns.findall(note(plan, found)) == ["ratio", "switch", "workers"]
+    for one in found.series:
+        one.setting = replace(one.setting, slowest=1e9)
+    assert columns.findall(note(plan, found)) == ["ratio", "wire", "switch", "workers"]
+    for one in found.series:
+        one.rounds = [round_._replace(switch_cpu=0.0) for round_ in one.rounds]
+    assert columns.findall(note(plan, found)) == ["ratio", "wire", "workers"]
+
+
 def test_reports() -> None:
     plan = Plan([SMALL], [STAR], [])
     told = as_json(plan, results(), {"CPU": "x"}, "iswitch bench", False)
@@ -489,11 +501,14 @@ def member_of(parent: int) -> int:
         ("--workers four", "--workers four: whole numbers"),
         ("--workers 0", "--workers 0: whole numbers"),
         ("--workers 4 --topologies rack", "three workers in each rack"),
-        ("--topologies ball:3", "--topology: "),
+        ("--topologies ball:3", "--topologies: "),
+        ("--topologies none.toml", "--topologies none.toml: No such file"),
         ("--rate 1Gbit", "the loopback world has no links; use --world netns"),
         ("--topologies net.toml --rate 1Gbit", "net.toml: leave out --rate and --loss: the file"),
         ("--loss 1%", "the loopback world has no links; use --world netns"),
-        ("--rate fast", "--topology: rate 'fast'"),
+        ("--rate fast", "--rate fast: rate 'fast' is not a number and a unit"),
+        ("--rate 1Gbit,1Gbut", "--rate 1Gbut: rate '1Gbut'"),
+        ("--loss 200%", "--loss 200%: link h1-s1: loss 2.0 is not in [0, 1)"),
         ("--switch=--foo=1", "--switch: iswitch switch has no --foo=1"),
         ("--pin --switch=--cpu=0", "--switch: with --pin every switch has its core; leave out"),
         ("--switch=--spin=fast", "--switch: argument --spin: 'fast' is not a number"),
@@ -506,6 +521,14 @@ def test_mistakes_are_told_before_anything_starts(options: str, said: str) -> No
     configure(parser)
     with pytest.raises(UsageError, match=re.escape(said)):
         run_bench(parser.parse_args(options.split()))
+
+
+def test_seconds_or_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--seconds", "5", "--rounds", "3"])
+    assert "argument --rounds: not allowed with argument --seconds" in capsys.readouterr().err
 
 
 def test_each_process_has_its_core() -> None:

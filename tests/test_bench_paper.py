@@ -107,7 +107,7 @@ def test_asynchronous_iterations_are_the_time_between_ends() -> None:
         ("--in-a-row 10", "paper has its own --in-a-row; leave it out"),
         ("--workers 7", "7 workers are not three in each rack"),
         ("--world loopback", "the loopback world has no links; use --world netns"),
-        ("--rate fast", "--topology: rate 'fast'"),
+        ("--rate fast", "--rate fast: rate 'fast'"),
     ],
 )
 def test_mistakes(options: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..page import Page
 from . import paper
-from .report import HEAD, as_csv, as_json, filled, line, note, title
+from .report import as_csv, as_json, filled, note, table_of, title
 
 if TYPE_CHECKING:
     from .paper import Comparison
@@ -79,9 +79,9 @@ def add_pictures(page: Page, results: Results, plan: Plan) -> None:
 def add_table(page: Page, results: Results, plan: Plan) -> None:
     """A table for each size and network."""
     page.section("Table")
-    page.text(note(plan))
+    page.text(note(plan, results))
     for cell in results.cells():
-        head, *rows = filled(HEAD, [line(one, cell[0]) for one in cell])
+        head, *rows = table_of(cell)
         page.table(head, rows, title(cell))
 
 

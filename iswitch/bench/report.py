@@ -23,19 +23,22 @@ CSV_COLUMNS = (
     "iteration",
 )  # fmt: skip
 HEAD = ("strategy", "p50", "quartiles", "p99", "n", "ratio", "wire", "switch", "workers")
-NOTE = (
-    "ratio: to the first strategy, of the rounds of one turn: median (quartiles). wire: p50 over "
-    "the time in which a link carries the vector once. switch, workers: CPU seconds of the "
-    "switches' or servers' processes, and of the workers', for each GB contributed."
-)
+COLUMNS = {
+    "ratio": "to the first strategy, of the rounds of one turn: median (quartiles)",
+    "wire": "p50 over the time in which a link carries the vector once",
+    "switch": "CPU seconds of the processes of switches or servers, for each GB contributed",
+    "workers": "CPU seconds of the processes of workers, for each GB contributed",
+}
 
 
-def note(plan: Plan) -> str:
-    """What a table's columns are."""
+def note(plan: Plan, results: Results) -> str:
+    """What the tables' columns are."""
     rounds = "single rounds from a common start"
     if plan.in_a_row > 1:
         rounds = f"rounds, up to {plan.in_a_row} in a row after {WARM} that do not count"
-    return f"Times in ms, of {rounds}. {NOTE}"
+    shown = {name for cell in results.cells() for name in table_of(cell)[0]}
+    told = [f"{name}: {meaning}." for name, meaning in COLUMNS.items() if name in shown]
+    return " ".join([f"Times in ms, of {rounds}.", *told])
 
 
 def summary(one: Series, first: Series, plan: Plan) -> dict[str, Any]:
@@ -127,6 +130,11 @@ def filled(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[list[str
     return [[one[i] for i in shown] for one in (head, *lines)]
 
 
+def table_of(cell: Sequence[Series]) -> list[list[str]]:
+    """The head and a line for each series, of a size and network."""
+    return filled(HEAD, [line(one, cell[0]) for one in cell])
+
+
 def title(cell: Sequence[Series]) -> str:
     """What a cell is of."""
     one = cell[0]
@@ -138,7 +146,8 @@ def title(cell: Sequence[Series]) -> str:
 def tables(results: Results) -> Iterator[Table]:
     """For a terminal; one for each size and network."""
     for cell in results.cells():
-        yield rich_table(title(cell), HEAD, [line(one, cell[0]) for one in cell])
+        head, *lines = table_of(cell)
+        yield rich_table(title(cell), head, lines)
 
 
 def rich_table(name: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:

@@ -22,6 +22,8 @@ from .train import whole
 from .worlds import WORLDS, read_topology
 
 if TYPE_CHECKING:
+    from topologies import Topology
+
     from ..bench.measure import Progress
     from ..bench.plan import Plan, Setting, Way
     from ..bench.result import Results
@@ -62,11 +64,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="of every link, such as 1Gbit,100Mbit (default: unlimited; paper: 100Mbit,1Gbit)",
     )
     parser.add_argument("--loss", metavar="LIST", help="of every link, such as 0,1%% (default: 0)")
-    parser.add_argument(
+    turns = parser.add_mutually_exclusive_group()
+    turns.add_argument(
         "--seconds", type=quantity(), default=5.0, metavar="S",
         help="for each size and network, at least 20 rounds; paper: 3 (default: %(default)g)",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=whole(1), metavar="N", help="instead: so many rounds")
+    turns.add_argument("--rounds", type=whole(1), metavar="N", help="instead: so many rounds")
     parser.add_argument(
         "--in-a-row", type=whole(1), metavar="N",
         help="rounds in a turn, without a pause, after two that do not count; 1: single rounds "
@@ -171,7 +174,7 @@ def _report(
     compared = [report.rich_table(n, paper.HEAD, lines) for n, lines in paper.tables(found)]
     for table in compared or report.tables(results):
         console.print("", table, sep="\n")
-    say(paper.NOTE if found else report.note(plan))
+    say(paper.NOTE if found else report.note(plan, results))
     if found:
         say("\n".join(paper.headlines(found)))
         say(paper.emulated(plan.sizes, plan.compute))
@@ -207,7 +210,8 @@ def plan_of(args: argparse.Namespace) -> Plan:
     if world != "loopback" and os.geteuid() != 0:
         raise UsageError(f"the world {world} is of network namespaces: run it as root (sudo)")
     workers = [number(text, "--workers") for text in split(args.workers or "")]
-    rates = split(args.rate or "")
+    rates = links_of("rate", args.rate)
+    losses = links_of("loss", args.loss)
     more: dict[str, Any] = {"rounds": args.rounds, "seconds": args.seconds}
     more["compute"] = None if args.compute is None else args.compute / 1e3
     try:
@@ -219,10 +223,10 @@ def plan_of(args: argparse.Namespace) -> Plan:
                     raise UsageError(f"paper has its own --{name}; leave it out")
             plan = paper.plan(sizes, workers or paper.WORKERS, rates or paper.RATES, world, **more)
         else:
-            forms, losses = split(args.topologies or "star"), split(args.loss or "0")
+            forms = split(args.topologies or "star")
             settings = [
                 with_rate(setting)
-                for setting in networks(forms, workers or [4], rates or ["none"], losses)
+                for setting in networks(forms, workers or [4], rates or ["none"], losses or ["0"])
             ]
             ways = [Way.parse(text) for text in split(args.strategies or "")] or everything()
             more["iterations"] = 10 if args.iterations is None else args.iterations
@@ -249,7 +253,7 @@ def check_settings(plan: Plan) -> None:
     from .run import check_members
 
     for setting in plan.settings:
-        topology = read_topology(setting.text)
+        topology = topology_of(setting)
         check_members(topology, 1)
         if len(topology.tree) > 1 and any(way.name == FORWARD for way in plan.ways):
             raise UsageError(f"forward is of one switch, and {setting.form} has more; leave it out")
@@ -257,9 +261,38 @@ def check_settings(plan: Plan) -> None:
             raise UsageError("--rate, --loss: the loopback world has no links; use --world netns")
 
 
+def topology_of(setting: Setting) -> Topology:
+    """The network.
+
+    Raises:
+        UsageError: there is none such.
+    """
+    return read_topology(setting.text, "--topologies")
+
+
+def links_of(name: str, text: str | None) -> list[str]:
+    """The values that --rate or --loss gives links.
+
+    Raises:
+        UsageError: no link can have one.
+    """
+    from topologies import Link, TopologyError
+
+    from ..bench.plan import NO_LIMIT, split
+
+    values = split(text or "")
+    for value in values:
+        if value not in NO_LIMIT:
+            try:
+                Link.of("h1", "s1", **{name: value})
+            except TopologyError as error:
+                raise UsageError(f"--{name} {value}: {error}") from None
+    return values
+
+
 def with_rate(setting: Setting) -> Setting:
     """The setting, with the rate of its slowest link."""
-    topology = read_topology(setting.text)
+    topology = topology_of(setting)
     rates = [link.rate for link in topology.links if topology.active(link) and link.rate]
     return replace(setting, slowest=min(rates, default=None))
 

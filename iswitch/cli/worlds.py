@@ -164,7 +164,7 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_topology(text: str) -> Topology:
+def read_topology(text: str, option: str = "--topology") -> Topology:
     """The topology that an option names.
 
     Raises:
@@ -175,9 +175,9 @@ def read_topology(text: str) -> Topology:
     try:
         return Topology.parse(text)
     except TopologyError as error:
-        raise UsageError(f"--topology: {error}") from None
+        raise UsageError(f"{option}: {error}") from None
     except OSError as error:
-        raise UsageError(f"--topology {text}: {error.strerror}") from None
+        raise UsageError(f"{option} {text}: {error.strerror}") from None
 
 
 def chosen_topology(form: str | None, workers: int | None) -> Topology:
