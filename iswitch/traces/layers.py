@@ -9,7 +9,8 @@ are rounded as ever, and each aggregate is compared with what the switch holds a
 
 A window of packets that may be put so ends before anything else than data (a control packet, a
 frame that passes), where a member goes back to an earlier segment (a packet sent again, another
-round), and where a round begins. Those are handled in the order of the trace.
+round), with all that came at once with that, and where a round begins. Those are handled in the
+order of the trace.
 """
 
 from __future__ import annotations

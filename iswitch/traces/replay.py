@@ -6,8 +6,8 @@
 
 A group is a number of packets of one flow, length and port that follow each other: what a real
 switch gets from the kernel at once. Nothing is done for each packet. Where the packets of several
-flows alternate, they are put into groups first (`layers`), unless somebody wants to see what is
-sent in the order it is sent in.
+flows alternate, they are put into groups first (`layers`); what is sent is then kept until it can
+be written in the order of the trace.
 """
 
 from __future__ import annotations

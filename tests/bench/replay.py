@@ -1,6 +1,6 @@
 """How fast a trace is replayed, beside scapy's PcapReader, in turns; and the memory it takes.
 
-    python -m tests.bench.replay [--rate 1Gbit] [--mb 1000] [--trace FILE] [--json]
+    python -m tests.bench.replay [--rate 1Gbit] [--mb 1000] [--out] [--trace FILE] [--json]
 
 The trace, unless one is named, is that of four workers and 1,681,062 float32 (DQN's) at a standard
 MTU, as `iswitch generate` makes it: packets of a worker come one behind the other, or, where links
@@ -29,17 +29,21 @@ SCAPY_PACKETS = 20_000
 TURNS = 5
 
 
-def once(path: str) -> dict[str, Any]:
-    """Replay, in this process."""
+def once(path: str, out: str | None = None) -> dict[str, Any]:
+    """Replay, in this process; write what would be sent to a file."""
     from iswitch.traces.observed import Watch
     from iswitch.traces.reader import Reader
     from iswitch.traces.replay import Replayer
     from iswitch.traces.survey import survey
+    from iswitch.traces.writing import TraceWriter
 
     with Reader(path) as reader:
         begin = time.perf_counter()
-        replayer = Replayer(reader, survey(reader), watch=Watch())
+        writer = TraceWriter(out) if out else None
+        replayer = Replayer(reader, survey(reader), watch=Watch(), sink=writer)
         replayer.run()
+        if writer:
+            writer.close()
         seconds = time.perf_counter() - begin
         tally = replayer.comparison.tally
         return {
@@ -74,10 +78,11 @@ def with_scapy(path: str) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - begin, "bytes": size, "packets": packets, "odd": segs}
 
 
-def measured(what: str, path: Path) -> dict[str, Any]:
+def measured(what: str, path: Path, out: Path | None = None) -> dict[str, Any]:
     """In a process of its own, on one core."""
     core = max(os.sched_getaffinity(0))
     command = [sys.executable, "-m", "tests.bench.replay", "--once", what, "--trace", str(path)]
+    command += ["--to", str(out)] if out else []
     pin = partial(os.sched_setaffinity, 0, {core})
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, preexec_fn=pin)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -100,11 +105,14 @@ def main() -> None:
     parser.add_argument("--rate", help="of every link (default: as fast as can be)")
     parser.add_argument("--trace")
     parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--out", action="store_true", help="write what would be sent")
+    parser.add_argument("--to", help=argparse.SUPPRESS)
     parser.add_argument("--once", choices=("replay", "scapy"), help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.once:
-        print(json.dumps((once if args.once == "replay" else with_scapy)(args.trace)))
+        replay = args.once == "replay"
+        print(json.dumps(once(args.trace, args.to) if replay else with_scapy(args.trace)))
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(args.trace) if args.trace else Path(folder) / "trace.pcapng"
@@ -114,7 +122,10 @@ def main() -> None:
         command = ["editcap", "-F", "pcap", "-r", str(path), str(small), f"1-{SCAPY_PACKETS}"]
         subprocess.run(command, check=True)
         path.read_bytes()  # into the page cache
-        turns = [(measured("replay", path), measured("scapy", small)) for _ in range(args.turns)]
+        out = Path(folder) / "out.pcapng" if args.out else None
+        turns = [
+            (measured("replay", path, out), measured("scapy", small)) for _ in range(args.turns)
+        ]
     ours, theirs = zip(*turns, strict=True)
     report: dict[str, Any] = {"bytes": ours[0]["bytes"], "packets": ours[0]["packets"]}
     for name, runs in (("replay", ours), ("scapy", theirs)):
