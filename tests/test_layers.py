@@ -11,9 +11,10 @@ import pytest
 
 from iswitch.cli import main
 from iswitch.traces import replay as replaying
+from iswitch.traces.groups import Group
 from iswitch.traces.observed import Watch
 from iswitch.traces.reader import Reader
-from iswitch.traces.replay import Group, Replayer
+from iswitch.traces.replay import Replayer
 from iswitch.traces.report import replay
 from iswitch.traces.rounds import AGGREGATE
 from iswitch.traces.survey import survey

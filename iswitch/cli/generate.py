@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
     from ..keyfiles import read_key
     from ..keys import KeyUnusable
+    from ..units import count
     from ..wire import DType, Op
 
     for name, least in (("numel", 0), ("rounds", 1), ("seed", 0)):
@@ -99,7 +100,11 @@ def run(args: argparse.Namespace) -> int:
     except (KeyUnusable, TopologyError) as error:
         raise UsageError(str(error)) from None
     found = {"trace": args.trace, "frames": frames, "workers": hosts, "rounds": args.rounds}
-    print(json.dumps(found) if args.json else f"{args.trace}: {frames:,} frames, {hosts} workers")
+    print(
+        json.dumps(found)
+        if args.json
+        else f"{args.trace}: {count(frames, 'frame')}, {count(hosts, 'worker')}"
+    )
     return 0
 
 

@@ -20,8 +20,9 @@ from ..arbiter import Traffic, classify
 from ..wire import SEG_SIZE, Op, Shape, split_seg
 from .batch import gather
 from .compare import Difference, flipped, text
+from .groups import FROM_SWITCH, TO_SWITCH
 from .links import IP
-from .replay import FROM_SWITCH, TO_SWITCH, Replayer
+from .replay import Replayer
 
 MOST_SEGMENTS = 16  # that are looked into
 MOST_PACKETS = 4096  # of these

@@ -13,9 +13,10 @@ from ..arbiter import Traffic, classify
 from ..packets import Address, Cutter
 from ..wire import SEG_SIZE, Ack, Action, Join, Segments, WireError
 from .batch import gather
+from .groups import FROM_SWITCH, TO_SWITCH, Group
 from .links import IP
 from .observed import JobSeen, Seen
-from .replay import FROM_SWITCH, TO_SWITCH, Group, Replayer
+from .replay import Replayer
 from .survey import parse
 
 MOST_CONTROL = 128  # bytes of a control packet and its MAC

@@ -14,8 +14,9 @@ from ..frame import ETH, HEAD, Frames
 from ..ports.frames import SOCKADDR_LL, FrameSender
 from ..ports.mmsg import Block
 from ..ports.raw import BUFFER, interface, packet_socket
+from .groups import TO_SWITCH, Group
 from .reader import Reader
-from .replay import TO_SWITCH, Group, Replayer
+from .replay import Replayer
 from .survey import Setting
 
 

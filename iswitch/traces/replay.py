@@ -12,9 +12,9 @@ be written in the order of the trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +25,12 @@ from ..forwarding import Bridge
 from ..frame import ETH, GSO_UDP_L4, HEADERS, NEEDS_CSUM, VNET, Frames, Transmission
 from ..frame import HEAD as ROW_HEAD
 from ..issuing import Jack
-from ..packets import Address, Rows
+from ..packets import Rows
 from ..paper import Counting
 from ..wire import SEG_SIZE
 from .batch import IN, OUT, Ints, gather
 from .compare import Captured, Comparison
+from .groups import CUT_OFF, FROM_SWITCH, PASSING, SKIPPED, TO_SWITCH, Group, Sink
 from .layers import LEAST, MOST_PORTS, Layers
 from .links import CUT, HEAD, IP, ORDINARY, TAGGED, UDP, LinkLayer, Packets
 from .observed import Watch
@@ -46,64 +47,9 @@ LAYERED_SPAN = 0.050  # and of those that are put in layers
 FEW = 8  # packets of a group on average, below which they are put in layers
 SAMPLE = 2048  # packets of a batch by which that is judged
 MOST_TIMERS = 1000  # between two packets; beyond, the clock jumps over the rest of a gap
-SKIPPED, TO_SWITCH, FROM_SWITCH, PASSING, CUT_OFF = range(5)
 # Of a head, in words of 16 bits: not the identification, nor checksums.
 SAME = np.array([0xFFFF] * 21, np.uint16)
 SAME[[9, 12, 20]] = 0
-
-
-class Sink(Protocol):
-    """Takes what the switch would have sent: a `TraceWriter`."""
-
-    def write(self, step: list[Transmission], time_ns: int, ports: Sequence[str]) -> None:
-        """This was sent at a time (ns since 1970), at ports of these names."""
-
-    def keep(
-        self, transmission: Transmission, places: Ints, times: Ints, ports: Sequence[str]
-    ) -> None:
-        """Each frame of this was sent at a time; `flush` puts them in the order of `places`."""
-
-    def flush(self) -> None:
-        """Nothing more will come that belongs before what was kept."""
-
-
-class Group:
-    """Packets of a batch, alike: a range of them, or those at some places.
-
-    Attributes:
-        at: where in the file their payloads begin.
-        head: of the first.
-    """
-
-    def __init__(self, packets: Packets, which: slice | Ints, what: int) -> None:
-        self.packets = packets
-        self.which = which
-        self.what = what
-        self.at = packets.payload[which]
-        first = which.start if isinstance(which, slice) else int(which[0])
-        self.port = int(packets.ports[first])
-        self.head = packets.heads[first].tobytes()
-
-    def __len__(self) -> int:
-        return len(self.at)
-
-    def part(self, start: int, stop: int) -> Group:
-        """Packets start..stop-1 of it."""
-        which = self.which
-        if isinstance(which, slice):
-            return Group(self.packets, slice(which.start + start, which.start + stop), self.what)
-        return Group(self.packets, which[start:stop], self.what)
-
-    @property
-    def size(self) -> int:
-        """Bytes of UDP payload of each."""
-        return int.from_bytes(self.head[UDP + 4 : UDP + 6], "big") - 8
-
-    def peer(self, source: bool) -> Address:
-        """Whom they are from, or for."""
-        ip, port = (IP + 12, UDP) if source else (IP + 16, UDP + 2)
-        host = ".".join(map(str, self.head[ip : ip + 4]))
-        return Address(host, int.from_bytes(self.head[port : port + 2], "big"), self.port)
 
 
 class Replayer:

@@ -8,12 +8,13 @@ from typing import Any
 from ..counters import DROPS
 from ..units import count
 from .diagnose import Finding, diagnose, unexplained
+from .groups import Sink
 from .host import HostView
 from .links import LINKS
 from .observed import JobSeen, Watch, describe
 from .paired import Options
 from .reader import Reader
-from .replay import Replayer, Sink
+from .replay import Replayer
 from .rounds import Versions, as_json
 from .survey import NothingToReplay, Setting
 
@@ -242,7 +243,7 @@ def _job(job: dict[str, Any]) -> list[str]:
         last = member["last_of_round"]
         behind = f", by {_ms(member['behind'] / last)} on average" if last else ""
         found.append(
-            f" rank {member['rank']:2}  {member['address']:21} {member['packets']:9,} packets, "
+            f" rank {member['rank']:2}  {member['address']:21} {_packets(member)}, "
             f"last in {count(last, 'round')}{behind}"
         )
     if job["rounds_not_listed"]:
@@ -256,9 +257,13 @@ def _job(job: dict[str, Any]) -> list[str]:
     return found
 
 
+def _packets(member: dict[str, Any]) -> str:
+    return f"{count(member['packets'], 'packet'):>17}"
+
+
 def _versions(job: dict[str, Any]) -> list[str]:
     members = [
-        f" rank {member['rank']:2}  {member['address']:21} {member['packets']:9,} packets, "
+        f" rank {member['rank']:2}  {member['address']:21} {_packets(member)}, "
         f"{count(member['vectors'], 'vector')}"
         for member in job["members"]
     ]

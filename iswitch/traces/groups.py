@@ -1,0 +1,68 @@
+"""What a replay handles at once, and who takes what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..frame import Transmission
+from ..packets import Address
+from .batch import Ints
+from .links import IP, UDP, Packets
+
+# What a packet is to the switch that is replayed.
+SKIPPED, TO_SWITCH, FROM_SWITCH, PASSING, CUT_OFF = range(5)
+
+
+class Group:
+    """Packets of a batch, alike: a range of them, or those at some places.
+
+    Attributes:
+        at: where in the file their payloads begin.
+        head: of the first.
+    """
+
+    def __init__(self, packets: Packets, which: slice | Ints, what: int) -> None:
+        self.packets = packets
+        self.which = which
+        self.what = what
+        self.at = packets.payload[which]
+        first = which.start if isinstance(which, slice) else int(which[0])
+        self.port = int(packets.ports[first])
+        self.head = packets.heads[first].tobytes()
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def part(self, start: int, stop: int) -> Group:
+        """Packets start..stop-1 of it."""
+        which = self.which
+        if isinstance(which, slice):
+            return Group(self.packets, slice(which.start + start, which.start + stop), self.what)
+        return Group(self.packets, which[start:stop], self.what)
+
+    @property
+    def size(self) -> int:
+        """Bytes of UDP payload of each."""
+        return int.from_bytes(self.head[UDP + 4 : UDP + 6], "big") - 8
+
+    def peer(self, source: bool) -> Address:
+        """Whom they are from, or for."""
+        ip, port = (IP + 12, UDP) if source else (IP + 16, UDP + 2)
+        host = ".".join(map(str, self.head[ip : ip + 4]))
+        return Address(host, int.from_bytes(self.head[port : port + 2], "big"), self.port)
+
+
+class Sink(Protocol):
+    """Takes what the switch would have sent: a `TraceWriter`."""
+
+    def write(self, step: list[Transmission], time_ns: int, ports: Sequence[str]) -> None:
+        """This was sent at a time (ns since 1970), at ports of these names."""
+
+    def keep(
+        self, transmission: Transmission, places: Ints, times: Ints, ports: Sequence[str]
+    ) -> None:
+        """Each frame of this was sent at a time; `flush` puts them in the order of `places`."""
+
+    def flush(self) -> None:
+        """Nothing more will come that belongs before what was kept."""
