@@ -5,7 +5,8 @@ iswitch replay s1.pcapng
 TRACE is a pcap or pcapng file: a capture of all ports of one switch (`iswitch run --capture`,
 tcpdump, dumpcap), or of one host. Prints who took part, how long rounds took and who was last, and
 names every packet that does not agree. With --inject the trace is sent instead, to a switch under
-test. docs/traces.md. Exit status: 0 all that could be compared agrees, 1 something does not.
+test. docs/traces.md. Exit status: 0 all that could be compared agrees, 1 something does not, 2 the
+trace cannot be replayed.
 """
 
 from __future__ import annotations
