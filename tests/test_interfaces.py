@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 
@@ -36,6 +37,20 @@ def test_an_interface_without_a_limit() -> None:
 def test_no_such_interface() -> None:
     with pytest.raises(OSError, match="ENODEV"):
         most_segments(1 << 20)
+
+
+def test_a_sandbox_without_netlink(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = socket.socket
+
+    def refuse(family: int = -1, *args: int, **kwargs: int) -> socket.socket:
+        if family == socket.AF_NETLINK:
+            raise PermissionError(errno.EPERM, "not permitted")
+        return make(family, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    port = UdpPort(("127.0.0.1", 0), connect=("127.0.0.1", PORT))
+    assert port.most == MAX_SEGMENTS
+    port.close()
 
 
 @as_root

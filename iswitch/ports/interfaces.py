@@ -52,6 +52,16 @@ def most_segments(index: int) -> int:
     return MAX_SEGMENTS  # an old kernel
 
 
+def most_segments_at(host: str) -> int:
+    """The same for the interface that has this address; if none has, as much as any takes.
+
+    Raises:
+        OSError: the kernel does not tell.
+    """
+    index = interface_of(host)
+    return MAX_SEGMENTS if index is None else most_segments(index)
+
+
 def interface_of(host: str) -> int | None:
     """The interface that has this IPv4 address as its first; None: there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:

@@ -13,6 +13,7 @@ import errno
 import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ from ..packets import (
     unpacked,
 )
 from ..sources import Sources
-from .interfaces import interface_of, most_segments
+from .interfaces import most_segments_at
 from .lobby import IP_PKTINFO, IP_RECVTOS, MEMINFO_DROPS, NO_LOBBY, SO_MEMINFO, Lobby
 from .mmsg import BATCH_SUPER, SOCKADDR_SIZE, Block, Post, Receiver, Sender, Spacing, size_buffers
 
@@ -116,8 +117,9 @@ class UdpPort:
         host, port = self.socket.getsockname()
         self.address = Address(host, port)
         self.most = MAX_SEGMENTS  # packets of a super-datagram that the way takes whole
-        if connect and (interface := interface_of(host)) is not None:
-            self.most = most_segments(interface)
+        if connect:
+            with suppress(OSError):  # no rtnetlink in this sandbox
+                self.most = most_segments_at(host)
         self._receiver = Receiver(name=SOCKADDR_SIZE, control=CONTROL)
         self._spacing = Spacing(USUAL)
         self._sender = Sender()
