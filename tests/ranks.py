@@ -113,6 +113,8 @@ def _run(
     os.environ.update(variables)
     try:
         results.send((True, function(*args)))
+        if "mpi4py.MPI" in sys.modules:  # or mpirun would take this for a failure, and end others
+            sys.modules["mpi4py.MPI"].Finalize()
     except BaseException:
         results.send((False, traceback.format_exc()))
     finally:
