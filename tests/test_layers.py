@@ -20,7 +20,7 @@ from iswitch.traces.rounds import AGGREGATE
 from iswitch.traces.survey import survey
 from iswitch.traces.writing import TraceWriter
 
-from .test_replay import all_equal, generate
+from .test_replay import all_equal, data_packets, generate, tampered
 
 FORMS = [
     "star:4,rate=1Gbit,seed=1",
@@ -74,6 +74,30 @@ def test_layers_change_nothing(
     all_equal(layered)
     monkeypatch.setattr(replaying, "LEAST", 1 << 60)
     assert report(path, ordered) == layered
+
+
+def test_what_differs_is_named_with_its_own_time(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with that of the group it was in."""
+    path = made("star:4,rate=1Gbit,seed=1", 9001)
+    aggregates = [place for place in data_packets(path) if place.direction == 2]
+    wrong = aggregates[30::80]
+
+    def change(content: bytearray) -> None:
+        for place in wrong:
+            content[place.payload + 100] ^= 1
+
+    damaged = tampered(path, tmp_path / "x", change)
+    whole = list(frames(path))
+    for least in (2, 1 << 60):
+        monkeypatch.setattr(replaying, "LEAST", least)
+        told = report(damaged, ordered=True)["compared"]["differences"]
+        found = {each["packet"]: each["time"] for each in told}
+        assert found == {
+            place.number: round((whole[place.number - 1][0] - whole[0][0]) / 1e9, 9)
+            for place in wrong
+        }
 
 
 @pytest.mark.parametrize("form", FORMS)

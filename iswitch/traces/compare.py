@@ -80,7 +80,7 @@ class Captured(NamedTuple):
     rows: Rows  # (n, size)
     packets: Ints  # their numbers
     offsets: Ints  # of their payloads in the file
-    time: float
+    times: npt.NDArray[np.float64]  # seconds from the first packet of the trace
 
 
 class Pending(NamedTuple):
@@ -293,7 +293,7 @@ class Comparison:
                     kind,
                     int(captured.packets[at]),
                     offset,
-                    round(captured.time, 9),
+                    round(float(captured.times[at]), 9),
                     job.number,
                     part.round,
                     segment,
@@ -329,6 +329,7 @@ def _only(captured: Captured, part: Stretch) -> Captured:
         rows=part.rows.copy(),
         packets=captured.packets[which].copy(),
         offsets=captured.offsets[which].copy(),
+        times=captured.times[which].copy(),
     )
 
 

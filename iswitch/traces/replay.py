@@ -457,24 +457,27 @@ class Replayer:
         if classify(group.head[IP + 1]) is Traffic.CONTROL:
             self._note_answers(group)
             return
+        assert self.begin is not None
         size, at, n = group.size, group.at, len(group)
         numbers = group.packets.numbers[group.which]
+        times = (group.packets.batch.times[group.which] - self.begin) / 1e9
         rows = gather(self.reader.data, at, max(size, 0))
         step = self._step(group, size)
-        time = self.watch.span[0]
         peer = group.peer(source=False)
         if not step or step >= size:
-            self.comparison.take(Captured(peer, rows, numbers, at, time))
+            self.comparison.take(Captured(peer, rows, numbers, at, times))
             return
         full, rest = size // step, size % step
         for i in range(n):  # super-datagrams, each of dozens of packets
             offsets = at[i] + np.arange(full) * step
             some = rows[i, : full * step].reshape(full, step)
-            self.comparison.take(Captured(peer, some, np.repeat(numbers[i], full), offsets, time))
+            number, time = np.repeat(numbers[i], full), np.repeat(times[i], full)
+            self.comparison.take(Captured(peer, some, number, offsets, time))
             if rest:
-                last = rows[i, full * step :].reshape(1, rest)
-                where = at[i : i + 1] + full * step
-                self.comparison.take(Captured(peer, last, numbers[i : i + 1], where, time))
+                one = slice(i, i + 1)
+                last = rows[one, full * step :]
+                where = at[one] + full * step
+                self.comparison.take(Captured(peer, last, numbers[one], where, times[one]))
 
     def _note_answers(self, group: Group) -> None:
         self.damaged += int(np.count_nonzero(~self.sound(group)))
