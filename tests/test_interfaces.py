@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from worker_lib.session import Session
 
 from .networks import PREFIX
 from .world import World
+
+PATIENCE = 10.0
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="building namespaces needs root")
 
@@ -104,7 +107,8 @@ def test_what_a_worker_sends_comes_whole(rate: str) -> None:
         wanted = [count for some in supers(rows, 1472, most) for count in some.counts]
         assert max(wanted) == min(most, 44)
         came: list[int] = []
-        while len(came) < len(wanted):
+        limit = time.monotonic() + PATIENCE
+        while len(came) < len(wanted) and time.monotonic() < limit:
             for frames in switch.pull():
                 came += [(length - HEAD) // 1472 for length in frames.lengths]
         assert came == wanted

@@ -171,6 +171,8 @@ def test_what_the_capture_dropped_is_told(read: Read, order: str) -> None:
     file = shb(order) + idb(order, 1, b"a", 9) + idb(order, 1, b"b", 9)
     file += statistics(0, (4, 100), (5, 7)) + epb(order, 0, 1, FRAMES[0])
     file += statistics(0, (4, 100), (5, 9), (7, 2)) + statistics(1, (5, 30)) + statistics(1)
+    damaged = struct.pack(f"{order}III", 1, 0, 0) + option(5, bytes([255]) * 4000, order)
+    file += statistics(7, (5, 1)) + block(5, damaged, order)
     reader = read(file)
     assert [each for each, _ in content(reader)] == FRAMES[:1]
     assert reader.dropped == 11

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -141,10 +141,12 @@ def start(
 
 
 def pin(processes: Sequence[int]) -> None:
-    """Keep each process, and the threads that it will start, on one core: one after the other."""
+    """Keep each process, with all of its threads, on one core: one after the other."""
     cores = sorted(os.sched_getaffinity(0))
     for process, core in zip(processes, cycle(cores), strict=False):
-        os.sched_setaffinity(process, {core})
+        with suppress(FileNotFoundError, ProcessLookupError):  # who has died is told of elsewhere
+            for thread in os.listdir(f"/proc/{process}/task"):
+                os.sched_setaffinity(int(thread), {core})
 
 
 def start_servers(way: Way, site: Site, fleet: Fleet) -> tuple[list[str], list[int]]:

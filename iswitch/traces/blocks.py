@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -172,10 +171,12 @@ class PcapngBlocks:
     def _count_dropped(self, at: int, length: int) -> None:
         """Statistics of an interface: of all the time so far, so that the last ones count."""
         (number,) = struct.unpack_from(f"{self.order}I", self._bytes, at + 8)
+        if self._first + number >= len(self.interfaces):
+            return  # there is none of that number: the file is damaged
         options = self._options(at + 20, at + length - 4)
-        order: Literal["little", "big"] = "little" if self.order == "<" else "big"
+        counts = (options.get(code, b"") for code in DROPPED)
         self._dropped[self._first + number] = sum(
-            int.from_bytes(options.get(code, b""), order) for code in DROPPED
+            struct.unpack(f"{self.order}Q", count)[0] for count in counts if len(count) == 8
         )
 
     def _options(self, at: int, end: int) -> dict[int, bytes]:

@@ -17,10 +17,9 @@ from .base import TIMEOUT, Base, check_timeout, lacking
 from .errors import PeerLost, PeerSilent, RendezvousError, Unavailable
 from .rendezvous import Meeting, meet
 
-SILENCE = re.compile(
-    r"time(d |-)?out", re.IGNORECASE
-)  # gloo raises RuntimeError for whatever fails
-PLACE = re.compile(r"^\[\S+\] ")  # in its sources, where a message begins
+# Of whatever fails gloo tells by a RuntimeError, which begins with a place in its sources.
+PLACE = re.compile(r"^\[\S+\] ")
+SILENCE = re.compile(r"time(d |-)?out", re.IGNORECASE)
 ADDRESS = re.compile(r"\[([\d.]+)\]:\d+")  # of a peer
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import time
 from collections.abc import Callable, Generator
-from contextlib import suppress
 
+NO_ROOM = (errno.EMFILE, errno.ENFILE)
 GUESTS = 256  # who have not said yet who they are; of more the first are sent away
 
 
@@ -35,14 +36,22 @@ def greeted(
 
         try:
             while (left := deadline - time.monotonic()) > 0:
+                is_full = False  # the process may open no more
                 for sock in [key.fileobj for key, _ in selector.select(left)]:
                     assert isinstance(sock, socket.socket)
                     if sock is listener:
-                        with suppress(BlockingIOError, ConnectionAbortedError):  # it has gone
+                        try:
                             guest, _ = listener.accept()
-                            guests[guest] = bytearray()
-                            guest.setblocking(False)
-                            selector.register(guest, selectors.EVENT_READ)
+                        except (BlockingIOError, ConnectionAbortedError):  # it has gone
+                            continue
+                        except OSError as error:
+                            if error.errno not in NO_ROOM or not guests:
+                                raise
+                            is_full = True
+                            continue
+                        guests[guest] = bytearray()
+                        guest.setblocking(False)
+                        selector.register(guest, selectors.EVENT_READ)
                         continue
                     try:
                         whole = filled(sock, guests[sock], unsaid)
@@ -52,7 +61,7 @@ def greeted(
                         continue
                     if whole:
                         yield sock, bytes(part_from(sock))
-                if len(guests) > GUESTS:
+                if guests and (is_full or len(guests) > GUESTS):
                     first = next(iter(guests))
                     part_from(first)
                     first.close()

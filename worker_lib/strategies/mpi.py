@@ -166,11 +166,14 @@ def _followers(
                 where = "{}:{}".format(*door.getsockname())
                 raise RendezvousError.missing(missing, where, timeout)
             sock, said = came
-            stack.enter_context(sock).settimeout(timeout)
+            rank: object = None
             with suppress(ValueError):  # a stranger
                 rank = meaning(said[HEAD.size :])
-                if isinstance(rank, int) and rank in missing:
-                    found[rank] = sock
+            if not isinstance(rank, int) or rank not in missing:
+                sock.close()
+                continue
+            stack.enter_context(sock).settimeout(timeout)
+            found[rank] = sock
     return found
 
 
