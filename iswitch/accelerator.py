@@ -31,8 +31,8 @@ from .packets import (
     Cutter,
     Indices,
     Outgoing,
+    Recurring,
     Rows,
-    Standing,
     Stretch,
     spans,
     super_packets,
@@ -42,7 +42,6 @@ from .wire import ROUND_MASK, TOS_DATA, Op, Shape, Vector, round_distance
 Bitmaps = npt.NDArray[np.uint64]
 STEPS = np.array((1, 0))  # for `spans` of consecutive segments that have something in common
 SMALL = 4  # super-datagrams that a vector has which comes in one piece, nearly always
-STANDING = 64  # sends of such vectors that are remembered
 LONG = 16  # super-datagrams; to copy more costs more than to send it by itself
 _UFUNC = {Op.SUM: np.add, Op.MAX: np.maximum, Op.MIN: np.minimum}
 
@@ -128,7 +127,7 @@ class Accelerator(ABC):
         self.cutter = Cutter(shape)
         self._long = LONG * super_packets(shape.packet_size)
         self._small = SMALL * super_packets(shape.packet_size)
-        self._standing: dict[tuple[tuple[Address, ...], int, int, int], Standing] = {}
+        self._recurring: dict[tuple[tuple[Address, ...], int], Recurring] = {}
 
     def bits_held(self) -> int:
         """Bitmap of the ranks whose contribution is held in some segment, where that is known."""
@@ -167,16 +166,16 @@ class Accelerator(ABC):
         source = self.rows if partial else self.aggregates
         return source[run.slot, run.start : run.stop], self.shape.tail(run.stop)
 
-    def standing(self, peers: tuple[Address, ...], run: Run) -> Outgoing:
-        """The aggregates of a run, for these; of a small vector always in the same object."""
-        if self.shape.segments > self._small:
+    def broadcast(self, peers: tuple[Address, ...], run: Run) -> Outgoing:
+        """The aggregates of a run, for these; of a whole small vector always the same object."""
+        if run.segments < self.shape.segments or run.segments > self._small:
             return Outgoing(peers, TOS_DATA, *self.outgoing(run))
-        key = (peers, run.slot, run.start, run.stop)
-        found = self._standing.get(key)
+        found = self._recurring.get((peers, run.slot))
         if found is None:
-            if len(self._standing) >= STANDING:
-                self._standing.clear()
-            found = self._standing[key] = Standing(peers, TOS_DATA, *self.outgoing(run))
+            if len(self._recurring) >= self.slots:  # they were for others
+                self._recurring.clear()
+            found = Recurring(peers, TOS_DATA, *self.outgoing(run))
+            self._recurring[peers, run.slot] = found
         return found
 
     def packed(self, runs: Sequence[Run], partial: bool = False) -> Iterator[tuple[Rows, int]]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -145,14 +145,14 @@ class Transmission(NamedTuple):
         return [head + body[:length].tobytes() for head, body, length in parts]
 
 
-class StandingFrames(list[Transmission]):
+class RecurringFrames(list[Transmission]):
     """Frames that are sent from one place in memory again and again, with other payloads.
 
-    It is the same object each time, and never changed: ports may keep what they have found out
-    about it.
+    It is the same object each time, and never changed. Ports may keep in `known` what they have
+    found out about it, with a mark by which to tell that this was they, and that it still holds.
     """
 
-    __slots__ = ()
+    known: Any = None
 
 
 def checksum(data: bytes) -> int:

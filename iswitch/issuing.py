@@ -19,8 +19,8 @@ from .frame import (
     ARP_REQUEST,
     ETH_HEADER,
     HEADERS,
+    RecurringFrames,
     Route,
-    StandingFrames,
     Sums,
     Transmission,
     arp,
@@ -30,14 +30,13 @@ from .packets import (
     MAX_SEGMENTS,
     Address,
     Outgoing,
+    Recurring,
     Rows,
-    Standing,
     Supers,
     pieces,
     supers,
 )
 
-STANDING = 256  # sends of which the frames are kept
 ASK_AGAIN = 1.0  # seconds between two ARP requests for one address
 MOST = 4096  # neighbours, and heads that are kept; strangers may have ever new addresses
 
@@ -72,17 +71,19 @@ class Issuer:
         self._neighbours: dict[tuple[str, int], bytes] = {}  # by address and port
         self._heads: dict[tuple[Address, bytes, int, int, int, int], Rows] = {}
         self._asked: dict[tuple[str, int], float] = {}
-        self._standing: dict[int, tuple[Standing, StandingFrames]] = {}  # by id; kept, so it stays
+        self._version = 0  # another: somebody is elsewhere than before
 
     def learn(self, host: str, ingress: int, mac: bytes) -> bool:
         """This is the MAC of an address behind a port; whether it was not known."""
         known = self._neighbours.get((host, ingress))
         if known == mac:
             return False
-        if known is None and len(self._neighbours) >= MOST:
+        if known is not None:
+            self._version += 1
+        elif len(self._neighbours) >= MOST:
             del self._neighbours[next(iter(self._neighbours))]
+            self._version += 1
         self._neighbours[host, ingress] = mac
-        self._standing.clear()
         return True
 
     def mac_of(self, host: str, ingress: int) -> bytes | None:
@@ -91,23 +92,22 @@ class Issuer:
 
     def issue(self, sends: Sequence[Outgoing], now: float) -> list[Transmission]:
         """Frames that carry these packets, super-frames where they can be."""
-        if len(sends) == 1 and type(sends[0]) is Standing:
-            return self._standing_frames(sends[0], now)
+        if len(sends) == 1 and type(sends[0]) is Recurring:
+            return self._recurring(sends[0], now)
         return self._frames(sends, now)
 
-    def _standing_frames(self, out: Standing, now: float) -> list[Transmission]:
+    def _recurring(self, out: Recurring, now: float) -> list[Transmission]:
         """Always the same ones, if all who are to have it can have it in super-frames."""
-        known = self._standing.get(id(out))
-        if known is not None:
-            return known[1]
+        if out.known is not None:
+            issuer, version, known = out.known
+            if issuer is self and version == self._version:
+                frames: list[Transmission] = known
+                return frames
         frames = self._frames((out,), now)
-        if not all(self._takes_supers(peer, out.rows.shape[1]) for peer in out.peers):
-            return frames
-        if len(self._standing) >= STANDING:
-            self._standing.clear()
-        standing = StandingFrames(frames)
-        self._standing[id(out)] = out, standing
-        return standing
+        if all(self._takes_supers(peer, out.rows.shape[1]) for peer in out.peers):
+            frames = RecurringFrames(frames)
+            out.known = self, self._version, frames
+        return frames
 
     def _takes_supers(self, peer: Address, size: int) -> bool:
         """Whether a peer can be sent packets of so many bytes in super-frames."""

@@ -175,17 +175,18 @@ class Outgoing(NamedTuple):
         return cls((peer,), TOS_CONTROL, rows, len(payload))
 
 
-class Standing(Outgoing):
+class Recurring(Outgoing):
     """Packets that are sent from one place in memory again and again, with other contents.
 
-    It is the same object each time: a port may keep what it has found out about it.
+    It is the same object each time. Who sends it may keep in `known` what it has found out about
+    it, with a mark by which to tell that this was itself, and that it still holds.
     """
 
-    __slots__ = ()
+    known: Any = None
 
-    def copy(self) -> Outgoing:
-        """The same packets, in memory of their own."""
-        return Outgoing(self.peers, self.tos, self.rows.copy(), self.tail)
+    def _replace(self, /, **fields: Any) -> Outgoing:  # type: ignore[override]
+        """Others, which are sent once."""
+        return Outgoing(*self)._replace(**fields)
 
 
 def spans(keys: npt.NDArray[Any], step: int | npt.NDArray[Any]) -> list[tuple[int, int]]:

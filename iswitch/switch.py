@@ -173,7 +173,7 @@ class Switch:
         assert job.accelerator is not None
         peers = job.members.contributor_addresses()
         if len(completed) == 1:
-            return [job.accelerator.standing(peers, completed[0])]
+            return [job.accelerator.broadcast(peers, completed[0])]
         packed = job.accelerator.packed(completed)
         return [Outgoing(peers, TOS_DATA, *packets) for packets in packed]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from iswitch.chassis import Chassis
-from iswitch.frame import Frames, StandingFrames, Transmission
+from iswitch.frame import Frames, RecurringFrames, Transmission
 from iswitch.issuing import Jack
 from iswitch.segmentation import wire_frames
 from iswitch.switch import Switch
@@ -157,7 +157,7 @@ def test_small_vectors_leave_in_the_same_object() -> None:
 
     result(0)  # of flows that are not known yet
     found = [result(round_) for round_ in range(1, 7)]
-    assert all(len(steps) == 1 and type(steps[0]) is StandingFrames for steps in found)
+    assert all(len(steps) == 1 and type(steps[0]) is RecurringFrames for steps in found)
     assert found[0][0] is found[2][0] is found[4][0]
     assert found[1][0] is found[3][0] is found[5][0]
     assert found[0][0] is not found[1][0]  # two sets of sums

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from iswitch.counters import Counters
-from iswitch.frame import HEADERS, Route, StandingFrames, Transmission
+from iswitch.frame import HEADERS, RecurringFrames, Route, Transmission
 from iswitch.packets import supers
 from iswitch.ports import bpf, replication
 from iswitch.ports.raw import RawPorts
@@ -93,7 +93,7 @@ def set_link(network: Network, port: int, state: str) -> None:
         netlink.link("set", index=index, state=state)
 
 
-@pytest.fixture(params=[list, StandingFrames])
+@pytest.fixture(params=[list, RecurringFrames])
 def hosts(network: Network, request: pytest.FixtureRequest) -> Iterator[Hosts]:
     with ExitStack() as stack:
         yield Hosts(network, stack, step=request.param)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from iswitch.packets import Address, Burst, Outgoing, Standing
+from iswitch.packets import Address, Burst, Outgoing, Recurring
 from iswitch.ports import udp
 from iswitch.ports.udp import SOL_UDP, UDP_SEGMENT, UdpPort
 from iswitch.wire import TOS_CONTROL, TOS_DATA
@@ -214,7 +214,7 @@ def test_the_same_memory_is_sent_with_what_it_holds_then(
 ) -> None:
     one, other = opened(offload=offload), opened()
     rows, tail = packets(n, 1000, 7)
-    sends = Standing((other.address,), TOS_DATA, rows, tail)
+    sends = Recurring((other.address,), TOS_DATA, rows, tail)
     for _ in range(3):
         rows += 1
         one.push([sends])
@@ -230,11 +230,11 @@ def test_the_same_memory_is_sent_with_what_it_holds_then(
 def test_what_the_kernel_leaves_of_it_is_sent_otherwise(opened: Open, taken: int) -> None:
     one, other = opened(), opened()
     rows, tail = packets(100, 1000, 7)
-    sends = Standing((other.address,), TOS_DATA, rows, tail)
+    sends = Recurring((other.address,), TOS_DATA, rows, tail)
     post = one._describe(sends)
     assert post is not None
     assert post._count == 2
-    one._posts[id(sends)] = sends, post
+    sends.known = one, one._described, post
     post._count = 1
     if not taken:
         post.send = lambda _fd: 0  # type: ignore[method-assign]
@@ -366,6 +366,26 @@ def test_answers_come_from_the_address_that_was_spoken_to(opened: Open) -> None:
     switch.push([Outgoing(tuple(burst.peer for burst in bursts), TOS_DATA, rows, tail)])
     for peer in peers:
         assert received(pull_bursts(peer, 60)) == payloads(rows, tail)
+
+
+def test_strangers_do_not_make_it_forget_where_a_member_spoke_to(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(udp, "REMEMBERED", 4)
+    switch = opened(("0.0.0.0", 0))
+    member = opened(connect=("127.0.0.3", switch.address.port))
+    rows, tail = packets(5, 100)
+    for _ in range(3):  # of a kind that has been seen
+        member.socket.send(b"from me")
+        (burst,) = pull_bursts(switch, 1)
+    for _ in range(9):
+        stranger = opened(connect=("127.0.0.2", switch.address.port))
+        stranger.socket.send(b"and me")
+        pull_bursts(switch, 1)
+    member.socket.send(b"from me")
+    pull_bursts(switch, 1)
+    switch.push([Outgoing((burst.peer,), TOS_DATA, rows, tail)])
+    assert received(pull_bursts(member, 5)) == payloads(rows, tail)
 
 
 @pytest.mark.parametrize("n", [60, 100, 130], ids=["one", "two", "three"])

@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from iswitch.packets import Address, Cutter, Indices, Rows, Standing
+from iswitch.packets import Address, Cutter, Indices, Recurring, Rows
 from iswitch.wire import SEG_SIZE, TOS_DATA, Shape, Vector
 
 from .aggregates import Aggregates
@@ -32,7 +32,7 @@ class Contribution:
         self.packets["seg"] = shape.headers(0)  # of which only the round will change
         self._rounds = self._rows[:, :ROUND_SIZE].view(">u4")[:, 0]
         self._data = self.packets["data"]
-        self._whole: Standing | None = None
+        self._whole: Recurring | None = None
 
     def begin(self, round_: int) -> None:
         """Be the contribution to another round; packets come with `fill`."""
@@ -61,10 +61,10 @@ class Contribution:
         """Segments start..stop-1 as packets, and the size of the last."""
         return self._rows[start:stop], self.shape.tail(stop)
 
-    def whole(self, switch: Address) -> Standing:
+    def whole(self, switch: Address) -> Recurring:
         """All of it, to be sent."""
         if self._whole is None:
-            self._whole = Standing((switch,), TOS_DATA, *self.rows(0, self.shape.segments))
+            self._whole = Recurring((switch,), TOS_DATA, *self.rows(0, self.shape.segments))
         return self._whole
 
     def headers(self, start: int, stop: int) -> bytes:

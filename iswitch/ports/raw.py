@@ -30,11 +30,11 @@ from ..frame import (
     VLAN_TAG,
     VNET,
     Frames,
-    StandingFrames,
+    RecurringFrames,
     Transmission,
 )
 from ..issuing import Jack
-from ..packets import Rows
+from ..packets import MAX_SEGMENTS, Rows
 from ..sorting import apart
 from . import replication
 from .frames import SOCKADDR_LL, FrameSender
@@ -55,7 +55,7 @@ CONTROL = 40  # one control message of 20 bytes
 AUXDATA = struct.Struct("<16xI12xHH")  # after the header: tp_status .. tp_vlan_tci, tp_vlan_tpid
 VLAN_VALID = 1 << 4  # in tp_status
 WITHOUT_VLAN = bytes(status for status in range(256) if not status & VLAN_VALID)
-SEEN = 256  # batches and sends that are remembered
+SEEN = 256  # kinds of batches that are remembered
 LOOK_AT_DROPS = 1.0  # seconds between two looks at what the kernel dropped
 
 
@@ -89,7 +89,9 @@ class RawPort:
         self.socket = packet_socket(buffer)
         try:
             self.mtu = self._ask(SIOCGIFMTU)
-            self.most = most_segments(self.index)
+            self.most = MAX_SEGMENTS
+            with suppress(OSError):  # no rtnetlink in this sandbox
+                self.most = most_segments(self.index)
             self.spacing = Spacing(ETH + ETH_HEADER + self.mtu - HEAD, HEAD)
             self.socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
             self.socket.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
@@ -128,11 +130,11 @@ class RawPort:
 class _Post(NamedTuple):
     """Frames that the kernel copies, described once."""
 
-    frames: StandingFrames
+    replicator: Replicator
+    version: int  # of it
     copies: list[list[Transmission]]  # those for several ports that are alike but for the receiver
     sender: FrameSender  # has the first of each
     fan: Block
-    version: int  # of the replicator
 
 
 class RawPorts:
@@ -182,7 +184,6 @@ class RawPorts:
         self._sender = FrameSender()
         self._marked = FrameSender(control=replication.CONTROL)
         self._seen: dict[tuple[int, ...], Frames] = {}
-        self._posts: dict[int, _Post] = {}  # by id of what is sent
         self._looked = time.monotonic()
         if replicate and offload and len(self.ports) > 1:
             with suppress(OSError):  # an older kernel, or no CAP_BPF: each port by itself
@@ -279,7 +280,7 @@ class RawPorts:
     def push(self, steps: Iterable[Sequence[Transmission]]) -> None:
         """Send frames, step by step; what the kernel does not take is counted."""
         for whole in steps:
-            if type(whole) is StandingFrames and self._post(whole):
+            if type(whole) is RecurringFrames and self._post(whole):
                 continue
             step = self._broadcast(whole) if self._replicator and len(whole) > 1 else whole
             if not step:
@@ -337,14 +338,14 @@ class RawPorts:
                 self.recorder.sent(copy, before)
         return [only(copy, before) for copy in copies if before]
 
-    def _post(self, whole: StandingFrames) -> bool:
+    def _post(self, whole: RecurringFrames) -> bool:
         """Send what the kernel copies and is described already; False: it cannot be so."""
         replicator = self._replicator
         if replicator is None:
             return False
-        post = self._posts.get(id(whole))
-        if post is None or post.version != replicator.version:
-            post = self._describe(whole, replicator)
+        post: _Post | None = whole.known
+        if post is None or post[:2] != (replicator, replicator.version):
+            post = whole.known = self._describe(whole, replicator)
             if post is None:
                 return False
         refused = post.sender.send(self._out.fileno(), post.fan, keep=True)
@@ -357,19 +358,15 @@ class RawPorts:
                 self.push([left])
         return True
 
-    def _describe(self, whole: StandingFrames, replicator: Replicator) -> _Post | None:
+    def _describe(self, whole: RecurringFrames, replicator: Replicator) -> _Post | None:
         copies = [list(same) for _, same in groupby(whole, lambda one: id(one.bodies))]
-        (fan, *others) = {id(fan): fan for fan in map(replicator.fan, copies)}.values()
+        (fan, *others) = {id(fan): fan for fan in map(replicator.ready, copies)}.values()
         if fan is None or others or any(len(same) < 2 for same in copies):
             return None
         sender = FrameSender(sum(len(same[0].lengths) for same in copies), replication.CONTROL)
         for same in copies:
             self._add(sender, same[0])
-        if len(self._posts) >= SEEN:
-            self._posts.clear()
-        post = _Post(whole, copies, sender, fan, replicator.version)
-        self._posts[id(whole)] = post
-        return post
+        return _Post(replicator, replicator.version, copies, sender, fan)
 
     def _flush(self, counts: list[int], begun: list[tuple[Transmission, int]]) -> None:
         self.counters["tx_frames"] += sum(counts)

@@ -97,6 +97,16 @@ class Replicator:
         They have the same bodies. None: they differ in more than the receiver, or have not been
         there often enough.
         """
+        receivers = self._receivers_of(copies)
+        if not receivers:
+            return None
+        return self._fans.get(receivers) or self._consider(receivers)
+
+    def ready(self, copies: Sequence[Transmission]) -> Block | None:
+        """The same, if it is there already."""
+        return self._fans.get(self._receivers_of(copies))
+
+    def _receivers_of(self, copies: Sequence[Transmission]) -> tuple[Receiver, ...]:
         ids = tuple(id(copy.heads) for copy in copies)
         known = self._known.get(ids)
         if known is None:
@@ -104,10 +114,7 @@ class Replicator:
                 self._known.clear()
             heads: list[object] = [copy.heads for copy in copies]  # kept: their ids stay theirs
             known = self._known[ids] = heads, self._receivers(copies)
-        receivers = known[1]
-        if not receivers:
-            return None
-        return self._fans.get(receivers) or self._consider(receivers)
+        return known[1]
 
     def failures(self) -> int:
         """Packets for other receivers than the first that no device took, since the last call."""

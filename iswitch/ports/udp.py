@@ -25,8 +25,8 @@ from ..packets import (
     Address,
     Burst,
     Outgoing,
+    Recurring,
     Rows,
-    Standing,
     Supers,
     super_packets,
     supers,
@@ -45,7 +45,7 @@ SO_RXQ_OVFL = 40
 IP_MTU = 14
 
 BUFFER = 16 << 20  # bytes asked for; net.core.rmem_max may allow less
-STANDING = 256  # sends that are described once
+SEEN = 256  # kinds of batches that are remembered
 REMEMBERED = 4096  # kinds of packets, and lists of receivers; strangers may have ever new addresses
 CONTROL = 112  # bytes of control messages: ToS, size of packets, drops, our address
 USUAL = 1472  # bytes of a datagram, until there are larger ones
@@ -129,7 +129,7 @@ class UdpPort:
         self._sources: dict[Address, bytes] = {}  # at which of our addresses a peer spoke to us
         self._singly: set[Address] = set()  # who cannot be reached with super-datagrams
         self._controls: dict[tuple[int, int, bytes], Block] = {}
-        self._posts: dict[int, tuple[Standing, Post | None]] = {}  # by id; it is kept, so it stays
+        self._described = 0  # another: descriptions of sends from before do not hold
         self._seen: dict[tuple[bytes, tuple[int, ...], int], list[Burst]] = {}
         self._overflow = 0
         self.lobby: Lobby | None = None
@@ -195,7 +195,7 @@ class UdpPort:
             if known is None:
                 known = self._bursts(bodies, lengths, meta)
                 if all(np.may_share_memory(burst.rows, bodies) for burst in known):
-                    if len(self._seen) >= REMEMBERED:
+                    if len(self._seen) >= SEEN:
                         self._seen.clear()
                     self._seen[key] = known
             bursts = known
@@ -256,21 +256,26 @@ class UdpPort:
         peer = Address(socket.inet_ntoa(host), port)
         kind = _Kind(peer, tos, segment, overflow)
         if len(self._kinds) >= REMEMBERED:
-            self._kinds.clear()
+            self._forget_kinds()
         self._kinds[signature] = kind
         if source and self._sources.get(peer) != source:
             if len(self._sources) >= REMEMBERED:
                 self._sources.clear()
+                self._forget_kinds()  # else nobody would be looked up again
             self._sources[peer] = source
             self._forget_groups()
         return kind
+
+    def _forget_kinds(self) -> None:
+        self._kinds.clear()
+        self._seen.clear()
 
     # Sending
 
     def push(self, sends: Iterable[Outgoing]) -> None:
         """Send packets; what the kernel does not take is counted (`tx_failed`)."""
         for given in sends:
-            out = self._post(given) if type(given) is Standing else given
+            out = self._post(given) if type(given) is Recurring else given
             if out is None:
                 continue
             n, size = out.rows.shape
@@ -285,20 +290,19 @@ class UdpPort:
                 else:
                     self._send_singly(group.names, out, single)
 
-    def _post(self, out: Standing) -> Outgoing | None:
+    def _post(self, out: Recurring) -> Outgoing | None:
         """Send what is described already; what is left of it to be sent otherwise."""
-        known = self._posts.get(id(out))
-        if known is None:
-            if len(self._posts) >= STANDING:
-                self._posts.clear()
-            known = self._posts[id(out)] = out, self._describe(out)
-        post = known[1]
+        known = out.known
+        if known is None or known[:2] != (self, self._described):
+            post = self._describe(out)  # which may be the first to look where they are
+            known = out.known = self, self._described, post
+        post = known[2]
         if post is None:
             return out
         sent = post.send(self.socket.fileno()) * super_packets(out.rows.shape[1], self.most)
         return None if sent >= len(out.rows) else out._replace(rows=out.rows[sent:])
 
-    def _describe(self, out: Standing) -> Post | None:
+    def _describe(self, out: Recurring) -> Post | None:
         """Super-datagrams for a single receiver that can be sent such; None: something else."""
         (group, *others) = self._groups.get(out.peers) or self._group(out.peers)
         if others or len(group.whole) != 1 or not self.offload or len(out.rows) == 1:
@@ -423,7 +427,7 @@ class UdpPort:
         return groups
 
     def _forget_groups(self) -> None:
-        self._posts.clear()
+        self._described += 1
         self._groups.clear()
         self._packed.clear()
 
@@ -436,7 +440,7 @@ class UdpPort:
                 if len(self._singly) >= REMEMBERED:
                     self._singly.clear()
                 self._singly.add(Address(socket.inet_ntoa(host), port))
-        self._posts.clear()
+        self._described += 1
         self._groups.clear()  # the memory stays, it is being sent from
 
     def _control(self, tos: int, segment: int, source: bytes) -> Block:
