@@ -176,7 +176,7 @@ class Chassis:
             first = self._flows.get((ingress, fixed(head)))
             if first is None or first.size != bodies.shape[1] or not first.may_lead(last):
                 return None
-            if lengths.count(lengths[0]) < n - 1 or lengths[0] < first.least:
+            if lengths[:-1].count(lengths[0]) < n - 1 or lengths[0] < first.least:
                 return None
             before = heads[: n - 1]
             if not all(same(before, head, part) for part in FIXED):

@@ -122,6 +122,9 @@ def test_the_short_way_comes_to_the_same(numel: int, offload: bool) -> None:
                     both.give(host, worse)
                 elif fate < 0.15:
                     both.give(host, [row[: len(row) - 3] for row in batch])
+                elif fate < 0.17:  # one of them only
+                    k = chance.randrange(n)
+                    both.give(host, [*batch[:k], batch[k][:-3], *batch[k + 1 :]])
                 elif fate < 0.2:
                     both.give((host + 1) % 3, batch)
                 elif fate < 0.25:
@@ -140,6 +143,19 @@ def test_whole_vectors_take_the_short_way_from_the_second_on(numel: int) -> None
         for host in range(2):
             both.give(host, contribution(both, host, round_, np.ones(numel, np.float32)))
         assert both.short_ways == 2 * round_
+
+
+def test_what_lacks_of_a_super_datagram_is_not_made_up() -> None:
+    """Its bytes would be those that lay there before."""
+    both = Both(2, Shape.of(120, elements=10))
+    for round_ in range(3):
+        for host in range(2):
+            whole = contribution(both, host, round_, np.ones(120, np.float32))
+            if round_ == 2:
+                both.give(host, [whole[0], whole[1][:-8], whole[2]])
+                assert both.pair[0].counters["bad_frame"] == host + 1
+            both.give(host, whole)
+    assert both.pair[0].counters["aggregates"] == 3 * 12
 
 
 def test_small_vectors_leave_in_the_same_object() -> None:
