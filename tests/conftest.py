@@ -25,6 +25,24 @@ Switch = tuple["subprocess.Popen[str]", Where]
 StartSwitch = Callable[..., Switch]
 
 
+# Of one process each, and of no clock. `make test` runs them on a second core, beside all others,
+# which measure, or have networks and processes of their own, and go one after the other.
+ALONE = {
+    "accelerator", "asynchronous", "conformance", "control", "counters", "express", "forwarding",
+    "frame", "frames_in_order", "guard", "hierarchy", "job", "keyed", "lanes", "layers", "limits",
+    "line", "membership", "model", "packets", "packing", "paper", "protocol_doc", "recovery",
+    "relay", "replacement", "session", "sim", "snapshots", "soak", "soak_doors", "standing",
+    "stamps", "switch", "tampered", "topologies", "traces", "versions", "wire",
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep those together that are not to disturb one another."""
+    for item in items:
+        if item.path.stem.removeprefix("test_") not in ALONE:
+            item.add_marker(pytest.mark.xdist_group("one after the other"))
+
+
 def heed_interrupts() -> None:
     """A shell's background job, as these tests may be part of, ignores SIGINT."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
