@@ -34,6 +34,7 @@ from topologies import Topology
 from topologies.netns import Network
 from worker_lib import Worker
 from worker_lib.aggregates import Aggregates
+from worker_lib.express import Express
 from worker_lib.session import Session
 from worker_lib.transfer import Contribution
 
@@ -54,15 +55,18 @@ SWITCH: Stages = [
 WORKER: Stages = [
     (Worker, "allreduce", "check arguments, turn the crank"),
     (Session, "begin", "begin the round"),
+    (Session, "begin_express", "begin the round"),
     (Session, "transmissions", "what may be sent"),
     (Contribution, "fill", "lay out as packets, a copy"),
     (UdpPort, "push", "send: descriptions"),
     (iswitch.ports.mmsg, "sendmmsg", "send: the system call, a copy, delivery"),
     (Worker, "_step", "wait"),
+    (Worker, "_express", "wait"),
     (UdpPort, "pull", "receive: bursts"),
     (iswitch.ports.mmsg, "_recvmmsg", "receive: the system call, a copy"),
     (Session, "receive", "which aggregates, is it new, what is lost"),
     (Aggregates, "_store", "put them into the vector, a copy"),
+    (Express, "take", "put them into the vector, a copy"),
 ]
 
 
@@ -139,7 +143,7 @@ def work(
 def show(who: str, wall: float, table: list[tuple[str, float, float]], stages: Stages) -> None:
     known = {stage: (calls, took) for stage, calls, took in table}
     print(f"\n{who:48}{'calls':>8}{'us':>10}{'%':>6}")
-    for _, _, stage in stages:
+    for stage in dict.fromkeys(stage for _, _, stage in stages):
         calls, took = known.get(stage, (0.0, 0.0))
         print(f"  {stage:46}{calls:8.1f}{took:10.1f}{took / wall:6.0%}".rstrip())
     rest = wall - sum(took for _, took in known.values())
