@@ -271,8 +271,7 @@ class Cutter:
         self.shape = shape
         self._headers: dict[int, bytes] = {}
         self._came: dict[int, int] = {}  # packets of rounds whose headers are not there
-        self._next = shape.headers(0)  # of which only the round is not what it should be
-        self._rounds = self._next.view(">u4")[::2]
+        self._next: npt.NDArray[np.uint64] | None = None  # of which only the round is to be written
 
     def headers(self, round_: int, start: int, stop: int) -> npt.NDArray[np.uint64]:
         """The `Seg` of segments start..stop-1, big-endian."""
@@ -318,6 +317,8 @@ class Cutter:
     def _remember(self, round_: int) -> bytes:
         if len(self._headers) >= self.ROUNDS:
             del self._headers[next(iter(self._headers))]
-        self._rounds[:] = round_
+        if self._next is None:
+            self._next = self.shape.headers(round_)
+        self._next.view(">u4")[::2] = round_
         headers = self._headers[round_] = self._next.tobytes()
         return headers

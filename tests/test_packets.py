@@ -180,3 +180,10 @@ def test_addresses_differ_by_switch_port() -> None:
     assert Address("10.0.0.1", 40000) == Address("10.0.0.1", 40000, 0)
     assert Address("10.0.0.1", 40000, 1) != Address("10.0.0.1", 40000, 2)
     assert str(Address("10.0.0.1", 40000, 3)) == "10.0.0.1:40000"
+
+
+def test_a_cutter_takes_no_memory_for_what_has_not_come() -> None:
+    """A Join, or a damaged trace, may speak of any number of segments."""
+    cutter = Cutter(Shape.of(2**32 - 1, elements=1))
+    assert cutter.cut(data_packets([(7, 3)]), 12)[0].start == 3
+    assert cutter._next is None
