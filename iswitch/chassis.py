@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .arbiter import Traffic, classify
 from .counters import Counters
 from .forwarding import Bridge, is_link_local
 from .frame import (
@@ -62,7 +63,7 @@ from .sorting import (
     without_options,
 )
 from .switch import Switch
-from .wire import PORT, SEG_SIZE, TOS_DATA, TOS_MASK
+from .wire import PORT, SEG_SIZE
 
 TCP_USUAL = struct.pack("<HH", 34, 16)  # csum_start and csum_offset of TCP in IPv4, no options
 TCP_OFFSET = UDP + 12  # where such TCP says how long its header is
@@ -95,7 +96,7 @@ class Known(NamedTuple):
         least = IP + found.packet
         is_unchecked = found.gso_type == GSO_NONE and not found.flags & (NEEDS_CSUM | DATA_VALID)
         is_plain = (
-            flow.tos & TOS_MASK == TOS_DATA
+            classify(flow.tos) is Traffic.DATA
             and not (flow.spoofed or is_unchecked)
             and is_whole(found, least)
             and tail >= SEG_SIZE

@@ -25,8 +25,9 @@ Switch = tuple["subprocess.Popen[str]", Where]
 StartSwitch = Callable[..., Switch]
 
 
-# Of one process each, and of no clock. `make test` runs them on a second core, beside all others,
-# which measure, or have networks and processes of their own, and go one after the other.
+# Of one process each, and of no clock; only the conformance cases wait, for a switch of their own.
+# `make test` runs them on a second core, beside all others, which measure, or have networks and
+# processes of their own, and go one after the other.
 ALONE = {
     "accelerator", "asynchronous", "conformance", "control", "counters", "express", "forwarding",
     "frame", "frames_in_order", "guard", "hierarchy", "job", "keyed", "lanes", "layers", "limits",
