@@ -141,7 +141,7 @@ class Chassis:
         self.port = port
         self.bridge = Bridge(len(self.jacks))
         self.issuer = Issuer(self.jacks, address, mac, port, switch.counters)
-        self.guard = SourceGuard(switch.control.sources, self.issuer.mac_of, address)
+        self.guard = SourceGuard(switch.control.sources, self.issuer.mac_of, address, mac)
         self._mac_row = np.frombuffer(mac, np.uint8)
         self._flows: dict[tuple[int, bytes], Known | None] = {}
         self._measures: dict[tuple[bytes, int, bytes, int], tuple[int, int]] = {}
@@ -284,7 +284,7 @@ class Chassis:
             return self._drop("bad_frame", len(heads))
         macs = heads[0, ETH : ETH + 2 * MAC_SIZE].tobytes()
         destination, source = macs[:MAC_SIZE], macs[MAC_SIZE:]
-        if source[0] & 1 or source == self.mac:
+        if source[0] & 1:
             return self._drop("bad_frame", len(heads))
         spoofed = self.guard.spoofed(group)
         if spoofed is not None:

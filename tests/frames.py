@@ -92,3 +92,38 @@ def checksums_right(frame: bytes) -> bool:
     if protocol == 6:
         return total(pseudo + data) == 0xFFFF
     return total(data) == 0xFFFF
+
+
+SNAP, SNAP_BRIDGED = b"\xaa\xaa\x03\0\0\0", b"\xaa\xaa\x03\0\0\xf8"  # with an EtherType behind
+
+
+def tag(tci: int = 0, kind: int = 0x8100) -> bytes:
+    """A VLAN tag: EtherType, priority and VLAN ID."""
+    return struct.pack(">HH", kind, tci)
+
+
+def wrapped(row: bytes, *wraps: bytes) -> bytes:
+    """The same with tags or SNAP headers around the packet, the outermost first."""
+    found = row[22:]
+    for wrap in reversed(wraps):
+        found = wrap + found
+        if wrap in (SNAP, SNAP_BRIDGED):
+            found = len(found).to_bytes(2, "big") + found
+    return row[:22] + found
+
+
+def ip6(source: bytes, destination: bytes, kind: int, payload: bytes, *extensions: int) -> bytes:
+    """An IPv6 packet, with empty extension headers of these kinds before the payload."""
+    kinds = [*extensions, kind]
+    for i in range(len(extensions), 0, -1):
+        options = bytes(6) if extensions[i - 1] == 44 else bytes([1, 4, 0, 0, 0, 0])
+        payload = bytes([kinds[i], 0]) + options + payload
+    head = bytes([0x60, 0, 0, 0]) + len(payload).to_bytes(2, "big") + bytes([kinds[0], 255])
+    return head + source + destination + payload
+
+
+def discovery(source: bytes, destination: bytes, message: bytes, *extensions: int) -> bytes:
+    """An IPv6 packet with an ICMPv6 message; `message` has no checksum yet."""
+    pseudo = source + destination + struct.pack(">II", len(message), 58)
+    check = (0xFFFF - total(pseudo + message)).to_bytes(2, "big")
+    return ip6(source, destination, 58, message[:2] + check + message[4:], *extensions)

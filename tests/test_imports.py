@@ -43,6 +43,7 @@ CORE = [
     "segmentation",
     "forwarding",
     "issuing",
+    "claims",
     "guard",
     "chassis",
     "pcapng",

@@ -114,7 +114,9 @@ class Replayer:
             host, _, ingress = setting.parent
             self._chassis.issuer.learn(host, ingress, setting.parent_mac)
         if setting.shared:
-            self._chassis.guard = Unguarded(self.switch.sources, lambda *_: None, self._address)
+            self._chassis.guard = Unguarded(
+                self.switch.sources, lambda *_: None, self._address, setting.mac
+            )
         self._now = 0.0
         # What is sent to a parent, and what counts packets, depends on more than each segment.
         alone = setting.parent is None and options.counting is Counting.EXACT
