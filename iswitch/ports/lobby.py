@@ -7,7 +7,9 @@
 The kernel chooses between the two by a program of ours (socket(7), SO_ATTACH_REUSEPORT_CBPF), so
 that what strangers send never stands in a member's way: not in the queue, where it would take the
 room of contributions, and not before the switch, which looks into the lobby for a share of its time
-only. What the lobby then has no room for costs nothing more, and is counted (`rx_overflow`).
+only. What the lobby then has no room for costs nothing more, and is counted (`rx_overflow`). The
+share is of the processor's time: while other processes have the core, the lobby costs no member
+anything, and who waits in it must not wait ten times as long for that.
 
 Members that the program does not name, being too many or sending IP options, are served here, too.
 """
@@ -39,7 +41,7 @@ SO_ATTACH_REUSEPORT_CBPF = 51
 SO_MEMINFO = 55
 MEMINFO_DROPS = 8  # index in SO_MEMINFO's array (linux/sock_diag.h)
 
-SHARE = 0.1  # of the time, while there is more than a few packets
+SHARE = 0.1  # of a core, while there is more than a few packets
 FEW = 8  # packets after which the lobby need not be closed
 AT_ONCE = 32  # packets that may each need an answer; of strangers' data more
 BUFFER = 1 << 20  # bytes that may wait
@@ -89,6 +91,7 @@ class Lobby:
         members: who is not sent here; it changes.
         counters: where strangers' data is counted.
         clock: seconds, as of the engine.
+        spent: seconds for which this thread has had a core.
 
     Raises:
         OSError: the kernel cannot tell two sockets at one address apart.
@@ -100,10 +103,12 @@ class Lobby:
         members: Sources,
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
+        spent: Callable[[], float] = time.thread_time,
     ) -> None:
         self.members = members
         self.counters = counters
         self.clock = clock
+        self.spent = spent
         self.closed_until: float | None = None
         self._own = own
         self._changes = -1
@@ -176,6 +181,7 @@ class Lobby:
                 return
             self.closed_until = None
             self._epoll.modify(self.socket, select.EPOLLIN)
+        spent_before = self.spent()
         bodies, lengths = self._receiver.receive(self.socket.fileno(), USUAL, self._most)
         n = len(lengths)
         if not n:
@@ -187,7 +193,7 @@ class Lobby:
         self._most = AT_ONCE if alone > FEW else 4 * AT_ONCE
         if n > FEW:
             self._count_dropped()
-            self.closed_until = began + (self.clock() - began) / SHARE
+            self.closed_until = began + (self.spent() - spent_before) / SHARE
             self._epoll.modify(self.socket, 0)
 
     def _turn_away(self, bodies: Rows, lengths: list[int]) -> Guests:
