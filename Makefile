@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo train test check model soak lossy adder fuzz bench tools clean
+.PHONY: demo train test check model soak mutants lossy adder fuzz bench tools clean
 
 demo: $(VENV)/demo.ready
 	$(BIN)/iswitch demo
@@ -28,6 +28,10 @@ model: $(VENV)/dev.ready
 # Random histories in the simulated world; docs/soak.md.
 soak: $(VENV)/dev.ready
 	$(BIN)/iswitch soak --seeds 2000
+
+# Defects put in one at a time: does soak see them, or a unit test? docs/soak.md.
+mutants: $(VENV)/dev.ready
+	$(BIN)/python -m tests.mutants
 
 # The conformance cases over a path that loses and doubles packets, with more seeds.
 lossy: $(VENV)/dev.ready
