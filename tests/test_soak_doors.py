@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from iswitch import guard
 from iswitch.answers import Answers
+from iswitch.claims import TAGS, Inner
+from iswitch.frame import IP
 from iswitch.guard import SourceGuard
 from iswitch.job import Job as SwitchJob
 from iswitch.keys import MAC_SIZE, Key
@@ -41,6 +44,49 @@ def any_port(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames that claim a member's address behind another port are let in."""
     monkeypatch.setattr(SourceGuard, "is_spoofed", lambda *_: False)
+
+
+def outermost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard does not look behind tags."""
+    monkeypatch.setattr(guard, "innermost", lambda row: Inner(row[IP - 2 : IP], IP))
+
+
+def one_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks behind one tag, or none."""
+
+    def innermost(row: bytes) -> Inner:
+        at = IP + 4 if row[IP - 2 : IP] in TAGS else IP
+        return Inner(row[at - 2 : at], at)
+
+    monkeypatch.setattr(guard, "innermost", innermost)
+
+
+def too_deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes what it does not look behind for harmless."""
+    original = guard.innermost
+    monkeypatch.setattr(guard, "innermost", lambda row: original(row) or Inner(b"", IP))
+
+
+def unjudged(*kinds: str) -> Break:
+    """The guard does not judge what is forwarded by these addresses."""
+
+    def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+        original = SourceGuard._index
+
+        def index(self: SourceGuard) -> None:
+            original(self)
+            for kind in kinds:
+                setattr(self, kind, {})
+
+        monkeypatch.setattr(SourceGuard, "_index", index)
+
+    broken.__name__ = "unjudged" + "".join(kinds)
+    return broken
+
+
+def no_arp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard does not look into ARP."""
+    monkeypatch.setattr(guard, "ETHERTYPE_ARP", b"")
 
 
 def any_mac(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +137,10 @@ def has_ports(scenario: Scenario) -> bool:
     return scenario.ports and scenario.has("spoof")
 
 
+def has_impostors(scenario: Scenario) -> bool:
+    return scenario.ports and scenario.has("impostor")
+
+
 def may_be_lost(scenario: Scenario) -> bool:
     return bool(scenario.lease) and scenario.changes | scenario.has("pause")
 
@@ -108,6 +158,12 @@ def has_strangers(scenario: Scenario) -> bool:
 BROKEN: dict[Break, tuple[Callable[[Scenario], bool], set[str]]] = {
     any_port: (has_strangers, {"not accounted for", "counted twice"}),
     no_guard: (has_ports, {"not accounted for", "counted twice"}),
+    outermost: (has_impostors, {"not accounted for", "obeyed", "wrong sum"}),
+    one_tag: (has_impostors, {"not accounted for", "obeyed", "wrong sum"}),
+    too_deep: (has_impostors, {"not accounted for", "obeyed", "wrong sum"}),
+    no_arp: (has_impostors, {"not accounted for", "obeyed"}),
+    unjudged("_ips"): (has_impostors, {"not accounted for", "obeyed", "wrong sum"}),
+    unjudged("_macs"): (has_impostors, {"not accounted for"}),
     any_mac: (is_attacked, {"obeyed"}),
     no_numbers: (is_attacked, {"obeyed"}),
     uncounted: (has_strangers, {"not accounted for"}),

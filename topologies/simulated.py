@@ -11,6 +11,7 @@ from dataclasses import replace
 from iswitch.impairment import Impairment
 from iswitch.limits import Limits
 from iswitch.packets import Address
+from iswitch.sim.host import Host
 from iswitch.sim.link import LATENCY
 from iswitch.sim.network import Machine, Network, Node
 from iswitch.sim.plugged import Plugged
@@ -53,7 +54,9 @@ class Simulation:
         for switch in topology.tree:
             self.network.add(switch.name, self.address(switch.name))
         for host in topology.hosts:
-            self.network.add(host.name, self.address(host.name))
+            node = self.network.add(host.name, self.address(host.name))
+            if ports:
+                node.stack = Host(node.address, self.switch_of(host.name))
         for link in filter(topology.active, topology.links):
             self.network.connect(self.address(link.a), self.address(link.b), impairment(link))
         for switch in topology.tree:

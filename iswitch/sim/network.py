@@ -17,6 +17,7 @@ from typing import Protocol, runtime_checkable
 from ..impairment import Impairment
 from ..packets import Address, Burst, Outgoing
 from .events import Action, Events
+from .host import FRAME, Host
 from .link import LATENCY, Arrival, Link, LinkCounts
 from .trace import RECEIVED, SENT, Record, Trace
 
@@ -54,6 +55,7 @@ class Node:
         machine: the process there; None: there is none.
         room: bytes that wait in its socket while the process is stopped.
         heed: called when the machine may have something new to tell its owner.
+        stack: takes the frames that come, where those are bridged.
         taken, overflow, dead, given: packets that the processes here took, that found no room in
             the socket, that came while no process was there; and that they gave to be sent.
         unread: packets in the sockets of processes that crashed.
@@ -65,6 +67,7 @@ class Node:
     machine: Machine | None = None
     room: int = ROOM
     heed: Callable[[], None] | None = None
+    stack: Host | None = None
     paused: bool = False
     taken: int = 0
     overflow: int = 0
@@ -263,15 +266,16 @@ class Network:
 
     def _transmit(self, source: Address, peer: Address, burst: Burst) -> None:
         count = len(burst.rows)
-        self.nodes[source].given += count
+        node = self.nodes[source]
+        node.given += count
         if self.lose is not None:
             kept = self._not_lost(burst, peer)
             if kept is None:
                 return
             burst = kept
         link = self.links.get((source, peer))
-        if link is None:
-            self.nodes[source].unreachable += len(burst.rows)
+        if link is None or (node.stack is not None and node.stack.is_turned):
+            node.unreachable += len(burst.rows)
             return
         for arrival in link.send(burst, self.now):
             self._events.put(arrival.due, partial(self._arrive, link, peer, arrival))
@@ -295,6 +299,11 @@ class Network:
         count = len(burst.rows)
         link.counts.delivered += count
         node = self.nodes[peer]
+        if burst.tos == FRAME and node.stack is not None:
+            datagram = self._unpack(node, node.stack, burst)
+            if datagram is None:
+                return
+            burst = datagram
         if node.machine is None:
             node.dead += count
             self._note_packets("dead", burst, peer)
@@ -311,6 +320,17 @@ class Network:
         else:
             self._receive(node, burst)
             self._speak(node)
+
+    def _unpack(self, node: Node, stack: Host, burst: Burst) -> Burst | None:
+        """A frame has come: the datagram in it, which was forged, or nothing for the process."""
+        self._note_packets(RECEIVED, burst, node.address)
+        datagram = stack.receive(burst.rows[0].tobytes())
+        self._tell(TAKEN, burst, node.address)
+        if datagram is None:
+            node.taken += 1
+        else:
+            self._tell(FORGED, datagram, node.address)
+        return datagram
 
     def _receive(self, node: Node, burst: Burst) -> None:
         assert node.machine is not None

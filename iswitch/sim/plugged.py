@@ -7,7 +7,8 @@ offload: there each packet is a frame of its own, with its checksum; at the othe
 super-frames.
 
 In a network `Address.ingress` is 0 for what comes from where the address is. What somebody else
-sends in its name has SPARE, and comes in at a port of its own, the last.
+sends in its name has SPARE, and comes in at a port of its own, the last. A packet that is a FRAME
+is bridged.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from ..chassis import Chassis
 from ..frame import (
     ARP_REQUEST,
+    ETH,
     GSO_NONE,
     HEAD,
     IP,
@@ -33,6 +35,7 @@ from ..made_up import ip, mac, route
 from ..packets import Address, Burst, Outgoing, Rows, supers, unpacked
 from ..sorting import read_lengths
 from ..switch import Switch
+from .host import FRAME
 
 SPARE = 1  # ingress of what comes from where its address is not
 
@@ -52,6 +55,7 @@ class Plugged:
     ) -> None:
         self.switch = switch
         self.address = address
+        self._neighbours = neighbours
         self._ports = {neighbour.host: port for port, neighbour in enumerate(neighbours)}
         self.spare = len(neighbours)
         self._jacks = [Jack(9000, offload=port % 2 == 0) for port in range(self.spare + 1)]
@@ -63,6 +67,8 @@ class Plugged:
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
         """Take packets of one sender as frames; what is to be sent because of them."""
+        if burst.tos == FRAME:
+            return self._bridged(burst, now)
         sends: list[Outgoing] = []
         for frames in self._frames(burst):
             sends += self._outgoing(self.chassis.receive(frames, now))
@@ -76,9 +82,26 @@ class Plugged:
         """Do what is due; what is to be sent."""
         return self._outgoing(self.chassis.handle_timer(now))
 
+    def _port_of(self, peer: Address) -> int:
+        return self.spare if peer.ingress == SPARE else self._ports[peer.host]
+
+    def _bridged(self, burst: Burst, now: float) -> list[Outgoing]:
+        """Take a frame that is for others; it goes out as it came, or not at all."""
+        sends: list[Outgoing] = []
+        whole = Frames.single(self._port_of(burst.peer), burst.rows[0].tobytes())
+        for step in self.chassis.receive(whole, now):
+            for frames in step:
+                self.switch.counters["tx_frames"] += sum(frames.counts)
+                at_spare = frames.port == self.spare
+                peer = Address("", 0, SPARE) if at_spare else self._neighbours[frames.port]
+                for row in frames.whole():
+                    frame = np.frombuffer(row[ETH:], np.uint8).reshape(1, -1)
+                    sends.append(Outgoing((peer,), FRAME, frame, frame.shape[1]))
+        return sends
+
     def _frames(self, burst: Burst) -> Iterator[Frames]:
         peer = burst.peer
-        port = self.spare if peer.ingress == SPARE else self._ports[peer.host]
+        port = self._port_of(peer)
         its = route(peer, self.address, burst.tos)
         size = burst.rows.shape[1]
         if self._jacks[port].offload:

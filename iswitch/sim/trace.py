@@ -26,6 +26,7 @@ from ..wire import (
     WireError,
     split_seg,
 )
+from .host import FRAME
 
 SENT, RECEIVED = "sent", "received"
 DAMAGE = ("lost", "full", "corrupted", "cut")  # on a link
@@ -96,6 +97,8 @@ def frame(record: Record) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     """The Ethernet frame of a packet, as one row."""
     assert record.target is not None
     payload = np.frombuffer(record.payload, np.uint8).reshape(1, -1)
+    if record.tos == FRAME:
+        return payload
     whole = frames(record.source, record.target, record.tos, payload)
     assert whole.shape[1] == HEADERS + payload.shape[1]
     if record.bit >= 8 * ETH_HEADER:
@@ -126,6 +129,8 @@ def describe(tos: int, payload: bytes) -> str:
     if tos == TOS_DATA and len(payload) >= SEG_SIZE:
         round_, index = split_seg(int.from_bytes(payload[:SEG_SIZE], "big"))
         return f"data {round_}.{index}"
+    if tos == FRAME:
+        return f"a frame of {len(payload)} bytes, of type {payload[12:14].hex()}"
     if tos != TOS_CONTROL:
         return f"{len(payload)} bytes, ToS {tos:#04x}"
     sealed = ""

@@ -25,7 +25,24 @@ LARGE = (200, 700)  # segments: some super-datagrams, so that there are runs and
 
 def generate(seed: int) -> Scenario:
     """The scenario of a seed."""
-    return _Generator(seed).scenario()
+    return with_impostors(_Generator(seed).scenario())
+
+
+def with_impostors(scenario: Scenario) -> Scenario:
+    """Add who attacks workers through the ports of their switches, if those have any."""
+    rng = Random(f"impostor {scenario.seed}")
+    if not scenario.ports or rng.random() < 0.4:
+        return scenario
+    hosts = [host for job in scenario.jobs for host in job.hosts]
+    events = [
+        Event(
+            round(rng.random() * 0.8 * scenario.horizon, 6), "impostor", rng.choice(hosts),
+            rng.choice((0.002, 0.02, 0.1)),
+        )
+        for _ in range(rng.randint(1, 2))
+    ]  # fmt: skip
+    both = sorted((*scenario.events, *events), key=lambda event: event.at)
+    return replace(scenario, events=tuple(both))
 
 
 class _Generator:

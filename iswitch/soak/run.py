@@ -414,6 +414,8 @@ class History:
 
     def _intrude(self, event: Event) -> bool:
         """A stranger sends, again and again; a job that nobody is in yet would be anybody's."""
+        if event.what == "impostor" and not self.scenario.ports:
+            return self._over()  # nothing is bridged
         send: Callable[[Address], None] = getattr(self.stranger, event.what)
         if not all(oracle.finished for oracle in self.oracles.values()):
             return False

@@ -28,8 +28,9 @@ EVENTS = {
     "garble": "and data that makes no sense, from where a member of the node is",
     "replay": "and what the node was sent before, from where it came",
     "forge": "and control without the job's key, from where a member of the node is",
+    "impostor": "somebody sends a host what its switch would, through the ports of that switch",
 }
-STRANGE = ("stranger", "spoof", "garble", "replay", "forge")
+STRANGE = ("stranger", "spoof", "garble", "replay", "forge", "impostor")
 
 
 @dataclass(frozen=True)

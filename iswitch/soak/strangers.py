@@ -1,9 +1,10 @@
 """Who does not belong to a job, and sends: what they send, and where it must have been counted.
 
 A stranger has an address of its own, and a port of its own at every switch. From there it can claim
-any address (`spoof`); what it sends as from where a member is (`garble`, `replay`, `forge`) is as
-if it sat on that member's cable. It can listen everywhere. docs/protocol.md, "What a key does not
-promise", says what it could do so; that is left out here, each with the reason.
+any address (`spoof`), also that of the switch, towards its workers (`impostor`). What it sends as
+from where a member is (`garble`, `replay`, `forge`) is as if it sat on that member's cable. It can
+listen everywhere. docs/protocol.md, "What a key does not promise", says what it could do so; that
+is left out here, each with the reason.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import numpy as np
 
 from worker_lib.session import Session
 
+from ..frame import ARP_REPLY, ARP_REQUEST, BROADCAST, arp
 from ..job import Job as SwitchJob
 from ..keys import Key
+from ..made_up import frames, ip, mac
 from ..membership import Member
 from ..packets import Address, Burst, Outgoing
+from ..sim.host import FRAME, TAGS
 from ..sim.network import FORGED, TAKEN, Machine, Network
 from ..sim.plugged import SPARE, Plugged
 from ..sim.trace import RECEIVED, describe
@@ -127,6 +131,8 @@ class Stranger:
             return
         elif any(burst is mine for mine in self._under_way):
             self._watch(what, burst, node)
+        elif burst.tos == FRAME:  # bridged
+            self._look_at_stack(node)
         elif what == RECEIVED:  # what has not come yet may count
             tape = self._tape[node]
             if len(tape) < TAPE:
@@ -142,13 +148,20 @@ class Stranger:
             self._before = knowledge(machine)
             return
         self._under_way = [mine for mine in self._under_way if mine is not burst]
-        if burst.tos == TOS_CONTROL and knowledge(machine) != self._before:
+        if burst.tos in (TOS_CONTROL, FRAME) and knowledge(machine) != self._before:
             packet = describe(burst.tos, burst.rows[0].tobytes())
             raise Violation(
                 "obeyed",
                 f"{self.network.nodes[node].name} has heard {packet}: {self._before} -> "
                 f"{knowledge(machine)}",
             )
+
+    def _look_at_stack(self, node: Address) -> None:
+        """A host has taken a frame: it must send to its switch still."""
+        place = self.network.nodes[node]
+        if place.stack is not None and place.stack.is_turned:
+            wrong = place.stack.neighbour.hex(":")
+            raise Violation("obeyed", f"{place.name} has heard that its switch is at {wrong}")
 
     def _count(self, burst: Burst, node: Address, machine: Machine | None) -> None:
         """Count by the drops that it must be counted as there, too."""
@@ -159,7 +172,7 @@ class Stranger:
             if burst.tos == TOS_DATA:
                 arrived["data"] += len(burst.not_below(SEG_SIZE)[0])
             members = machine.switch.sources if isinstance(machine, Plugged) else ()
-            if any(member.host == burst.peer.host for member in members):
+            if burst.peer.host in (node.host, *(member.host for member in members)):
                 arrived["spoofed"] += len(burst.rows)
         elif burst.tos == TOS_CONTROL and not self._is_sealed(burst):
             arrived["without key"] += len(burst.rows)
@@ -207,6 +220,41 @@ class Stranger:
         packet = self._sealed_wrongly(self._order(job, node))
         self._send(node, self._neighbour(node), TOS_CONTROL, [packet])
 
+    def impostor(self, node: Address) -> None:
+        """Aggregates, control and ARP for a worker in the name of its switch, behind tags.
+
+        Now and then it is the MAC only, or not even that, which its switch lets through.
+        """
+        rng, above = self.rng, self._neighbour(node)
+        job = self.job_of(node) or self.jobs[0]
+        name = rng.choice((above, above, above, PLACE))
+        sender, source = (rng.choice((PLACE, PLACE, above)) for _ in range(2))
+        to = BROADCAST if rng.random() < 0.2 else mac(node)
+        if rng.random() < 0.3:
+            what, operation = "ARP", rng.choice((ARP_REQUEST, ARP_REPLY))
+            frame = arp(operation, mac(sender), ip(name), mac(node), ip(node))
+        else:
+            sender = name
+            tos, packet = self._as_of_switch(job, node)
+            what = describe(tos, packet)
+            row = np.frombuffer(packet, np.uint8).reshape(1, -1)
+            frame = frames(name, node, tos, row).tobytes()
+        depth = rng.choice((0, 1, 1, 1, 2, 3, 20))
+        tags = b"".join(rng.choice(TAGS) + bytes([rng.randrange(16) << 4, 0]) for _ in range(depth))
+        frame = to + mac(source) + tags + frame[12:]
+        claimed = above if above in (name, sender, source) else PLACE
+        claimed = claimed._replace(ingress=SPARE)
+        self._say(node, claimed, f"{what} behind {depth} tags")
+        out = Outgoing((above,), FRAME, np.frombuffer(frame, np.uint8).reshape(1, -1), len(frame))
+        self.network.forge(PLACE, claimed, out)
+
+    def _as_of_switch(self, job: Job, node: Address) -> tuple[int, bytes]:
+        """A packet that a worker would take from its switch."""
+        if self.rng.random() < 0.5:
+            return TOS_DATA, self.rng.choice(self._data(job))
+        packet = self._order(job, node)
+        return TOS_CONTROL, self._sealed_wrongly(packet) if job.keyed else packet
+
     def _may_replay(self, burst: Burst) -> bool:
         if burst.tos == TOS_DATA:
             return True
@@ -242,10 +290,12 @@ class Stranger:
         self.network.forge(PLACE, name, Outgoing((node,), tos, rows, rows.shape[1]))
 
     def _note(self, node: Address, name: Address, tos: int, packet: bytes) -> None:
+        self._say(node, name, describe(tos, packet))
+
+    def _say(self, node: Address, name: Address, what: str) -> None:
         nodes = self.network.nodes
         known = nodes.get(name._replace(ingress=0))
         whose = known.name + "?" * name.ingress if known else str(name)
-        what = describe(tos, packet)
         self.network.note(PLACE, f"sends to {nodes[node].name} as {whose}: {what}")
 
     def _data(self, job: Job) -> list[bytes]:
