@@ -15,13 +15,16 @@ from iswitch.guard import SourceGuard
 from iswitch.job import Job as SwitchJob
 from iswitch.keys import MAC_SIZE, Key
 from iswitch.packets import Address, Burst, Outgoing
+from iswitch.sim.host import Host
 from iswitch.sim.trace import Trace
 from iswitch.soak.absence import TOLD, Absences
 from iswitch.soak.generate import LEASE, generate
 from iswitch.soak.lives import Life
 from iswitch.soak.run import History, outcome, run
 from iswitch.soak.scenario import ELASTIC, STRANGE, WHOLE, Event, Job, Scenario
+from iswitch.soak.strangers import Stranger
 from iswitch.switch import Switch
+from iswitch.wire import TOS_CONTROL, TOS_DATA
 from worker_lib.errors import MemberLost
 from worker_lib.waiting import Waiting
 
@@ -185,6 +188,46 @@ def test_a_broken_door_is_caught(broken: Break, monkeypatch: pytest.MonkeyPatch)
     assert not run(scenario).violation
 
 
+def only_data(self: Stranger, job: Job, _node: Address) -> tuple[int, bytes]:
+    return TOS_DATA, self.rng.choice(self._data(job))
+
+
+def only_control(self: Stranger, job: Job, node: Address) -> tuple[int, bytes]:
+    return TOS_CONTROL, self._order(job, node)
+
+
+HARM = {
+    "aggregates": (only_data, {"wrong sum", "counted twice", "not entitled"}, " got "),
+    "control": (only_control, {"obeyed"}, "has heard "),
+}
+
+
+@pytest.mark.parametrize("packets", HARM)
+def test_what_an_impostor_does_is_seen_by_what_comes_of_it(
+    packets: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nobody looks whether the frames were counted, and ARP does no harm."""
+    outermost(monkeypatch)
+    monkeypatch.setattr(Stranger, "_count", lambda *_: None)
+    monkeypatch.setattr(Host, "_learn", lambda *_: None)
+    forged, kinds, message = HARM[packets]
+    monkeypatch.setattr(Stranger, "_as_of_switch", forged)
+    found = map(run, filter(has_impostors, map(generate, range(CAUGHT))))
+    result = next(result for result in found if result.violation)
+    assert result.violation in kinds
+    assert message in result.message
+
+
+def test_arp_that_turns_a_worker_away_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    outermost(monkeypatch)
+    monkeypatch.setattr(Stranger, "_count", lambda *_: None)
+    monkeypatch.setattr(Host, "_datagram", lambda *_: None)
+    found = map(run, filter(has_impostors, map(generate, range(CAUGHT))))
+    result = next(result for result in found if result.violation)
+    assert result.violation == "obeyed"
+    assert "has heard that its switch is at" in result.message
+
+
 # What strangers do
 
 
@@ -194,7 +237,7 @@ ALONE = Scenario(
 
 
 @pytest.mark.parametrize("ports", [False, True], ids=["addresses", "ports"])
-@pytest.mark.parametrize("what", STRANGE)
+@pytest.mark.parametrize("what", [what for what in STRANGE if what != "impostor"])
 def test_strangers_send_and_the_trace_says_so(what: str, ports: bool) -> None:
     """The timeline has what they send, and what came; and the sums are as they were."""
     trace = Trace()
@@ -220,6 +263,30 @@ def test_strangers_send_and_the_trace_says_so(what: str, ports: bool) -> None:
     }
     assert drops[expected[what]] > 0
     assert trace.pcapng(history.network.names())
+
+
+def test_an_impostor_sends_and_the_trace_says_so() -> None:
+    """What claims to be the switch goes no further; what does not comes to the host."""
+    trace = Trace()
+    scenario = replace(ALONE, ports=True, events=(Event(0.05, "impostor", "h1", 0.03),))
+    history = History(scenario, trace)
+    result = outcome(history)
+    assert not result.violation, result.message
+    assert result.rounds == outcome(History(replace(ALONE, ports=True))).rounds
+    lines = trace.lines(history.network.names())
+    lies = [line for line in lines if "  x1 sends to h1 as s1?: " in line]
+    rest = [line for line in lines if "  x1 sends to h1 as x1?: " in line]
+    assert len(lies) + len(rest) == 30
+    assert all(" tags" in line for line in lies)
+    switch = history.simulation.switch("s1")
+    assert switch is not None
+    deep = [line for line in rest if "20 tags" in line]
+    assert switch.counters.drops()["spoofed"] == len(lies) + len(deep)
+    bridged = [line for line in lines if "s1 > h1 " in line and "a frame of" in line]
+    assert len(bridged) == 2 * (len(rest) - len(deep)) > 0  # sent, and received
+    assert trace.pcapng(history.network.names())
+    alone = outcome(History(replace(scenario, ports=False)))  # nothing is bridged there
+    assert not alone.violation
 
 
 def test_the_plugged_switch_is_a_switch_with_ports() -> None:

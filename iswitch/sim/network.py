@@ -9,7 +9,7 @@ what they say is sent at once. Faults are calls: plug and unplug a link, pause, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -296,14 +296,18 @@ class Network:
 
     def _arrive(self, link: Link, peer: Address, arrival: Arrival) -> None:
         burst = arrival.burst
-        count = len(burst.rows)
-        link.counts.delivered += count
+        link.counts.delivered += len(burst.rows)
         node = self.nodes[peer]
         if burst.tos == FRAME and node.stack is not None:
-            datagram = self._unpack(node, node.stack, burst)
-            if datagram is None:
-                return
-            burst = datagram
+            for datagram in self._unpack(node, node.stack, burst):
+                self._deliver(node, datagram)
+        else:
+            self._deliver(node, burst)
+
+    def _deliver(self, node: Node, burst: Burst) -> None:
+        """Packets are at a node: its process takes them, they wait for it, or are lost."""
+        count = len(burst.rows)
+        peer = node.address
         if node.machine is None:
             node.dead += count
             self._note_packets("dead", burst, peer)
@@ -321,16 +325,17 @@ class Network:
             self._receive(node, burst)
             self._speak(node)
 
-    def _unpack(self, node: Node, stack: Host, burst: Burst) -> Burst | None:
-        """A frame has come: the datagram in it, which was forged, or nothing for the process."""
+    def _unpack(self, node: Node, stack: Host, burst: Burst) -> Iterator[Burst]:
+        """Frames have come: the datagrams in them, which were forged; all else is done with."""
         self._note_packets(RECEIVED, burst, node.address)
-        datagram = stack.receive(burst.rows[0].tobytes())
-        self._tell(TAKEN, burst, node.address)
-        if datagram is None:
-            node.taken += 1
-        else:
-            self._tell(FORGED, datagram, node.address)
-        return datagram
+        for row in burst.rows:
+            datagram = stack.receive(row.tobytes())
+            self._tell(TAKEN, burst, node.address)
+            if datagram is None:
+                node.taken += 1
+            else:
+                self._tell(FORGED, datagram, node.address)
+                yield datagram
 
     def _receive(self, node: Node, burst: Burst) -> None:
         assert node.machine is not None

@@ -86,10 +86,10 @@ class Plugged:
         return self.spare if peer.ingress == SPARE else self._ports[peer.host]
 
     def _bridged(self, burst: Burst, now: float) -> list[Outgoing]:
-        """Take a frame that is for others; it goes out as it came, or not at all."""
+        """Take frames that are for others; they go out as they came, or not at all."""
         sends: list[Outgoing] = []
-        whole = Frames.single(self._port_of(burst.peer), burst.rows[0].tobytes())
-        for step in self.chassis.receive(whole, now):
+        rows = [bytes(ETH) + row.tobytes() for row in burst.rows]
+        for step in self.chassis.receive(Frames.of(self._port_of(burst.peer), rows), now):
             for frames in step:
                 self.switch.counters["tx_frames"] += sum(frames.counts)
                 at_spare = frames.port == self.spare
