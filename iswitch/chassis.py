@@ -375,6 +375,17 @@ class Chassis:
         self.counters["rx_frames"] += total
         self.counters["forwarded"] += total
         self.counters["copies"] += total * len(ports)
+        return self._spread(ports, group, counts, largest)
+
+    def _spread(
+        self, ports: tuple[int, ...], group: Frames, counts: list[int], largest: list[int]
+    ) -> Sends:
+        """Frames for several ports, but where they are too large.
+
+        Args:
+            counts: for how many frames each stands.
+            largest: bytes of the largest IP packet in each.
+        """
         sends: Sends = []
         for port in ports:
             mtu = self.jacks[port].mtu
@@ -382,7 +393,7 @@ class Chassis:
                 sends += self._pass(port, group, counts)
                 continue
             for i, size in enumerate(largest):
-                tag = VLAN_TAG * (heads[i, ETH + 12 : IP].tobytes() in VLAN_TYPES)
+                tag = VLAN_TAG * (group.heads[i, ETH + 12 : IP].tobytes() in VLAN_TYPES)
                 if size - tag <= mtu:
                     sends += self._pass(port, group.part(i, i + 1), counts[i : i + 1])
                 else:

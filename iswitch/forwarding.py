@@ -22,9 +22,7 @@ class Bridge:
     def __init__(self, ports: int, ageing: float = AGEING) -> None:
         self.ageing = ageing
         self._stations: dict[bytes, tuple[int, float]] = {}  # who was heard last is last
-        everywhere = range(ports)
-        self._flood = [tuple(p for p in everywhere if p != port) for port in everywhere]
-        self._only = [(port,) for port in everywhere]
+        self._everywhere = tuple(range(ports))
 
     def __len__(self) -> int:
         return len(self._stations)
@@ -47,11 +45,15 @@ class Bridge:
     def egress(self, destination: bytes, ingress: int, now: float) -> tuple[int, ...]:
         """The ports that a frame goes to; none if it is at its destination already."""
         if destination[0] & 1:
-            return () if is_link_local(destination) else self._flood[ingress]
+            return () if is_link_local(destination) else self._flood(ingress)
         port = self.where(destination, now)
         if port is None:
-            return self._flood[ingress]
-        return () if port == ingress else self._only[port]
+            return self._flood(ingress)
+        return () if port == ingress else (port,)
+
+    def _flood(self, ingress: int) -> tuple[int, ...]:
+        """All ports but one. (A table of these would grow with the square of the ports.)"""
+        return self._everywhere[:ingress] + self._everywhere[ingress + 1 :]
 
 
 def is_link_local(mac: bytes) -> bool:

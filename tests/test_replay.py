@@ -14,16 +14,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from iswitch import pcapng
+from iswitch.chassis import Chassis
 from iswitch.cli import main
+from iswitch.frame import ETH, Frames
+from iswitch.issuing import Jack
 from iswitch.keys import Keys
+from iswitch.made_up import frames
+from iswitch.packets import Address
+from iswitch.switch import Switch
 from iswitch.traces import rounds as accounts
 from iswitch.traces.compare import within_each
 from iswitch.traces.links import IP, TAGGED, LinkLayer
-from iswitch.traces.paired import Options
+from iswitch.traces.paired import Options, UnwrittenChassis
 from iswitch.traces.reader import Reader
 from iswitch.traces.report import is_clean, lines, replay
 from iswitch.traces.survey import NothingToReplay, survey
-from iswitch.wire import TOS_DATA, DType, Op
+from iswitch.traces.writing import TraceWriter
+from iswitch.wire import TOS_CONTROL, TOS_DATA, Action, Control, DType, Join, Op, Shape
 from topologies import Topology
 from topologies.synthetic import SyntheticJob, synthesize
 
@@ -389,6 +397,62 @@ def test_spoiled_traces_end(trace: Path, tmp_path: Path, seed: int) -> None:
     for finding in report["findings"]:
         assert 0 < finding["packet"] <= trace_of["packets"]
         assert 0 < finding["offset"] < len(content)
+
+
+def crowd(path: Path, places: int, size: int = 60) -> Path:
+    """A trace of one job, and of a broadcast at each of so many interfaces."""
+    worker, switch = Address("10.0.0.1", 5000), Address("10.0.0.254", 26963)
+    join = Control(Action.JOIN, 7, 1000, Join.for_shape(Shape.of(1), expected=1)).build()
+    broadcast = np.frombuffer(b"\xff" * 6 + b"\2\0\0\0\0\1\x08\x06", np.uint8)
+    broadcast = np.pad(broadcast, (0, size - broadcast.size)).reshape(1, -1)
+    content = pcapng.section() + pcapng.interface("eth0")
+    for number, (tos, payload) in enumerate(
+        ((TOS_CONTROL, join), (TOS_DATA, bytes(8) + np.float32(1).tobytes()))
+    ):
+        frame = frames(worker, switch, tos, np.frombuffer(payload, np.uint8).reshape(1, -1))
+        content += pcapng.packets(0, number * 1000, pcapng.Direction.IN, frame)
+    for i in range(1, places):
+        content += pcapng.interface(f"eth{i}")
+        content += pcapng.packets(i, 1000 + i * 1000, pcapng.Direction.IN, broadcast)
+    path.write_bytes(content)
+    return path
+
+
+def test_a_switch_of_many_ports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A broadcast leaves at thousands of ports for the price of one; written they are not."""
+    crowded = str(crowd(tmp_path / "t.pcapng", places := 10_000))
+    begin = time.process_time()
+    assert main(["replay", "--json", crowded]) == 0
+    assert time.process_time() - begin < 60  # with the square it takes half an hour
+    found = json.loads(capsys.readouterr().out)
+    assert found["counters"]["forwarded"] == places - 1
+    assert found["counters"]["copies"] == (places - 1) ** 2
+    assert main(["replay", crowded, "--out", str(tmp_path / "out.pcapng")]) == 2
+    assert "leave out --out" in capsys.readouterr().err
+
+
+def test_frames_are_counted_alike_whether_they_are_written(tmp_path: Path) -> None:
+    trace = crowd(tmp_path / "t.pcapng", 7)
+    with Reader(trace) as reader:
+        writer = TraceWriter(tmp_path / "out.pcapng")
+        written = replay(reader, survey(reader), Options(), sink=writer)
+        writer.close()
+    counters = replayed(trace)["counters"]
+    assert counters == written["counters"]
+    assert counters["tx_frames"] > counters["copies"] == 6 * 6
+
+
+@pytest.mark.parametrize("size", [1514, 1515])
+def test_frames_that_are_not_written_are_counted_alike(size: int) -> None:
+    frame = b"\xff" * 6 + b"\2\0\0\0\0\1\x08\x06".ljust(size - 6, b"\0")
+    counts = []
+    for kind in Chassis, UnwrittenChassis:
+        chassis = kind(Switch(), bytes(4), b"\2" * 6, [Jack(1500)] * 5)
+        for sends in chassis.receive(Frames.of(1, [bytes(ETH) + frame]), 0.0):
+            chassis.counters["tx_frames"] += sum(sum(sent.counts) for sent in sends)
+        counts.append(dict(chassis.counters))
+    assert counts[0] == counts[1]
+    assert (counts[0]["tx_frames"], counts[0]["too_large"]) == ((4, 0) if size == 1514 else (0, 4))
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from time import process_time
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from iswitch.made_up import frames
 from iswitch.packets import Address
 from iswitch.pcapng import Direction, interface, packets, section
 from iswitch.traces.batch import IN, OUT, UNKNOWN, evenly, gather
+from iswitch.traces.blocks import MOST_INTERFACES, MOST_NAME
 from iswitch.traces.chain import run_length, search_windows
 from iswitch.traces.links import CUT, ORDINARY, OTHER, TAGGED, LinkLayer
 from iswitch.traces.reader import NotATrace, Reader
@@ -148,6 +150,109 @@ def test_every_interface_has_its_own_clock_and_every_section_its_own_interfaces(
     assert [time for _, time in content(reader)] == [5000, 5, 5_000_000]
     assert [i.name for i in reader.interfaces] == ["micro", "nano", "milli"]
     assert [int(n) for batch in reader.batches() for n in batch.interfaces] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sections_and_interfaces_come_at_any_place(read: Read, seed: int) -> None:
+    """A packet is of its section's byte order and interface, whatever came between."""
+    rng = random.Random(seed)
+    file, first, names, expected = b"", 0, 0, []
+    clocks: list[tuple[int, int]] = []  # ticks a second, and seconds added, of all interfaces
+    order = ""
+    for _ in range(120):
+        kind = rng.random() if order else 0
+        if kind < 0.1:
+            order = rng.choice("<>")
+            file, first = file + shb(order), len(clocks)
+        elif kind < 0.4:
+            digits, offset = rng.choice((3, 6, 9)), rng.choice((0, 7))
+            file, names = file + idb(order, 1, b"p%d" % names, digits, offset), names + 1
+            clocks.append((10**digits, offset))
+        elif len(clocks) > first:
+            number, ticks, way = (
+                rng.randrange(len(clocks) - first),
+                rng.randrange(1 << 40),
+                rng.randrange(3),
+            )
+            whole = rng.choice(FRAMES)
+            flags = option(2, struct.pack(f"{order}I", way), order) if way else b""
+            rate, offset = clocks[first + number]
+            expected.append((whole, offset * 10**9 + ticks * (10**9 // rate), first + number, way))
+            file += epb(order, number, ticks, whole, flags)
+    for window in (100, 4 << 20):
+        reader = read(file)
+        reader.window = window
+        parts = list(reader.batches())
+        assert len(parts) == 1 or window == 100  # whatever is between packets
+        found = content(reader)
+        interfaces = [int(n) for batch in parts for n in batch.interfaces]
+        ways = [int(n) for batch in parts for n in batch.directions]
+        assert [*zip(*zip(*found, strict=True), interfaces, ways, strict=True)] == expected
+        assert [i.name for i in reader.interfaces] == [f"p{i}" for i in range(len(clocks))]
+        assert not reader.problems.count
+
+
+def crafted(kind: str, n: int, whole: bytes = FRAMES[0], begin: bytes = b"") -> bytes:
+    """A file with a packet at each of so many interfaces, or in each of so many sections."""
+    names = [idb("<", 1, b"i%d" % i, 9) for i in range(n)]
+    head = shb("<") + idb("<", 1, b"first", 9) + begin
+    if kind == "interfaces first":
+        return head + b"".join(names) + b"".join(epb("<", 1 + i, i, whole) for i in range(n))
+    if kind == "interfaces between":
+        return head + b"".join(name + epb("<", 1 + i, i, whole) for i, name in enumerate(names))
+    return head + b"".join(
+        shb("<>"[i % 2]) + idb("<>"[i % 2], 1, b"", 9) + epb("<>"[i % 2], 0, i, whole)
+        for i in range(n)
+    )
+
+
+CRAFTED = ("interfaces first", "interfaces between", "sections")
+
+
+@pytest.mark.parametrize("kind", CRAFTED)
+def test_many_interfaces_and_sections_take_time_in_proportion(read: Read, kind: str) -> None:
+    """Eight times as many cost about eight times as much; with the square it were sixty-four."""
+
+    def seconds(n: int) -> float:
+        reader = read(crafted(kind, n))
+        begin = process_time()
+        layer = LinkLayer(reader)
+        assert sum(len(layer.read(batch).kinds) for batch in reader.batches()) == n
+        return process_time() - begin
+
+    few, many = (min(seconds(n) for _ in range(3)) for n in (2500, 20_000))
+    assert many < 24 * few
+
+
+def test_interfaces_beyond_the_bound_are_told_and_their_packets_skipped(read: Read) -> None:
+    beyond = 3
+    file = crafted("interfaces first", MOST_INTERFACES + beyond - 1)
+    file += shb(">") + idb(">", 1, b"late", 9) + epb(">", 0, 1, FRAMES[0])
+    reader = read(file)
+    sizes = np.concatenate([batch.sizes for batch in reader.batches()])
+    assert len(reader.interfaces) == MOST_INTERFACES
+    assert np.count_nonzero(sizes) == MOST_INTERFACES - 1
+    assert sizes[-1] == 0  # but it has its number
+    assert reader.problems.count == 2 * (beyond + 1)
+    assert "beyond the 65,536" in reader.problems.first[0].what
+
+
+def test_a_long_name_is_cut(read: Read) -> None:
+    reader = read(shb("<") + idb("<", 1, b"x" * 60_000, 9) + epb("<", 0, 1, FRAMES[0]))
+    assert content(reader)
+    assert reader.interfaces[0].name == "x" * MOST_NAME
+
+
+def test_places_of_a_cooked_capture_are_bounded(
+    read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("iswitch.traces.links.MOST_PLACES", 5)
+    whole = [cooked2(FRAMES[i % 3], 7 + i) for i in range(9)]
+    reader = read(pcap(whole, link=276))
+    layer = LinkLayer(reader)
+    ports = [int(p) for batch in reader.batches() for p in layer.read(batch).ports]
+    assert layer.ports == [*(f"index {7 + i}" for i in range(5)), "further places"]
+    assert ports == [0, 1, 2, 3, 4, 5, 5, 5, 5]
 
 
 def test_directions_are_found_behind_other_options(read: Read) -> None:

@@ -5,6 +5,7 @@ The bytes stay in the file. `gather` fetches the same few of every packet into o
 
 from __future__ import annotations
 
+from bisect import insort
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +58,7 @@ class Problem(NamedTuple):
 
 
 class Problems:
-    """The first of what is wrong, and how much there is."""
+    """The first of what is wrong, in the order of the file, and how much there is."""
 
     def __init__(self) -> None:
         self.first: list[Problem] = []
@@ -66,8 +67,8 @@ class Problems:
     def note(self, offset: int, what: str) -> None:
         """One more."""
         self.count += 1
-        if len(self.first) < MOST_PROBLEMS:
-            self.first.append(Problem(offset, what))
+        insort(self.first, Problem(offset, what))  # nearly always behind the others
+        del self.first[MOST_PROBLEMS:]
 
 
 def gather(data: Bytes, at: Ints, width: int) -> Rows:

@@ -7,12 +7,14 @@ kinds of blocks hold no packets are passed over.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ..packets import Rows
 from .batch import UNKNOWN, Batch, Bytes, Interface, Ints, Problems, gather
 from .chain import Chain, search_windows
 
@@ -33,36 +35,44 @@ LEAST = {
 DATA = 28  # where the packet is in a block that holds one
 CANDIDATES = 4096
 MOST_OPTIONS = 32  # of a packet, that are looked through for its flags
+MOST_INTERFACES = 1 << 16  # of a file that are kept; a capture has one for each port
+MOST_NAME = 256  # bytes of a name that are kept
+MICROSECONDS = 6  # resolution, where an interface does not name any
+MOST_SECONDS = 1 << 32  # that an interface can have added to its times
 FLAGS = 2  # the option epb_flags, pack_flags in old ones
 NAME, RESOLUTION, OFFSET = 2, 9, 14  # options of an interface
 APPLICATION = 4  # option of a section
 DROPPED = (5, 7)  # options of statistics: by what captures, and by its operating system
 
 
-@dataclass
-class Clock:
-    """How an interface writes times: ticks a second, 10**n or 2**n, and seconds to be added."""
+def nanoseconds(ticks: npt.NDArray[np.uint64], resolution: int) -> Ints:
+    """Ticks as nanoseconds; nonsense stays nonsense, and does not fail.
 
-    binary: bool = False
-    exponent: int = 6
-    offset: int = 0
+    Args:
+        ticks: as an interface counts them.
+        resolution: the byte of its option: n for 10**n ticks a second, 128 + n for 2**n.
+    """
+    n = resolution & 0x7F
+    if resolution & 0x80:
+        whole = ticks >> np.uint64(n) if n < 64 else ticks * np.uint64(0)
+        part = ticks & np.uint64((1 << min(n, 64)) - 1)
+        if n > 30:
+            part, n = part >> np.uint64(min(n - 30, 63)), 30
+        rest = (part * np.uint64(1_000_000_000)) >> np.uint64(n)
+        times = whole * np.uint64(1_000_000_000) + rest
+    elif n <= 9:
+        times = ticks * np.uint64(10 ** (9 - n))
+    else:
+        times = ticks // np.uint64(10 ** min(n - 9, 19))
+    return times.astype(np.int64)
 
-    def nanoseconds(self, ticks: npt.NDArray[np.uint64]) -> Ints:
-        """Times since 1970; nonsense stays nonsense, and does not fail."""
-        n = self.exponent
-        if self.binary:
-            whole = ticks >> np.uint64(n) if n < 64 else ticks * np.uint64(0)
-            part = ticks & np.uint64((1 << min(n, 64)) - 1)
-            if n > 30:
-                part, n = part >> np.uint64(min(n - 30, 63)), 30
-            rest = (part * np.uint64(1_000_000_000)) >> np.uint64(n)
-            times = whole * np.uint64(1_000_000_000) + rest
-        elif n <= 9:
-            times = ticks * np.uint64(10 ** (9 - n))
-        else:
-            times = ticks // np.uint64(10 ** min(n - 9, 19))
-        shift = np.int64(max(-(1 << 32), min(self.offset, 1 << 32)) * 1_000_000_000)
-        return times.astype(np.int64) + shift
+
+class Section(NamedTuple):
+    """What packets need to know of their section, as it was when they came."""
+
+    big_endian: bool
+    first: int  # of its interfaces, among all
+    known: int  # interfaces that it has so far
 
 
 class PcapngBlocks:
@@ -84,8 +94,9 @@ class PcapngBlocks:
         self._dropped: dict[int, int] = {}  # by interface
         self._sections = 0
         self._first = 0  # of the section's interfaces, among all
-        self._clocks: list[Clock] = []
-        self._snaps: list[int] = []
+        self._resolutions = array("B")  # by interface, as the next two
+        self._offsets = array("q")  # nanoseconds that are added to times
+        self._snaps = array("q")
         self._chain = Chain(data, self._packet_length, 0)
         self._number = 1
         self._last_time = 0
@@ -95,14 +106,18 @@ class PcapngBlocks:
         end = len(self.data)
         while self.at < end:
             limit = min(self.at + window, end)
-            starts, at = self._chain.follow(self.at, limit)
-            self.at = at
-            if len(starts):
-                batch = self._batch(starts)
-                if len(batch.at):
-                    yield batch
-            if at < limit:
-                self.at = self._other(at)
+            pieces: list[Ints] = []
+            sections: list[Section] = []  # of each piece
+            while self.at < limit:
+                starts, self.at = self._chain.follow(self.at, limit)
+                if len(starts):
+                    known = len(self.interfaces) - self._first
+                    pieces.append(starts)
+                    sections.append(Section(self.order == ">", self._first, known))
+                if self.at < limit:
+                    self.at = self._other(self.at)
+            if pieces:
+                yield self._batch(pieces, sections)
 
     @property
     def dropped(self) -> int:
@@ -157,15 +172,19 @@ class PcapngBlocks:
         self._sections += 1
 
     def _add_interface(self, at: int, length: int) -> None:
+        if len(self.interfaces) == MOST_INTERFACES:
+            self.problems.note(
+                at, f"an interface beyond the {MOST_INTERFACES:,} that are kept of a file"
+            )
+            return
         link, _, snap = struct.unpack_from(f"{self.order}HHI", self._bytes, at + 8)
         options = self._options(at + 16, at + length - 4)
-        clock = Clock()
-        if resolution := options.get(RESOLUTION, b""):
-            clock.binary, clock.exponent = bool(resolution[0] & 0x80), resolution[0] & 0x7F
+        seconds = 0
         if len(offset := options.get(OFFSET, b"")) == 8:
-            (clock.offset,) = struct.unpack(f"{self.order}q", offset)
-        self.interfaces.append(Interface(link, _text(options.get(NAME, b""))))
-        self._clocks.append(clock)
+            (seconds,) = struct.unpack(f"{self.order}q", offset)
+        self.interfaces.append(Interface(link, _text(options.get(NAME, b"")[:MOST_NAME])))
+        self._resolutions.append((options.get(RESOLUTION) or bytes([MICROSECONDS]))[0])
+        self._offsets.append(max(-MOST_SECONDS, min(seconds, MOST_SECONDS)) * 1_000_000_000)
         self._snaps.append(snap or MOST)
 
     def _count_dropped(self, at: int, length: int) -> None:
@@ -191,56 +210,54 @@ class PcapngBlocks:
 
     # Packets
 
-    def _batch(self, starts: Ints) -> Batch:
+    def _batch(self, pieces: list[Ints], sections: list[Section]) -> Batch:
+        starts = np.concatenate(pieces)
+        lengths_of = [len(piece) for piece in pieces]
+        big, first, known = np.repeat(np.array(sections, np.int64), lengths_of, axis=0).T
         head = gather(self.data, starts, DATA)
-        words = head.view(f"{self.order}u4").astype(np.int64)
+        words = _numbers(head, big, 4)
         kinds, totals = words[:, 0], words[:, 1]
         interfaces = words[:, 2].copy()
         old, simple = kinds == OLD_PACKET, kinds == SIMPLE_PACKET
         if old.any():
-            interfaces[old] = head.view(f"{self.order}u2")[old, 4]
+            interfaces[old] = _numbers(head[old], big[old], 2)[:, 4]
         sizes, lengths, data = words[:, 5].copy(), words[:, 6].copy(), starts + DATA
         ticks = words[:, 3].astype(np.uint64) << np.uint64(32) | words[:, 4].astype(np.uint64)
         room = totals - (DATA + 4)
-        count = len(self.interfaces) - self._first
         if simple.any():
             interfaces[simple] = 0
-            snap = self._snaps[self._first] if count else 0
+            snaps = np.append(np.array(self._snaps), 0)  # 0: of a section without interfaces
+            snap = snaps[np.where(known > 0, first, len(snaps) - 1)]
             lengths[simple] = words[simple, 2]
             room[simple] = totals[simple] - 16
             sizes[simple] = np.minimum(np.minimum(lengths, room), snap)[simple]
             data[simple] = starts[simple] + 12
-        sound = interfaces < count
-        self._report(starts[~sound], f"a packet of an interface that the section lacks ({count})")
+        sound = interfaces < known
+        for at, of in zip(starts[~sound].tolist(), known[~sound].tolist(), strict=True):
+            self.problems.note(at, f"a packet of an interface that the section lacks ({of})")
         fits = sizes <= room
-        self._report(starts[sound & ~fits], "a packet longer than its block")
+        for at in starts[sound & ~fits].tolist():
+            self.problems.note(at, "a packet longer than its block")
+        interfaces = np.where(sound, interfaces + first, np.where(known > 0, first, -1))
         times = self._times(interfaces, ticks, simple, sound)
-        flags = self._directions(starts, data, sizes, totals, simple | ~fits)
-        sound &= fits
-        number, self._number = self._number, self._number + len(starts)
-        batch = Batch(
-            number, data, sizes, np.maximum(sizes, lengths), times, interfaces + self._first, flags
-        )
-        if sound.all():
-            return batch
+        flags = self._directions(starts, data, sizes, totals, big, simple | ~fits)
         # Numbers count all packets: those that are not sound keep their places, without bytes.
-        batch.sizes[~sound] = 0
-        batch.lengths[~sound] = 0
-        batch.interfaces[~sound] = self._first if count else -1
-        return batch
+        broken = ~(sound & fits)
+        sizes[broken] = lengths[broken] = 0
+        interfaces[broken] = np.where(known > 0, first, -1)[broken]
+        number, self._number = self._number, self._number + len(starts)
+        return Batch(number, data, sizes, np.maximum(sizes, lengths), times, interfaces, flags)
 
     def _times(
         self, interfaces: Ints, ticks: npt.NDArray[np.uint64], simple: Mask, sound: Mask
     ) -> Ints:
-        clocks = self._clocks[self._first :]
-        if clocks and clocks.count(clocks[0]) == len(clocks) and sound.all() and not simple.any():
-            times = clocks[0].nanoseconds(ticks)
-            self._last_time = int(times[-1])
-            return times
         times = np.zeros(len(ticks), np.int64)
-        for number in np.unique(interfaces[sound]).tolist():
-            which = interfaces == number
-            times[which] = self._clocks[self._first + number].nanoseconds(ticks[which])
+        if sound.any():
+            resolutions = np.array(self._resolutions)[interfaces]
+            for resolution in np.unique(resolutions[sound]).tolist():  # 256 at most
+                which = sound & (resolutions == resolution)
+                offsets = np.array(self._offsets)[interfaces[which]]
+                times[which] = nanoseconds(ticks[which], resolution) + offsets
         if simple.any():  # they have no time: that of the one before
             known = np.maximum.accumulate(np.where(simple, -1, np.arange(len(times))))
             times = np.where(known < 0, self._last_time, times[known])
@@ -248,7 +265,7 @@ class PcapngBlocks:
         return times
 
     def _directions(
-        self, starts: Ints, data: Ints, sizes: Ints, totals: Ints, without: Mask
+        self, starts: Ints, data: Ints, sizes: Ints, totals: Ints, big: Ints, without: Mask
     ) -> npt.NDArray[np.uint8]:
         """What the packets' flags say."""
         found = np.full(len(starts), UNKNOWN, np.uint8)
@@ -258,10 +275,10 @@ class PcapngBlocks:
         for _ in range(MOST_OPTIONS):
             if not len(open_):
                 break
-            words = gather(self.data, at[open_], 8)
-            codes = words.view(f"{self.order}u2")[:, :2].astype(np.int64)
+            option = gather(self.data, at[open_], 8)
+            codes = _numbers(option, big[open_], 2)[:, :2]
             is_flags = (codes[:, 0] == FLAGS) & (codes[:, 1] == 4)
-            values = words.view(f"{self.order}u4")[:, 1]
+            values = _numbers(option, big[open_], 4)[:, 1]
             found[open_[is_flags]] = values[is_flags] & 3
             at[open_] += 4 + (codes[:, 1] + 3 & ~3)
             more = ~is_flags & (codes[:, 0] != 0) & (at[open_] + 8 <= ends[open_])
@@ -270,10 +287,6 @@ class PcapngBlocks:
         return found
 
     # Broken files
-
-    def _report(self, places: Ints, what: str) -> None:
-        for at in places.tolist():
-            self.problems.note(at, what)
 
     def _mend(self, at: int) -> int:
         found = self._search(at + 1)
@@ -299,6 +312,15 @@ class PcapngBlocks:
                 if self._head(at + place) is not None:
                     return at + int(place)
         return None
+
+
+def _numbers(rows: Rows, big_endian: Ints, size: int) -> Ints:
+    """All numbers of `size` bytes in each row, in the byte order of its section."""
+    found: Ints = rows.view(f"<u{size}").astype(np.int64)
+    if big_endian.any():
+        which = big_endian != 0
+        found[which] = rows.view(f">u{size}")[which]
+    return found
 
 
 def _text(value: bytes) -> str:

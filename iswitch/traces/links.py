@@ -30,6 +30,8 @@ LINKS = {  # bytes before the packet of the network layer, and where their type 
 }
 TYPE_IP, TYPES_VLAN = 0x0800, (0x8100, 0x88A8, 0x9100)
 MOST_TAGS = 4
+MOST_PLACES = 1 << 16  # of capture that are told apart
+BEYOND = (-1, -1)  # stands for all others
 SENT = 4  # sll_pkttype: PACKET_OUTGOING
 # Bytes of the headers of Ethernet, IPv4 without options, and UDP, and where they begin: as in a row
 # of `frame`, but without the virtio_net_hdr in front.
@@ -107,8 +109,12 @@ class LinkLayer:
             start, network = np.zeros(n, np.int64), np.zeros(n, np.int64)
             directions = batch.directions.copy()
             links = np.array([*(i.link for i in interfaces), -1])[batch.interfaces]
-            for link in np.unique(links).tolist():
-                self._mixed(batch, link, links == link, heads, start, network, directions)
+            found, counts = np.unique(links, return_counts=True)
+            for link, count in zip(found.tolist(), counts.tolist(), strict=True):
+                if link in LINKS:
+                    self._mixed(batch, link, links == link, heads, start, network, directions)
+                else:
+                    self.unknown[link] = self.unknown.get(link, 0) + count
             heads[:, IP:] = gather(data, batch.at + start, HEAD - IP)
             self._make_up(heads, links)
             of_ethernet = links == ETHERNET
@@ -133,9 +139,6 @@ class LinkLayer:
         directions: Bytes,
     ) -> None:
         """Read the link layer of the packets that are of one type."""
-        if link not in LINKS:
-            self.unknown[link] = self.unknown.get(link, 0) + int(which.sum())
-            return
         size, type_at = LINKS[link]
         at = batch.at[which]
         first = gather(self.reader.data, at, max(size, 1))
@@ -215,8 +218,10 @@ class LinkLayer:
                 self._numbers[known, 0] = len(self.ports)
                 self.ports.append(interfaces[known].name or f"{known}")
         self._known = len(interfaces)
-        number = self._numbers.get((interface, index), -1)
-        if number < 0:
-            number = self._numbers[interface, index] = len(self.ports)
-            self.ports.append(f"index {index}")
+        place = (interface, index)
+        if place not in self._numbers and len(self.ports) >= MOST_PLACES:
+            place = BEYOND
+        number = self._numbers.setdefault(place, len(self.ports))
+        if number == len(self.ports):
+            self.ports.append("further places" if place == BEYOND else f"index {index}")
         return number

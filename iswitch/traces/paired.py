@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..arbiter import Traffic, classify
+from ..chassis import Chassis, Sends
 from ..frame import Frames
 from ..guard import SourceGuard
 from ..keys import Keys
@@ -71,3 +72,21 @@ class Unguarded(SourceGuard):
     def spoofed(self, group: Frames) -> None:  # noqa: ARG002
         """None of them."""
         return
+
+
+class UnwrittenChassis(Chassis):
+    """A chassis whose ports are all alike, and whose frames are counted and not written.
+
+    So a broadcast costs the same at any number of ports.
+    """
+
+    def _spread(
+        self, ports: tuple[int, ...], group: Frames, counts: list[int], largest: list[int]
+    ) -> Sends:
+        """Give what leaves at the first port, and count it for the others."""
+        counters, others = self.counters, len(ports) - 1
+        before = counters["too_large"]
+        sends = super()._spread(ports[:1], group, counts, largest)
+        counters["too_large"] += others * (counters["too_large"] - before)
+        counters["tx_frames"] += others * sum(sum(sent.counts) for sent in sends)
+        return sends

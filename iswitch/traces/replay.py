@@ -34,10 +34,10 @@ from .groups import CUT_OFF, FROM_SWITCH, PASSING, SKIPPED, TO_SWITCH, Group, Si
 from .layers import LEAST, MOST_PORTS, Layers
 from .links import CUT, HEAD, IP, ORDINARY, TAGGED, UDP, LinkLayer, Packets
 from .observed import Watch
-from .paired import MagnitudesSwitch, Options, PairedSwitch, Unguarded
+from .paired import MagnitudesSwitch, Options, PairedSwitch, Unguarded, UnwrittenChassis
 from .reader import Reader
 from .stamps import settled
-from .survey import Setting
+from .survey import NothingToReplay, Setting
 
 MOST = 1024  # packets of a group: their bytes stay in the processor's caches
 MOST_PASSING = 32  # of different lengths
@@ -46,6 +46,7 @@ SPAN = 0.010  # seconds of a group
 LAYERED_SPAN = 0.050  # and of those that are put in layers
 FEW = 8  # packets of a group on average, below which they are put in layers
 SAMPLE = 2048  # packets of a batch by which that is judged
+MOST_WRITTEN = 1024  # ports of a switch whose frames are written: as many as a Linux bridge has
 MOST_TIMERS = 1000  # between two packets; beyond, the clock jumps over the rest of a gap
 # Of a head, in words of 16 bits: not the identification, nor checksums.
 SAME = np.array([0xFFFF] * 21, np.uint16)
@@ -109,7 +110,8 @@ class Replayer:
             self.switch.magnitudes = self._make(MagnitudesSwitch, options)
         self.comparison = Comparison(self.switch, self.switch.magnitudes)
         self._address = bytes(map(int, setting.switch[0].split(".")))
-        self._chassis = Chassis(self.switch, self._address, setting.mac, [], setting.switch[1])
+        kind = UnwrittenChassis if sink is None else Chassis
+        self._chassis = kind(self.switch, self._address, setting.mac, [], setting.switch[1])
         if setting.parent is not None:  # ARP need not be in the trace
             host, _, ingress = setting.parent
             self._chassis.issuer.learn(host, ingress, setting.parent_mac)
@@ -179,6 +181,11 @@ class Replayer:
     def _plug(self) -> None:
         """Have as many ports as there are places of capture."""
         jacks = self._chassis.jacks
+        if self._sink is not None and len(self._layer.ports) > MOST_WRITTEN:
+            raise NothingToReplay(
+                f"{self.reader.path}: captured at {len(self._layer.ports):,} interfaces; what a "
+                f"switch of more than {MOST_WRITTEN:,} ports sends is not written: leave out --out"
+            )
         if len(jacks) < len(self._layer.ports):
             # Frames that are written are to be finished, of the size that they have on the wire.
             jack = Jack(65535, offload=self._sink is None)

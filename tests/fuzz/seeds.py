@@ -17,7 +17,7 @@ from .targets import (
     packets_step,
     time_step,
 )
-from .traces import Packet, as_files
+from .traces import Packet, as_files, crowded
 
 NAMES = "ABC"
 
@@ -90,5 +90,7 @@ def seeds() -> dict[str, list[bytes]]:
         "child": list(map(as_child, talks)),
         "chassis": list(map(as_frames, talks)),
         "session": list(map(as_session, talks)),
-        "trace": [file for talk in talks for file in as_files(of_one(talk))],
+        "trace": [
+            file for talk in talks for file in (*as_files(of_one(talk)), crowded(of_one(talk)))
+        ],
     }

@@ -60,3 +60,16 @@ def as_files(conversation: list[Packet]) -> list[bytes]:
         direction = Direction.IN if to_switch else Direction.OUT
         pcapng += packets(0, number * 1000, direction, frame)
     return [pcap, pcapng]
+
+
+def crowded(conversation: list[Packet]) -> bytes:
+    """A conversation as a file in which each packet has a section, and interfaces, of its own."""
+    worker = Address("10.0.0.1", 5000)
+    content = b""
+    for number, (to_switch, tos, payload) in enumerate(conversation):
+        ends = (worker, SWITCH) if to_switch else (SWITCH, worker)
+        frame = frames(*ends, tos, np.frombuffer(payload, np.uint8).reshape(1, -1))
+        direction = Direction.IN if to_switch else Direction.OUT
+        content += section() + b"".join(interface(f"s{number}-eth{i}") for i in range(1 + number))
+        content += packets(number, number * 1000, direction, frame)
+    return content
