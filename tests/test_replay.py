@@ -17,7 +17,7 @@ import pytest
 from iswitch import pcapng
 from iswitch.chassis import Chassis
 from iswitch.cli import main
-from iswitch.frame import ETH, Frames
+from iswitch.frame import Frames
 from iswitch.issuing import Jack
 from iswitch.keys import Keys
 from iswitch.made_up import frames
@@ -447,8 +447,8 @@ def test_frames_that_are_not_written_are_counted_alike(size: int) -> None:
     frame = b"\xff" * 6 + b"\2\0\0\0\0\1\x08\x06".ljust(size - 6, b"\0")
     counts = []
     for kind in Chassis, UnwrittenChassis:
-        chassis = kind(Switch(), bytes(4), b"\2" * 6, [Jack(1500)] * 5)
-        for sends in chassis.receive(Frames.of(1, [bytes(ETH) + frame]), 0.0):
+        chassis = kind(Switch(), bytes([10, 0, 0, 254]), b"\2" * 6, [Jack(1500)] * 5)
+        for sends in chassis.receive(Frames.single(1, frame), 0.0):
             chassis.counters["tx_frames"] += sum(sum(sent.counts) for sent in sends)
         counts.append(dict(chassis.counters))
     assert counts[0] == counts[1]
