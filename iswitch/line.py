@@ -11,6 +11,7 @@ changes nothing about the others.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
@@ -24,6 +25,7 @@ Ints = npt.NDArray[np.int64]
 Times = npt.NDArray[np.float64]
 
 CHANCES = 6  # drawn for each packet: loss, corrupt, which bit, duplicate, reorder, jitter
+AHEAD = 2048  # packets whose loss is decided in one go, where nothing else can befall them
 
 
 class Fates(NamedTuple):
@@ -70,6 +72,9 @@ class Line:
         self._leaving = np.empty(0)  # when those in the queue will have been sent
         self._latest = -np.inf  # when the last that kept its place comes out
         self._losing: bool | None = None  # the last one was lost; None: there was none
+        self._passed = 0  # packets of which `losses` has told
+        self._decided = 0  # packets of which it knows
+        self._doomed: list[int] = []  # which of those it has not told of yet are lost
 
     def fates(self, sizes: Ints, now: float) -> Fates:
         """Decide over packets of so many bytes that are sent now, one after the other.
@@ -77,6 +82,7 @@ class Line:
         `now` never falls from call to call.
         """
         given = self.impairment
+        assert not self._decided, "a line is asked for its losses only, or for all fates"
         chances = self._chance.random((len(sizes), CHANCES))
         sent = self._send(sizes, now)
         kept = np.flatnonzero(~self._lost(chances[: len(sent), 0]))
@@ -108,14 +114,26 @@ class Line:
 
     @property
     def only_loses(self) -> bool:
-        """Whether packets come out at once, as they are, or not at all: `survivors` then do."""
+        """Whether packets come out at once, as they are, or not at all: `losses` then tells all."""
         given = self.impairment
         later = given.delay or given.jitter or given.reorder or given.rate is not None
         return not (later or given.duplicate or given.corrupt)
 
-    def survivors(self, count: int) -> Ints:
-        """Which of so many packets come out: what `fates` would say, for less."""
-        return np.flatnonzero(~self._lost(self._chance.random((count, CHANCES))[:, 0]))
+    def losses(self, count: int) -> list[int]:
+        """Which of so many packets are lost: what `fates` would say, for less.
+
+        It is decided ahead, so that it costs little for each of many small calls. Who has once
+        asked this may not ask for `fates` any more.
+        """
+        start, stop = self._passed, self._passed + count
+        while self._decided < stop:
+            lost = np.flatnonzero(self._lost(self._chance.random((AHEAD, CHANCES))[:, 0]))
+            self._doomed += (lost + self._decided).tolist()
+            self._decided += AHEAD
+        self._passed = stop
+        n = bisect_left(self._doomed, stop)
+        lost_now, self._doomed = self._doomed[:n], self._doomed[n:]
+        return [i - start for i in lost_now]
 
     def _lost(self, chance: Times) -> npt.NDArray[np.bool_]:
         """Which packets are lost on the wire.

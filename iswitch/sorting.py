@@ -35,7 +35,7 @@ from .packets import Address, Rows, trains
 _ETHERNET = slice(ETH, IP)
 # Not the identification, not the checksums: they are different in every packet.
 FIXED = (slice(0, IP + 4), slice(IP + 6, IP + 10), slice(IP + 12, UDP + 6))
-_FIXED_BUT_LENGTHS = (slice(0, IP + 2), slice(IP + 6, IP + 10), slice(IP + 12, UDP + 4))
+FIXED_BUT_LENGTHS = (slice(0, IP + 2), slice(IP + 6, IP + 10), slice(IP + 12, UDP + 4))
 
 
 def _mask(*parts: slice) -> npt.NDArray[np.uint32]:
@@ -46,7 +46,7 @@ def _mask(*parts: slice) -> npt.NDArray[np.uint32]:
 
 
 DATAGRAM = _mask(*FIXED)
-_SUPER = _mask(*_FIXED_BUT_LENGTHS)
+_SUPER = _mask(*FIXED_BUT_LENGTHS)
 _STATION = _mask(_ETHERNET)
 _FLOW = _mask(slice(ETH, IP + 2), slice(IP + 9, IP + 10), slice(IP + 12, UDP + 4))
 

@@ -461,3 +461,40 @@ def test_sound_datagrams_pass_untouched() -> None:
     assert found is came
     port.push([Outgoing((PEER,), 4, *came[2:])])
     assert len(inner.sent) == 5
+
+
+@given(
+    counts=st.lists(st.integers(1, 44), min_size=1, max_size=5),
+    tail=st.sampled_from([SIZE, 40]),
+    loss=st.sampled_from([0.02, 0.1, 0.9]),
+    seed=st.integers(0, 99),
+    direction=st.sampled_from(["in", "out"]),
+)
+def test_what_is_left_of_a_batch_is_as_of_single_frames(
+    counts: list[int], tail: int, loss: float, seed: int, direction: str
+) -> None:
+    """Super-datagrams of one flow, of any lengths: the same packets, in order, are lost."""
+    rows, numbered = [], 0
+    for i, count in enumerate(counts):
+        body = payloads(numbered + count, tail if i == len(counts) - 1 else SIZE)[numbered:]
+        numbered += count
+        vnet = super_vnet(5, 42, SIZE, 34, 6) if len(b"".join(body)) > SIZE else None
+        whole = partial(datagram(b"".join(body)), 17, 34, 6)
+        rows.append((vnet or super_vnet(0, 0, 0, 34, 6)) + whole)
+    width = -(-(max(map(len, rows)) - 52) // SIZE) * SIZE  # as ports receive them
+    packed = np.zeros((len(rows), 52 + width), np.uint8)
+    for i, row in enumerate(rows):
+        packed[i, : len(row)] = np.frombuffer(row, np.uint8)
+    bodies = np.ascontiguousarray(packed[:, 52:])
+    together = Frames(0, packed[:, :52], bodies, [len(row) for row in rows])
+    batch, single = (World({(0, direction): Impairment(loss=loss)}, seed) for _ in range(2))
+    ones = [VNET + frame for row in rows for frame in wire(row)]
+    if direction == "in":
+        found = batch.receive(together)
+        expected = single.receive(*(Frames.of(0, [one]) for one in ones))
+    else:
+        lengths = [length - 52 for length in together.lengths]
+        found = batch.send(Transmission(0, together.heads, bodies, lengths, counts))
+        expected = single.send(*(Transmission.single(0, one[10:]) for one in ones))
+    assert numbers(found) == numbers(expected)
+    assert batch.counters == single.counters

@@ -10,16 +10,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import is_
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..counters import Counters
-from ..frame import ETH_HEADER, Frames, Transmission
+from ..frame import ETH_HEADER, HEAD, Frames, Transmission
 from ..impairment import DIRECTIONS, Impairments
 from ..line import Fates, Ints, Line, Times, Transit
 from ..packets import Burst, Outgoing
-from ..parts import Part, Payloads, frame_parts, sent_parts, transmission
+from ..parts import (
+    Part,
+    Payloads,
+    frame_parts,
+    heads_of,
+    packets_of,
+    sent_parts,
+    transmission,
+    without,
+)
 from .port import Port, earlier
 
 ROOM = 256 << 20  # bytes that may be under way in one direction
@@ -68,7 +79,7 @@ class Way(Generic[Piece]):
     def send(self, port: int, parts: Sequence[Part[Piece]], now: float) -> list[Piece] | None:
         """Send into the line of a port; what comes out at once. None: all, as it is."""
         if self.lines[port].only_loses:
-            return self._lose(self.lines[port], parts)
+            return self._lose(port, parts)
         sizes = np.concatenate([part.sizes for part in parts])
         fates = self.lines[port].fates(sizes, now)
         self._count(fates)
@@ -89,13 +100,20 @@ class Way(Generic[Piece]):
                 self._keep(_Run(part, which[soon:], bit[soon:]), due[soon:])
         return pieces
 
-    def _lose(self, line: Line, parts: Sequence[Part[Piece]]) -> list[Piece] | None:
-        """The same for a line that does nothing but lose."""
+    def losses(self, port: int, count: int) -> list[int]:
+        """Which of so many packets a line loses that does nothing else."""
+        lost = self.lines[port].losses(count)
+        if lost:
+            self._note("lost", len(lost))
+        return lost
+
+    def _lose(self, port: int, parts: Sequence[Part[Piece]]) -> list[Piece] | None:
+        """The same as `send` for a line that does nothing but lose."""
         count = sum(part.count for part in parts)
-        which = line.survivors(count)
-        if len(which) == count:
+        lost = self.losses(port, count)
+        if not lost:
             return None
-        self._note("lost", count - len(which))
+        which = np.delete(np.arange(count), lost)
         pieces: list[Piece] = []
         at = 0
         for part in parts:
@@ -188,27 +206,66 @@ class ImpairedPorts(Impaired[Frames, Sequence[Transmission]]):
         for frames in self.port.pull():
             came = None
             if frames.ingress in self._in.lines:
-                came = self._in.send(frames.ingress, frame_parts(frames), now)
+                came = self._entering(frames, now)
             yield from (frames,) if came is None else came
+
+    def _entering(self, frames: Frames, now: float) -> list[Frames] | None:
+        """What comes in at once of frames of one port; None: all, as it is."""
+        port = frames.ingress
+        if not self._in.lines[port].only_loses or (counts := packets_of(frames)) is None:
+            return self._in.send(port, frame_parts(frames), now)
+        lost = self._in.losses(port, sum(counts))
+        if not lost:
+            return None
+        if len(lost) == sum(counts):
+            return []
+        payloads, lengths, _ = without(frames, counts, lost)
+        heads = heads_of(frames.heads[0].tobytes(), lengths)
+        return [Frames(port, heads, payloads, [HEAD + length for length in lengths])]
 
     def push(self, steps: Iterable[Sequence[Transmission]]) -> None:
         """Send frames, step by step."""
         self.port.push(map(self._leaving, steps))
 
-    def _leaving(self, step: Sequence[Transmission]) -> list[Transmission]:
+    def _leaving(self, step: Sequence[Transmission]) -> Sequence[Transmission]:
         """What leaves at once."""
         now = self.clock()
         leaving: list[Transmission] = []
-        by_port: dict[int, list[Transmission]] = {}
-        for one in step:
-            by_port.setdefault(one.port, []).append(one)
+        by_port: dict[int, list[Transmission]] = {}  # where more can befall them than loss
+        for _, alike in groupby(step, lambda one: id(one.bodies)):
+            thinned: list[Transmission] = []
+            for one in alike:
+                line = self._out.lines.get(one.port)
+                if line is not None and not line.only_loses:
+                    by_port.setdefault(one.port, []).append(one)
+                elif line is None or (left := self._left_of(one, now)) is None:
+                    leaving.append(one)  # next to its like, which the kernel may copy
+                else:
+                    thinned += left
+            leaving += thinned
+        if len(leaving) == len(step) and all(map(is_, leaving, step)):
+            return step
         for port, ones in by_port.items():
-            frames = None
-            if port in self._out.lines:
-                parts = [part for one in ones for part in sent_parts(one)]
-                frames = self._out.send(port, parts, now)
+            parts = [part for one in ones for part in sent_parts(one)]
+            frames = self._out.send(port, parts, now)
             leaving += ones if frames is None else map(transmission, frames)
         return leaving
+
+    def _left_of(self, one: Transmission, now: float) -> list[Transmission] | None:
+        """What a line that only loses lets through; None: all, as it is."""
+        port, heads, bodies, lengths, counts = one
+        if heads is not None:
+            frames = Frames(port, heads, bodies, [HEAD + length for length in lengths])
+            if packets_of(frames) == counts:
+                lost = self._out.losses(port, sum(counts))
+                if not lost:
+                    return None
+                if len(lost) == sum(counts):
+                    return []
+                left = without(frames, counts, lost)
+                return [Transmission(port, heads_of(heads[0].tobytes(), left.lengths), *left)]
+        found = self._out.send(port, sent_parts(one), now)
+        return None if found is None else list(map(transmission, found))
 
 
 class ImpairedDatagrams(Impaired[Burst, Outgoing]):
