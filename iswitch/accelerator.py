@@ -352,35 +352,60 @@ class SynchronousAccelerator(Accelerator):
         slot = round_ & 1
         words = self.state[slot].words
         held = words[indices]
-        held[held[:, 0] & np.uint64(ROUND_MASK) != round_] = 0
-        how_far, bitmaps = held[:, 0] >> np.uint64(32), held[:, 1]
         bit = np.uint64(1 << rank)
-        late = how_far == self.COMPLETE
-        duplicate = ~late & (bitmaps & bit != 0)
-        taken = ~duplicate & (how_far == self.OPEN)
-        duplicates, count = int(duplicate.sum()), int(taken.sum())
-        self.counters["duplicate"] += duplicates
-        self.counters["late"] += len(rows) - duplicates - count
-        self.counters["accumulated"] += count
-        outcome.late.extend(runs(slot, round_, indices[late]))
-        if not count:
-            return
+        bitmaps = held[:, 1]
+        other = held[:, 0] != round_  # not open in this round
+        if other.any():
+            held[held[:, 0] & np.uint64(ROUND_MASK) != round_] = 0
+            other = held[:, 0] > ROUND_MASK  # past being open
+        refused = other | (bitmaps & bit != 0)
+        if refused.any():
+            late = refused & (held[:, 0] >> np.uint64(32) == self.COMPLETE)
+            duplicates = int((refused & ~late & (bitmaps & bit != 0)).sum())
+            self.counters["duplicate"] += duplicates
+            self.counters["late"] += int(refused.sum()) - duplicates
+            outcome.late.extend(runs(slot, round_, indices[late]))
+            taken = ~refused
+            indices, rows, bitmaps = indices[taken], rows[taken], bitmaps[taken]
+            if not len(indices):
+                return
+        self.counters["accumulated"] += len(rows)
         into = self._parts[rank] if self.reproducible else self._words
-        first = (bitmaps == 0) | self.reproducible
-        kinds = taken * (1 + first)
-        for a, b in spans(np.stack((indices, kinds), axis=1), STEPS):
-            if taken[a]:
-                start = int(indices[a])
-                self._add(into[slot, start : start + b - a], rows[a:b], bool(first[a]))
-        chosen, bitmaps = indices[taken], bitmaps[taken] | bit
-        words[chosen, 0] = round_
-        words[chosen, 1] = bitmaps
-        done = np.zeros(len(chosen), bool)
-        for bitmap in set(bitmaps.tolist()):
-            if self.complete(round_, bitmap):
-                done |= bitmaps == bitmap
-        if done.any():
-            outcome.completed.extend(self._finish_each(round_, chosen[done], bitmaps[done]))
+        self._add_each(into[slot], indices, rows, (bitmaps == 0) | self.reproducible)
+        bitmaps = bitmaps | bit
+        words[indices, 0] = round_
+        words[indices, 1] = bitmaps
+        if self.complete(round_, int(np.bitwise_or.reduce(bitmaps))):  # else not one of them is
+            done = np.zeros(len(bitmaps), bool)
+            for bitmap in set(bitmaps.tolist()):
+                if self.complete(round_, bitmap):
+                    done |= bitmaps == bitmap
+            if done.any():
+                outcome.completed.extend(self._finish_each(round_, indices[done], bitmaps[done]))
+
+    def _add_each(
+        self, into: Vector, indices: Indices, rows: Rows, first: npt.NDArray[np.bool_]
+    ) -> None:
+        """Accumulate whole packets of ascending segments; the `first` of a segment are copied.
+
+        Stretches of consecutive segments are added (or copied) as if all in them were as most are;
+        the few others are set right, all at once.
+        """
+        data = rows.view(self._dtype)
+        width = data.shape[1]
+        firsts = int(np.count_nonzero(first))
+        copies = 2 * firsts > len(first)
+        few = np.flatnonzero(first != copies) if 0 < firsts < len(first) else None
+        if few is not None:
+            at = indices[few]
+            exact = data[few]
+            if copies:
+                exact = self._combine(into[at, :width], exact)
+        for a, b in spans(indices, 1):
+            start = int(indices[a])
+            self._add(into[start : start + b - a], rows[a:b], copies)
+        if few is not None:
+            into[at, :width] = exact
 
     def _finish_each(self, round_: int, indices: Indices, bitmaps: Bitmaps) -> list[Run]:
         slot = round_ & 1
