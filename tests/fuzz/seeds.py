@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from iswitch.wire import TOS_CONTROL
 
+from .. import frames as slow
 from ..test_protocol_doc import BLOCKS, TO_SWITCH, Block
+from .claims import words
 from .targets import (
     CONTROL,
     DATA,
@@ -76,6 +78,27 @@ def as_frames(blocks: list[Block]) -> bytes:
     )
 
 
+def as_claims() -> Iterator[bytes]:
+    """Frames of a stranger that claim to be another, each with one of nobody's, behind tags."""
+    stranger, whose, ip = slow.MACS[2], slow.MACS[0], slow.IPS[0]
+    own = b"\xfe\x80" + bytes(6) + bytes([whose[0] ^ 2, *whose[1:3], 0xFF, 0xFE, *whose[3:]])
+    link, there = bytes(16), b"\xff\x02" + bytes(14)
+    head, options = [slow.MACS[3], stranger], b"\x3a\0\1\4\0\0\0\0"
+    advertised = b"\x88" + bytes(7), own, b"\2\1", stranger
+    solicited = b"\x87" + bytes(7), own, b"\1\1", whose
+    packets = [
+        [b"\x08\x00", bytes.fromhex("450000280000400040110000"), ip, slow.IPS[2]],
+        [b"\x08\x06", bytes.fromhex("0001080006040002"), whose, ip, bytes(10)],
+        [b"\x86\xdd", b"\x60\0\0\0\0\x20\x3a\xff", link, there, *advertised],
+        [b"\x86\xdd", b"\x60\0\0\0\0\x30\0\xff", link, there, options, *solicited],
+    ]
+    tag, service = slow.tag(), slow.tag(kind=0x88A8)
+    for wraps in ([], [tag], [service, tag], [b"\0\x40" + slow.SNAP], [tag] * 9):
+        for packet in packets:
+            honest = words(*head, *wraps, b"\x88\xb5", bytes(50))
+            yield b"\x05" + words(*head, *wraps, *packet) + honest
+
+
 def of_one(blocks: list[Block]) -> list[Packet]:
     """What is said, as if there were one worker only."""
     return [(b.info["direction"] == TO_SWITCH, b.tos, b.payload) for b in blocks]
@@ -89,6 +112,7 @@ def seeds() -> dict[str, list[bytes]]:
         "switch": list(map(program, talks)),
         "child": list(map(as_child, talks)),
         "chassis": list(map(as_frames, talks)),
+        "guard": list(as_claims()),
         "session": list(map(as_session, talks)),
         "trace": [
             file for talk in talks for file in (*as_files(of_one(talk)), crowded(of_one(talk)))

@@ -9,6 +9,7 @@ Targets and their invariants:
     child     The same of a switch with a parent, which is one of the peers.
     chassis   A Chassis takes any frames without an exception; the accounts of frames have no rest,
               and what it sends are whole frames.
+    guard     A SourceGuard judges any frames, alone or together, as the oracle of claims.py does.
     session   A worker's Session takes any packets from the switch's side without an exception,
               writes nowhere but in `out`, and there only aggregates that came; it is done only when
               all have come. Its timer is not due again at once.
@@ -46,6 +47,7 @@ from worker_lib.session import Session
 
 from .. import frames as slow
 from ..parts import peer
+from .claims import target as guard
 from .invariants import check_sends, check_state, layouts
 from .traces import trace
 
@@ -309,6 +311,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "switch": switch,
     "child": child,
     "chassis": chassis,
+    "guard": guard,
     "session": session,
     "trace": trace,
 }

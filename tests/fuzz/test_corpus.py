@@ -19,6 +19,7 @@ RUNS = {
     "switch": 1500,
     "child": 1500,
     "chassis": 1500,
+    "guard": 3000,
     "session": 3000,
     "trace": 1500,
 }
