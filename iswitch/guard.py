@@ -118,7 +118,8 @@ class SourceGuard:
         tops = np.hstack((heads, bodies[:, : LOOK - HEAD]))
         first = tops[0, : group.lengths[0]].tobytes()
         inner = innermost(first)
-        if n > 1 and not same(tops, first, slice(IP, LOOK if inner is None else inner.at)):
+        end = LOOK if inner is None else inner.at
+        if n > 1 and (min(group.lengths) < end or not same(tops, first, slice(IP, end))):
             each = [self.spoofed(group.part(i, i + 1)) is not None for i in range(n)]
             return some(np.array(each, np.bool_))
         return np.ones(n, np.bool_) if inner is None else self._judged(group, tops, inner)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from iswitch.wire import TOS_CONTROL
+from iswitch.frame import ARP_REPLY, arp
+from iswitch.wire import TOS_CONTROL, TOS_DATA
 
 from .. import frames as slow
 from ..test_protocol_doc import BLOCKS, TO_SWITCH, Block
@@ -16,6 +17,7 @@ from .targets import (
     PEERS,
     TICK,
     dressed_step,
+    frame_step,
     packets_step,
     time_step,
 )
@@ -99,6 +101,15 @@ def as_claims() -> Iterator[bytes]:
             yield b"\x05" + words(*head, *wraps, *packet) + honest
 
 
+def tagged_frames() -> bytes:
+    """Tags around data for the switch, and around ARP between others, as a program of `chassis`."""
+    datagram = slow.tagged(0, bytes(20), TOS_DATA)
+    said = arp(ARP_REPLY, slow.MACS[1], slow.IPS[1], slow.MACS[2], slow.IPS[2])
+    tags = slow.tag(), slow.tag(0xE000, 0x88A8)
+    rows = [slow.wrapped(slow.VNET + frame, *tags) for frame in (datagram, said)]
+    return b"".join(frame_step(1, row) for row in rows)
+
+
 def of_one(blocks: list[Block]) -> list[Packet]:
     """What is said, as if there were one worker only."""
     return [(b.info["direction"] == TO_SWITCH, b.tos, b.payload) for b in blocks]
@@ -111,7 +122,7 @@ def seeds() -> dict[str, list[bytes]]:
         "control": [block.payload for block in BLOCKS if not block.is_data],
         "switch": list(map(program, talks)),
         "child": list(map(as_child, talks)),
-        "chassis": list(map(as_frames, talks)),
+        "chassis": [*map(as_frames, talks), tagged_frames()],
         "guard": list(as_claims()),
         "session": list(map(as_session, talks)),
         "trace": [
