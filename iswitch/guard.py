@@ -44,6 +44,7 @@ from .sources import Sources
 
 IP_SIZE = 4
 IP_SOURCE = 12
+IP_PLAIN = IP + IP_SOURCE  # where it is if nothing is around it
 ARP_SENDER = 8  # MAC, then IPv4 address
 ARP_SIZE = 28
 UNDISCOVERING = bytes((TCP, UDP_PROTOCOL))  # what most IPv6 is, and no neighbour discovery
@@ -113,6 +114,8 @@ class SourceGuard:
         if ingress not in self._macs.get(first[ETH + MAC_SIZE : ETH + 12], (ingress,)):
             return np.ones(n, np.bool_)
         kind = first[ETH + 12 : IP]
+        if kind == ETHERTYPE_IP:  # as it nearly always is
+            return self._claimed(group, heads, self._ips, IP_PLAIN, IP_SIZE, IP + IP_HEADER)
         if is_plain(kind):
             return self._judged(group, heads, Inner(kind, IP))
         tops = np.hstack((heads, bodies[:, : LOOK - HEAD]))
@@ -149,13 +152,13 @@ class SourceGuard:
         In those that end before `end` these bytes are no address.
         """
         n, here = len(tops), (group.ingress,)
-        if tops.shape[1] < end:
-            return None
         raw = tops[:, at : at + size].tobytes()
         if raw == raw[:size] * n:  # as it nearly always is
             if group.ingress in owners.get(raw[:size], here):
                 return None
             wrong = np.ones(n, np.bool_)
+        elif tops.shape[1] < end:
+            return None
         else:
             claims = (raw[i : i + size] for i in range(0, len(raw), size))
             found = [group.ingress not in owners.get(claim, here) for claim in claims]
