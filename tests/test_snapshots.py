@@ -7,20 +7,34 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from worker_lib import snapshots
-from worker_lib.snapshots import NotThere, Offer, Server, Unreachable, ask
+from worker_lib import giving, snapshots
+from worker_lib.giving import Server
+from worker_lib.snapshots import (
+    ANSWER,
+    DIGEST,
+    MAGIC,
+    REQUEST,
+    NotThere,
+    Offer,
+    Unreachable,
+    ask,
+    digest,
+)
 from worker_lib.standing import Standing
+from worker_lib.state import State
 
 STATE = bytes(range(256)) * 1000
 HERE = ("127.0.0.1", 0)
 
 
-def offer(wanted: bool) -> Offer:
+def offer(wanted: bool, known: int = -1) -> Offer:
     standing = Standing(77, 2**32 - 1, False)
-    return Offer(standing, b"abcdef", STATE) if wanted else Offer(standing)
+    return Offer(standing, b"abcdef", b"" if known == 0 else STATE) if wanted else Offer(standing)
 
 
 @pytest.fixture
@@ -101,8 +115,8 @@ def test_strangers_who_dawdle_keep_nobody_out(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request has so long, be it in bytes that trickle; who goes at once does no harm."""
-    monkeypatch.setattr(snapshots, "PATIENCE", 0.3)
-    monkeypatch.setattr(snapshots, "AT_ONCE", 2)
+    monkeypatch.setattr(giving, "PATIENCE", 0.3)
+    monkeypatch.setattr(giving, "AT_ONCE", 2)
     server = serve()
     socket.create_connection(server.where).close()
     dawdling = [socket.create_connection(server.where) for _ in range(2)]
@@ -125,3 +139,182 @@ def test_more_than_can_be_is_not_taken(serve: Callable[..., Server]) -> None:
     where = serve().where
     with pytest.raises(Unreachable, match="bytes"):
         ask(where, 7, None, len(STATE) - 1)
+
+
+class Giver:
+    """A worker's state that is packed when it is asked for, and how often it was."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.state = State([np.arange(nbytes, dtype=np.uint8)])
+        self.version = 1
+        self.packed = 0
+        self.fails = False
+
+    def __call__(self, wanted: bool, known: int) -> Offer:
+        standing, mark = Standing(77, self.version, False), self.state.mark
+        if not wanted:
+            return Offer(standing, mark=mark)
+        if self.fails:
+            raise MemoryError
+        self.packed += mark != known
+        return Offer(standing, b"", b"" if mark == known else self.state.pack(), mark)
+
+    def move_on(self) -> None:
+        """The next version."""
+        self.state.touch()
+        self.state.arrays[0] += 1
+        self.version += 1
+
+
+def asking(where: tuple[str, int], key: bytes | None = None) -> socket.socket:
+    """A client that asks for the state, and takes none of it by itself."""
+    request = REQUEST.pack(MAGIC, 7, True, bytes(16))
+    client = socket.create_connection(where)
+    client.sendall(request + digest(key or b"", request))
+    return client
+
+
+def anonymous_memory() -> int:
+    """Bytes of this process that are in memory and of no file."""
+    (line,) = (
+        one for one in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in one
+    )
+    return int(line.split()[1]) * 1024
+
+
+def eventually(what: Callable[[], bool], seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_those_who_never_read_cost_one_copy() -> None:
+    """Forty of them, of which each has begun to be given a state, over two versions of it."""
+    size = 24 << 20
+    giver = Giver(size)
+    with closing(Server(*HERE, 7, None, giver)) as server:
+        assert ask(server.where, 7, None, size).state == giver.state.pack()  # all is warm
+        eventually(lambda: not server.packed)
+        before = anonymous_memory()
+        idle = [asking(server.where) for _ in range(40)]
+        for client in idle:
+            assert client.recv(ANSWER.size)
+        assert giver.packed == 2
+        assert anonymous_memory() - before < size + (4 << 20)
+        # A newcomer of the next version has them dropped, and gets its own.
+        giver.move_on()
+        most, done = 0, threading.Event()
+
+        def watch() -> None:
+            nonlocal most
+            while not done.wait(0.005):
+                most = max(most, server.packed)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        offer = ask(server.where, 7, None, size)
+        done.set()
+        watcher.join()
+        assert offer.standing.version == 2
+        assert offer.state == giver.state.pack()
+        assert most == size
+        assert giver.packed == 3
+        assert server.dropped == 40
+        eventually(lambda: not server.packed)
+        for client in idle:
+            client.close()
+
+
+def test_a_state_of_one_version_is_packed_once() -> None:
+    giver = Giver(1 << 20)
+    with closing(Server(*HERE, 7, None, giver)) as server:
+        for _ in range(5):
+            assert ask(server.where, 7, None, 1 << 20).state == giver.state.pack()
+        assert giver.packed == 1
+        giver.move_on()
+        assert ask(server.where, 7, None, 1 << 20).state == giver.state.pack()
+        assert giver.packed == 2
+        assert not server.dropped
+
+
+@pytest.mark.parametrize("trickle", [0, 4096])
+def test_slow_readers_are_dropped(monkeypatch: pytest.MonkeyPatch, trickle: int) -> None:
+    """One that takes nothing, and one that takes a little now and then."""
+    monkeypatch.setattr(giving, "PATIENCE", 0.3)
+    monkeypatch.setattr(giving, "STATE_PATIENCE", 1.5)
+    size = 24 << 20
+    with closing(Server(*HERE, 7, None, Giver(size))) as server, asking(server.where) as slow:
+        begin, came = time.monotonic(), 0
+        while not server.dropped:
+            came += len(slow.recv(trickle)) if trickle else 0
+            assert time.monotonic() < begin + 20
+            time.sleep(0.01)
+        assert came < size
+        eventually(lambda: not server.connections)
+
+
+def test_a_reader_that_takes_its_time_is_served_to_the_end() -> None:
+    """While others ask for the same version, and for the next one, which wait for it."""
+    size = 6 << 20
+    giver = Giver(size)
+    with closing(Server(*HERE, 7, None, giver)) as server, asking(server.where) as slow:
+        expected, came = giver.state.pack(), bytearray()
+        head = ANSWER.size
+        while len(came) < head + size + DIGEST:
+            came += slow.recv(1 << 18)
+            time.sleep(0.02)
+            if len(came) > size // 2 and giver.version == 1:
+                giver.move_on()
+                waits = asking(server.where)
+        assert came[head:-DIGEST] == expected
+        assert ask(server.where, 7, None, size).standing.version == 2
+        assert len(waits.recv(head)) == head
+        waits.close()
+        assert giver.packed == 2
+
+
+def test_a_full_house_makes_room_for_newcomers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who have not asked go first, then those who take nothing; the rest stay."""
+    monkeypatch.setattr(giving, "AT_ONCE", 8)
+    monkeypatch.setattr(giving, "STALL", 0.2)
+    size = 24 << 20
+    with closing(Server(*HERE, 7, None, Giver(size))) as server:
+        idle = [socket.create_connection(server.where) for _ in range(8)]
+        eventually(lambda: server.connections == 8)
+        assert ask(server.where, 7, None).standing.identity == 77
+        idle += [asking(server.where) for _ in range(8)]
+        eventually(lambda: server.dropped >= 9)
+        time.sleep(0.3)
+        assert len(ask(server.where, 7, None, size).state) == size
+        assert server.connections <= 8
+        for client in idle:
+            client.close()
+
+
+def test_no_memory_for_a_copy() -> None:
+    """Whoever asked is cut off; others are told where this worker stands; then it works again."""
+    giver = Giver(1000)
+    giver.fails = True
+    with closing(Server(*HERE, 7, None, giver)) as server:
+        with pytest.raises(Unreachable):
+            ask(server.where, 7, None, 1000)
+        assert ask(server.where, 7, None).standing.version == 1
+        assert server.dropped == 1
+        giver.fails = False
+        assert ask(server.where, 7, None, 1000).state == giver.state.pack()
+
+
+def test_no_memory_for_what_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def receive(connection: socket.socket, size: int, until: float) -> bytearray:
+        if size == len(STATE):
+            raise MemoryError
+        return receive_(connection, size, until)
+
+    receive_ = snapshots._receive
+    monkeypatch.setattr(snapshots, "_receive", receive)
+    with (
+        closing(Server(*HERE, 7, None, offer)) as server,
+        pytest.raises(Unreachable, match="memory"),
+    ):
+        ask(server.where, 7, None, len(STATE))

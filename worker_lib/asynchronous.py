@@ -287,9 +287,9 @@ class AsynchronousWorker:
 
         Of gradients `contributed`, and `stale` ones that were not; a histogram of the `staleness`
         of those sent. Versions `applied`, and the `contributions` in them. `snapshots_taken` and
-        `snapshots_given`, times this worker was `behind`, `resets`. Segments `sent`, `received` and
-        of no use (`useless`); `helps` and `marks` asked for; `rejoins`. With `check`, `digests` of
-        the state by version.
+        `snapshots_given`, `snapshots_dropped` because whoever asked was too slow, times this worker
+        was `behind`, `resets`. Segments `sent`, `received` and of no use (`useless`); `helps` and
+        `marks` asked for; `rejoins`. With `check`, `digests` of the state by version.
         """
         with self._net:
             counts: dict[str, Any] = {**self._session.stats, **self._counts}
@@ -299,6 +299,7 @@ class AsynchronousWorker:
             counts["round_trip"] = self._session.round_trip.smoothed
             counts["rx_overflow"] = self._port.counters["rx_overflow"]
             counts["tx_failed"] = self._port.counters["tx_failed"]
+            counts["snapshots_dropped"] = self._peers.dropped
             counts["digests"] = dict(self._digests)
         return counts
 
@@ -486,6 +487,7 @@ class AsynchronousWorker:
         contributions = self._directory.contributions(vector[self.numel :])
         with self._lock:
             if contributions:  # else it is of greetings only
+                self._state.touch()
                 try:
                     self._update(vector[: self.numel], contributions, version)
                 except BaseException as error:
@@ -561,14 +563,15 @@ class AsynchronousWorker:
             self._is_at(version)
         return True
 
-    def _offer(self, wanted: bool) -> Offer:
-        """Where this worker stands, and its state if that is wanted."""
+    def _offer(self, wanted: bool, known: int) -> Offer:
+        """Where this worker stands; its state, if that is wanted and not of the mark `known`."""
         with self._lock, self._net:
-            standing = self._standing()
+            standing, mark = self._standing(), self._state.mark
             if not wanted or standing.version is None:
-                return Offer(standing)
+                return Offer(standing, mark=mark)
+            state = b"" if mark == known else self._state.pack()
             self._counts["snapshots_given"] += 1
-            return Offer(standing, self._directory.pack(), self._state.pack())
+            return Offer(standing, self._directory.pack(), state, mark)
 
     def _standing(self) -> Standing:
         session = self._session

@@ -77,7 +77,7 @@ class Directory:
         """All addresses, six bytes each."""
         return b"".join(pack(where) for where in sorted(self.addresses))
 
-    def learn_packed(self, packed: bytes) -> None:
+    def learn_packed(self, packed: bytes | bytearray) -> None:
         """Take those that another worker knows."""
         parts = (packed[i : i + ADDRESS] for i in range(0, len(packed), ADDRESS))
         self.addresses.update(unpack(part) for part in parts)
@@ -88,7 +88,7 @@ def pack(where: Where) -> bytes:
     return socket.inet_aton(where[0]) + where[1].to_bytes(2, "big")
 
 
-def unpack(packed: bytes) -> Where:
+def unpack(packed: bytes | bytearray) -> Where:
     """The address and port of six bytes."""
     return socket.inet_ntoa(packed[:4]), int.from_bytes(packed[4:], "big")
 

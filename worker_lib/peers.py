@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .directory import Directory, Where, pack
-from .snapshots import NotThere, Offer, Server, Unreachable, ask
+from .giving import Server
+from .snapshots import NotThere, Offer, Unreachable, ask
 from .standing import Standing
 
 
@@ -36,7 +37,7 @@ class Peers:
         here: Where,
         job: int,
         key: bytes | None,
-        offer: Callable[[bool], Offer],
+        offer: Callable[[bool, int], Offer],
         size: int,
         stop: Callable[[], bool],
     ) -> None:
@@ -71,6 +72,11 @@ class Peers:
             return None
         self.directory.learn_packed(offer.addresses)
         return None if offer.standing.version is None else offer
+
+    @property
+    def dropped(self) -> int:
+        """Connections that were cut off: too slow, too many, or no memory for them."""
+        return self._server.dropped
 
     def close(self) -> None:
         """Answer nobody any more."""

@@ -13,10 +13,7 @@ from __future__ import annotations
 import secrets
 import socket
 import struct
-import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from hashlib import blake2b
 from hmac import compare_digest
 from typing import NamedTuple
@@ -31,9 +28,7 @@ ANSWER = struct.Struct(">4sBBHQIIQ")  # magic, has a state, behind, 0, identity,
 DIGEST = 16
 PATIENCE = 2.0  # seconds for a request, and for the head of its answer
 STATE_PATIENCE = 30.0  # seconds for a state
-AT_ONCE = 64  # requests that are answered at a time; as many peers as there can be
 MOST_ADDRESSES = 1 << 16  # bytes
-ACCEPT_PAUSE = 0.1  # seconds, if no connection can be taken, for want of descriptors, say
 
 
 class NotThere(Exception):
@@ -45,80 +40,15 @@ class Unreachable(Exception):
 
 
 class Offer(NamedTuple):
-    """What a worker answers: where it stands, and if asked for, whom it knows, and its state."""
+    """What a worker answers: where it stands, and if asked for, whom it knows, and its state.
 
-    standing: Standing
-    addresses: bytes = b""
-    state: bytes = b""
-
-
-class Server:
-    """Answers peers, from a thread of its own.
-
-    Args:
-        host: local address to listen at.
-        port: the same as the worker's UDP port, if it is free.
-        job: the job's number.
-        key: of a keyed job.
-        offer: called with whether the state is wanted.
+    `mark` is another number for another state; it is not sent.
     """
 
-    def __init__(
-        self, host: str, port: int, job: int, key: bytes | None, offer: Callable[[bool], Offer]
-    ) -> None:
-        self._job, self._key, self._offer = job, key or b"", offer
-        try:
-            self._socket = socket.create_server((host, port), backlog=AT_ONCE)
-        except OSError:
-            self._socket = socket.create_server((host, 0), backlog=AT_ONCE)
-        self.where: tuple[str, int] = self._socket.getsockname()
-        self._room = threading.BoundedSemaphore(AT_ONCE)
-        self._closed = threading.Event()
-        threading.Thread(target=self._serve, daemon=True, name="iswitch snapshots").start()
-
-    def close(self) -> None:
-        """Answer nobody any more."""
-        self._closed.set()
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        self._socket.close()
-
-    def _serve(self) -> None:
-        while not self._closed.is_set():
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                self._closed.wait(ACCEPT_PAUSE)
-                continue
-            if self._room.acquire(blocking=False):
-                threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
-            else:
-                connection.close()  # who asked will ask again
-
-    def _attend(self, connection: socket.socket) -> None:
-        try:
-            with connection, suppress(OSError):
-                self._answer(connection)
-        finally:
-            self._room.release()
-
-    def _answer(self, connection: socket.socket) -> None:
-        until = time.monotonic() + PATIENCE
-        request = _receive(connection, REQUEST.size, until)
-        given = _receive(connection, DIGEST, until)
-        connection.settimeout(STATE_PATIENCE)
-        magic, job, wanted, _ = REQUEST.unpack(request)
-        right = compare_digest(_digest(self._key, request), given)
-        if magic != MAGIC or job != self._job or not right:
-            connection.sendall(NO_WORKER.ljust(ANSWER.size, b"\0"))
-            return
-        (identity, version, behind), addresses, state = self._offer(bool(wanted))
-        has = version is not None
-        sizes = len(addresses), len(state)
-        header = ANSWER.pack(MAGIC, has, behind, 0, identity, version or 0, *sizes)
-        for part in (header, addresses, state):
-            connection.sendall(part)
-        connection.sendall(_digest(self._key, request, header, addresses, state))
+    standing: Standing
+    addresses: bytes | bytearray = b""
+    state: bytes | bytearray = b""
+    mark: int = 0
 
 
 def ask(where: tuple[str, int], job: int, key: bytes | None, most: int | None = None) -> Offer:
@@ -138,7 +68,7 @@ def ask(where: tuple[str, int], job: int, key: bytes | None, most: int | None = 
     until = time.monotonic() + PATIENCE
     try:
         with socket.create_connection(where, PATIENCE) as connection:
-            connection.sendall(request + _digest(key or b"", request))
+            connection.sendall(request + digest(key or b"", request))
             header = _receive(connection, ANSWER.size, until)
             magic, has_state, behind, _, identity, version, *sizes = ANSWER.unpack(header)
             if magic != MAGIC:
@@ -152,19 +82,23 @@ def ask(where: tuple[str, int], job: int, key: bytes | None, most: int | None = 
         raise NotThere(f"no process at {where}") from None
     except OSError as error:
         raise Unreachable(f"{where}: {error}") from None
-    if not compare_digest(_digest(key or b"", request, header, *held), given):
+    except MemoryError:
+        raise Unreachable(f"{where}: no memory for a state of {sizes[1]:,} bytes") from None
+    if not compare_digest(digest(key or b"", request, header, *held), given):
         raise Unreachable(f"{where}: the checksum is wrong")
-    return Offer(Standing(identity, version if has_state else None, bool(behind)), *held)
+    standing = Standing(identity, version if has_state else None, bool(behind))
+    return Offer(standing, addresses=held[0], state=held[1])
 
 
-def _digest(key: bytes, *parts: bytes) -> bytes:
+def digest(key: bytes, *parts: bytes | bytearray) -> bytes:
+    """The checksum of these, with the key of a keyed job."""
     total = blake2b(digest_size=DIGEST, key=key)
     for part in parts:
         total.update(part)
     return total.digest()
 
 
-def _receive(connection: socket.socket, size: int, until: float) -> bytes:
+def _receive(connection: socket.socket, size: int, until: float) -> bytearray:
     """Exactly so many bytes.
 
     Raises:
@@ -181,4 +115,4 @@ def _receive(connection: socket.socket, size: int, until: float) -> bytes:
         if not count:
             raise ConnectionResetError("the connection ended early")
         at += count
-    return bytes(held)
+    return held

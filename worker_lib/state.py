@@ -33,6 +33,7 @@ class State:
             if array.dtype.hasobject:
                 raise TypeError(f"state[{i}] holds Python objects; numbers are wanted")
         self.nbytes = sum(array.nbytes for array in self.arrays)
+        self.mark = 0  # another number for other contents
 
     def copy_to(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Copy the first arrays, as many as are given, of the same shapes and dtypes."""
@@ -41,12 +42,22 @@ class State:
         for ours, theirs in zip(self.arrays, arrays, strict=False):
             np.copyto(theirs, ours, casting="no")
 
-    def pack(self) -> bytes:
-        """All of it, array after array."""
-        return b"".join(array.tobytes() for array in self.arrays)
+    def touch(self) -> None:
+        """Say that the arrays are about to be changed."""
+        self.mark += 1
 
-    def unpack(self, packed: bytes) -> None:
+    def pack(self) -> bytearray:
+        """All of it, array after array: one copy, and no other on the way."""
+        packed, at = bytearray(self.nbytes), 0
+        for array in self.arrays:
+            whole = np.frombuffer(packed, np.uint8, array.nbytes, at)
+            whole[:] = array.reshape(-1).view(np.uint8)
+            at += array.nbytes
+        return packed
+
+    def unpack(self, packed: bytes | bytearray) -> None:
         """Take what `pack` gave elsewhere; as many bytes as this has."""
+        self.touch()
         at = 0
         for array in self.arrays:
             flat = array.reshape(-1).view(np.uint8)
@@ -57,5 +68,5 @@ class State:
         """Equal for equal bits, 32 hexadecimal digits."""
         digest = blake2b(digest_size=16)
         for array in self.arrays:
-            digest.update(array.tobytes())
+            digest.update(array.reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
