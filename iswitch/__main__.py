@@ -1,7 +1,26 @@
-"""`python -m iswitch`: the command line."""
+"""The process of a command line: `iswitch`, `python -m iswitch`."""
 
 import sys
 
-from .cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the command line of this process; returns the exit status.
+
+    Everything is imported inside, so that Ctrl-C meanwhile ends it quietly.
+    """
+    try:
+        from .cli.boundary import own_process
+
+        own_process()
+        from .cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return 130
+    except (OSError, ImportError, MemoryError) as error:  # there is not enough to be loaded
+        print(f"iswitch: cannot be loaded: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

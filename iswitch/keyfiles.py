@@ -11,9 +11,12 @@ import stat
 import tomllib
 from collections.abc import Mapping
 
+from .files import read_text
 from .keys import Keys, KeyUnusable, secret_of
+from .outside import reading
 
 KEY, KEY_FILE = "ISWITCH_KEY", "ISWITCH_KEY_FILE"  # in the environment
+MOST = 4 << 20  # bytes of a file: a line for every job
 
 
 def read_key(path: str) -> bytes:
@@ -34,14 +37,16 @@ def read_keys(path: str) -> Keys:
     Raises:
         KeyUnusable: the file cannot be read, or others can, or it is written otherwise.
     """
+    text = _private(path)
     try:
-        table = tomllib.loads(_private(path))
-    except tomllib.TOMLDecodeError as error:
-        raise KeyUnusable(f'{path}: {error}; write lines such as 7 = "KEY"') from None
+        with reading(path, KeyUnusable):
+            table = tomllib.loads(text)
+    except KeyUnusable as error:
+        raise KeyUnusable(f'{error}; write lines such as 7 = "KEY"') from None
     by_job: dict[int, bytes] = {}
     default: bytes | None = None
     for name, text in table.items():
-        is_job = name.isascii() and name.isdecimal() and int(name) <= 0xFFFF
+        is_job = name.isascii() and name.isdecimal() and len(name) <= 5 and int(name) <= 0xFFFF
         if not isinstance(text, str) or not (is_job or name == "default"):
             raise KeyUnusable(
                 f'{path}: {name!r} is no job with a key; write 7 = "KEY" or default = "KEY"'
@@ -79,14 +84,11 @@ def _secret(where: str, text: str) -> bytes:
 
 def _private(path: str) -> str:
     """The text of a file that not everybody may read or write."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            if os.fstat(file.fileno()).st_mode & (stat.S_IROTH | stat.S_IWOTH):
-                raise KeyUnusable(
-                    f"{path} can be read or written by everybody on this machine: chmod 600 {path}"
-                )
-            return file.read()
-    except OSError as error:
-        raise KeyUnusable(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise KeyUnusable(f"{path} is not UTF-8 text; write bytes as hex:00ff...") from None
+
+    def check(status: os.stat_result) -> None:
+        if status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
+            raise KeyUnusable(
+                f"{path} can be read or written by everybody on this machine: chmod 600 {path}"
+            )
+
+    return read_text(path, KeyUnusable, MOST, check)

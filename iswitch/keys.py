@@ -13,6 +13,7 @@ from hmac import compare_digest
 
 import numpy as np
 
+from .outside import OutsideError
 from .packets import Outgoing
 from .wire import TOS_CONTROL, Header
 
@@ -20,7 +21,7 @@ MAC_SIZE = 16
 MAX_KEY = 64  # bytes; BLAKE2b takes no longer one
 
 
-class KeyUnusable(ValueError):
+class KeyUnusable(OutsideError, ValueError):
     """A key that cannot be one; the message names the mend, and not the key."""
 
 
@@ -30,9 +31,11 @@ def secret_of(text: str) -> bytes:
     Raises:
         KeyUnusable: no hexadecimal digits, or a key of a wrong length.
     """
+    digits = text.removeprefix("hex:")
     try:
-        digits = text.removeprefix("hex:")
         secret = bytes.fromhex(digits) if digits != text else text.encode()
+    except UnicodeEncodeError:
+        raise KeyUnusable("a key in writing is UTF-8; write other bytes after hex:") from None
     except ValueError:
         raise KeyUnusable("after hex: a key has pairs of digits 0-9 and a-f") from None
     Key(secret)

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal, NamedTuple, Self
 
+from .outside import OutsideError
+
 FRAME_HEADER = 14  # bytes of Ethernet before what an MTU counts
 NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+))\s*(\D*)", re.ASCII)
 
 
-class QuantityError(ValueError):
+class QuantityError(OutsideError, ValueError):
     """Text that is no such quantity, or a value that cannot be; the message names the mend."""
 
 

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 CORE = [
     "units",
     "impairment",
+    "outside",
     "wire",
     "packets",
     "keys",
@@ -218,10 +219,8 @@ def test_ports_and_engine_do_not_look_up() -> None:
 
 
 def test_worker_lib_uses_little_of_the_switch() -> None:
-    allowed = {
-        f"iswitch.{name}"
-        for name in ("wire", "packets", "counters", "keys", "keyfiles", "ports.udp")
-    }
+    names = ("wire", "packets", "counters", "keys", "keyfiles", "ports.udp", "outside", "files")
+    allowed = {f"iswitch.{name}" for name in names}
     workers = [name for name in MODULES if within(name, "worker_lib")]
     assert "worker_lib.client" in workers
     for name in workers:

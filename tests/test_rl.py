@@ -413,7 +413,7 @@ def test_a_checkpoint_half_written_is_not_left(
     updater.update(np.ones(3, np.float32))
     with monkeypatch.context() as killed:
         killed.setattr(checkpoint.os, "fsync", stop)
-        with pytest.raises(InterruptedError):
+        with pytest.raises(KeyboardInterrupt):
             checkpoint.save(path, updater, {})
     assert len(list(tmp_path.iterdir())) == 2
     other = Updater(torch.nn.Linear(2, 1), [(3, 1e-2)])
@@ -427,7 +427,7 @@ def test_a_checkpoint_half_written_is_not_left(
 
 
 def stop(_: int) -> None:
-    raise InterruptedError
+    raise KeyboardInterrupt
 
 
 def test_a_plan_goes_through_a_command_line() -> None:

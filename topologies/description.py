@@ -167,8 +167,7 @@ class Topology:
         """From a short form such as `rack:2x3,rate=1Gbit`, or the path of a .toml file.
 
         Raises:
-            TopologyError: neither; the message lists the short forms.
-            OSError: the file cannot be read.
+            TopologyError: neither, or the file cannot be read; the message lists the short forms.
         """
         if text.endswith(".toml"):
             return cls.from_toml(text)
@@ -181,12 +180,14 @@ class Topology:
         """From a file as docs/topologies.md describes it.
 
         Raises:
-            TopologyError: not TOML, not a topology, or one that could not be built.
-            OSError: the file cannot be read.
+            TopologyError: it cannot be read, is not TOML, no topology, or one that could not be
+                built.
         """
+        from iswitch.files import read_text
+
         from .toml import loads
 
-        return loads(Path(path).read_text(encoding="utf-8"), str(path))
+        return loads(read_text(str(path), TopologyError), str(path))
 
     def to_toml(self) -> str:
         """The text of a file from which `from_toml` makes an equal topology."""
@@ -218,9 +219,12 @@ class Topology:
     def tree(self) -> tuple[Switch, ...]:
         """The switches that do not stand by; a parent comes before its children."""
         root = next(s for s in self.switches if s.parent is None and s.name in self._ports)
+        below: dict[str | None, list[Switch]] = {}
+        for switch in self.switches:
+            below.setdefault(switch.parent, []).append(switch)
         found = [root]
         for switch in found:
-            found += [child for child in self.switches if child.parent == switch.name]
+            found += below.get(switch.name, ())
         return tuple(found)
 
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from iswitch.outside import OutsideError
 
-class TopologyError(ValueError):
+
+class TopologyError(OutsideError, ValueError):
     """A description that no builder could build; the message names the fault and the mend."""
 
 
-class NetworkError(RuntimeError):
+class NetworkError(OutsideError, RuntimeError):
     """This machine cannot build the network; the message names what lacks and the mend."""
 
 

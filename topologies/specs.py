@@ -15,6 +15,7 @@ from .description import SUBNET, Host, Link, Switch, Topology, parse_settings, s
 from .errors import TopologyError
 
 SPEC = re.compile(r"([a-z]+):(\d{1,5}(?:x\d{1,5}){0,7})((?:,[a-z]+=[^,]+)*)", re.ASCII)
+MOST_DIGITS = 40  # of a seed; more of them make no more chances
 MAX_HOSTS = 1 << 16  # more than any of them can have; far less than would fill the memory
 
 Pairs = list[tuple[str, str]]
@@ -137,7 +138,7 @@ def parse_seed(text: str) -> int:
     Raises:
         TopologyError: it is none.
     """
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > MOST_DIGITS:
         raise TopologyError(f"seed {text!r} is not a whole number of 0 or more; write seed=1")
     return int(text)
 

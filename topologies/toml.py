@@ -6,10 +6,13 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from iswitch.outside import reading
+
 from .description import SUBNET, Host, Link, Switch, Topology
 from .errors import TopologyError
-from .specs import parse_seed, parse_subnet
+from .specs import MAX_HOSTS, parse_seed, parse_subnet
 
+MAX_LINKS = 4 * MAX_HOSTS
 TOP = {"subnet": str, "hosts": list, "switches": list, "link": dict, "links": list, "seed": int}
 
 
@@ -19,10 +22,11 @@ def loads(text: str, name: str = "") -> Topology:
     Raises:
         TopologyError: not TOML, not a topology, or one that could not be built.
     """
-    try:
-        return build(tomllib.loads(text), name)
-    except (tomllib.TOMLDecodeError, TopologyError) as error:
-        raise TopologyError(f"{name}: {error}" if name else str(error)) from error
+    with reading(name or "the text", TopologyError):
+        try:
+            return build(tomllib.loads(text), name)
+        except (tomllib.TOMLDecodeError, TopologyError) as error:
+            raise TopologyError(f"{name}: {error}" if name else str(error)) from error
 
 
 def build(data: dict[str, Any], name: str) -> Topology:
@@ -32,6 +36,9 @@ def build(data: dict[str, Any], name: str) -> Topology:
         TopologyError: an unknown key, a missing one, or a value of another type.
     """
     expect("the file", data, TOP)
+    nodes = len(data.get("hosts", [])) + len(data.get("switches", []))
+    if nodes > MAX_HOSTS or len(data.get("links", [])) > MAX_LINKS:
+        raise TopologyError(f"there are more than {MAX_HOSTS} nodes or {MAX_LINKS} links")
     common = data.get("link", {})
     for host in data.get("hosts", []):
         if not isinstance(host, str):

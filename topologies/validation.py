@@ -122,15 +122,16 @@ def check_parents(topology: Topology) -> None:
             )
     sound: set[str] = set()
     for name in parents:
-        path: list[str] = []
+        path: dict[str, None] = {}  # a set that keeps the order
         above: str | None = name
         while above is not None and above not in sound:
             if above in path:
-                circle = " -> ".join([*path[path.index(above) :], above])
+                names = list(path)
+                circle = " -> ".join([*names[names.index(above) :], above])
                 raise TopologyError(
                     f"the parents form a circle: {circle}; take the parent from one of these"
                 )
-            path.append(above)
+            path[above] = None
             above = parents[above]
         sound.update(path)
 

@@ -9,6 +9,7 @@ from numbers import Integral, Real
 import numpy.typing as npt
 
 from iswitch.keys import Key, KeyUnusable
+from iswitch.outside import LIMITS, reason
 from iswitch.packets import Address
 from iswitch.ports.udp import UdpPort
 from iswitch.wire import IP_UDP_HEADERS, ROUND_MASK, DType, Mode, Op, Shape, WireError
@@ -20,7 +21,7 @@ from .waiting import CHOICES, OnMemberLost
 def address(name: str, value: object, least_port: int = 0) -> tuple[str, int]:
     """A (host, port); port 0, any, is for one's own address only."""
     match value:
-        case (str(host), Integral() as port) if least_port <= int(port) <= 65535:
+        case (str(host), Integral() as port) if host.isascii() and least_port <= int(port) <= 65535:
             return host, int(port)
     raise ValueError(f"{name} = {value!r}: pass (host, port), such as ('127.0.0.1', 26963)")
 
@@ -127,6 +128,8 @@ def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -
     try:
         return UdpPort(bind, connect=switch, offload=offload)
     except OSError as error:
+        if error.errno in LIMITS:
+            raise BindError(f"cannot open a socket: {reason(error)}") from None
         here, there = Address(*bind), Address(*switch)
         ours = {
             errno.EADDRINUSE: "another socket has it; choose another, port 0 for any",

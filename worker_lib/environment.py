@@ -10,6 +10,7 @@ from iswitch.keyfiles import key_in
 from . import arguments
 
 ANY = ("0.0.0.0", 0)
+MOST = 0xFFFFFFFF  # of any number there
 
 
 class Place(NamedTuple):
@@ -48,7 +49,7 @@ def address(environment: Mapping[str, str], name: str, example: str) -> tuple[st
     """A variable that holds HOST:PORT."""
     where = text(environment, name)
     host, _, port = where.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
+    if not host or not host.isascii() or not 0 < _whole(port) <= 65535:
         raise ValueError(f"{name} is {where!r}: write HOST:PORT, such as {example}")
     return host, int(port)
 
@@ -56,9 +57,15 @@ def address(environment: Mapping[str, str], name: str, example: str) -> tuple[st
 def number(environment: Mapping[str, str], name: str) -> int:
     """A variable that holds a whole number."""
     value = text(environment, name)
-    if not (value.isascii() and value.isdecimal()):
-        raise ValueError(f"{name} is {value!r}: a whole number is wanted")
+    if _whole(value) < 0:
+        raise ValueError(f"{name} is {value!r}: a whole number of 0 to {MOST} is wanted")
     return int(value)
+
+
+def _whole(text: str) -> int:
+    """A number of 0 to MOST; -1: it is none."""
+    is_one = text.isascii() and text.isdecimal() and len(text) <= len(str(MOST))
+    return int(text) if is_one and int(text) <= MOST else -1
 
 
 def text(environment: Mapping[str, str], name: str) -> str:

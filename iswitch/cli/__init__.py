@@ -10,10 +10,12 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from .. import __version__
+from ..outside import OutsideError, writing
+from .boundary import guarded
 
 COMMANDS = (
     "demo", "train", "run", "bench", "switch", "ctl", "doctor", "soak",
@@ -24,7 +26,7 @@ COMMANDS = (
 PIP_DEMO = "pip install -e '.[demo]' (in a checkout of iswitch)"
 
 
-class UsageError(Exception):
+class UsageError(OutsideError):
     """What the user asked for cannot be done; the message says why and how to mend it."""
 
 
@@ -35,7 +37,7 @@ def host_port(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":") if ":" in text else (text, "", str(PORT))
     if ":" in host:
         raise argparse.ArgumentTypeError(f"{text!r}: IPv4 only, such as 127.0.0.1:26963")
-    if not port.isdecimal() or not 0 <= int(port) <= 65535:
+    if not host.isascii() or not port.isdecimal() or not 0 <= int(port) <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:26963")
     return host or "0.0.0.0", int(port)
 
@@ -71,21 +73,20 @@ def check_writable(path: str | None) -> None:
     """Whether a file can be written, before anything is run for it.
 
     Raises:
-        UsageError: it cannot.
+        OutsideError: it cannot.
     """
     if path is None:
         return
     existed = os.path.exists(path)
-    try:
-        open(path, "a").close()
+    with writing(path):
+        # A FIFO without a reader would be waited for.
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666))
         if not existed:
             os.unlink(path)  # a run that fails leaves no empty file
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+def parser_of_all() -> argparse.ArgumentParser:
+    """The parser of the command line, with all commands."""
     parser = argparse.ArgumentParser(
         prog="iswitch",
         description="In-switch aggregation for distributed reinforcement learning, in userspace.",
@@ -103,16 +104,17 @@ def main(argv: list[str] | None = None) -> int:
         )
         module.configure(command)
         command.set_defaults(run=module.run)
-    args = parser.parse_args(argv)
-    try:
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    chosen = next((word for word in words if word in COMMANDS), "")
+
+    def run() -> int:
+        args = parser_of_all().parse_args(words)
         status: int = args.run(args)
-        sys.stdout.flush()
-    except UsageError as error:
-        print(f"iswitch {args.chosen}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # whoever read what we print has gone; so must we, quietly
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    return status
+        return status
+
+    return guarded(f"iswitch {chosen}".rstrip(), run)

@@ -13,6 +13,7 @@ import argparse
 import json
 from typing import Any
 
+from ..outside import writing
 from . import PIP_DEMO, UsageError, check_writable, command
 from .replay import add_trace, opened, options
 
@@ -72,4 +73,5 @@ def write_page(args: argparse.Namespace, report: dict[str, Any], found: Any) -> 
         raise UsageError(f"--html draws with matplotlib: {PIP_DEMO}") from None
     from ..traces.charts import page
 
-    page(report, found, command()).write(args.html)
+    with writing(args.html):
+        page(report, found, command()).write(args.html)

@@ -17,6 +17,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from ..files import write
+from ..outside import writing
 from . import PIP_DEMO, UsageError, check_writable, command, quantity
 from .train import whole
 from .worlds import WORLDS, read_topology
@@ -179,15 +181,15 @@ def _report(
         say("\n".join(paper.headlines(found)))
         say(paper.emulated(plan.sizes, plan.compute))
     if args.json:
-        with open(args.json, "w") as file:
-            json.dump(report.as_json(plan, results, where, command, complete), file, indent=1)
+        found_all = report.as_json(plan, results, where, command, complete)
+        write(args.json, json.dumps(found_all, indent=1))
     if args.csv:
-        with open(args.csv, "w") as file:
-            file.write(report.as_csv(plan, results))
+        write(args.csv, report.as_csv(plan, results))
     if args.html:
         from ..bench.html import page
 
-        page(plan, results, where, command, complete, found).write(args.html)
+        with writing(args.html):
+            page(plan, results, where, command, complete, found).write(args.html)
 
 
 def plan_of(args: argparse.Namespace) -> Plan:

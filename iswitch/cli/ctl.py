@@ -114,12 +114,8 @@ def run(args: argparse.Namespace) -> int:
 def key(path: str | None) -> bytes | None:
     """The key from the file named, or from the environment."""
     from ..keyfiles import key_in, read_key
-    from ..keys import KeyUnusable
 
-    try:
-        return read_key(path) if path else key_in(os.environ)
-    except KeyUnusable as error:
-        raise UsageError(str(error)) from None
+    return read_key(path) if path else key_in(os.environ)
 
 
 # The actions

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from ..files import write
+from ..outside import writing
 from . import PIP_DEMO, UsageError, check_writable
 from .processes import Child, Fleet
 from .restarts import Restarts
@@ -215,10 +217,10 @@ def run(args: argparse.Namespace) -> int:
         return 130
     report = check(training)
     if args.json:
-        with open(args.json, "w") as file:
-            json.dump(report, file, indent=1)
+        write(args.json, json.dumps(report, indent=1))
     if args.plot:
-        plot(training, args.plot)
+        with writing(args.plot):
+            plot(training, args.plot)
     summarise(training, report, screen.console)
     return 0 if all(report["checks"].values()) else 1
 

@@ -12,6 +12,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from ..outside import writing
 from . import UsageError, check_writable, quantity
 
 if TYPE_CHECKING:
@@ -63,11 +64,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make it."""
-    from topologies import TopologyError
     from topologies.synthetic import SyntheticJob, synthesize
 
     from ..keyfiles import read_key
-    from ..keys import KeyUnusable
     from ..units import count
     from ..wire import DType, Op
 
@@ -82,23 +81,21 @@ def run(args: argparse.Namespace) -> int:
         if not 0 <= rank < hosts:
             raise UsageError(f"--slow {rank}: the workers are number 0 to {hosts - 1}")
     check_writable(args.trace)
-    try:
-        key = read_key(args.key_file) if args.key_file else None
-        job = SyntheticJob(
-            args.numel,
-            args.rounds,
-            DType[args.dtype.upper()],
-            Op[args.op.upper()],
-            args.job,
-            args.compute / 1000,
-            slow=tuple(args.slow),
-            key=key,
-            reproducible=args.reproducible,
-        )
-        switch = args.switch or network.root.name
+    key = read_key(args.key_file) if args.key_file else None
+    job = SyntheticJob(
+        args.numel,
+        args.rounds,
+        DType[args.dtype.upper()],
+        Op[args.op.upper()],
+        args.job,
+        args.compute / 1000,
+        slow=tuple(args.slow),
+        key=key,
+        reproducible=args.reproducible,
+    )
+    switch = args.switch or network.root.name
+    with writing(args.trace):
         frames = synthesize(args.trace, network, job, switch)
-    except (KeyUnusable, TopologyError) as error:
-        raise UsageError(str(error)) from None
     found = {"trace": args.trace, "frames": frames, "workers": hosts, "rounds": args.rounds}
     print(
         json.dumps(found)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import IO, TYPE_CHECKING, Any
 
+from ..outside import reason
 from . import UsageError
 from .processes import Child, Fleet, ended
 from .restarts import Restarts
@@ -188,7 +189,7 @@ class Crew:
         try:
             return self.fleet.launch(name, self._command, environment, place, heard=True)
         except OSError as error:
-            raise UsageError(f"cannot run {self._command[0]}: {error.strerror}") from None
+            raise UsageError(f"cannot run {self._command[0]}: {reason(error)}") from None
 
     def run(self, enough: Callable[[], bool] = lambda: False) -> None:
         """Print what they print, until all have ended or one has failed for good, or a switch.

@@ -15,9 +15,12 @@ import argparse
 import json
 import sys
 import time
+from contextlib import ExitStack
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any
 
+from ..files import open_at_once
+from ..outside import reading, writing
 from . import UsageError, check_writable, host_port, quantity
 
 if TYPE_CHECKING:
@@ -126,14 +129,14 @@ def opened(args: argparse.Namespace) -> tuple[Reader, Setting]:
     from ..traces.survey import NothingToReplay, survey
 
     where = named_switch(args)
-    try:
-        reader = Reader(args.trace)
-        host = None if args.view is None else args.view == "host"
-        setting = survey(reader, where, host)
-    except OSError as error:
-        raise UsageError(f"cannot read {args.trace}: {error.strerror}") from None
-    except (NotATrace, NothingToReplay) as error:
-        raise UsageError(str(error)) from None
+    host = None if args.view is None else args.view == "host"
+    with reading(args.trace):
+        open_at_once(args.trace).close()  # a FIFO would be waited for
+        try:
+            reader = Reader(args.trace)
+            setting = survey(reader, where, host)
+        except (NotATrace, NothingToReplay) as error:
+            raise UsageError(str(error)) from None
     if args.order is not None:
         setting.ordered = args.order == "known"
     return reader, setting
@@ -184,20 +187,21 @@ def report(args: argparse.Namespace, reader: Reader, setting: Setting) -> int:
     from ..traces.survey import NothingToReplay
     from ..traces.writing import TraceWriter
 
-    writer = TraceWriter(args.out) if args.out else None
-    try:
-        found = replay(
-            reader,
-            setting,
-            options(args),
-            sink=writer,
-            pace=pace(args.speed) if args.speed else None,
-        )
-    except NothingToReplay as error:
-        raise UsageError(str(error)) from None
-    finally:
-        if writer:
-            writer.close()
+    writer = None
+    with writing(args.out or "standard output"), ExitStack() as stack:
+        if args.out:
+            writer = TraceWriter(args.out)
+            stack.callback(writer.close)
+        try:
+            found = replay(
+                reader,
+                setting,
+                options(args),
+                sink=writer,
+                pace=pace(args.speed) if args.speed else None,
+            )
+        except NothingToReplay as error:
+            raise UsageError(str(error)) from None
     if writer:
         found["written"] = writer.frames
     print(json.dumps(found, indent=1) if args.json else "\n".join(lines(found)))

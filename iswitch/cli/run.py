@@ -18,8 +18,10 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ..files import write
 from . import UsageError, check_writable
 from .worlds import WORLDS, add_capture, add_switch_kind, capture_folder
 
@@ -110,8 +112,7 @@ def run(args: argparse.Namespace) -> int:
             status = 128 + stopped.signum
     report["status"] = status
     if args.json:
-        with open(args.json, "w") as file:
-            json.dump(report, file, indent=1)
+        write(args.json, json.dumps(report, indent=1))
     return status
 
 
@@ -166,18 +167,14 @@ def hand_on_key(path: str | None) -> None:
     """Put a key file into the environment, which switches and commands get.
 
     Raises:
-        UsageError: there is no key in it, or in what the environment names.
+        KeyUnusable: there is no key in it, or in what the environment names.
     """
     from ..keyfiles import KEY, KEY_FILE, key_in
-    from ..keys import KeyUnusable
 
     if path is not None:
         os.environ[KEY_FILE] = os.path.abspath(path)
         os.environ.pop(KEY, None)
-    try:
-        key_in(os.environ)
-    except KeyUnusable as error:
-        raise UsageError(str(error)) from None
+    key_in(os.environ)
 
 
 def check_members(topology: Topology, per_host: int) -> None:
@@ -190,9 +187,10 @@ def check_members(topology: Topology, per_host: int) -> None:
 
     if per_host < 1:
         raise UsageError(f"--workers-per-host {per_host}: at least 1")
+    hosts = Counter(topology.switch_of(host.name) for host in topology.hosts)
+    children = Counter(switch.parent for switch in topology.tree)
     for switch in topology.tree:
-        hosts = len(topology.hosts_at(switch.name))
-        members = hosts * per_host + len(topology.children(switch.name))
+        members = hosts[switch.name] * per_host + children[switch.name]
         if members > MAX_MEMBERS:
             raise UsageError(
                 f"switch {switch.name} would have {members} workers and child switches, "

@@ -12,6 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ..files import read_text, write
 from . import UsageError, check_writable
 
 if TYPE_CHECKING:
@@ -50,10 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if args.seed is not None:
         return play_one(args, generate(args.seed))
     if args.scenario is not None:
-        try:
-            return play_one(args, Scenario.from_json(_text(args.scenario)))
-        except ValueError as error:
-            raise UsageError(f"--scenario: {error}; take what a failure has printed") from None
+        return play_one(args, Scenario.from_json(_text(args.scenario)))
     if args.pcapng:
         raise UsageError("--pcapng holds one history; name it with --seed or --scenario")
     return play_many(args)
@@ -70,8 +68,7 @@ def play_one(args: argparse.Namespace, scenario: Scenario) -> int:
     history = History(scenario, trace)
     result = outcome(history)
     if args.pcapng:
-        with open(args.pcapng, "wb") as file:
-            file.write(trace.pcapng(history.network.names()))
+        write(args.pcapng, trace.pcapng(history.network.names()))
     if args.json:
         print(json.dumps(as_json(scenario, result), indent=1))
     else:
@@ -167,19 +164,11 @@ def _text(scenario: str) -> str:
     """The text of a scenario, or of the file (@FILE does as well) that holds it.
 
     Raises:
-        UsageError: it cannot be read.
+        OutsideError: it cannot be read.
     """
     if scenario.lstrip().startswith("{"):
         return scenario
-    path = scenario.removeprefix("@")
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except OSError as error:
-        raise UsageError(
-            f"--scenario: cannot read {path}: {error.strerror}; give a file, or what a failure has "
-            "printed"
-        ) from None
+    return read_text(scenario.removeprefix("@"))
 
 
 def _number(text: str) -> int:

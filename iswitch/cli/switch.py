@@ -19,6 +19,7 @@ import time
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any
 
+from ..outside import LIMITS, reason
 from . import UsageError, host_port, quantity
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ..switch import Switch
 
 LISTEN = "127.0.0.1:26963"
+MOST_DIGITS = 40  # of a seed
 LEAST_LEASE = 5.0  # seconds; workers send a heartbeat every three
 MENDS = {
     errno.EADDRINUSE: "is another switch running there? --listen 127.0.0.1:0 takes any free port",
@@ -179,6 +181,8 @@ def udp_port(text: str) -> int:
     """An argparse type: a number; the protocol's for the empty default."""
     from ..wire import PORT
 
+    if text and not (text.isdecimal() and 0 < int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is no UDP port; write 1 to 65535")
     return int(text or PORT)
 
 
@@ -265,15 +269,18 @@ def serve(
         signal.signal(signum, lambda *_: engine.stop())
     print(json.dumps({"listening": where}) if args.json else f"listening {where}", flush=True)
     engine.run()
+    broken = None
     try:
         engine.port.close()
     except OSError as error:
-        print(f"{args.capture} is not complete: {error.strerror}", file=sys.stderr)
+        broken = f"{args.capture} is not complete: {reason(error)}"
     if args.json:
         print(json.dumps(counters))
     else:
         print_counters(dict(counters))
     sys.stdout.flush()
+    if broken is not None:
+        raise UsageError(broken)
     return 0
 
 
@@ -289,12 +296,9 @@ def pin(cpu: int) -> None:
 def keys(path: str | None) -> Keys:
     """From the file named, or of all jobs from the environment."""
     from ..keyfiles import key_in, read_keys
-    from ..keys import Keys, KeyUnusable
+    from ..keys import Keys
 
-    try:
-        return read_keys(path) if path else Keys(default=key_in(os.environ))
-    except KeyUnusable as error:
-        raise UsageError(str(error)) from None
+    return read_keys(path) if path else Keys(default=key_in(os.environ))
 
 
 def resolved(parent: tuple[str, int]) -> tuple[str, int]:
@@ -305,7 +309,7 @@ def resolved(parent: tuple[str, int]) -> tuple[str, int]:
     try:
         return socket.gethostbyname(host), port
     except OSError as error:
-        raise UsageError(f"--parent {host}: {error.strerror}; name a host or address") from None
+        raise UsageError(f"--parent {host}: {reason(error)}; name a host or address") from None
 
 
 def uplink(args: argparse.Namespace) -> int:
@@ -372,7 +376,7 @@ def named_seed(spec: str) -> tuple[str, int | None]:
     if not seeds:
         return spec, None
     text = seeds[0].partition("=")[2].strip()
-    if len(seeds) > 1 or not (text.isascii() and text.isdigit()):
+    if len(seeds) > 1 or not (text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS):
         raise UsageError(f"--impair {spec}: write one seed=N, N a whole number of 0 or more")
     rest = [part for part in parts if part not in seeds]
     if not rest:
@@ -409,7 +413,7 @@ def recorded(args: argparse.Namespace, port: Any, where: str, switch: Switch) ->
         capture = Capture(args.capture, [where], switch.counters)
     except OSError as error:
         port.close()
-        raise UsageError(f"cannot write {args.capture}: {error.strerror}") from None
+        raise UsageError(f"cannot write {args.capture}: {reason(error)}") from None
     return RecordedDatagrams(port, Address(*host_port(where)), capture)
 
 
@@ -444,7 +448,7 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
             ports.recorder = Capture(args.capture, args.ports, counters, writer=writer)
         except OSError as error:
             ports.close()
-            raise UsageError(f"cannot write {args.capture}: {error.strerror}") from None
+            raise UsageError(f"cannot write {args.capture}: {reason(error)}") from None
     from ..made_up import MAC_PREFIX
 
     own = args.mac or MAC_PREFIX + address
@@ -495,6 +499,8 @@ def own_address(args: argparse.Namespace) -> IPv4Address:
 
 def mend(error: OSError) -> str:
     """What to do when an address cannot be listened at."""
+    if error.errno in LIMITS:
+        return LIMITS[error.errno]
     if isinstance(error, socket.gaierror):
         return "mend the name, or give an IPv4 address of this machine"
     return MENDS.get(error.errno or 0, "--listen 127.0.0.1:0 takes any free port")

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files import write
 from . import UsageError, check_writable, quantity, workers
-from .worlds import WORLDS, add_switch_kind, chosen_topology, p4_switches
+from .worlds import WORLDS, add_switch_kind, chosen_topology, made_folder, p4_switches
 
 if TYPE_CHECKING:
     from topologies import Topology
@@ -136,8 +135,7 @@ def run(args: argparse.Namespace) -> int:
         if status == 0:
             status = screen.summarise()
     if args.json:
-        with open(args.json, "w") as file:
-            json.dump(training.report() | {"status": status}, file, indent=1)
+        write(args.json, json.dumps(training.report() | {"status": status}, indent=1))
     return status
 
 
@@ -244,12 +242,8 @@ def plan_of(args: argparse.Namespace, topology: Topology) -> Plan:
 def _check_workload(algorithm: str, env: str, settings: dict[str, str]) -> None:
     """Make one here, which takes torch a second or two, for mistakes to be told at once."""
     from worker_lib.rl.setup import Workload
-    from worker_lib.rl.workloads import Unsuitable
 
-    try:
-        Workload(algorithm, env, settings).updater(seed=0)
-    except Unsuitable as error:
-        raise UsageError(str(error)) from None
+    Workload(algorithm, env, settings).updater(seed=0)
 
 
 def _check_mode(args: argparse.Namespace, topology: Topology) -> None:
@@ -287,27 +281,18 @@ def _check_p4(args: argparse.Namespace, topology: Topology) -> None:
 
 def _checkpoint(args: argparse.Namespace, env: str) -> str | None:
     from worker_lib.rl.checkpoint import updates_in
-    from worker_lib.rl.workloads import Unsuitable
 
     if args.out is None:
         if args.resume:
             raise UsageError("--resume: name the folder of the checkpoint with --out")
         return None
-    folder = Path(args.out)
-    path = folder / CHECKPOINT
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {args.out}: cannot make that folder: {error.strerror}") from None
+    path = made_folder(args.out, "--out") / CHECKPOINT
     if args.resume and not path.exists():
         raise UsageError(f"--resume: there is no {path}; leave it out to begin")
     if not args.resume and path.exists():
         raise UsageError(f"--out {args.out} has a training; add --resume, or name another folder")
     if args.resume:
-        try:
-            done = updates_in(str(path), {"algorithm": args.algorithm, "env": env})
-        except Unsuitable as error:
-            raise UsageError(str(error)) from None
+        done = updates_in(str(path), {"algorithm": args.algorithm, "env": env})
         if args.iterations is not None and done >= args.iterations:
             raise UsageError(
                 f"--iterations {args.iterations}: {path} has {done} already, and they count from "

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
+from ..outside import reading
 from . import UsageError
 
 if TYPE_CHECKING:
@@ -104,12 +105,7 @@ class Namespaces:
         self.bmv2 = bmv2  # the switches that are P4 programs
 
     def __enter__(self) -> Self:
-        from topologies import NetworkError
-
-        try:
-            self.network.start()
-        except NetworkError as error:
-            raise UsageError(str(error)) from None
+        self.network.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -143,14 +139,19 @@ def capture_folder(path: str | None) -> Path | None:
     """The folder for captures, made if it is not there; None: no captures.
 
     Raises:
-        UsageError: there can be none.
+        OutsideError: there can be none.
     """
-    if path is None:
-        return None
-    try:
+    return None if path is None else made_folder(path, "--capture")
+
+
+def made_folder(path: str, option: str) -> Path:
+    """The folder that an option names, made if it is not there.
+
+    Raises:
+        OutsideError: there can be none.
+    """
+    with reading("that folder", lambda said: UsageError(f"{option} {path}: {said}"), "make"):
         os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--capture {path}: cannot make that folder: {error.strerror}") from None
     return Path(path)
 
 
@@ -173,11 +174,10 @@ def read_topology(text: str, option: str = "--topology") -> Topology:
     from topologies import Topology, TopologyError
 
     try:
-        return Topology.parse(text)
+        with reading(text, TopologyError):
+            return Topology.parse(text)
     except TopologyError as error:
         raise UsageError(f"{option}: {error}") from None
-    except OSError as error:
-        raise UsageError(f"{option} {text}: {error.strerror}") from None
 
 
 def chosen_topology(form: str | None, workers: int | None) -> Topology:
@@ -319,12 +319,8 @@ def make_world(
     if kind == "loopback":
         return Loopback(topology, offload)
     if kind == "mininet":
-        from topologies import NetworkError
+        from topologies.mininet import Network as Mininet
 
-        try:
-            from topologies.mininet import Network as Mininet
-        except NetworkError as error:
-            raise UsageError(str(error)) from None
         return Namespaces(Mininet(topology, offload=offload), topology, offload, bmv2)
     from topologies.netns import Network
 

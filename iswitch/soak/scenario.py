@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
+from topologies import Topology
+
+from ..outside import OutsideError, reading
 from ..wire import DType, Mode, Shape
 
 MODES = WHOLE, ELASTIC, ASYNCHRONOUS = "whole", "elastic", "asynchronous"
@@ -31,6 +34,17 @@ EVENTS = {
     "impostor": "somebody sends a host what its switch would, through the ports of that switch",
 }
 STRANGE = ("stranger", "spoof", "garble", "replay", "forge", "impostor")
+KINDS: dict[str, Any] = {"int": int, "float": (int, float), "str": str, "bool": bool}  # of fields
+MOST_EVENTS, MOST_NODES, MOST_NUMEL = 1000, 200, 1 << 20  # far above what is drawn
+LONGEST = 60.0  # seconds of virtual time
+_T = TypeVar("_T")
+
+
+class NoScenario(OutsideError, ValueError):
+    """A text that is no scenario; the message says why, and what to take."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"--scenario: {message}; take what a failure has printed")
 
 
 @dataclass(frozen=True)
@@ -57,6 +71,21 @@ class Job:
         """Whether it counts in versions."""
         return self.mode == ASYNCHRONOUS
 
+    def check(self, hosts: Collection[str]) -> None:
+        """Whether it can be done by these hosts.
+
+        Raises:
+            NoScenario: it cannot.
+        """
+        if self.mode not in MODES:
+            raise NoScenario(f"there is no mode {self.mode!r}, but {', '.join(MODES)}")
+        if not self.hosts or not set(hosts).issuperset(self.hosts):
+            own = " ".join(self.hosts) or "no host"
+            raise NoScenario(f"job {self.number} is of {own}; there are {' '.join(hosts)}")
+        if self.dtype.upper() not in DType.__members__ or self.numel > MOST_NUMEL:
+            raise NoScenario(f"no job has {self.numel} elements of {self.dtype!r}")
+        self.shape().check()
+
     def shape(self) -> Shape:
         """The layout of its vectors."""
         mode = Mode.ASYNCHRONOUS if self.asynchronous else Mode.SYNCHRONOUS
@@ -73,6 +102,19 @@ class Event:
     who: str
     lasting: float = 0.0
     value: int = 0
+
+    def check(self, nodes: Collection[str]) -> None:
+        """Whether it can happen among these nodes.
+
+        Raises:
+            NoScenario: it cannot.
+        """
+        if self.what not in EVENTS:
+            raise NoScenario(f"there is no event {self.what!r}, but {', '.join(EVENTS)}")
+        if self.who not in nodes:
+            raise NoScenario(f"there is no node {self.who!r}, but {' '.join(nodes)}")
+        if self.at + self.lasting > LONGEST:
+            raise NoScenario(f"a scenario lasts {LONGEST:g} s at most; this is later: {self}")
 
     def __str__(self) -> str:
         text = f"{self.at * 1000:7.1f} ms  {self.what} {self.who}"
@@ -129,26 +171,35 @@ class Scenario:
         """Read it back.
 
         Raises:
-            ValueError: it is no scenario.
+            NoScenario: it is none.
         """
-        try:
+        with reading("the scenario", NoScenario):
             values = json.loads(text)
-            jobs = tuple(
-                Job(**{**job, "hosts": tuple(job["hosts"])}) for job in values.pop("jobs", ())
-            )
-            events = tuple(Event(**event) for event in values.pop("events", ()))
-            found = cls(jobs=jobs, events=events, **values)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"no scenario: {error}") from error
-        modes = [job.mode for job in jobs if job.mode not in MODES]
-        if modes:
-            raise ValueError(f"no scenario: there is no mode {modes[0]!r}, but {', '.join(MODES)}")
-        if not all(isinstance(event.at, (int, float)) for event in events):
-            raise ValueError("no scenario: `at` of an event is a time in seconds")
-        unknown = [event.what for event in events if event.what not in EVENTS]
-        if unknown:
-            raise ValueError(f"no scenario: there is no event {unknown[0]!r}")
-        return found
+            jobs, events = _listed(values, "jobs"), _listed(values, "events")
+            whole = [_made(Job, {**job, "hosts": tuple(job["hosts"])}) for job in jobs]
+            happens = [_made(Event, event) for event in events]
+            found = _made(cls, {**values, "jobs": tuple(whole), "events": tuple(happens)})
+            found.check()
+            return found
+
+    def check(self) -> None:
+        """Whether it can be played: what it names is there, and its numbers are bounded.
+
+        Raises:
+            NoScenario: it cannot.
+        """
+        numbers = {job.number for job in self.jobs}
+        if not self.jobs or len(numbers) < len(self.jobs) or max(numbers) > 0xFFFF:
+            raise NoScenario("a scenario has jobs, each with a number of its own, 0..65535")
+        if len(self.events) > MOST_EVENTS or self.horizon > LONGEST:
+            raise NoScenario(f"a scenario has {MOST_EVENTS} events and {LONGEST:g} s at most")
+        topology = Topology.parse(",".join(filter(None, (self.topology, self.links))))
+        if len(topology.nodes) > MOST_NODES:
+            raise NoScenario(f"a scenario has {MOST_NODES} hosts and switches at most")
+        for job in self.jobs:
+            job.check([host.name for host in topology.hosts])
+        for event in self.events:
+            event.check(topology.nodes)
 
     def lines(self) -> list[str]:
         """What it is, for people."""
@@ -167,6 +218,33 @@ class Scenario:
             f"{self.think * 1000:.1f} ms between rounds; faults end at {self.horizon * 1000:.0f} ms"
         )
         return found + [f"  {event}" for event in self.events]
+
+
+def _listed(values: dict[str, Any], name: str) -> list[Any]:
+    found = values.get(name, [])
+    if not isinstance(found, list):
+        raise TypeError(f"{name} is a list")
+    return found
+
+
+def _made(kind: type[_T], values: dict[str, Any]) -> _T:
+    """A job, an event or a scenario of values that have its fields' types.
+
+    Raises:
+        TypeError: a value of another type, or no finite number of 0 or more, or there is no such
+            field.
+    """
+    for field in fields(kind):  # type: ignore[arg-type]
+        value = values.get(field.name, field.default)
+        wanted = KINDS.get(str(field.type), tuple)
+        is_bool = isinstance(value, bool) and wanted is not bool
+        if value is not MISSING and (not isinstance(value, wanted) or is_bool):
+            raise TypeError(f"{field.name} cannot be {str(value)[:40]!r}")
+        if isinstance(value, int | float) and not 0 <= value < 1 << 64:
+            raise TypeError(f"{field.name} is a number of 0 or more, not {value}")
+    if not all(isinstance(host, str) for host in values.get("hosts", ())):
+        raise TypeError("hosts are names")
+    return kind(**values)
 
 
 def _sparse(thing: Any) -> dict[str, Any]:

@@ -7,15 +7,19 @@ anew.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from iswitch.files import open_at_once
+from iswitch.outside import reading, writing
 
 from .workloads import Unsuitable
 
@@ -32,14 +36,17 @@ def save(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
         path: of the file.
         updater: has the arrays.
         names: of the workload; `load` wants the same.
+
+    Raises:
+        OutsideError: it cannot be written: the disk is full, say.
     """
     arrays = {str(i): array for i, array in enumerate(updater.state)}
     partial = f"{path}.partial"
-    with open(partial, "wb") as file:
+    with writing(path), open(partial, "wb") as file:
         np.savez(file, names=np.array(json.dumps(names)), **arrays)  # type: ignore[arg-type]
         file.flush()
         os.fsync(file.fileno())  # else a power cut may leave the new name without its contents
-    os.replace(partial, path)
+        os.replace(partial, path)
 
 
 def load(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
@@ -66,15 +73,39 @@ def updates_in(path: str, names: Mapping[str, Any]) -> int:
 
 
 def _read(path: str, names: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
-    if not Path(path).exists():
+    if not os.path.exists(path):
         raise Unsuitable(f"there is no checkpoint {path}; leave --resume out to begin")
-    try:
-        with np.load(path) as stored:
-            found = json.loads(str(stored["names"]))
-            arrays = [stored[str(i)] for i in range(len(stored.files) - 1)]
-    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
-        raise Unsuitable(f"{path} is no checkpoint: {error}") from None
+    with reading(path, lambda said: Unsuitable(f"{said}; it is no checkpoint")):
+        with open_at_once(path) as file, zipfile.ZipFile(file) as stored:
+            entries = stored.infolist()
+            size = os.fstat(file.fileno()).st_size
+            if any(e.compress_type for e in entries) or sum(e.file_size for e in entries) > size:
+                raise ValueError("it announces more bytes than it has")
+            label = _array(stored.read("names.npy"))
+            arrays = [_array(stored.read(f"{i}.npy")) for i in range(len(entries) - 1)]
+        if label.dtype.kind != "U" or label.shape:
+            raise ValueError("it does not name a training")
+        found = json.loads(label.item())
+        updates = arrays[-1]
+        if not isinstance(found, dict) or updates.size != 1 or updates.dtype.kind != "i":
+            raise ValueError("it does not say what was trained, or how long")
     if found != names:
         said = ", ".join(f"{name} {value}" for name, value in found.items())
         raise Unsuitable(f"{path} is of another training: {said}; name another --out")
     return arrays
+
+
+def _array(content: bytes) -> npt.NDArray[Any]:
+    """The array that an NPY file holds; nothing is allocated for what it only announces.
+
+    Raises:
+        ValueError: it holds another number of bytes than it announces, or objects.
+    """
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    parse = {(1, 0): "read_array_header_1_0", (2, 0): "read_array_header_2_0"}[version]
+    shape, by_column, dtype = getattr(np.lib.format, parse)(file)
+    begin = file.tell()
+    if by_column or dtype.hasobject or prod(shape) * dtype.itemsize != len(content) - begin:
+        raise ValueError("an array is not written as here, or is of another size than it says")
+    return np.frombuffer(content, dtype, offset=begin).reshape(shape)

@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from iswitch.outside import OutsideError
 from worker_lib import WorkerError
+from worker_lib.environment import number
 from worker_lib.strategies import make
 
 from . import checkpoint
@@ -28,7 +30,6 @@ from .plan import Plan
 from .progress import Progress
 from .setup import Workload, deterministic
 from .training import Meter, asynchronous, synchronous
-from .workloads import Unsuitable
 
 STAY = 600.0  # seconds for the others to be done
 
@@ -44,7 +45,7 @@ class Training:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.number = int(os.environ["RANK"])
+        self.number = number(os.environ, "RANK")
         self.workload = Workload(plan.algorithm, plan.env, plan.settings)
         iterations = plan.iterations or self.workload.iterations
         self.updater = self.workload.updater(plan.seed, iterations)
@@ -57,7 +58,7 @@ class Training:
             self.updater,
             iterations,
             plan.target_return,
-            workers=int(os.environ["WORLD_SIZE"]),
+            workers=number(os.environ, "WORLD_SIZE"),
             after_update=self._after_update,
         )
         self.message = np.zeros(self.progress.numel, np.float32)
@@ -167,7 +168,7 @@ def main() -> int:
     deterministic()
     try:
         Training(Plan.from_json(sys.argv[1])).run()
-    except (WorkerError, Unsuitable) as error:
+    except (WorkerError, OutsideError) as error:
         report({"event": "error", "message": str(error)})
         return 1
     return 0

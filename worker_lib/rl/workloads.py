@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from iswitch.outside import OutsideError
+
 ALGORITHMS = {
     "dqn": "ALE/Pong-v5",
     "a2c": "ALE/Qbert-v5",
@@ -19,7 +21,7 @@ MUJOCO = ("mujoco",)
 MUJOCO_TASKS = ("Hopper", "HalfCheetah", "Walker2d", "Ant", "Humanoid", "Swimmer", "Reacher")
 
 
-class Unsuitable(ValueError):
+class Unsuitable(OutsideError, ValueError):
     """An algorithm cannot learn there; the message says why."""
 
 

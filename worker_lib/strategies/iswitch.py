@@ -12,6 +12,7 @@ from typing import Any
 
 from iswitch.wire import SEG_SIZE, DType, Op, Shape
 
+from .. import environment
 from ..client import Worker
 from . import Vector
 from .base import TIMEOUT, Base, check_timeout
@@ -67,5 +68,6 @@ def join(numel: int, *, own_rank: bool = False, **options: Any) -> Switched:
         options: as of `Worker`.
     """
     check_timeout(options.get("timeout", TIMEOUT))
+    rank = 0 if own_rank else environment.number(os.environ, "RANK")
     worker = Worker.from_env(numel, **options)
-    return Switched(worker, worker.rank if own_rank else int(os.environ["RANK"]), numel)
+    return Switched(worker, worker.rank if own_rank else rank, numel)

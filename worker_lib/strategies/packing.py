@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import combinations, pairwise
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,8 +97,14 @@ class Network:
         """
         try:
             said = json.loads(text)
-            return cls(said["hosts"], [(a, b, rate) for a, b, rate in said["links"]])
-        except (ValueError, KeyError, TypeError) as error:
+            links = [(a, b, None if rate is None else float(rate)) for a, b, rate in said["links"]]
+            names = [*said["hosts"], *(name for a, b, _ in links for name in (a, b))]
+            if not all(isinstance(name, str) for name in names):
+                raise ValueError("hosts and switches have names")
+            if not all(rate is None or 0 < rate < inf for _, _, rate in links):
+                raise ValueError("rates are bit/s, above 0")
+            return cls(said["hosts"], links)
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             raise ValueError(
                 f"ISWITCH_NETWORK is no network ({error}): write "
                 '{"hosts": ["h1", "h2"], "links": [["h1", "s1", 1e9], ["h2", "s1", null]]}'

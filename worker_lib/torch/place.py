@@ -119,9 +119,9 @@ def key_of(rank: int) -> str:
 
 def _number(query: Mapping[str, str], name: str, variable: str) -> int:
     text = query.get(name) or os.environ.get(variable)
-    if text is None or not text.lstrip("-").isdecimal():
+    if not text:
         raise ValueError(f"pass {name}=... to init_process_group, or set {variable}")
-    return int(text)
+    return environment.number({name: text}, name)
 
 
 def _store_through_the_switch(place: Place, rank: int, size: int, timeout: timedelta) -> Store:
