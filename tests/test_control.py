@@ -38,13 +38,18 @@ from iswitch.wire import (
     Value,
 )
 
-from .parts import JOB, Bench, packets_of, peer, seg
+from .parts import JOB, Bench, packets_of, peer, seg, segments_of
 
 SHAPE = Shape.of(6, DType.INT32, elements=2)  # three segments
 ASYNC = Shape.of(6, DType.INT32, mode=Mode.ASYNCHRONOUS, elements=2)
 ONES = np.ones(6, np.int32)
 LEASE = Limits().lease
 CONTROLLER = 9  # the address of the controller in the states below
+
+
+def sums(round_: int, workers: int) -> list[bytes]:
+    """The aggregates of a round to which so many have contributed ones."""
+    return segments_of(SHAPE, round_, workers * ONES)
 
 
 # States
@@ -417,6 +422,33 @@ def test_newer_incarnation_leaves_and_joins() -> None:
     assert bench.counters.drops() == {"before_join": 3}
 
 
+def test_each_process_begins_beyond_the_one_before() -> None:
+    """What the old ones may have under way counts for none that comes after them."""
+    bench = fresh()
+    rounds = []
+    for request in (1001, 1002, 1003):
+        status, ack, _ = bench.join(1, SHAPE, expected=2, request=request)
+        assert status is S.OK
+        rounds.append(ack.round)
+    assert rounds == [1, 2, 3]
+    for round_ in rounds[:-1]:
+        bench.contribute(1, SHAPE, round_, ONES)
+    assert bench.counters.drops() == {"before_join": 6}
+
+
+def test_a_rank_whose_bit_is_held_is_not_given_away() -> None:
+    """Worker 1 contributes and leaves before all have come; its bit is in the sum of round 0."""
+    bench = Bench()
+    for who in (0, 1):
+        bench.join(who, SHAPE, expected=3)
+    bench.contribute(1, SHAPE, 0, ONES)
+    bench.control(1, A.LEAVE)
+    assert [bench.join(who, SHAPE, expected=3)[1].rank for who in (2, 3)] == [2, 3]
+    sent = [bench.contribute(who, SHAPE, 0, ONES) for who in (0, 2, 3)]
+    assert sent == [{}, {}, {packet: {peer(0), peer(2), peer(3)} for packet in sums(0, 4)}]
+    assert bench.counters.drops() == {}
+
+
 def test_newer_incarnation_of_a_switch_goes_on() -> None:
     bench = Bench()
     for who in (0, 1):
@@ -470,6 +502,25 @@ def test_lost_place_moves_up() -> None:
     assert (status, ack.round, sends) == (S.GONE, 3, [])
     assert bench.contribute(0, SHAPE, 4, ONES) == {}
     assert len(bench.contribute(1, SHAPE, 4, ONES)) == 3
+
+
+def test_nothing_before_waits_for_who_lost_its_place() -> None:
+    """Round 4 is open when a newcomer, while H is set, begins round 5, and H is automatic again."""
+    bench = Bench()
+    bench.gather(SHAPE, 3)
+    bench.control(0, A.SETH, Threshold(1))
+    for round_ in range(4):
+        bench.contribute(0, SHAPE, round_, ONES)
+    bench.control(0, A.SETH, Threshold(2))
+    bench.contribute(0, SHAPE, 4, ONES)
+    assert bench.join(3, SHAPE)[1].round == 5
+    assert bench.contribute(3, SHAPE, 5, ONES) == {}
+    assert bench.control(0, A.SETH, Threshold(0))[2] == []
+    assert bench.control(1, A.HELP, Segments(0, 0, 3))[1].round == 5
+    status, ack, sends = bench.control(2, A.HELP, Segments(0, 0, 3))
+    assert (status, ack.round) == (S.GONE, 5)
+    assert [packet for out in sends for packet in packets_of(out)] == sums(4, 1)
+    assert [len(bench.contribute(who, SHAPE, 5, ONES)) for who in (0, 1, 2)] == [0, 0, 3]
 
 
 # Answers

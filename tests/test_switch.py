@@ -346,6 +346,34 @@ def test_late_and_the_set_taken_over_in_one_burst() -> None:
     assert aggregates(sends) in ([int32(0, 21)], [])
 
 
+def test_a_late_contribution_is_answered_with_the_aggregate() -> None:
+    """Whoever sends it lacks the sum: it gets that, and nobody else does."""
+    bench = Bench()
+    bench.gather(SHAPE, 2)
+    numbers = np.arange(SHAPE.numel, dtype=SHAPE.dtype.numpy)
+    sums = [packet for who in (0, 1) for packet in bench.contribute(who, SHAPE, 0, numbers)]
+    assert len(sums) == SHAPE.segments
+    assert bench.contribute(0, SHAPE, 0, numbers) == {packet: {peer(0)} for packet in sums}
+    assert bench.counters.drops() == {"late": SHAPE.segments}
+    assert bench.counters["retransmitted"] == SHAPE.segments
+
+
+def test_broadcasts_go_to_the_members_of_now() -> None:
+    """Also of a vector that is always sent the same way, from the same buffer."""
+    bench = Bench()
+    shape = Shape.of(1, DType.INT32)
+    bench.gather(shape, 2)
+    one = np.ones(1, np.int32)
+    for round_ in range(6):
+        if round_ == 2:
+            assert bench.join(2, shape)[1].round == 2
+        if round_ == 4:
+            bench.control(0, Action.LEAVE)
+        there = [(0, 1), (0, 1, 2), (1, 2)][round_ // 2]
+        sent = [bench.contribute(who, shape, round_, one) for who in there]
+        assert sent[-1] == {int32(round_, len(there)): set(map(peer, there))}
+
+
 def test_ten_versions_in_one_burst() -> None:
     bench = Bench()
     shape = Shape.of(1, DType.INT32, mode=Mode.ASYNCHRONOUS)
