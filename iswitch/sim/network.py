@@ -9,13 +9,16 @@ what they say is sent at once. Faults are calls: plug and unplug a link, pause, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from ..impairment import Impairment
 from ..packets import Address, Burst, Outgoing
+from ..wire import TOS_DATA
 from .events import Action, Events
 from .host import FRAME, Host
 from .link import LATENCY, Arrival, Link, LinkCounts
@@ -45,6 +48,16 @@ class Speaker(Protocol):
 
     def transmissions(self, now: float, /) -> Sequence[Outgoing]:
         """What is to be sent now; called until it is nothing."""
+
+
+class Witness(Protocol):
+    """Whoever looks on: is told before a machine takes something, and what it says then."""
+
+    def comes(self, node: Node, burst: Burst | None) -> None:
+        """A machine is about to take these packets; None: its timer rings."""
+
+    def says(self, node: Node, burst: Burst | None, sends: Sequence[Outgoing]) -> None:
+        """What it answers; or, without packets, what it says at its timer or by itself."""
 
 
 @dataclass
@@ -113,6 +126,10 @@ class Network:
         # Told what becomes of packets that a node sends or that come for it, as the trace is; also
         # when it has taken them, and of those that are forged.
         self.tap: Callable[[str, Burst, Address], None] | None = None
+        self.witness: Witness | None = None
+        # Called with a receiver and packets for it: in how many seconds they are sent once more.
+        self.echo: Callable[[Address, Burst], float | None] | None = None
+        self.echoed = 0  # packets that were sent on a link once more, by the echo
         self._events = Events()
 
     # Building
@@ -175,7 +192,7 @@ class Network:
         self._note(node, "goes on")
         waiting, node.waiting = node.waiting, deque()
         node.waiting_bytes = 0
-        for burst in waiting:
+        for burst in gathered(waiting):
             self._receive(node, burst)
         self.poke(address)
 
@@ -230,7 +247,7 @@ class Network:
             return
         if isinstance(machine, Speaker):
             while sends := machine.transmissions(self.now):
-                self.transmit(node.address, sends)
+                self._say(node, None, sends)
         due = machine.deadline()
         if due is None or due == float("inf"):
             node.timer = None
@@ -245,8 +262,15 @@ class Network:
         node.timer = None
         due = machine.deadline()
         if due is not None and due <= self.now:
-            self.transmit(node.address, machine.handle_timer(self.now) or ())
+            if self.witness is not None:
+                self.witness.comes(node, None)
+            self._say(node, None, machine.handle_timer(self.now) or ())
         self._speak(node)
+
+    def _say(self, node: Node, burst: Burst | None, sends: Sequence[Outgoing]) -> None:
+        if self.witness is not None:
+            self.witness.says(node, burst, sends)
+        self.transmit(node.address, sends)
 
     def transmit(self, source: Address, sends: Sequence[Outgoing]) -> None:
         """Put packets on their links, as copies."""
@@ -277,8 +301,19 @@ class Network:
         if link is None or (node.stack is not None and node.stack.is_turned):
             node.unreachable += len(burst.rows)
             return
+        self._put_on(link, peer, burst)
+        after = self.echo(peer, burst) if self.echo is not None else None
+        if after is not None:
+            self.at(self.now + after, partial(self._echo, link, peer, burst))
+
+    def _put_on(self, link: Link, peer: Address, burst: Burst) -> None:
         for arrival in link.send(burst, self.now):
             self._events.put(arrival.due, partial(self._arrive, link, peer, arrival))
+
+    def _echo(self, link: Link, peer: Address, burst: Burst) -> None:
+        """The network has kept a copy, and lets it go only now."""
+        self.echoed += len(burst.rows)
+        self._put_on(link, peer, burst)
 
     def _not_lost(self, burst: Burst, peer: Address) -> Burst | None:
         """What `lose` leaves of a burst."""
@@ -341,9 +376,11 @@ class Network:
         assert node.machine is not None
         node.taken += len(burst.rows)
         self._note_packets(RECEIVED, burst, node.address)
+        if self.witness is not None:
+            self.witness.comes(node, burst)
         sends = node.machine.receive(burst, self.now) or ()
         self._tell(TAKEN, burst, node.address)
-        self.transmit(node.address, sends)
+        self._say(node, burst, sends)
 
     # The trace
 
@@ -373,6 +410,30 @@ class Network:
         self.trace.records.append(
             Record(self.now, what, burst.peer, target, burst.tos, payload(burst, i), bit)
         )
+
+
+def gathered(waiting: Iterable[Burst]) -> Iterator[Burst]:
+    """What waited in a socket, as one system call brings it: one sender's data together.
+
+    Only packets of one size, but for the very last, fit into one burst.
+    """
+    together: list[Burst] = []
+    for burst in waiting:
+        size = burst.rows.shape[1]
+        last = together[-1] if together else burst
+        alike = (last.peer, last.rows.shape[1], last.tail) == (burst.peer, size, size)
+        if together and not (alike and last.tos == burst.tos == TOS_DATA):
+            yield _joined(together)
+            together = []
+        together.append(burst)
+    if together:
+        yield _joined(together)
+
+
+def _joined(bursts: Sequence[Burst]) -> Burst:
+    if len(bursts) == 1:
+        return bursts[0]
+    return bursts[-1]._replace(rows=np.concatenate([burst.rows for burst in bursts]))
 
 
 def payload(burst: Burst, i: int) -> bytes:

@@ -160,5 +160,6 @@ def check_links(network: Network) -> None:
     gone = sum(node.taken + node.overflow + node.dead + node.unread for node in nodes)
     waiting = sum(node.waiting_packets() for node in nodes)
     given = sum(node.given - node.unreachable for node in nodes)
+    given += network.echoed
     if given != links.sent or links.delivered != gone + waiting or links.under_way() < 0:
         raise Violation("not accounted for", f"on the links: {links}, {given}, {gone}, {waiting}")

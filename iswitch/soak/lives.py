@@ -196,7 +196,7 @@ class Life(Application):
                 elif then := self.answers.pop(event.request, None):
                     then()
             elif isinstance(event, WasReset):
-                pass  # the next allreduce is of the round it names
+                self.oracle.is_reset_to(self.who, self.identity, event.round)
         under_way = session.transfer or session.express
         if under_way is not None and under_way.done:
             self.oracle.gets(self.who, self.identity, session.round, self._out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..wire import Vector
+from ..wire import Vector, round_distance
 from .scenario import WHOLE, Job, Scenario
 from .values import Values
 from .violation import Violation
@@ -29,6 +29,8 @@ class Rounds:
         self.values = Values(job.shape(), lives)
         self.workers = len(job.hosts)
         self.begun: dict[int, set[int]] = {}  # lives by round
+        self.last: dict[int, int] = {}  # the newest round that each life has begun
+        self.done: dict[int, int] = {}  # and has got
         self.forced: set[int] = set()  # rounds that FBcast has named
         self.seen: dict[int, tuple[Vector, int]] = {}  # aggregates by round, and who has got them
         self.finished = 0
@@ -53,10 +55,20 @@ class Rounds:
         self.may_be_dropped = self.may_fall_behind or not self.agree
 
     def begins(self, identity: int, round_: int) -> Vector:
-        """A life begins a round; what it contributes."""
+        """A life begins a round; what it contributes. None that it has got comes again."""
+        done = self.done.get(identity)
+        if done is not None and round_distance(round_, done) <= 0:
+            raise Violation("went back", f"life {identity} begins {round_}, and has got {done}")
+        self.last[identity] = round_
         self.begun.setdefault(round_, set()).add(identity)
         self.allowed.setdefault(round_, set(self.in_force))
         return self.values.contribution(identity, round_)
+
+    def is_reset_to(self, who: str, identity: int, round_: int) -> None:
+        """A life is told of a Reset by somebody else; it always leads on."""
+        last = self.last.get(identity)
+        if last is not None and round_distance(round_, last) <= 0:
+            raise Violation("went back", f"{who} is reset to {round_}, and has begun {last}")
 
     def falls_behind(self, who: str, round_: int, now_at: int, dropped: bool) -> None:
         """A life is told that its round is over."""
@@ -88,6 +100,7 @@ class Rounds:
     def gets(self, who: str, identity: int, round_: int, total: Vector) -> None:
         """A life has got every aggregate of a round: look at each."""
         self.finished += 1
+        self.done[identity] = round_
         begun = self.begun[round_]
         if not len(total):
             self._has_members(round_, len(begun), f"the barrier of round {round_}, {who}")

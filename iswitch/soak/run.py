@@ -10,6 +10,7 @@ from topologies import Topology
 from topologies.simulated import Simulation
 
 from ..impairment import Impairment
+from ..keys import Key
 from ..limits import Limits
 from ..packets import Address
 from ..sim.trace import Trace
@@ -17,6 +18,7 @@ from ..switch import Switch
 from ..wire import Action, Segments
 from .absence import TOLD, Absences
 from .books import Books, check_links
+from .conduct import Conduct
 from .generate import NUMBERS
 from .lives import ENOUGH, Contributing, Life
 from .oracle import Rounds, Versions
@@ -92,6 +94,8 @@ class History:
         )
         self.network = self.simulation.network
         self.stranger = self._stranger_at(topology) if scenario.strangers else None
+        halts = sum(event.what == "halt" for event in scenario.events)
+        self.network.witness = Conduct(self.network, halts, [Key(key) for key in keys.values()])
         self.books = {switch.name: self._open(switch.name) for switch in topology.tree}
         self.oracles = {job.number: self._oracle(job) for job in scenario.jobs}
         self.absences = {job.number: self._absences(job) for job in scenario.jobs}
