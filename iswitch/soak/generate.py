@@ -110,15 +110,19 @@ class _Generator:
         for host in newcomers:
             self.event("join", host)
         leavers = [host for host in mortals if host != first[0]]  # somebody always stays
+        when = self.gathering(changes, first)
+        twice = self.rng.random() < 0.3  # the second dies young
         for _ in range(changes):
             what = self.rng.choice(("reborn", "reborn", "leave"))
             if what == "reborn":
-                self.event(what, self.rng.choice(mortals), self.rng.choice((1e-5, 1e-3, 2e-2)))
+                host = mortals[0] if twice else self.rng.choice(mortals)
+                self.event(what, host, self.rng.choice((1e-5, 1e-3, 2e-2)), at=when)
+                when = self.events[-1].at + 0.003 if twice else when
             elif leavers:
                 host = leavers.pop(self.rng.randrange(len(leavers)))
                 # A whole job waits for the place to be taken; it was promised nothing less.
                 back = mode == WHOLE or self.rng.random() < 0.5
-                self.event(what, host, self.rng.choice((1e-3, 2e-2)) if back else 0.0)
+                self.event(what, host, self.rng.choice((1e-3, 2e-2)) if back else 0.0, at=when)
         self.faults(self.rng.randrange(2, 6), restarts=False)
         # In a keyed job nobody goes back, also not a newcomer that was told a later round.
         self.commands(self.rng.random() < 0.2 and not job.keyed)
@@ -262,6 +266,17 @@ class _Generator:
         return first, second
 
     # Parts
+
+    def gathering(self, changes: int, first: tuple[str, ...]) -> float | None:
+        """One is away at first, now and then, so that others come and go before all were there.
+
+        Returns:
+            when they do; None: at any time.
+        """
+        if not changes or len(first) < 2 or self.rng.random() < 0.7:
+            return None
+        self.event("cut", first[-1], 0.02, at=0.0)
+        return 0.003 + 0.012 * self.rng.random()
 
     def job(
         self,

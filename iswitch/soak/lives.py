@@ -193,8 +193,8 @@ class Life(Application):
                     self.network.at(now + AGAIN, self._join_again)
                 elif event.action is Action.JOIN:
                     self._joined()
-                elif then := self.answers.pop(event.request, None):
-                    then()
+                else:
+                    self._command_is_done(event)
             elif isinstance(event, WasReset):
                 self.oracle.is_reset_to(self.who, self.identity, event.round)
         under_way = session.transfer or session.express
@@ -219,6 +219,12 @@ class Life(Application):
             if not session.begin_express(vector, self._out, now, own=True):
                 session.begin(vector, self._out, now, own=True)
             self.waiting.begin(now)
+
+    def _command_is_done(self, event: Answered) -> None:
+        if event.action is Action.RESET and event.status is Status.OK:
+            self.oracle.has_reset(self.identity, event.ack.round)
+        if then := self.answers.pop(event.request, None):
+            then()
 
     def _joined(self) -> None:
         job = self.oracle.job

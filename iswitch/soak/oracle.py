@@ -31,6 +31,7 @@ class Rounds:
         self.begun: dict[int, set[int]] = {}  # lives by round
         self.last: dict[int, int] = {}  # the newest round that each life has begun
         self.done: dict[int, int] = {}  # and has got
+        self.reset_to: dict[int, int] = {}  # the round to which it was reset last
         self.forced: set[int] = set()  # rounds that FBcast has named
         self.seen: dict[int, tuple[Vector, int]] = {}  # aggregates by round, and who has got them
         self.finished = 0
@@ -65,10 +66,18 @@ class Rounds:
         return self.values.contribution(identity, round_)
 
     def is_reset_to(self, who: str, identity: int, round_: int) -> None:
-        """A life is told of a Reset by somebody else; it always leads on."""
-        last = self.last.get(identity)
-        if last is not None and round_distance(round_, last) <= 0:
+        """A life is told of a Reset: once, and it never leads back."""
+        last, before = self.last.get(identity), self.reset_to.get(identity)
+        if last is not None and round_distance(round_, last) < 0:
             raise Violation("went back", f"{who} is reset to {round_}, and has begun {last}")
+        if before is not None and round_distance(round_, before) <= 0:
+            raise Violation("executed again", f"{who} is reset to {round_}, as it has been before")
+        self.reset_to[identity] = round_
+
+    def has_reset(self, identity: int, round_: int) -> None:
+        """A life's own Reset was answered: nobody tells it of that one any more."""
+        before = self.reset_to.get(identity, round_)
+        self.reset_to[identity] = max(before, round_)
 
     def falls_behind(self, who: str, round_: int, now_at: int, dropped: bool) -> None:
         """A life is told that its round is over."""

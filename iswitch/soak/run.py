@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from random import Random
 
 from topologies import Topology
 from topologies.simulated import Simulation
@@ -12,7 +14,7 @@ from topologies.simulated import Simulation
 from ..impairment import Impairment
 from ..keys import Key
 from ..limits import Limits
-from ..packets import Address
+from ..packets import Address, Burst
 from ..sim.trace import Trace
 from ..switch import Switch
 from ..wire import Action, Segments
@@ -23,7 +25,7 @@ from .generate import NUMBERS
 from .lives import ENOUGH, Contributing, Life
 from .oracle import Rounds, Versions
 from .scenario import ELASTIC, STRANGE, Event, Job, Scenario
-from .strangers import PACE, TIMES, Stranger, key_of
+from .strangers import PACE, PLACE, TIMES, Stranger, key_of
 from .violation import Violation
 
 BOUND = 30.0  # seconds after the end of all faults in which everybody must get on
@@ -31,6 +33,7 @@ EVENTS = 1_000_000  # that may happen in a history: none needs a tenth of it
 SOON = 0.005  # seconds after which is tried again what cannot be done yet
 TIDY = 0.25  # seconds between two looks whether the job is still halted
 MEMORY = 1 << 22  # bytes that a switch lets its jobs reserve
+ECHO = 0.001, 0.06  # seconds after which packets come once more
 NEW_LIFE = {"reborn", "join", "leave"}  # the last if it lasts
 
 
@@ -96,6 +99,8 @@ class History:
         self.stranger = self._stranger_at(topology) if scenario.strangers else None
         halts = sum(event.what == "halt" for event in scenario.events)
         self.network.witness = Conduct(self.network, halts, [Key(key) for key in keys.values()])
+        self.echoing: Counter[Address] = Counter()  # echoes at each node
+        self.rng = Random(f"echo {scenario.seed}")
         self.books = {switch.name: self._open(switch.name) for switch in topology.tree}
         self.oracles = {job.number: self._oracle(job) for job in scenario.jobs}
         self.absences = {job.number: self._absences(job) for job in scenario.jobs}
@@ -219,7 +224,8 @@ class History:
         Who comes to an elastic job that has begun need not wait for those that have left it; but
         a switch that was restarted must be told how many there are.
         """
-        newcomer = identity >= len(job.hosts) and job.mode == ELASTIC
+        begun = self.oracles[job.number].finished
+        newcomer = identity >= len(job.hosts) and job.mode == ELASTIC and begun
         return 0 if newcomer and not self.scenario.restarts else len(job.hosts)
 
     # What happens
@@ -263,6 +269,45 @@ class History:
 
         return self._later(event, resume)
 
+    def _stutter(self, event: Event) -> bool:
+        """It takes what has come for some time at once: there can be two rounds in it."""
+        node = self.simulation.node(event.who)
+        if node.machine is None or node.paused:
+            return self._over()
+        end, process = self.network.now + event.lasting, node.machine
+
+        def look() -> None:
+            if node.machine is not process:  # it has crashed
+                self.open -= 1
+                return
+            self.network.resume(node.address)
+            if self.network.now >= end:
+                self.open -= 1
+                return
+            self.network.pause(node.address)
+            self.network.at(self.network.now + self.scenario.think, look)
+
+        look()
+        return True
+
+    def _echo(self, event: Event) -> bool:
+        """Half of its packets are kept somewhere, and come again."""
+        address = self.simulation.address(event.who)
+        self.echoing[address] += 1
+
+        def end() -> None:
+            self.echoing[address] -= 1
+
+        self.network.echo = self._after
+        return self._later(event, end)
+
+    def _after(self, peer: Address, burst: Burst) -> float | None:
+        """In how many seconds these packets come again."""
+        near = self.echoing[peer] or self.echoing[burst.peer]
+        if not near or burst.peer == PLACE or self.rng.random() < 0.5:
+            return None
+        return float(ECHO[0] * (ECHO[1] / ECHO[0]) ** self.rng.random())
+
     def _cut(self, event: Event) -> bool:
         tree = {switch.name: switch.parent for switch in self.simulation.topology.tree}
         above = tree.get(event.who) or self.simulation.topology.ports(event.who)[0].peer
@@ -289,7 +334,7 @@ class History:
         life = self.lives[event.who]
         if not life.alive:
             return self._over()
-        if not self._gathered(event.who) or (isinstance(life, Life) and life.leaving):
+        if isinstance(life, Life) and life.leaving:
             return False
         self.network.crash(life.address)
         came_back = self._is_missed(event.who, event.lasting)
@@ -346,7 +391,7 @@ class History:
         life = self.lives[event.who]
         if not life.alive:
             return self._over()
-        if not self._gathered(event.who) or not life.ready:
+        if not life.ready or not (event.lasting or self._gathered(event.who)):
             return False
         assert isinstance(life, Life)
         life.comes_back = event.lasting or None

@@ -17,6 +17,8 @@ MODES = WHOLE, ELASTIC, ASYNCHRONOUS = "whole", "elastic", "asynchronous"
 EVENTS = {
     "pause": "the process of a host or switch is stopped for a while",
     "cut": "the link upward of a host or switch is out for a while",
+    "echo": "packets to and from a node come once more, up to 60 ms later",
+    "stutter": "a process looks only now and then at what has come",
     "restart": "a switch crashes, and after a while another process starts in its place",
     "reborn": "a worker crashes, and after a while a new one starts in its place",
     "die": "a worker crashes for good",
