@@ -103,13 +103,16 @@ class Known(NamedTuple):
         )
         return cls(flow, found, size, step, packets, tail, least, is_unchecked, is_plain)
 
+    def may_precede(self, other: Known) -> bool:
+        """Whether packets of the other kind are the next rows behind those of this one."""
+        return self.flow == other.flow and self.step == other.step == self.tail
+
     def may_lead(self, last: Known) -> bool:
         """Whether full super-datagrams of this kind may come before one of the other."""
         return (
             self.is_plain
             and self.packets > 1
-            and self.flow == last.flow
-            and self.step == last.step == self.tail
+            and self.may_precede(last)
             and self.packets >= last.packets
         )
 
@@ -176,9 +179,9 @@ class Chassis:
             head = heads[0].tobytes()
             first = self._flows.get((ingress, fixed(head)))
             if first is None or first.size != bodies.shape[1] or not first.may_lead(last):
-                return None
+                return self._mended(frames, now)
             if lengths[:-1].count(lengths[0]) < n - 1 or lengths[0] < first.least:
-                return None
+                return self._mended(frames, now)
             before = heads[: n - 1]
             if not all(same(before, head, part) for part in FIXED):
                 return None
@@ -192,12 +195,41 @@ class Chassis:
         payloads = bodies.reshape(-1)[: packets * step]
         if payloads.size < packets * step:
             return None
-        flow = last.flow
+        return self._take(last, payloads.reshape(packets, step), now)
+
+    def _mended(self, frames: Frames, now: float) -> Iterable[Sends] | None:
+        """The same for super-datagrams of any length, as they are where something is sent again.
+
+        To copy them next to each other costs less than to handle them one by one.
+        """
+        ingress, heads, bodies, lengths = frames
+        payloads: list[Rows] = []
+        before: Known | None = None
+        for i, length in enumerate(lengths):
+            head: bytes = heads[i].tobytes()
+            known = self._flows.get((ingress, fixed(head)))
+            if known is None or not known.is_plain or length < known.least:
+                return None
+            if int.from_bytes(head[IP:UDP], "big") % 0xFFFF:
+                return None
+            if before is not None and not before.may_precede(known):
+                return None
+            payload = bodies[i, : known.packets * known.step]
+            if payload.size < known.packets * known.step:
+                return None
+            payloads.append(payload)
+            before = known
+        assert before is not None
+        return self._take(before, np.concatenate(payloads).reshape(-1, before.step), now)
+
+    def _take(self, known: Known, rows: Rows, now: float) -> Iterable[Sends]:
+        """Have the switch take sound packets, the last of them in a datagram of this kind."""
+        flow, packets = known.flow, len(rows)
+        ingress = flow.peer.ingress
         self._learn(flow.peer.host, ingress, flow.mac)
         self.bridge.learn(flow.mac, ingress, now)
         self.counters["rx_frames"] += packets
-        burst = Burst(flow.peer, flow.tos, payloads.reshape(packets, step), last.tail)
-        sends = self.switch.receive(burst, now)
+        sends = self.switch.receive(Burst(flow.peer, flow.tos, rows, known.tail), now)
         return (self.issuer.issue(sends, now),) if sends else ()
 
     def _sorted(self, frames: Frames, now: float) -> Iterator[Sends]:
