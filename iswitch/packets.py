@@ -286,6 +286,10 @@ class Cutter:
         if headers and raw == headers[SEG_SIZE * start : SEG_SIZE * start + len(raw)]:
             return [Stretch(round_, start, rows, tail)]
         segs = np.frombuffer(raw, ">u8").astype(np.uint64)
+        if int(segs[-1]) >> 32 == round_ and (segs[1:] > segs[:-1]).all():  # but for gaps in order
+            indices = (segs & np.uint64(0xFFFFFFFF)).view(np.int64)
+            gaps = int(indices[-1]) - start >= len(rows)
+            return [Stretch(round_, start, rows, tail, indices if gaps else None)]
         rounds, indices = segs >> np.uint64(32), (segs & np.uint64(0xFFFFFFFF)).astype(np.int64)
         begins = (rounds[1:] != rounds[:-1]) | (indices[1:] <= indices[:-1])
         bounds = [0, *(np.flatnonzero(begins) + 1).tolist(), len(rows)]

@@ -51,10 +51,9 @@ class Aggregates:
         if not new.all():
             came, rows = came[new], rows[new]
         if len(came):
-            whole = int(np.searchsorted(came, self.shape.full_segments))
-            self._whole[came[:whole]] = rows[:whole, SEG_SIZE:].view(self._dtype)
-            if whole < len(came):
-                self._store(self.shape.full_segments, self.shape.segments, rows[-1:])
+            for a, b in spans(came, 1):
+                start = int(came[a])
+                self._store(start, start + b - a, rows[a:b])
             self.has[came] = 1
             self.remaining -= len(came)
             fresh.append(came)

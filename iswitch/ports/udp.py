@@ -212,6 +212,9 @@ class UdpPort:
             found = unpacked(bodies, length, kind.segment or length, length)
             return [Burst(kind.peer, kind.tos, rows, tail) for rows, tail in found]
         if lengths.count(lengths[0]) < n or meta.tobytes() != first * n:
+            together = self._together(bodies, lengths, meta)
+            if together is not None:
+                return [together]
             differs = (meta[1:] != meta[:-1]).any(axis=1)
             starts = [0, *(np.flatnonzero(differs) + 1).tolist()]
             is_super = [self._kind(meta[i].tobytes()).segment > 0 for i in starts]
@@ -224,6 +227,30 @@ class UdpPort:
             for rows, tail in unpacked(bodies[start:stop], length, kind.segment or length, last):
                 bursts.append(Burst(kind.peer, kind.tos, rows, tail))
         return bursts
+
+    def _together(self, bodies: Rows, lengths: list[int], meta: Rows) -> Burst | None:
+        """Datagrams of one sender, whose packets are full but the very last, as one burst.
+
+        So they come where something was lost. To copy them next to each other costs less than to
+        handle them one by one. None: these are something else.
+        """
+        first = self._kind(meta[0].tobytes())
+        size = first.segment or lengths[0]
+        payloads: list[Rows] = []
+        rest = 0
+        for i, length in enumerate(lengths):
+            kind = self._kind(meta[i].tobytes())
+            if rest or not length or kind.peer != first.peer or kind.tos != first.tos:
+                return None
+            if (kind.segment or length) != size and (kind.segment or length > size):
+                return None
+            rest = length % size
+            room = length - rest + size * (rest > 0)
+            if bodies.shape[1] < room:
+                return None
+            payloads.append(bodies[i, :room])
+        rows = np.concatenate(payloads).reshape(-1, size)
+        return Burst(first.peer, first.tos, rows, rest or size)
 
     def _note_overflow(self, drops: int) -> None:
         self.counters["rx_overflow"] += max(0, drops - self._overflow)
