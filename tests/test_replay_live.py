@@ -23,10 +23,22 @@ from iswitch.ports.capture import Capture
 from iswitch.ports.recorded import RecordedDatagrams
 from iswitch.switch import Switch
 from iswitch.traces.report import lines
-from iswitch.wire import PORT, TOS_CONTROL, TOS_DATA, Action, Control, Join, Segments, Shape
+from iswitch.wire import (
+    PORT,
+    TOS_CONTROL,
+    TOS_DATA,
+    Ack,
+    Action,
+    Control,
+    Join,
+    Segments,
+    Shape,
+)
 
+from .captured import SWITCH, Sent, ack, data, request, worker
 from .test_raw import allreduce, running
 from .test_replay import ROOT, all_equal, data_packets, generate, replayed, trace
+from .test_traces import pcap
 
 __all__ = ["trace"]  # the fixture
 
@@ -209,6 +221,41 @@ def test_on_a_socket_control_packets_are_recorded_one_by_one(tmp_path: Path) -> 
     all_equal(report)
     assert report["compared"]["captured"] == 3 * VECTORS.segments
     assert report["control"]["to_switch"] == {"JOIN": 2, "HELP": 1, "LEAVE": 1}
+
+
+@pytest.mark.parametrize("acknowledged", [True, False])
+def test_aggregates_behind_a_leave_in_a_public_tools_capture(
+    tmp_path: Path, acknowledged: bool
+) -> None:
+    """The switch sent them before it came to the Leave, as it does when it is held up."""
+    segments = range(VECTORS.segments)
+    total = np.zeros(VECTORS.numel, "<f4")
+    for number in range(2):
+        total += np.frombuffer(b"".join(each[8:] for each in shares(0, number)), "<f4")
+    sums = [total[300 * i : 300 * (i + 1)].tobytes() for i in segments]
+    members = worker(1), worker(2)
+    sent = []
+    for member in members:
+        joining = Join.for_shape(VECTORS, expected=2)
+        sent += [request(member, Action.JOIN, 7, 1000, joining)]
+        sent += [ack(member, 7, 1000, Ack(Action.JOIN))]
+    for number, member in enumerate(members):
+        sent += [Sent(member, SWITCH, TOS_DATA, each) for each in shares(0, number)]
+    sent += [data(member, 0, i, sums[i], relayed=True) for member in members for i in segments]
+    for number, member in enumerate(members):
+        late = [Sent(member, SWITCH, TOS_DATA, each) for each in shares(0, number)]
+        answers = [data(member, 0, i, sums[i], relayed=True) for i in segments]
+        leaving = [request(member, Action.LEAVE, 7, 1001)] * 2
+        sent += [*late, *leaving, *answers]
+        sent += [ack(member, 7, 1001, Ack(Action.LEAVE))] * (2 * acknowledged)
+    path = tmp_path / "tool.pcap"
+    path.write_bytes(pcap([each.frame() for each in sent], step=1_000_000))
+    report = replayed(path)
+    assert report["arrival_order"] == "unknown"
+    all_equal(report)
+    assert report["compared"]["captured"] == 4 * VECTORS.segments
+    assert report["control"]["to_switch"] == {"JOIN": 2, "LEAVE": 4}
+    assert report["drops"]["late"] == 2 * VECTORS.segments
 
 
 @as_root

@@ -37,15 +37,21 @@ def frame(payload: bytes) -> bytes:
 FRAMES = [frame(payload) for payload in PAYLOADS]
 
 
-def times(tick: int) -> list[int]:
+def times(tick: int, n: int = len(FRAMES), step: int = 1_234_567_891) -> list[int]:
     """Nanoseconds, as far as ticks of so many tell them."""
-    return [BEGIN * 10**9 + i * 1_234_567_891 // tick * tick for i in range(len(FRAMES))]
+    return [BEGIN * 10**9 + i * step // tick * tick for i in range(n)]
 
 
-def pcap(whole: list[bytes], order: str = "<", tick: int = 1000, link: int = 1) -> bytes:
+def pcap(
+    whole: list[bytes],
+    order: str = "<",
+    tick: int = 1000,
+    link: int = 1,
+    step: int = 1_234_567_891,
+) -> bytes:
     magic = 0xA1B2C3D4 if tick == 1000 else 0xA1B23C4D
     file = struct.pack(f"{order}IHHiIII", magic, 2, 4, 0, 0, 65535, link)
-    for time, each in zip(times(tick), whole, strict=False):
+    for time, each in zip(times(tick, len(whole), step), whole, strict=True):
         seconds, rest = divmod(time, 10**9)
         file += struct.pack(f"{order}IIII", seconds, rest // tick, len(each), len(each)) + each
     return file
@@ -365,7 +371,7 @@ def test_a_pcap_goes_on_behind_what_is_broken(read: Read) -> None:
     file[at + 8 : at + 12] = b"\xff\xff\xff\x7f"
     reader = read(bytes(file))
     found = [each for each, _ in content(reader)]
-    assert found == FRAMES[:4] + (FRAMES * 3)[5 : len(times(1000))]
+    assert found == FRAMES[:4] + (FRAMES * 3)[5:]
     (problem,) = reader.problems.first
     assert problem.offset == at
     assert "no record is here" in problem.what

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ..arbiter import Traffic, classify
 from ..frame import Transmission
 from ..packets import Address
 from .batch import Ints
@@ -45,6 +46,11 @@ class Group:
     def size(self) -> int:
         """Bytes of UDP payload of each."""
         return int.from_bytes(self.head[UDP + 4 : UDP + 6], "big") - 8
+
+    @property
+    def tos(self) -> Traffic:
+        """What they are by their ToS."""
+        return classify(self.head[IP + 1])
 
     def peer(self, source: bool) -> Address:
         """Whom they are from, or for."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from .batch import IN, OUT, Ints, gather
 from .compare import Captured, Comparison
 from .groups import CUT_OFF, FROM_SWITCH, PASSING, SKIPPED, TO_SWITCH, Group, Sink
 from .layers import LEAST, MOST_PORTS, Layers
+from .leaving import Leaves
 from .links import CUT, HEAD, IP, ORDINARY, TAGGED, UDP, LinkLayer, Packets
 from .observed import Watch
 from .paired import MagnitudesSwitch, Options, PairedSwitch, Unguarded, UnwrittenChassis
@@ -120,6 +122,7 @@ class Replayer:
                 self.switch.sources, lambda *_: None, self._address, setting.mac
             )
         self._now = 0.0
+        self._leaves = Leaves()
         # What is sent to a parent, and what counts packets, depends on more than each segment.
         alone = setting.parent is None and options.counting is Counting.EXACT
         self.in_layers = alone and pace is None and not setting.host
@@ -145,6 +148,7 @@ class Replayer:
                 for group in self._cut(packets, what, 0, len(what)):
                     self._take(group)
             self.comparison.settle()
+        self._release(self._leaves.overdue(inf))
         self.comparison.settle(end=True)
         self.watch.close()
 
@@ -351,9 +355,22 @@ class Replayer:
     # Handling
 
     def _handle(self, group: Group, time_ns: int) -> None:
+        self._release(self._leaves.overdue(self._now))
         if group.what == FROM_SWITCH:
             self._compare(group)
             return
+        if not self.setting.ordered and group.what == TO_SWITCH and group.tos is Traffic.CONTROL:
+            if self._leaves.keep(group, self._payloads(group), self._now):
+                return
+            self._release(self._leaves.of(group.peer(source=True)))
+        self._receive(group, time_ns)
+
+    def _release(self, groups: Iterable[Group]) -> None:
+        """Hand the switch Leaves that were sent to it before."""
+        for group in groups:
+            self._receive(group, int(group.packets.batch.times[group.which][-1]))
+
+    def _receive(self, group: Group, time_ns: int) -> None:
         frames = self._frames(group) if group.what == TO_SWITCH else self._whole(group)
         counters = self.switch.counters
         before = counters["aggregates"] + counters["from_parent"]
@@ -463,7 +480,7 @@ class Replayer:
         return Frames(group.port, table[:, :ROW_HEAD], table[:, ROW_HEAD:], lengths)
 
     def _compare(self, group: Group) -> None:
-        if classify(group.head[IP + 1]) is Traffic.CONTROL:
+        if group.tos is Traffic.CONTROL:
             self._note_answers(group)
             return
         assert self.begin is not None
@@ -490,8 +507,15 @@ class Replayer:
 
     def _note_answers(self, group: Group) -> None:
         self.damaged += int(np.count_nonzero(~self.sound(group)))
-        for row in gather(self.reader.data, group.at, max(min(group.size, 64), 1)):
-            self.watch.answered(row.tobytes())
+        peer = group.peer(source=False)
+        for payload in self._payloads(group):
+            self.watch.answered(payload)
+            self._release(self._leaves.answered(peer, payload))
+
+    def _payloads(self, group: Group) -> list[bytes]:
+        """What control packets begin with: all of it, without a MAC."""
+        rows = gather(self.reader.data, group.at, max(min(group.size, 64), 1))
+        return [row.tobytes() for row in rows]
 
 
 def _pair(words: npt.NDArray[np.uint16], at: int) -> npt.NDArray[np.uint32]:

@@ -1,0 +1,58 @@
+"""Leaves that a trace has before the switch came to them.
+
+A switch that is held up finds contributions and a Leave waiting, and answers them in turn: the
+aggregates that it sends because of the contributions stand behind the Leave in the capture. A
+replay in the order of the capture would not know the member any more, and could compare none of
+them. So where the order is unknown, a Leave takes effect where the switch is seen to answer it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..packets import Address
+from ..wire import SEG_SIZE, Action, Header
+from .groups import Group
+
+PATIENCE = 2.0  # seconds from a Leave to its Ack, which may not be in the trace
+
+_Key = tuple[str, int, int]  # who leaves, host and port, and the Request
+
+
+class Leaves:
+    """Leaves that have come and are not answered yet, in the order of their coming."""
+
+    def __init__(self) -> None:
+        self._kept: dict[_Key, tuple[float, list[Group]]] = {}
+
+    def keep(self, group: Group, payloads: Sequence[bytes], now: float) -> bool:
+        """Keep a group of control packets, if it is one Leave, or copies of one; whether it is."""
+        payload = payloads[0]
+        if len(payload) < SEG_SIZE or any(other != payload for other in payloads):
+            return False
+        header = Header.parse(payload)
+        if header.action != Action.LEAVE:
+            return False
+        peer = group.peer(source=True)
+        self._kept.setdefault((peer.host, peer.port, header.request), (now, []))[1].append(group)
+        return True
+
+    def answered(self, peer: Address, payload: bytes) -> list[Group]:
+        """Give back the Leave that a packet of the switch acknowledges, with its copies."""
+        if not self._kept or len(payload) < SEG_SIZE:
+            return []
+        header = Header.parse(payload)
+        key = peer.host, peer.port, header.request
+        return self._taken([key]) if header.action == Action.ACK and key in self._kept else []
+
+    def of(self, peer: Address) -> list[Group]:
+        """Give back what cannot wait any longer, since the peer asks for something else."""
+        return self._taken([key for key in self._kept if key[:2] == (peer.host, peer.port)])
+
+    def overdue(self, now: float) -> list[Group]:
+        """Give back what should have been answered by now."""
+        late = [key for key, (since, _) in self._kept.items() if now > since + PATIENCE]
+        return self._taken(late)
+
+    def _taken(self, keys: Iterable[_Key]) -> list[Group]:
+        return [group for key in keys for group in self._kept.pop(key)[1]]
