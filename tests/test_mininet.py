@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -162,6 +163,37 @@ def test_workers_on_the_hosts_of_mininet() -> None:
         print(json.dumps(s1.counters["data"] > 0))
     """)
     assert said.split() == ["right"] * 3 + ["true"]
+
+
+def test_a_host_is_not_turned_away_from_the_switch_by_tagged_arp() -> None:
+    """h3 says, behind a priority tag, that the switch is at h3; h1 does not hear it."""
+    said = python("""
+        net = lab()
+        net.start()
+        s1, (h1, _, h3) = net["s1"], net.hosts
+        address = str(s1.address)
+        h1.cmd("ping -c1 -W5", address)
+        forger = '''
+        import ipaddress, socket, sys
+        own, to, here, there = sys.argv[1:]
+        own, to = (bytes.fromhex(mac.replace(":", "")) for mac in (own, to))
+        here, there = (ipaddress.ip_address(name).packed for name in (here, there))
+        sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        sock.bind(("h3-eth0", 0))
+        for operation in (1, 2) * 50:
+            arp = bytes.fromhex("000108000604") + bytes([0, operation]) + own + here + to + there
+            sock.send(to + own + bytes.fromhex("8100e0000806") + arp)
+        '''
+        import textwrap
+        names = h3.MAC(), h1.MAC(), address, h1.IP()
+        command = [sys.executable, "-c", textwrap.dedent(forger), *names]
+        assert h3.popen(command).wait() == 0
+        h1.cmd("ping -c1 -W5", h3.IP())
+        known = h1.cmd("ip neighbour show", address)
+        net.stop()
+        print(json.dumps([names[0] in known, "lladdr" in known, s1.counters["spoofed"]]))
+    """)
+    assert json.loads(said) == [False, True, 100]
 
 
 @pytest.mark.parametrize(
