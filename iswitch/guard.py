@@ -48,6 +48,7 @@ IP_PLAIN = IP + IP_SOURCE  # where it is if nothing is around it
 ARP_SENDER = 8  # MAC, then IPv4 address
 ARP_SIZE = 28
 UNDISCOVERING = bytes((TCP, UDP_PROTOCOL))  # what most IPv6 is, and no neighbour discovery
+ANEW = -1  # a version that sources never have
 
 Verdict = npt.NDArray[np.bool_]
 Owners = dict[bytes, Collection[int]]  # the ports that the owners of each address are behind
@@ -78,10 +79,10 @@ class SourceGuard:
         self._ips: Owners = {}
         self._macs: Owners = {}
         self._interfaces: Owners = {}  # by the identifier that each MAC makes
-        self._version = -1
+        self._version = ANEW
 
     def has_changed(self) -> bool:
-        """Whether members have come or gone, so that what was found before may not hold."""
+        """Whether members or their MACs are others, so that what was found before may not hold."""
         if self._version == self._sources.version:
             return False
         self._version = self._sources.version
@@ -96,7 +97,7 @@ class SourceGuard:
         where = (host, ingress)
         if where in self._members and self._members[where] != mac:
             self._members[where] = mac
-            self._index()
+            self._version = ANEW
 
     def is_spoofed(self, mac: bytes, ip: bytes, ingress: int) -> bool:
         """Whether one of these addresses is a member's behind another port only."""

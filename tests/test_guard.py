@@ -365,6 +365,20 @@ def test_a_new_mac_at_the_members_port_is_its_own_from_then_on() -> None:
     assert bench.put(1, plain(C, A)) != []
 
 
+def test_what_was_sent_with_a_members_new_mac_before_is_judged_anew() -> None:
+    """Also a flow to the switch itself, which is judged only once."""
+    bench, shape = joined()
+    (packet,) = data(shape, 0, np.ones(4))
+    new = b"\2" * 6
+    row = tagged(new, IPS[1], packet)
+    bench.put(1, row)
+    assert bench.drops() == {"stranger": 1}
+    bench.put(0, slow.VNET + arp(ARP_REQUEST, new, IPS[0], bytes(6), slow.SWITCH_IP))
+    assert bench.put(1, row) == []
+    assert bench.drops() == {"stranger": 1, "spoofed": 1}
+    assert bench.chassis.bridge.where(new, bench.now) == 0
+
+
 def test_a_corrupted_frame_of_a_member_changes_nothing() -> None:
     bench, shape = joined()
     (packet,) = data(shape, 0, np.ones(4))
