@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .buffers import PLAIN, Buffers
 from .counters import Counters
 from .packets import (
     Address,
@@ -106,25 +107,34 @@ class Accelerator(ABC):
         complete: the rule that says, for a round and the contributors' bitmap (asynchronous: the
             number of contributions), whether a segment is complete.
         counters: where contributions are counted.
+        buffers: where memory comes from.
+
+    Raises:
+        MemoryError: there is not enough. All that lasts is taken here and in `join`.
     """
 
     def __init__(
-        self, shape: Shape, slots: int, complete: Callable[[int, int], bool], counters: Counters
+        self,
+        shape: Shape,
+        slots: int,
+        complete: Callable[[int, int], bool],
+        counters: Counters,
+        buffers: Buffers = PLAIN,
     ) -> None:
         self.shape = shape
         self.complete = complete
         self.counters = counters
         self.slots = slots
-        self.packets = np.zeros((slots, shape.segments), shape.packet)
-        self.rows: Rows = self.packets.view(np.uint8).reshape(
-            slots, shape.segments, shape.packet_size
-        )
+        self._buffers = buffers
+        self.rows = self._vectors()
+        self.packets = self.rows.reshape(-1).view(shape.packet).reshape(slots, shape.segments)
         self.aggregates = self.rows
         self._segs = self.packets["seg"]
         self._dtype = shape.dtype.numpy
         self._words: Vector = self.rows.view(self._dtype)  # headers and elements
         self._combine = _UFUNC[shape.op]
         self.cutter = Cutter(shape)
+        self.cutter.prepare()
         self._long = LONG * super_packets(shape.packet_size)
         self._small = SMALL * super_packets(shape.packet_size)
         self._recurring: dict[tuple[tuple[Address, ...], int], Recurring] = {}
@@ -133,9 +143,18 @@ class Accelerator(ABC):
         """Bitmap of the ranks whose contribution is held in some segment, where that is known."""
         return 0
 
+    def _vectors(self) -> Rows:
+        """Room for the packets of a vector in each slot."""
+        slots, segments, size = self.slots, self.shape.segments, self.shape.packet_size
+        return self._buffers.take(slots * segments * size).reshape(slots, segments, size)
+
     @abstractmethod
     def join(self, rank: int) -> None:
-        """A new member has this rank."""
+        """A new member has this rank.
+
+        Raises:
+            MemoryError: there is none for it; nothing has changed.
+        """
 
     @abstractmethod
     def accumulate(self, rank: int, stretch: Stretch, outcome: Outcome) -> None:
@@ -215,6 +234,19 @@ class Accelerator(ABC):
         else:
             self._combine(into, data, out=into)
 
+    def _count_in(
+        self, into: Vector, rows: Rows, first: bool, *marks: tuple[Table, int, bytes]
+    ) -> None:
+        """Accumulate whole packets, and mark them as counted: tables, where, and what.
+
+        Either all of it happens or nothing: only the first step may lack memory, and does nothing
+        then. Else a contribution would be in a sum without a mark, and could be added once more.
+        """
+        self._add(into, rows, first)
+        for table, at, records in marks:
+            table.bytes[at : at + len(records)] = records
+        self.counters["accumulated"] += len(rows)
+
     def _write_headers(self, slot: int, round_: int, start: int, stop: int) -> None:
         self._segs[slot, start:stop] = self.cutter.headers(round_, start, stop)
 
@@ -228,6 +260,7 @@ class Table:
         self.words: npt.NDArray[np.uint64] = np.frombuffer(self.bytes, np.uint64).reshape(
             segments, -1
         )
+        self.clear()  # so that the memory is there, not only promised
 
     def is_uniform(self, start: int, stop: int) -> bool:
         """Whether segments start..stop-1 are all in the same state."""
@@ -246,6 +279,10 @@ class Table:
     def get(self, index: int) -> tuple[int, ...]:
         """The state of one segment."""
         return self.record.unpack_from(self.bytes, self.record.size * index)
+
+    def mark(self, start: int, stop: int, *state: int) -> tuple[Table, int, bytes]:
+        """What is to be written where, to give segments start..stop-1 one state."""
+        return self, self.record.size * start, self.record.pack(*state) * (stop - start)
 
     def set(self, start: int, stop: int, *state: int) -> None:
         """Give segments start..stop-1 one state."""
@@ -279,11 +316,12 @@ class SynchronousAccelerator(Accelerator):
         counters: Counters,
         reproducible: bool = False,
         has_parent: bool = False,
+        buffers: Buffers = PLAIN,
     ) -> None:
-        super().__init__(shape, self.SLOTS, complete, counters)
+        super().__init__(shape, self.SLOTS, complete, counters, buffers)
         self._finished = self.SENT if has_parent else self.COMPLETE
         if has_parent:
-            self.aggregates = np.zeros_like(self.rows)
+            self.aggregates = self._vectors()
         self.state = [Table(self.RECORD, shape.segments) for _ in range(self.SLOTS)]
         self.reproducible = reproducible
         self._parts: dict[int, Vector] = {}  # by rank, shaped as `_words`
@@ -302,8 +340,11 @@ class SynchronousAccelerator(Accelerator):
 
     def join(self, rank: int) -> None:
         """A new member has this rank."""
-        if self.reproducible and rank not in self._parts:
-            self._parts[rank] = np.zeros(self._words.shape, self._dtype)
+        lacks = self.reproducible and rank not in self._parts
+        parts = self._vectors().view(self._dtype) if lacks else None
+        self._buffers.leave_room(self.shape.segments)
+        if parts is not None:
+            self._parts[rank] = parts
 
     def bits_held(self) -> int:
         """Bitmap of the ranks whose contribution is held in some segment."""
@@ -335,13 +376,11 @@ class SynchronousAccelerator(Accelerator):
         if how_far or bitmap >> rank & 1:
             self.counters["duplicate" if bitmap >> rank & 1 else "late"] += len(rows)
             return
-        if self.reproducible:
-            self._add(self._parts[rank][slot, start:stop], rows, first=True)
-        else:
-            self._add(self._words[slot, start:stop], rows, first=not bitmap)
-        self.counters["accumulated"] += len(rows)
+        into = self._parts[rank] if self.reproducible else self._words
+        first = self.reproducible or not bitmap
         bitmap |= 1 << rank
-        state.set(start, stop, round_, self.OPEN, bitmap)
+        mark = state.mark(start, stop, round_, self.OPEN, bitmap)
+        self._count_in(into[slot, start:stop], rows, first, mark)
         if self.complete(round_, bitmap):
             outcome.completed.append(self._finish(Run(slot, round_, start, stop), bitmap))
 
@@ -450,8 +489,11 @@ class SynchronousAccelerator(Accelerator):
                 self.counters["repeated"] += stop - start
             else:
                 part = rows[start - index : stop - index]
-                self.aggregates[slot, start:stop, : part.shape[1]] = part
-                state.set(start, stop, round_, self.COMPLETE, bitmap if holds == round_ else 0)
+                into = self.aggregates[slot, start:stop, : part.shape[1]]
+                bits = bitmap if holds == round_ else 0
+                _, at, records = state.mark(start, stop, round_, self.COMPLETE, bits)
+                into[...] = part
+                state.bytes[at : at + len(records)] = records
                 self.counters["from_parent"] += stop - start
                 taken.append(Run(slot, round_, start, stop))
         return taken

@@ -226,8 +226,6 @@ class Admission:
         was_gathered = job.members.gathered
         job.members.add(member, join.expected, bool(join.flags & FLAG_WHOLE))
         self.plane.by_source[peer] = (job, member)
-        assert job.accelerator is not None
-        job.accelerator.join(rank)
         if job.members.gathered and not was_gathered:
             sends += self.gate_opened(job, member, now)
         if fills_up:
@@ -241,15 +239,31 @@ class Admission:
         return expected > job.members.met and not job.completed_any
 
     def _reserve(self, job: Job, shape: Shape, rank: int, reproducible: bool) -> None:
+        """Reserve, and have, all the memory that a contributor of this rank needs.
+
+        Raises:
+            Refusal: there is not enough; nothing has changed.
+        """
         begins = job.shape is None
         if not begins:
             reproducible = job.reproducible
+        needed = 0
         if rank not in job.reserved:
             needed = memory_needed(shape, reproducible, begins, job.has_parent)
             if self.plane.reserved + needed > self.plane.limits.memory:
                 raise Refusal(Status.FULL)
-            job.reserved[rank] = needed
-        if begins and self.plane.hierarchy:
-            job.window = self.plane.hierarchy.uplinks[job.number].window()
-        if begins:
-            job.begin(shape, reproducible and shape.mode is Mode.SYNCHRONOUS)
+        window = job.window
+        try:
+            if begins:
+                if self.plane.hierarchy:
+                    job.window = self.plane.hierarchy.uplinks[job.number].window()
+                job.begin(shape, reproducible and shape.mode is Mode.SYNCHRONOUS, rank)
+            else:
+                assert job.accelerator is not None
+                job.accelerator.join(rank)
+        except MemoryError:
+            job.window = window
+            self.plane.counters["joins_without_memory"] += 1
+            self.plane.limits.buffers.refused(job.number, needed)
+            raise Refusal(Status.FULL) from None
+        job.reserved.setdefault(rank, needed)

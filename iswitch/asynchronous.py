@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from .accelerator import Accelerator, Held, Outcome, Run, Table
+from .buffers import PLAIN, Buffers
 from .counters import Counters
 from .packets import Cutter, Rows, Stretch
 from .wire import ROUND_MASK, VERSIONS_AHEAD, VERSIONS_KEPT, Shape, round_distance
@@ -32,9 +33,13 @@ class AsynchronousAccelerator(Accelerator):
     LAST = struct.Struct("<QQ")  # has any been counted, number of the last one counted
 
     def __init__(
-        self, shape: Shape, complete: Callable[[int, int], bool], counters: Counters
+        self,
+        shape: Shape,
+        complete: Callable[[int, int], bool],
+        counters: Counters,
+        buffers: Buffers = PLAIN,
     ) -> None:
-        super().__init__(shape, self.SLOTS, complete, counters)
+        super().__init__(shape, self.SLOTS, complete, counters, buffers)
         self.state = Table(self.RECORD, shape.segments)
         self._last: dict[int, Table] = {}
         self.version = 0  # the highest made
@@ -53,7 +58,9 @@ class AsynchronousAccelerator(Accelerator):
 
     def join(self, rank: int) -> None:
         """Whatever the rank's former owner sent is forgotten."""
-        self._last[rank] = Table(self.LAST, self.shape.segments)
+        last = Table(self.LAST, self.shape.segments)
+        self._buffers.leave_room(self.shape.segments)
+        self._last[rank] = last
 
     def accumulate(self, rank: int, stretch: Stretch, outcome: Outcome) -> None:
         """Count one member's contribution of a number, if it is newer than its last."""
@@ -68,8 +75,8 @@ class AsynchronousAccelerator(Accelerator):
                     if self._is_ahead(start):
                         self.counters["ahead"] += stop - start
                         continue
-                    last.set(start, stop, 1, round_)
-                    self._accumulate_run(start, stop, rows[start - index : stop - index], outcome)
+                    some = rows[start - index : stop - index]
+                    self._accumulate_run(last, round_, start, stop, some, outcome)
 
     def _is_ahead(self, index: int) -> bool:
         """Whether a segment has to wait for others."""
@@ -81,11 +88,13 @@ class AsynchronousAccelerator(Accelerator):
         self._lowest = (self.version - int(behind)) & ROUND_MASK
         return round_distance(version, self._lowest) >= self.AHEAD
 
-    def _accumulate_run(self, start: int, stop: int, rows: Rows, outcome: Outcome) -> None:
+    def _accumulate_run(
+        self, last: Table, number: int, start: int, stop: int, rows: Rows, outcome: Outcome
+    ) -> None:
         version, slot, count, kept = self.state.get(start)
-        self._add(self._words[slot, start:stop], rows, first=not count)
-        self.counters["accumulated"] += stop - start
-        self.state.set(start, stop, version, slot, count + 1, kept)
+        counted = last.mark(start, stop, 1, number)
+        mark = self.state.mark(start, stop, version, slot, count + 1, kept)
+        self._count_in(self._words[slot, start:stop], rows, not count, counted, mark)
         if self.complete(version, count + 1):
             outcome.completed.append(self._finish(start, stop))
 

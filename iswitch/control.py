@@ -42,6 +42,7 @@ from .wire import (
     WireError,
 )
 
+RETRY = 0.1  # seconds until what lacked memory is tried again
 AWAKE = 1.0  # seconds by which a timer may be late in a switch that is awake
 
 
@@ -83,6 +84,7 @@ class ControlPlane:
         self.by_source: dict[Address, tuple[Job, Member]] = {}
         self.relays = Relays(counters)
         self._next_expiry = inf  # no lease runs out before
+        self._retry_at = inf  # what was given up for want of memory is tried again
         self.former = FormerMembers()
         self.admission = Admission(self)
         self._methods: dict[Action, Callable[[Request], Answer]] = {
@@ -101,7 +103,8 @@ class ControlPlane:
 
     def new_job(self, number: int) -> Job:
         """A job without members."""
-        return Job(number, self.counters, bool(self.hierarchy), self.counting)
+        parent, buffers = bool(self.hierarchy), self.limits.buffers
+        return Job(number, self.counters, parent, self.counting, buffers)
 
     def handle(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
         """Execute and answer a control packet of at least eight bytes."""
@@ -367,7 +370,7 @@ class ControlPlane:
 
     def deadline(self) -> float | None:
         """When `handle_timer` has something to do."""
-        due = self._next_expiry
+        due = min(self._next_expiry, self._retry_at)
         for job in self.jobs.values():
             if job.dormant_since is not None:
                 due = min(due, job.dormant_since + self.limits.lease)
@@ -379,13 +382,28 @@ class ControlPlane:
 
     def handle_timer(self, now: float) -> list[Outgoing]:
         """Repeat relayed control, end leases, forget jobs a lease time after their last member."""
-        sends = self._end_leases(now) if now >= self._next_expiry else []
+        sends = self._try_again(now) if now >= self._retry_at else []
+        sends += self._end_leases(now) if now >= self._next_expiry else []
         for number, job in list(self.jobs.items()):
             if job.dormant_since is not None and now >= job.dormant_since + self.limits.lease:
                 del self.jobs[number]
         if self.hierarchy:
             sends += self.hierarchy.handle_timer(now)
         return self.keys.sealed(sends + self.relays.handle_timer(now))
+
+    def lacks_memory(self, now: float) -> None:
+        """Something was given up half way; what was to follow from it is made up for soon."""
+        self._retry_at = min(self._retry_at, now + RETRY)
+
+    def _try_again(self, now: float) -> list[Outgoing]:
+        """Complete what is complete, in all jobs; what was not sent then will be asked for."""
+        self._retry_at = inf
+        self.expect_expiry(now)
+        sends: list[Outgoing] = []
+        for job in self.jobs.values():
+            job.resume()
+            sends += [out.copy() for out in self.reevaluate(job)]
+        return sends
 
     def end_lease(self, job: Job, member: Member, now: float) -> list[Outgoing]:
         """Take out a member that has been silent too long."""

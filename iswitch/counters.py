@@ -45,6 +45,8 @@ COUNTERS: dict[str, str] = {
     "reordered_out": "packets that overtook others on the way out",
     "corrupted_in": "packets that came with a bit flipped, at an impaired port",
     "corrupted_out": "packets that left with a bit flipped",
+    "joins_without_memory": "Joins within --memory that were refused: the system gave none",
+    "given_up": "requests, timers and turns of the loop that lacked memory; they are repeated",
     "leases_run_out": "members taken out because nothing came from them for a lease time",
 }
 
@@ -60,6 +62,7 @@ DROPS: dict[str, str] = {
     "ahead": "a contribution to a segment that is four versions ahead of another",
     "late": "a contribution to a segment that is already complete",
     "repeated": "an aggregate from the switch above that has come before",
+    "no_memory": "data that could not be handled for want of memory",
     "stale_join": "a Join of an older incarnation than the member's",
     "unmatched_ack": "an Ack that answers nothing outstanding",
     "bad_mac": "control of a keyed job with a wrong or missing MAC; a request is answered DENIED",
@@ -92,6 +95,7 @@ DATA_DROPS = (
     "ahead",
     "late",
     "repeated",
+    "no_memory",
 )
 
 FRAME_DROPS = (

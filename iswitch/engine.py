@@ -55,6 +55,7 @@ class Engine(Generic[In, Out]):
         self.clock = clock
         self.spin = spin
 
+        self.given_up = 0  # turns of the loop that lacked memory
         self._stopping = False
         self._wake = os.eventfd(0)
 
@@ -73,21 +74,31 @@ class Engine(Generic[In, Out]):
             self._wake = -1
 
     def _serve(self) -> None:
-        machine, port, clock = self.machine, self.port, self.clock
+        port, clock = self.port, self.clock
         waited_for = (port.fileno(), self._wake)
         idle_since = clock()
         while not self._stopping:
             now = clock()
-            busy = False
-            for came in port.pull():
-                busy = True
-                port.push(machine.receive(came, now))
-            deadline = machine.deadline()
-            if deadline is not None and deadline <= now:
-                port.push(machine.handle_timer(now))
+            try:
+                busy, deadline = self._move(now)
+            except MemoryError:  # what was under way is lost, as if by the network
+                self.given_up += 1
+                continue
             if busy:
                 idle_since = now
             elif now - idle_since >= self.spin:
                 due = earlier(deadline, port.deadline())
                 # To the microsecond; poll(2) would be up to a millisecond late.
                 select.select(waited_for, (), (), None if due is None else max(0.0, due - now))
+
+    def _move(self, now: float) -> tuple[bool, float | None]:
+        """Move what there is; whether there was something, and when the machine's timer is due."""
+        machine, port = self.machine, self.port
+        busy = False
+        for came in port.pull():
+            busy = True
+            port.push(machine.receive(came, now))
+        deadline = machine.deadline()
+        if deadline is not None and deadline <= now:
+            port.push(machine.handle_timer(now))
+        return busy, deadline

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from .accelerator import Outcome, Run, SynchronousAccelerator
 from .asynchronous import AsynchronousAccelerator
+from .buffers import PLAIN, Buffers
 from .counters import Counters
 from .membership import Member, Membership
 from .packets import Rows, Stretch
@@ -104,6 +105,7 @@ class Job:
     counters: Counters
     has_parent: bool = False  # its sums go on to another switch
     counting: Counting = Counting.EXACT
+    buffers: Buffers = PLAIN
     members: Membership = field(default_factory=Membership)
     window: Window = field(default_factory=Window)
     threshold: int = 0  # H; 0: every current member
@@ -122,22 +124,33 @@ class Job:
         if self.has_parent:
             self.members.above = 0
 
-    def begin(self, shape: Shape, reproducible: bool) -> None:
-        """The first contributor gives the job its shape."""
+    def begin(self, shape: Shape, reproducible: bool, rank: int) -> None:
+        """The first contributor, of this rank, gives the job its shape.
+
+        Raises:
+            MemoryError: there is none for it; nothing has changed.
+        """
+        accelerator: JobAccelerator
+        if shape.mode is Mode.SYNCHRONOUS:
+            accelerator = self.make_accelerator(shape, reproducible)
+        else:
+            accelerator = AsynchronousAccelerator(
+                shape, self.is_complete, self.counters, self.buffers
+            )
+            accelerator.reset(self.window.high)
+        accelerator.join(rank)
         self.shape = shape
         self.reproducible = reproducible
         self.dormant_since = None
         self.synchronous = shape.mode is Mode.SYNCHRONOUS
-        if self.synchronous:
-            self.accelerator = self.make_accelerator(shape, reproducible)
-        else:
-            self.accelerator = AsynchronousAccelerator(shape, self.is_complete, self.counters)
-            self.accelerator.reset(self.window.high)
+        self.accelerator = accelerator
 
     def make_accelerator(self, shape: Shape, reproducible: bool) -> SynchronousAccelerator:
         """What adds up the vectors of a synchronous job."""
         kind = PaperAccelerator if self.counts_packets else SynchronousAccelerator
-        return kind(shape, self.is_complete, self.counters, reproducible, self.has_parent)
+        return kind(
+            shape, self.is_complete, self.counters, reproducible, self.has_parent, self.buffers
+        )
 
     def end(self) -> None:
         """The last contributor has left: free the buffers, keep the place in the rounds.
@@ -414,6 +427,12 @@ class Job:
             if isinstance(self.accelerator, AsynchronousAccelerator):
                 self.window.name(self.accelerator.version, False)
         return completed
+
+    def resume(self) -> None:
+        """Something may have completed of which nobody took note, for want of memory."""
+        self.completed_any |= self.accelerator is not None and self.members.gathered
+        if isinstance(self.accelerator, AsynchronousAccelerator):
+            self.window.name(self.accelerator.version, False)
 
     def reset(self, round_: int | None = None) -> None:
         """Empty all buffers and go on two rounds further, or from the round the parent says."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .buffers import PLAIN, Buffers
 from .packets import Address
 from .wire import MAX_MEMBERS
 
@@ -28,6 +29,7 @@ class Limits:
     jobs: int = 1024
     lease: float = 30.0
     control_rate: float = 2000.0
+    buffers: Buffers = PLAIN  # what is reserved is taken from
 
 
 class Bucket:

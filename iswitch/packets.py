@@ -269,9 +269,18 @@ class Cutter:
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self._headers: dict[int, bytes] = {}
+        self._headers: dict[int, bytearray] = {}
+        self._free: list[bytearray] = []  # with the indices in them, and no round yet
         self._came: dict[int, int] = {}  # packets of rounds whose headers are not there
-        self._next: npt.NDArray[np.uint64] | None = None  # of which only the round is to be written
+
+    def prepare(self) -> None:
+        """Have all memory from the start that headers are kept in.
+
+        Raises:
+            MemoryError: there is not enough.
+        """
+        headers = self.shape.headers(0)
+        self._free = [bytearray(headers.data) for _ in range(self.ROUNDS)]
 
     def headers(self, round_: int, start: int, stop: int) -> npt.NDArray[np.uint64]:
         """The `Seg` of segments start..stop-1, big-endian."""
@@ -309,7 +318,7 @@ class Cutter:
             )
         return found
 
-    def _consider(self, round_: int, packets: int) -> bytes | None:
+    def _consider(self, round_: int, packets: int) -> bytearray | None:
         came = self._came.pop(round_, 0) + packets
         if came * self.WORTH >= self.shape.segments:
             return self._remember(round_)
@@ -318,11 +327,15 @@ class Cutter:
         self._came[round_] = came
         return None
 
-    def _remember(self, round_: int) -> bytes:
-        if len(self._headers) >= self.ROUNDS:
-            del self._headers[next(iter(self._headers))]
-        if self._next is None:
-            self._next = self.shape.headers(round_)
-        self._next.view(">u4")[::2] = round_
-        headers = self._headers[round_] = self._next.tobytes()
+    def _remember(self, round_: int) -> bytearray:
+        if self._free:
+            headers = self._free[-1]
+        elif len(self._headers) >= self.ROUNDS:
+            headers = self._headers.pop(next(iter(self._headers)))
+            self._free.append(headers)
+        else:
+            self._free.append(headers := bytearray(self.shape.headers(0).data))
+        np.frombuffer(headers, ">u4")[::2] = round_
+        self._headers[round_] = headers
+        del self._free[-1]
         return headers

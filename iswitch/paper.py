@@ -49,9 +49,8 @@ class PaperAccelerator(SynchronousAccelerator):
             if how_far == self.COMPLETE:
                 outcome.late.append(Run(slot, round_, start, stop))
             return
-        self._add(self._words[slot, start:stop], rows, first=not count)
-        self.counters["accumulated"] += len(rows)
-        state.set(start, stop, round_, self.OPEN, count + 1)
+        mark = state.mark(start, stop, round_, self.OPEN, count + 1)
+        self._count_in(self._words[slot, start:stop], rows, not count, mark)
         if self.complete(round_, count + 1):
             outcome.completed.append(self._finish(Run(slot, round_, start, stop), count + 1))
 

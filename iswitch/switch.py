@@ -18,7 +18,7 @@ import numpy as np
 from .accelerator import Outcome, Run
 from .arbiter import Traffic, classify
 from .control import ControlPlane
-from .counters import Counters
+from .counters import DATA_DROPS, Counters
 from .job import Job
 from .keys import Keys
 from .limits import Limits
@@ -99,7 +99,10 @@ class Switch:
         self.counters["rx_bytes"] += (count - 1) * size + tail
         kind = classify(tos)
         if kind is Traffic.DATA and tail >= SEG_SIZE:  # as nearly always
-            sends: list[Outgoing] = self._quietly(self._data, peer, rows, tail, now)
+            try:
+                sends: list[Outgoing] = self._quietly(self._data, peer, rows, tail, now)
+            except MemoryError:
+                return self._given_up(now)
             return self._counted(sends) if sends else sends
         if kind is Traffic.ORDINARY:
             self.counters["ordinary"] += count
@@ -110,8 +113,23 @@ class Switch:
             if not len(rows):
                 return []
         if kind is Traffic.DATA:
-            return self._counted(self._quietly(self._data, peer, rows, tail, now))
+            try:
+                return self._counted(self._quietly(self._data, peer, rows, tail, now))
+            except MemoryError:
+                return self._given_up(now)
         return self._counted(self._control(peer, rows, tail, now))
+
+    def _given_up(self, now: float) -> list[Outgoing]:
+        """Count data that could not be handled; whatever was counted before is done with.
+
+        Nothing of it has been sent: the workers ask for what is missing.
+        """
+        counters = self.counters
+        handled = counters["accumulated"] + counters["from_parent"]
+        handled += sum(counters[reason] for reason in DATA_DROPS)
+        counters["no_memory"] += counters["data"] - handled
+        self.control.lacks_memory(now)
+        return []
 
     def _control(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
         """Have as many packets handled as their source may send; the rest costs nothing."""
@@ -124,7 +142,11 @@ class Switch:
             for row in rows[handled : handled + allowed]:
                 handled += 1
                 payload = row.tobytes() if handled < count else row[:tail].tobytes()
-                sends += self._quietly(self.control.handle, peer, payload, now)
+                try:
+                    sends += self._quietly(self.control.handle, peer, payload, now)
+                except MemoryError:  # it is repeated
+                    self.counters["given_up"] += 1
+                    self.control.lacks_memory(now)
         self.counters["control"] += count
         self.counters["throttled"] += count - handled
         return sends
@@ -183,7 +205,12 @@ class Switch:
 
     def handle_timer(self, now: float) -> list[Outgoing]:
         """Do what is due; returns what is to be sent."""
-        return self._counted(self._quietly(self.control.handle_timer, now))
+        try:
+            return self._counted(self._quietly(self.control.handle_timer, now))
+        except MemoryError:
+            self.counters["given_up"] += 1
+            self.control.lacks_memory(now)
+            return []
 
     def _counted(self, sends: list[Outgoing]) -> list[Outgoing]:
         for out in sends:

@@ -20,6 +20,7 @@ CORE = [
     "outside",
     "wire",
     "packets",
+    "buffers",
     "keys",
     "answers",
     "limits",

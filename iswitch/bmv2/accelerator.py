@@ -103,9 +103,12 @@ class PipelineJob(Job):
 
     def make_accelerator(self, shape: Shape, reproducible: bool) -> PipelineAccelerator:  # noqa: ARG002
         """In the data plane."""
-        pipeline = cast("Pipeline", self.pipeline)
-        pipeline.begin(self)
-        return PipelineAccelerator(self, shape, pipeline)
+        return PipelineAccelerator(self, shape, cast("Pipeline", self.pipeline))
+
+    def begin(self, shape: Shape, reproducible: bool, rank: int) -> None:
+        """Take a place there, too."""
+        super().begin(shape, reproducible, rank)
+        cast("Pipeline", self.pipeline).begin(self)
 
     def tells_ranks_apart(self, mode: Mode) -> bool:  # noqa: ARG002
         """Sums are made as contributions arrive, never in rank order."""

@@ -74,7 +74,10 @@ class PipelineControl(ControlPlane):
     def new_job(self, number: int) -> Job:
         """A job without members."""
         has_parent = self.hierarchy is not None
-        return PipelineJob(number, self.counters, has_parent, pipeline=self.pipeline)
+        buffers = self.limits.buffers
+        return PipelineJob(
+            number, self.counters, has_parent, buffers=buffers, pipeline=self.pipeline
+        )
 
     def handle(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
         """Execute and answer a control packet, between two packets of data."""

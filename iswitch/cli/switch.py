@@ -203,6 +203,7 @@ def run(args: argparse.Namespace) -> int:
     from ..limits import Limits
     from ..packets import Address
     from ..paper import Counting
+    from ..ports.reserved import SystemBuffers
     from ..switch import Switch
     from ..wire import ROUND_MASK
 
@@ -219,7 +220,10 @@ def run(args: argparse.Namespace) -> int:
             f"--world {args.world}: a switch with --ports is raw or bmv2, one without is loopback"
         )
     limits = Limits(
-        memory=int(args.memory * 2**20), lease=args.lease, control_rate=args.control_rate
+        memory=int(args.memory * 2**20),
+        lease=args.lease,
+        control_rate=args.control_rate,
+        buffers=SystemBuffers(),
     )
     parent = None
     if args.parent:
@@ -270,6 +274,7 @@ def serve(
     print(json.dumps({"listening": where}) if args.json else f"listening {where}", flush=True)
     engine.run()
     broken = None
+    counters["given_up"] += engine.given_up
     try:
         engine.port.close()
     except OSError as error:

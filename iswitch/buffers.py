@@ -1,0 +1,39 @@
+"""Where the buffers of jobs come from, and what is said if there is no memory for them.
+
+The core has no I/O: a world hands in what asks the system, and tells its operator.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .packets import Rows
+
+HEADROOM = 16 << 20  # bytes that a Join has to leave free, for what packets need in passing
+PASSING = 256  # and these for each segment of its job: what a question about all of them needs
+
+
+class Buffers:
+    """Buffers of plain memory; they count as had as soon as they are promised."""
+
+    def take(self, nbytes: int) -> Rows:
+        """So many bytes, all zero.
+
+        Raises:
+            MemoryError: they cannot be had.
+        """
+        return np.zeros(nbytes, np.uint8)
+
+    def leave_room(self, segments: int) -> None:
+        """See that a job of so many segments can be served beside what is taken.
+
+        Raises:
+            MemoryError: it cannot.
+        """
+        np.empty(HEADROOM + PASSING * segments, np.uint8)
+
+    def refused(self, job: int, nbytes: int) -> None:
+        """A Join of this job was refused, for these bytes could not be had."""
+
+
+PLAIN = Buffers()

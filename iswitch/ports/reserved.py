@@ -1,0 +1,151 @@
+"""Buffers of memory that the system really has: asked for, and touched.
+
+Linux promises more memory than there is, and ends a process that uses what it was promised. So
+before memory is taken the limits are read that only strike later (the machine's, those of control
+groups), and its pages are made there at once: small buffers here, large ones by a thread, which
+holds nobody up. What a limit on addresses (`ulimit -v`) or strict overcommit refuses is refused
+when it is asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ..buffers import Buffers
+from ..packets import Rows
+
+SMALL = 4 << 20  # bytes that are touched at once: a millisecond or two
+SLICE = 4 << 20  # bytes that the thread touches at a time
+SLACK = 32 << 20  # bytes that the machine and each control group keep
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE (linux/mman.h, 5.14): as if written, contents unchanged
+QUIET = 1.0  # seconds between two lines for the operator
+UNLIMITED = 1 << 62
+GROUPS = Path("/sys/fs/cgroup")
+
+
+def room(proc: Path = Path("/proc"), groups: Path = GROUPS) -> int:
+    """Bytes that this process can still use, before the machine or a control group is full."""
+    return min((_machine(proc), *_control_groups(proc, groups)))
+
+
+def _machine(proc: Path) -> int:
+    for line in (proc / "meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return UNLIMITED
+
+
+def _control_groups(proc: Path, groups: Path) -> Iterator[int]:
+    """What each of the groups has left that this process is in, version 1 or 2."""
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            roots = [groups, groups / "unified"]
+            names = ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            roots = [groups / "memory"]
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        for root in roots:
+            at = root / path.strip("/")
+            for folder in (at, *at.parents):
+                yield _left(folder, *names)
+                if folder == root:
+                    break
+
+
+def _left(folder: Path, limit: str, usage: str) -> int:
+    """Bytes below a group's limit; pages of files make room."""
+    try:
+        most = (folder / limit).read_text().strip()
+        if most == "max":
+            return UNLIMITED
+        used = int((folder / usage).read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except OSError:  # not seen from here, or no limit is there
+        return UNLIMITED
+    files = ("total_inactive_file", "total_active_file")
+    if files[0] not in stat:
+        files = ("inactive_file", "active_file")
+    return int(most) - used + sum(int(stat.get(name, 0)) for name in files)
+
+
+class SystemBuffers(Buffers):
+    """Takes memory from the system.
+
+    Args:
+        tell: is given a line for the operator.
+    """
+
+    def __init__(self, tell: Callable[[str], None] | None = None) -> None:
+        self._tell = tell or (lambda line: print(line, file=sys.stderr, flush=True))
+        self._told = -QUIET
+        self._pending = 0  # bytes that are not touched yet
+        self._lock = threading.Lock()
+        self._madvise = ctypes.CDLL(None, use_errno=True).madvise
+        self._madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+    @property
+    def pending(self) -> int:
+        """Bytes that were taken and are still to be touched."""
+        return self._pending
+
+    def take(self, nbytes: int) -> Rows:
+        """So many bytes, all zero, that the system will not take back.
+
+        Raises:
+            MemoryError: they cannot be had.
+        """
+        if nbytes < SMALL:
+            found = np.empty(nbytes, np.uint8)
+            found.fill(0)
+            return found
+        if nbytes + self._pending + SLACK > room():
+            raise MemoryError
+        try:
+            mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, ValueError, OverflowError) as error:
+            raise MemoryError from error
+        found = np.frombuffer(mapped, np.uint8)
+        with self._lock:
+            self._pending += nbytes
+        try:
+            threading.Thread(target=self._touch, args=(found,), daemon=True).start()
+        except RuntimeError:  # no thread can be had
+            self._touch(found)
+        return found
+
+    def _touch(self, buffer: Rows) -> None:
+        """Make the pages of a buffer; in a thread, for as long as it takes."""
+        at, size = buffer.ctypes.data, buffer.nbytes
+        for start in range(0, size, SLICE):
+            part = min(SLICE, size - start)
+            if self._madvise(at + start, part, POPULATE_WRITE):
+                break  # an older kernel: pages are made when they are used
+        with self._lock:
+            self._pending -= size
+
+    def refused(self, job: int, nbytes: int) -> None:
+        """Tell the operator, once a second at most."""
+        now = time.monotonic()
+        if now - self._told >= QUIET:
+            self._told = now
+            self._tell(
+                f"job {job}: a Join is answered FULL: the system has no memory for its "
+                f"{nbytes:,} bytes; stop other programs, raise the limit (ulimit -v, the control "
+                "group's), or start the switch with a smaller --memory"
+            )
