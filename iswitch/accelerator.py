@@ -234,21 +234,31 @@ class Accelerator(ABC):
         else:
             self._combine(into, data, out=into)
 
-    def _count_in(
-        self, into: Vector, rows: Rows, first: bool, *marks: tuple[Table, int, bytes]
-    ) -> None:
-        """Accumulate whole packets, and mark them as counted: tables, where, and what.
+    def _count_in(self, into: Vector, rows: Rows, first: bool, *marks: Mark) -> None:
+        """Accumulate whole packets, and mark them as counted.
 
         Either all of it happens or nothing: only the first step may lack memory, and does nothing
         then. Else a contribution would be in a sum without a mark, and could be added once more.
         """
         self._add(into, rows, first)
-        for table, at, records in marks:
-            table.bytes[at : at + len(records)] = records
+        for mark in marks:
+            mark.write()
         self.counters["accumulated"] += len(rows)
 
     def _write_headers(self, slot: int, round_: int, start: int, stop: int) -> None:
         self._segs[slot, start:stop] = self.cutter.headers(round_, start, stop)
+
+
+class Mark(NamedTuple):
+    """A state of some segments, made up and not written yet: that takes no memory any more."""
+
+    table: bytearray
+    at: int
+    records: bytes
+
+    def write(self) -> None:
+        """Have it hold from now on."""
+        self.table[self.at : self.at + len(self.records)] = self.records
 
 
 class Table:
@@ -280,9 +290,9 @@ class Table:
         """The state of one segment."""
         return self.record.unpack_from(self.bytes, self.record.size * index)
 
-    def mark(self, start: int, stop: int, *state: int) -> tuple[Table, int, bytes]:
-        """What is to be written where, to give segments start..stop-1 one state."""
-        return self, self.record.size * start, self.record.pack(*state) * (stop - start)
+    def mark(self, start: int, stop: int, *state: int) -> Mark:
+        """What is to be written to give segments start..stop-1 one state."""
+        return Mark(self.bytes, self.record.size * start, self.record.pack(*state) * (stop - start))
 
     def set(self, start: int, stop: int, *state: int) -> None:
         """Give segments start..stop-1 one state."""
@@ -491,12 +501,15 @@ class SynchronousAccelerator(Accelerator):
                 part = rows[start - index : stop - index]
                 into = self.aggregates[slot, start:stop, : part.shape[1]]
                 bits = bitmap if holds == round_ else 0
-                _, at, records = state.mark(start, stop, round_, self.COMPLETE, bits)
-                into[...] = part
-                state.bytes[at : at + len(records)] = records
-                self.counters["from_parent"] += stop - start
+                self._keep(into, part, state.mark(start, stop, round_, self.COMPLETE, bits))
                 taken.append(Run(slot, round_, start, stop))
         return taken
+
+    def _keep(self, into: Rows, rows: Rows, mark: Mark) -> None:
+        """Keep aggregates and say so, both or neither."""
+        into[...] = rows
+        mark.write()
+        self.counters["from_parent"] += len(rows)
 
     def waiting(self) -> list[Run]:
         """What was sent to the parent and whose aggregate has not come."""

@@ -382,7 +382,7 @@ class ControlPlane:
 
     def handle_timer(self, now: float) -> list[Outgoing]:
         """Repeat relayed control, end leases, forget jobs a lease time after their last member."""
-        sends = self._try_again(now) if now >= self._retry_at else []
+        sends = self.settle(now) if now >= self._retry_at else []
         sends += self._end_leases(now) if now >= self._next_expiry else []
         for number, job in list(self.jobs.items()):
             if job.dormant_since is not None and now >= job.dormant_since + self.limits.lease:
@@ -393,16 +393,25 @@ class ControlPlane:
 
     def lacks_memory(self, now: float) -> None:
         """Something was given up half way; what was to follow from it is made up for soon."""
-        self._retry_at = min(self._retry_at, now + RETRY)
+        self._retry_at = now + RETRY
 
-    def _try_again(self, now: float) -> list[Outgoing]:
-        """Complete what is complete, in all jobs; what was not sent then will be asked for."""
-        self._retry_at = inf
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether something was given up, and nothing may be added before `settle`."""
+        return self._retry_at != inf
+
+    def settle(self, now: float) -> list[Outgoing]:
+        """Complete what is complete, in all jobs; what was not sent then will be asked for.
+
+        Raises:
+            MemoryError: it cannot be done yet.
+        """
         self.expect_expiry(now)
         sends: list[Outgoing] = []
         for job in self.jobs.values():
             job.resume()
             sends += [out.copy() for out in self.reevaluate(job)]
+        self._retry_at = inf
         return sends
 
     def end_lease(self, job: Job, member: Member, now: float) -> list[Outgoing]:

@@ -328,14 +328,13 @@ class Cutter:
         return None
 
     def _remember(self, round_: int) -> bytearray:
+        # While it is written a buffer belongs to nobody, should memory be lacking for that.
         if self._free:
-            headers = self._free[-1]
+            headers = self._free.pop()
         elif len(self._headers) >= self.ROUNDS:
             headers = self._headers.pop(next(iter(self._headers)))
-            self._free.append(headers)
         else:
-            self._free.append(headers := bytearray(self.shape.headers(0).data))
+            headers = bytearray(self.shape.headers(0).data)
         np.frombuffer(headers, ">u4")[::2] = round_
         self._headers[round_] = headers
-        del self._free[-1]
         return headers

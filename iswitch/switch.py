@@ -100,10 +100,12 @@ class Switch:
         kind = classify(tos)
         if kind is Traffic.DATA and tail >= SEG_SIZE:  # as nearly always
             try:
+                if self.control.is_unsettled:
+                    return self._counted(self._quietly(self._data_at_last, peer, rows, tail, now))
                 sends: list[Outgoing] = self._quietly(self._data, peer, rows, tail, now)
+                return self._counted(sends) if sends else sends
             except MemoryError:
                 return self._given_up(now)
-            return self._counted(sends) if sends else sends
         if kind is Traffic.ORDINARY:
             self.counters["ordinary"] += count
             return []
@@ -114,7 +116,7 @@ class Switch:
                 return []
         if kind is Traffic.DATA:
             try:
-                return self._counted(self._quietly(self._data, peer, rows, tail, now))
+                return self._counted(self._quietly(self._data_at_last, peer, rows, tail, now))
             except MemoryError:
                 return self._given_up(now)
         return self._counted(self._control(peer, rows, tail, now))
@@ -125,6 +127,8 @@ class Switch:
         Nothing of it has been sent: the workers ask for what is missing.
         """
         counters = self.counters
+        door = counters["control"] + counters["ordinary"] + counters["short"]
+        counters["data"] = counters["rx_packets"] - door
         handled = counters["accumulated"] + counters["from_parent"]
         handled += sum(counters[reason] for reason in DATA_DROPS)
         counters["no_memory"] += counters["data"] - handled
@@ -150,6 +154,11 @@ class Switch:
         self.counters["control"] += count
         self.counters["throttled"] += count - handled
         return sends
+
+    def _data_at_last(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
+        """Take data once what lacked memory before is made up for: a sum may be complete."""
+        settled = self.control.settle(now) if self.control.is_unsettled else []
+        return [*settled, *self._data(peer, rows, tail, now)]
 
     def _data(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
         count = len(rows)

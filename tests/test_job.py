@@ -316,7 +316,7 @@ def test_memory_needed_is_what_is_allocated(
     """Never less than the sums, states, headers and copies take, and little more."""
     shape = Shape.of(numel, dtype, mode=mode, elements=elements)
     job = Job(7, Counters())
-    job.begin(shape, reproducible)
+    job.begin(shape, reproducible, 0)
     assert job.accelerator is not None
     for rank in range(members):
         job.accelerator.join(rank)
