@@ -16,6 +16,7 @@ from .requests import Refusal, Request
 from .wire import (
     FLAG_FIRST,
     FLAG_HEARTBEAT,
+    FLAG_NEW,
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
@@ -29,6 +30,8 @@ from .wire import (
     Status,
     SwitchJoin,
     WireError,
+    later,
+    round_distance,
 )
 
 if TYPE_CHECKING:
@@ -52,53 +55,103 @@ class Admission:
                 raise WireError("only a controller may leave the shape open")
         except ValueError:
             return [self.plane.bare_answer(peer, packet, Status.BAD_REQUEST)]
-        job = self.plane.jobs.get(packet.job)
-        member = job.members.by_address.get(peer) if job else None
         sends: list[Outgoing] = []
-        former: Member | None = None
-        keyed = self.plane.keys.of(packet.job) is not None
-        if self.plane.former.get(peer, packet.job).outdates(packet.request, keyed, now):
-            self.plane.counters["stale_join"] += 1
-            return []
         try:
-            if job is not None and member is not None:
-                if packet.request < member.incarnation:
-                    self.plane.counters["stale_join"] += 1
-                    return []
-                same = packet.request == member.incarnation
-                if same or type_ is member.type is MemberType.SWITCH:
-                    if type_ is not member.type or (job.shape and shape not in (None, job.shape)):
-                        raise Refusal(Status.MISMATCH)
-                    anew = not same and not join.flags & FLAG_HEARTBEAT  # a new process
-                    if anew:  # its Request numbers begin anew
-                        member.answers = Answers(max(packet.request, member.answers.last))
-                    member.incarnation = packet.request
-                    member.last_seen = now
-                    # Fewer come with a Request of their own; else it is a late copy, or replayed.
-                    least = member.workers if same else 0
-                    if isinstance(join, SwitchJoin) and join.workers >= least:
-                        sends = self._recount(job, member, join, now)
-                    if anew and job.is_beyond(join):
-                        sends += self._begin_anew(job, None, now)
-                    return [*self._joined(peer, packet, join, job, member, now), *sends]
-                former = member if member.contributes else None
-                sends = self.plane.remove(job, member, now)
-                if job.shape is None:  # it was the last: the job goes on beyond all it has sent
-                    former = None
-            if join.flags & FLAG_HEARTBEAT:
-                raise Refusal(Status.NOT_MEMBER)
-            if self.plane.hierarchy and type_ is not MemberType.CONTROLLER:
-                waits = self.plane.hierarchy.admit(peer, packet, join, now)
-                if waits is not None:
-                    return [*sends, *waits]
-            job, member, more = self._admit(peer, packet, join, type_, shape, former, now)
-            if self.plane.hierarchy and member.contributes:
-                more += self.plane.hierarchy.changed(job, now)
+            return self._join(peer, packet, join, type_, shape, sends, now)
         except WireError:
             return [*sends, self.plane.bare_answer(peer, packet, Status.BAD_REQUEST)]
-        except Refusal as refusal:
-            return [*sends, self.plane.bare_answer(peer, packet, refusal.status, refusal.workers)]
+        except Refusal as refused:
+            return [*sends, self.plane.bare_answer(peer, packet, refused.status, **refused.told)]
+
+    def _join(
+        self,
+        peer: Address,
+        packet: Control,
+        join: Join,
+        type_: MemberType,
+        shape: Shape | None,
+        sends: list[Outgoing],
+        now: float,
+    ) -> list[Outgoing]:
+        """Take in who may join; `sends` is what ends memberships, be it let in or not.
+
+        Raises:
+            Refusal, WireError: it is not let in.
+        """
+        job = self.plane.jobs.get(packet.job)
+        member = job.members.by_address.get(peer) if job else None
+        self._refuse_outdated(peer, packet, join, member, now)
+        former: Member | None = None
+        if job is not None and member is not None:
+            same = packet.request == member.incarnation
+            if same or type_ is member.type is MemberType.SWITCH:
+                if type_ is not member.type or (job.shape and shape not in (None, job.shape)):
+                    raise Refusal(Status.MISMATCH)
+                return self._join_again(packet, join, job, member, now)
+            former = member if member.contributes else None
+            sends += self.plane.remove(job, member, now)
+            if job.shape is None:  # it was the last: the job goes on beyond all it has sent
+                former = None
+        if join.flags & FLAG_HEARTBEAT:
+            raise Refusal(Status.NOT_MEMBER)
+        if self.plane.hierarchy and type_ is not MemberType.CONTROLLER:
+            waits = self.plane.hierarchy.admit(peer, packet, join, now)
+            if waits is not None:
+                return [*sends, *waits]
+        job, member, more = self._admit(peer, packet, join, type_, shape, former, now)
+        if self.plane.hierarchy and member.contributes:
+            more += self.plane.hierarchy.changed(job, now)
         return [*sends, *self._joined(peer, packet, join, job, member, now), *more]
+
+    def _refuse_outdated(
+        self, peer: Address, packet: Control, join: Join, member: Member | None, now: float
+    ) -> None:
+        """Refuse the Join of a process that is older than the last, or seems to be.
+
+        A new one asks anew with a number above the one that it is told; nobody waits for the
+        answer to a late copy.
+
+        Raises:
+            Refusal: its number is too small.
+        """
+        known = member or self.plane.former.get(peer, packet.job)
+        if known.incarnation is None:
+            return
+        new = bool(join.flags & FLAG_NEW)
+        outdated = new and not known.answers.has_grown(packet.request)
+        if isinstance(known, Member):
+            ahead = round_distance(packet.request, known.incarnation)
+            outdated &= ahead != 0 or known.has_spoken  # else it is a repeat
+            outdated |= ahead < 0
+        else:
+            keyed = self.plane.keys.of(packet.job) is not None
+            outdated |= known.outdates(packet.request, keyed, now)
+        if not outdated:
+            return
+        self.plane.counters["stale_join"] += 1
+        if join.flags & FLAG_HEARTBEAT:
+            raise Refusal(Status.NOT_MEMBER)
+        raise _outdone_by(known.incarnation, known.answers.last)
+
+    def _join_again(
+        self, packet: Control, join: Join, job: Job, member: Member, now: float
+    ) -> list[Outgoing]:
+        """A member is one still; of a switch, a new process continues the membership."""
+        same = packet.request == member.incarnation
+        anew = not same and not join.flags & FLAG_HEARTBEAT  # a new process
+        if anew:  # its Request numbers begin anew
+            member.answers = Answers(later(member.answers.last, packet.request))
+        member.incarnation = packet.request
+        member.last_seen = now
+        member.has_spoken = not join.flags & FLAG_NEW
+        # Fewer come with a Request of their own; else it is a late copy, or replayed.
+        least = member.workers if same else 0
+        sends: list[Outgoing] = []
+        if isinstance(join, SwitchJoin) and join.workers >= least:
+            sends = self._recount(job, member, join, now)
+        if anew and job.is_beyond(join):
+            sends += self._begin_anew(job, None, now)
+        return [*self._joined(member.address, packet, join, job, member, now), *sends]
 
     def _make_room(self, job: Job, now: float) -> list[Outgoing]:
         """A job that keeps places takes in nobody else; who died makes room for another.
@@ -111,7 +164,7 @@ class Admission:
         for member in job.members.contributors():
             if member.last_seen + self.plane.limits.lease <= now:
                 return self.plane.end_lease(job, member, now)
-        raise Refusal(Status.FULL, job.members.workers)
+        raise Refusal(Status.FULL, contributors=job.members.workers)
 
     def gate_opened(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
         """As many workers have come as are expected: go on, all from the same round."""
@@ -213,7 +266,8 @@ class Admission:
         if isinstance(join, SwitchJoin):
             member.workers = join.workers
         gone = self.plane.former.pop(peer, packet.job)
-        member.answers = Answers(max(packet.request, gone.answers.last))
+        member.answers = Answers(later(gone.answers.last, packet.request))
+        member.has_spoken = not join.flags & FLAG_NEW
         self.plane.enter(peer, member.workers, now)
         self.plane.expect_expiry(now + self.plane.limits.lease)
         if not contributes:
@@ -267,3 +321,9 @@ class Admission:
             self.plane.limits.buffers.refused(job.number, needed)
             raise Refusal(Status.FULL) from None
         job.reserved.setdefault(rank, needed)
+
+
+def _outdone_by(incarnation: int, last: int | None) -> Refusal:
+    """Tell a process to take a number above all that the one before it has used."""
+    last = later(last, incarnation) or 1  # 0 would say that none helps
+    return Refusal(Status.DENIED, round=last, threshold=incarnation)

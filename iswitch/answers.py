@@ -2,7 +2,7 @@
 
 Answers outlive their member, so that a repeated Leave finds its own. In a keyed job this memory is
 also what refuses replays: the Request numbers that an address uses in a job only grow, over all
-processes it has had there.
+processes it has had there. They wrap, and are compared as rounds are.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .packets import Address
+from .wire import later, round_distance
 
 PER_MEMBER = 64
 REMEMBERED = 1024  # former members, the newest
@@ -21,7 +22,7 @@ LINGER = 0.1  # seconds after a Leave in which a Join of the same process can on
 class Answers:
     """The newest answers to one address in one job, by Request, and the largest Request of all."""
 
-    def __init__(self, last: int = -1) -> None:
+    def __init__(self, last: int | None = None) -> None:
         self.last = last
         self._payloads: OrderedDict[int, bytes] = OrderedDict()
 
@@ -32,9 +33,13 @@ class Answers:
         """What was answered to this request, if that is still known."""
         return self._payloads.get(request)
 
+    def has_grown(self, request: int) -> bool:
+        """Whether a request's number is larger than all that were answered."""
+        return self.last is None or round_distance(request, self.last) > 0
+
     def put(self, request: int, payload: bytes) -> None:
         """Keep an answer as the newest."""
-        self.last = max(self.last, request)
+        self.last = later(self.last, request)
         self._payloads[request] = payload
         self._payloads.move_to_end(request)
         if len(self._payloads) > PER_MEMBER:
@@ -49,14 +54,17 @@ class Former:
     """
 
     answers: Answers = field(default_factory=Answers)
-    incarnation: int = -1
+    incarnation: int | None = None
     left: float | None = None
 
     def outdates(self, incarnation: int, keyed: bool, now: float) -> bool:
         """Whether a Join of this incarnation is a late copy, or in a keyed job a replay."""
+        if self.incarnation is None:
+            return False
+        ahead = round_distance(incarnation, self.incarnation)
         if self.left is None:
-            return keyed and incarnation < self.incarnation
-        return incarnation <= self.incarnation and (keyed or now - self.left < LINGER)
+            return keyed and ahead < 0
+        return ahead <= 0 and (keyed or now - self.left < LINGER)
 
 
 class FormerMembers:

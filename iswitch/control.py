@@ -161,9 +161,11 @@ class ControlPlane:
             return [Outgoing.control(peer, answered)]
         if job is None or member is None:
             return [self.bare_answer(peer, packet, Status.NOT_MEMBER)]
-        if self.keys.of(packet.job) and packet.request <= answers.last:
+        if self.keys.of(packet.job) and not answers.has_grown(packet.request):
+            assert answers.last is not None
             return self._refuse_replay(peer, packet, answers.last)
         member.last_seen = now
+        member.has_spoken = True
         request = Request(job, member, packet.action, packet.value, now)
         try:
             if job.halted and packet.action not in (Action.LEAVE, Action.RESET):
@@ -180,9 +182,7 @@ class ControlPlane:
         if self.hierarchy and self.hierarchy.has_forwarded(peer, packet):
             return []  # its answer is still to come
         self.counters["replayed"] += 1
-        ack = Ack(packet.action, round=last)
-        denied = Control(Action.ACK, packet.job, packet.request, ack, Status.DENIED)
-        return [Outgoing.control(peer, denied.build())]
+        return [self.bare_answer(peer, packet, Status.DENIED, round=last)]
 
     def _answer(self, member: Member, packet: Control, answer: Answer) -> Outgoing:
         payload = Control(Action.ACK, packet.job, packet.request, answer.ack, answer.status).build()
@@ -199,10 +199,10 @@ class ControlPlane:
         return [self._answer(member, packet, Answer(ack, [], status))]
 
     def bare_answer(
-        self, peer: Address, packet: Header | Control, status: Status, workers: int = 0
+        self, peer: Address, packet: Header | Control, status: Status, **told: int
     ) -> Outgoing:
-        """An Ack that says the status, and no more of the job than how many workers it has."""
-        ack = Ack(packet.action, contributors=workers)
+        """An Ack that says the status, and of the job no more than the fields given."""
+        ack = Ack(packet.action, **told)
         return Outgoing.control(
             peer, Control(Action.ACK, packet.job, packet.request, ack, status).build()
         )

@@ -48,6 +48,7 @@ COUNTERS: dict[str, str] = {
     "joins_without_memory": "Joins within --memory that were refused: the system gave none",
     "given_up": "requests, timers and turns of the loop that lacked memory; they are repeated",
     "leases_run_out": "members taken out because nothing came from them for a lease time",
+    "joins_outdone": "Joins to the switch above made anew: the process before had a larger number",
 }
 
 DROPS: dict[str, str] = {
@@ -63,7 +64,7 @@ DROPS: dict[str, str] = {
     "late": "a contribution to a segment that is already complete",
     "repeated": "an aggregate from the switch above that has come before",
     "no_memory": "data that could not be handled for want of memory",
-    "stale_join": "a Join of an older incarnation than the member's",
+    "stale_join": "a Join of an older process than the last at its address, or one that seems so",
     "unmatched_ack": "an Ack that answers nothing outstanding",
     "bad_mac": "control of a keyed job with a wrong or missing MAC; a request is answered DENIED",
     "replayed": "a request of a keyed job whose number does not grow; answered DENIED",

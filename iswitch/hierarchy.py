@@ -20,6 +20,7 @@ from .wire import (
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
+    HEARTBEAT,
     MAX_MEMBERS,
     ROUND_MASK,
     TOS_DATA,
@@ -69,14 +70,16 @@ class Hierarchy:
 
         Raises:
             WireError: such a job cannot go through a tree.
-            Refusal: there are too many jobs.
+            Refusal: another job goes through this switch.
         """
         if join.mode != Mode.SYNCHRONOUS:
             raise WireError("asynchronous jobs do not go through a tree")
         uplink = self.uplinks.get(packet.job)
         if uplink is None:
-            if len(self.uplinks) >= self.plane.limits.jobs:
-                raise Refusal(Status.FULL)
+            if self.uplinks:  # to the parent we are one address, which contributes to one job
+                if all(other.leaving for other in self.uplinks.values()):
+                    return []
+                raise Refusal(Status.DENIED)
             self._incarnation = (self._incarnation + 1) & ROUND_MASK
             uplink = Uplink(self.parent, packet.job, self._incarnation)
             self.uplinks[packet.job] = uplink
@@ -142,7 +145,7 @@ class Hierarchy:
         plane = self.plane
         sends: list[Outgoing] = []
         again = not uplink.member
-        uplink.member = True
+        uplink.member = uplink.settled = True
         uplink.first_round = ack.round
         job = plane.jobs.get(uplink.job)
         if again and job is not None and job.shape is not None:
@@ -170,6 +173,21 @@ class Hierarchy:
         uplink.leaving = True
         uplink.forget_join()
         return uplink.request(Action.LEAVE, None, now)[1]
+
+    def _outdone(self, uplink: Uplink, join: Join, last: int, now: float) -> list[Outgoing]:
+        """The process before had a larger number: the clock stepped back since.
+
+        If we have been a member with ours, the larger one is of a process after us.
+        """
+        assert isinstance(join, SwitchJoin)
+        if uplink.settled or round_distance(last, uplink.incarnation) < 0:
+            sends = self._refused(uplink, Status.DENIED)
+            uplink.next_join = now + HEARTBEAT
+            return sends
+        self.plane.counters["joins_outdone"] += 1
+        sends = uplink.outdo(last, join, now)
+        self._incarnation = uplink.incarnation
+        return sends
 
     def _refused(self, uplink: Uplink, status: Status) -> list[Outgoing]:
         """The parent does not take the job; so cannot we."""
@@ -298,6 +316,8 @@ class Hierarchy:
                 return self._joined(uplink, ack, now)
             if status is Status.NOT_MEMBER:
                 return self._rejoin(uplink, now)
+            if status is Status.DENIED and ack.round:
+                return self._outdone(uplink, asked.value, ack.round, now)
             return self._refused(uplink, status)
         if asked.action is Action.LEAVE:
             return self._left(uplink, now)

@@ -35,6 +35,7 @@ class Member:
     begins: bool = True  # it took no part in the round before that one, or named none
     replaces: bool = False  # an older process at its address
     workers: int = 1  # for how many it stands, if it is a switch
+    has_spoken: bool = True  # more than Joins of a new process, and Acks of what was relayed
     answers: Answers = field(default_factory=Answers)
 
     @property

@@ -57,7 +57,7 @@ class Answer(NamedTuple):
 class Refusal(Exception):
     """A request that gets another status than OK."""
 
-    def __init__(self, status: Status, workers: int = 0) -> None:
+    def __init__(self, status: Status, **told: int) -> None:
         super().__init__(status.name)
         self.status = status
-        self.workers = workers  # that the job has, and that is why
+        self.told = told  # fields of the Ack that say why

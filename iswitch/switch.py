@@ -172,6 +172,7 @@ class Switch:
             return []
         job, member = found
         member.last_seen = now
+        member.has_spoken = True
         outcome = Outcome([], [])
         stretches = job.stretches(rows, tail)
         if len(stretches) == 1:

@@ -8,11 +8,12 @@ what only the parent can help with is passed on.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .job import Window
 from .packets import Address, Outgoing
 from .wire import (
+    FLAG_NEW,
     HEARTBEAT,
     ROUND_MASK,
     Ack,
@@ -21,6 +22,7 @@ from .wire import (
     Segments,
     SwitchJoin,
     Value,
+    later,
     round_distance,
 )
 
@@ -52,6 +54,7 @@ class Uplink:
     job: int
     incarnation: int
     member: bool = False
+    settled: bool = False  # has been a member, if it is none now
     leaving: bool = False
     named: int | None = None  # the round that our first Join named
     first_round: int = 0  # where we take part from
@@ -73,7 +76,15 @@ class Uplink:
         self.forget_join()
         self.told = value.workers
         self.next_join = now + (HEARTBEAT if gathered else GATHER_PAUSE)
+        if not self.settled:
+            value = replace(value, flags=value.flags | FLAG_NEW)
         return self._ask(Control(Action.JOIN, self.job, self.incarnation, value), now)
+
+    def outdo(self, last: int, value: SwitchJoin, now: float) -> list[Outgoing]:
+        """Join with a number above `last`: the process before at this address had used it."""
+        self.incarnation = (last + 1) & ROUND_MASK
+        self._last = later(self._last, self.incarnation)
+        return self.join(value, False, now)
 
     def window(self) -> Window:
         """Where the job begins here: if the parent was moved on meanwhile, no earlier."""
@@ -106,7 +117,7 @@ class Uplink:
 
     def ask_anew(self, request: int, last: int, now: float) -> list[Outgoing]:
         """The parent wants a number above `last`: our process before had used up so many."""
-        self._last = max(self._last, last)
+        self._last = later(self._last, last)
         pending = self._pending.pop((False, request), None)
         if pending is None:  # Help: who waits asks again
             return []

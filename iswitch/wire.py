@@ -267,6 +267,7 @@ FLAG_REPRODUCIBLE = 2  # Join: the job sums in rank order
 FLAG_FIRST = 4  # Join: that round is the first of the sender, who took no part in the one before
 FLAG_WHOLE = 8  # Join: no sum of fewer than `expected` contributions
 FLAG_HEARTBEAT = 16  # Join: only if the sender is a member already
+FLAG_NEW = 32  # Join: no Join of the sender's process has been answered OK yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,6 +433,11 @@ class Control(NamedTuple):
                 value = kind(*kind.FORMAT.unpack_from(payload, _HEADER.size))
                 return cls(action, header.job, header.request, value, header.status)
         raise WireError(f"{action.name} does not carry {length} bytes")
+
+
+def later(a: int | None, b: int) -> int:
+    """The later of two numbers that wrap as rounds do; None is before all others."""
+    return b if a is None or round_distance(b, a) > 0 else a
 
 
 def split_seg(seg: int) -> tuple[int, int]:

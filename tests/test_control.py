@@ -17,6 +17,7 @@ from iswitch.switch import Switch
 from iswitch.wire import (
     FLAG_FIRST,
     FLAG_HEARTBEAT,
+    FLAG_NEW,
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
@@ -404,10 +405,55 @@ def test_heartbeat(value: Join, status: Status) -> None:
     assert bench.contribute(1, SHAPE, 0, ONES) != {}
 
 
-def test_older_incarnation_is_dropped() -> None:
+def outdone(bench: Bench, who: int, request: int, flags: int = 0, job: int = JOB) -> Ack:
+    """A Join whose number is too small; what the answer says."""
+    before = bench.counters["stale_join"]
+    status, ack, sends = bench.join(who, SHAPE, flags=flags, request=request, job=job)
+    assert (status, sends) == (S.DENIED, [])
+    assert bench.counters["stale_join"] == before + 1
+    return ack
+
+
+def test_older_incarnation_is_told_the_last_number() -> None:
     bench = fresh()
-    assert bench.send(0, TOS_CONTROL, Control(A.JOIN, JOB, 999, join()).build()) == []
-    assert bench.counters.drops() == {"stale_join": 1}
+    assert outdone(bench, 0, 999) == Ack(A.JOIN, 0, 0, 1000, 1000, 0)
+    bench.control(0, A.SETH, Threshold(0), request=1007)
+    assert outdone(bench, 0, 999) == Ack(A.JOIN, 0, 0, 1000, 1007, 0)
+    status, ack, _ = bench.join(0, SHAPE, flags=FLAG_HEARTBEAT, request=999)
+    assert (status, ack) == (S.NOT_MEMBER, Ack(A.JOIN))  # it is out, if it lives
+    assert bench.join(0, SHAPE, request=1000)[1].rank == 0
+
+
+def test_a_new_process_has_to_outdo_every_number_of_the_one_before() -> None:
+    """With flags bit 5; also one that begins in the very second in which the one before did."""
+    bench = Bench()
+    for _ in range(2):  # a repeat: its Ack was lost
+        assert bench.join(0, SHAPE, flags=FLAG_NEW)[0] is S.OK
+    bench.control(0, A.SETH, Threshold(0), request=1007)
+    for request in (1000, 1001, 1007):
+        assert outdone(bench, 0, request, FLAG_NEW).round == 1007
+    assert bench.join(0, SHAPE, flags=FLAG_NEW, request=1008)[0] is S.OK
+
+
+def test_a_new_process_of_a_member_that_only_sent_data() -> None:
+    bench = Bench()
+    bench.join(0, SHAPE, expected=2, flags=FLAG_NEW)
+    assert bench.join(0, SHAPE, expected=2, flags=FLAG_NEW)[0] is S.OK
+    bench.contribute(0, SHAPE, 0, ONES)
+    assert outdone(bench, 0, 1000, FLAG_NEW).round == 1000
+
+
+@pytest.mark.parametrize("goes", [False, True])
+def test_numbers_of_processes_wrap(goes: bool) -> None:
+    """None is the last of all; 0 is not told as a number, since it says that none helps."""
+    bench = Bench()
+    bench.join(0, SHAPE, flags=FLAG_NEW, request=2**32 - 1)
+    bench.control(0, A.SETH, Threshold(0), request=2**32 - 1)
+    if goes:
+        bench.send(0, TOS_CONTROL, Control(A.LEAVE, JOB, 0).build())
+    assert outdone(bench, 0, 2**32 - 9, FLAG_NEW).round == (1 if goes else 2**32 - 1)
+    assert bench.join(0, SHAPE, flags=FLAG_NEW, request=2)[0] is S.OK
+    assert outdone(bench, 0, 2**32 - 1).round == 2
 
 
 def test_newer_incarnation_leaves_and_joins() -> None:
@@ -465,8 +511,7 @@ def test_late_copy_of_a_join_after_leave() -> None:
     bench = fresh()
     bench.control(1, A.LEAVE)
     bench.now = LINGER / 2
-    assert bench.send(1, TOS_CONTROL, Control(A.JOIN, JOB, 1000, join()).build()) == []
-    assert bench.counters.drops() == {"stale_join": 1}
+    outdone(bench, 1, 1000)
     bench.now = LINGER
     assert bench.join(1, SHAPE)[0] is S.OK
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from random import Random
 
 import numpy as np
 import pytest
 
 from iswitch.packets import Address
+from iswitch.switch import Switch
 from iswitch.wire import (
     FLAG_FIRST,
     FLAG_HEARTBEAT,
@@ -307,6 +309,7 @@ class History(Tree):
     """Workers that do one allreduce after the other, and go on after a reset as the demo's do."""
 
     def __init__(self, *fan_outs: int, seed: int) -> None:
+        self.clocks = Random(seed)
         super().__init__(*fan_outs, seed=seed, faults=TYPICAL, whole=True)
         self.places = [(a, s.switch) for a, s in self.sessions.items()]
         for address in list(self.sessions):
@@ -321,7 +324,8 @@ class History(Tree):
         identity = len(self.born)
         self.born.append(self.now)
         ways = {"expected": len(self.places), "heartbeat": 1.0, "whole": True}
-        self.join(place, SHAPE, at=self.places[place][1], incarnation=1000 + identity, **ways)
+        second = 1000 + identity - self.clocks.choice((0, 0, 1, 2, 5, 900))  # clocks step back
+        self.join(place, SHAPE, at=self.places[place][1], incarnation=second, **ways)
         out = np.zeros(SHAPE.numel, np.int32)
         self.lives[place] = Life(identity, self.now, self.now, out)
 
@@ -370,6 +374,13 @@ class History(Tree):
                 )
             last = max(last, newest)
         life.told = max(life.told, last)  # from here on they go together
+
+    def new_switch(self, address: Address) -> Switch:
+        """A process whose clock stands anywhere, also before that of the one before."""
+        switch = super().new_switch(address)
+        assert switch.control.hierarchy is not None
+        switch.control.hierarchy._incarnation -= self.clocks.choice((0, 0, 1, 3, 900))
+        return switch
 
     def live(self, seconds: float) -> None:
         end = self.now + seconds

@@ -15,6 +15,7 @@ from iswitch.limits import Limits
 from iswitch.packets import Address
 from iswitch.switch import Switch
 from iswitch.wire import (
+    FLAG_NEW,
     TOS_DATA,
     Ack,
     Action,
@@ -159,7 +160,7 @@ def tell(tos: int, payload: bytes) -> str:
             return f"reset {round_}"
         case Threshold(threshold):
             return f"seth {threshold}"
-        case Join(flags=flags, round=round_) if flags:
+        case Join(flags=flags, round=round_) if flags & ~FLAG_NEW:
             return f"join {flags} {round_}"
     return packet.action.name.lower()
 

@@ -17,7 +17,7 @@ from iswitch.sim.network import Machine, Network, Node
 from iswitch.sim.plugged import Plugged
 from iswitch.sim.trace import Trace
 from iswitch.switch import Switch
-from iswitch.wire import PORT
+from iswitch.wire import PORT, ROUND_MASK
 
 from .description import Link, Topology
 
@@ -85,7 +85,8 @@ class Simulation:
 
     def start_switch(self, name: str) -> Switch:
         """Start a switch, or start it again: it knows nothing of what was before."""
-        self.incarnations[name] += 1000  # seconds since 1970, as it were; jobs count from there
+        # Seconds since 1970, as it were; jobs count from there.
+        self.incarnations[name] = (self.incarnations[name] + 1000) & ROUND_MASK
         parent = next(s.parent for s in self.topology.tree if s.name == name)
         peers = [port.peer for port in self.topology.ports(name)]
         uplink = None if parent is None else peers.index(parent)

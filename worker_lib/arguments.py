@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import time
 from numbers import Integral, Real
 
@@ -16,6 +17,8 @@ from iswitch.wire import IP_UDP_HEADERS, ROUND_MASK, DType, Mode, Op, Shape, Wir
 
 from .errors import BindError, SwitchUnreachable
 from .waiting import CHOICES, OnMemberLost
+
+log = logging.getLogger(__name__)
 
 
 def address(name: str, value: object, least_port: int = 0) -> tuple[str, int]:
@@ -107,15 +110,24 @@ def fitted(shape: Shape, port: UdpPort, elements: object) -> Shape:
     return Shape.of(shape.numel, shape.dtype, shape.op, shape.mode, payload=payload)
 
 
-def incarnation(bind: tuple[str, int]) -> int:
+def incarnation() -> int:
     """The second in which this process begins, Unix time modulo 2^32.
 
-    At a fixed place a former process may have begun in the same second, so the next one is waited
-    for.
+    If a process before it at its address had a larger one, the switch says so, and it takes one
+    above that.
     """
-    if bind[1]:
-        time.sleep(1.0 - time.time() % 1.0)
     return int(time.time()) & ROUND_MASK
+
+
+def tell_of_clock(behind: int | None, incarnation: int) -> None:
+    """Log that the clock stepped back, by so many seconds, since the process before began."""
+    if behind is not None and behind >= 0:
+        log.warning(
+            "the clock of this host stands %d s before the start of the process before at this "
+            "address: it stepped back; joined as incarnation %d",
+            behind,
+            incarnation,
+        )
 
 
 def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -> UdpPort:

@@ -126,7 +126,7 @@ class AsynchronousWorker:
         whole = self.numel + self._directory.size
         shape = arguments.shape(whole, dtype, "sum", elements_per_segment, Mode.ASYNCHRONOUS)
         self._process = os.getpid()
-        incarnation = arguments.incarnation(bind)
+        incarnation = arguments.incarnation()
         self._port = arguments.port(switch, bind, offload)
         self.shape = shape = arguments.fitted(shape, self._port, elements_per_segment)
         self._dtype = shape.dtype.numpy
@@ -404,6 +404,7 @@ class AsynchronousWorker:
                 if self._session.member and now >= asked + WHO_PAUSE:  # how many there are
                     self._session.join(asked := now)
                 self._changed.wait(min(LOOK_PAUSE, limit - now))
+        arguments.tell_of_clock(self._session.clock_behind, self._session.incarnation)
         # Whoever is quick could be done and gone before the last has looked for a state.
         while self._is_first and time.monotonic() < limit and not self._all_have_begun():
             with self._changed:
@@ -458,7 +459,9 @@ class AsynchronousWorker:
                     self._directory.learn(elements)
                 case Answered(action=Action.JOIN, status=status, ack=ack):
                     if status is not Status.OK:
-                        raise Refused(Action.JOIN, status, self.job, "", ack.contributors)
+                        raise Refused(
+                            Action.JOIN, status, self.job, "", ack.contributors, ack.round
+                        )
                 case WasReset():
                     self._counts["resets"] += 1
 

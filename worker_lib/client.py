@@ -20,6 +20,7 @@ from iswitch.packets import Address
 from iswitch.wire import (
     HEARTBEAT,
     MAX_MEMBERS,
+    ROUND_MASK,
     Ack,
     Action,
     Segments,
@@ -126,7 +127,7 @@ class Worker:
         self.allreduces = 0
         self.allreduce_seconds: deque[float] = deque(maxlen=TIMES_KEPT)  # of the last
         self._process = os.getpid()
-        incarnation = arguments.incarnation(bind)
+        incarnation = arguments.incarnation()
         self._port = arguments.port(switch, bind, offload)
         self.shape = shape = arguments.fitted(shape, self._port, elements_per_segment)
         self._dtype = shape.dtype.numpy
@@ -525,7 +526,8 @@ class Worker:
                 f" (this worker's: {shape.numel} elements of {self._dtype}, {shape.op.name.lower()}"
                 f", E = {shape.elements}{', reproducible' * self.reproducible})"
             )
-        return Refused(answer.action, answer.status, self.job, detail, answer.ack.contributors)
+        ack = answer.ack
+        return Refused(answer.action, answer.status, self.job, detail, ack.contributors, ack.round)
 
     def _join(self) -> None:
         limit = time.monotonic() + self.timeout
@@ -548,6 +550,7 @@ class Worker:
             most = max(most, self._session.joined)
             if most >= (self.num_workers or 0):
                 self._notice = None  # a reset while all were gathering: nothing was under way
+                arguments.tell_of_clock(self._session.clock_behind, self._session.incarnation)
                 return
             if time.monotonic() + JOIN_PAUSE >= limit:
                 raise TooFewWorkers(
@@ -568,7 +571,7 @@ class Worker:
         if not self._may_shorten or elements < LEAST_ELEMENTS:
             return False
         self.shape = Shape.of(shape.numel, shape.dtype, shape.op, shape.mode, elements)
-        incarnation = (self._session.incarnation + 1) & 0xFFFFFFFF
+        incarnation = (self._session.incarnation + 1) & ROUND_MASK
         self._session = self._begin(self.shape, incarnation=incarnation)
         self._waiting = Waiting(self._session, self.num_workers or 0, self.on_member_lost)
         return True

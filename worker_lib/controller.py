@@ -16,6 +16,7 @@ from typing import ClassVar, Self
 from iswitch.packets import Address, Outgoing
 from iswitch.ports.udp import UdpPort
 from iswitch.wire import (
+    FLAG_NEW,
     ROUND_MASK,
     TOS_CONTROL,
     TOS_MASK,
@@ -27,10 +28,11 @@ from iswitch.wire import (
     Status,
     Value,
     WireError,
+    later,
+    round_distance,
 )
 
 from . import arguments
-from .environment import ANY
 from .errors import Refused, SwitchUnreachable, WorkerError
 from .session import REPEAT_CEILING, REPEAT_PAUSE
 
@@ -115,11 +117,12 @@ class Controller:
         self.job = job
         self.timeout = timeout
         self._key = arguments.key(key)
-        incarnation = arguments.incarnation(bind if self._key else ANY)
+        incarnation = arguments.incarnation()
         self._port = UdpPort(bind, connect=switch)
         self._poller = select.poll()
         self._poller.register(self._port, select.POLLIN)
         self._incarnation = self._request = incarnation
+        self._settled = False  # has been a member with this incarnation
 
     def __enter__(self) -> Self:
         return self
@@ -138,8 +141,12 @@ class Controller:
         Returns:
             rank, threshold in force, current round; `contributors`: workers that are members.
         """
-        join = Join(MemberType.CONTROLLER)
-        return self._ask(Control(Action.JOIN, self.job, self._incarnation, join), self.timeout)
+        join = Join(MemberType.CONTROLLER, flags=0 if self._settled else FLAG_NEW)
+        packet = Control(Action.JOIN, self.job, self._incarnation, join)
+        ack = self._ask(packet, self.timeout)
+        if not self._settled:
+            self._settled, self._incarnation = True, self._request
+        return ack
 
     def request(self, action: Action, value: Value = None) -> Ack:
         """Have an action executed once.
@@ -153,7 +160,7 @@ class Controller:
     def leave(self) -> Ack:
         """Leave the job; to join it again is to be somebody new."""
         ack = self.request(Action.LEAVE)
-        self._incarnation = self._request
+        self._begin_anew()
         return ack
 
     @contextmanager
@@ -165,7 +172,7 @@ class Controller:
         finally:
             with suppress(WorkerError):  # nobody is there to be told
                 self._next(Action.LEAVE, None, min(self.timeout, LEAVE_PATIENCE))
-                self._incarnation = self._request
+                self._begin_anew()
 
     @contextmanager
     def settings(self) -> Iterator[Ack]:
@@ -178,6 +185,10 @@ class Controller:
             if not ack.contributors:
                 raise NoWorkers(self.job)
             yield ack
+
+    def _begin_anew(self) -> None:
+        self._incarnation = self._request = (self._request + 1) & ROUND_MASK
+        self._settled = False
 
     def close(self) -> None:
         """Close the socket; a membership remains until its lease runs out."""
@@ -205,15 +216,23 @@ class Controller:
                     denied = True
                     continue
                 status, ack = found
-                if self._key and status is Status.DENIED and packet.action is not Action.JOIN:
+                if status is Status.DENIED and self._outdoes(packet, ack):
                     # A process before used up so many numbers here.
-                    self._request = max(self._request, ack.round) + 1
+                    self._request = (later(self._request, ack.round) + 1) & ROUND_MASK
                     packet, due = packet._replace(request=self._request), now
                     break
                 if status is not Status.OK:
                     raise CommandRefused(packet.action, status, self.job, ack)
                 return ack
         raise SwitchUnreachable.silent(self.switch, f"{timeout:g}", port.refused, denied=denied)
+
+    def _outdoes(self, packet: Control, ack: Ack) -> bool:
+        """Whether a larger number may help, which is then also the incarnation of a Join."""
+        if packet.action is not Action.JOIN:
+            return self._key is not None
+        return (
+            not self._settled and ack.round != 0 and round_distance(ack.round, packet.request) >= 0
+        )
 
     def _answers(self, asked: Control) -> Iterator[tuple[Status, Ack] | None]:
         """What has come in answer to a request; None: a refusal without a MAC, in a keyed job."""

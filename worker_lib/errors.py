@@ -83,13 +83,27 @@ class Refused(WorkerError):
         "when their leases have run out (30 s of silence): try again then, or use another number"
     )
 
+    OUTDONE: ClassVar[str] = (
+        "a process that began later has joined from this address and port, which are its own now; "
+        "end this one"
+    )
+
     def __init__(
-        self, action: Action, status: Status, job: int, detail: str = "", workers: int = 0
+        self,
+        action: Action,
+        status: Status,
+        job: int,
+        detail: str = "",
+        workers: int = 0,
+        last: int = 0,
     ) -> None:
         self.action = action
         self.status = status
+        outdone = action is Action.JOIN and status is Status.DENIED and last > 0
         self.taken = action is Action.JOIN and status is Status.FULL and workers > 0
-        reason = self.TAKEN.format(workers=workers) if self.taken else self.REASONS[status]
+        reason = self.OUTDONE if outdone else self.REASONS[status]
+        if self.taken:
+            reason = self.TAKEN.format(workers=workers)
         super().__init__(f"{action.name} refused in job {job}: {reason}{detail}")
 
 

@@ -17,6 +17,7 @@ from iswitch.keys import Key
 from iswitch.packets import MAX_SEGMENTS, Address, Burst, Outgoing, Rows, super_packets
 from iswitch.wire import (
     FLAG_HEARTBEAT,
+    FLAG_NEW,
     HEARTBEAT,
     ROUND_MASK,
     SEG_SIZE,
@@ -34,6 +35,7 @@ from iswitch.wire import (
     Status,
     Value,
     WireError,
+    later,
     round_distance,
 )
 
@@ -44,6 +46,7 @@ RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
 REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
 REPEAT_CEILING = 1.0
 REMEMBERED_RELAYS = 64
+MOST_OUTDONE = 16  # larger incarnations tried; one is enough where a switch is in its senses
 
 E = TypeVar("E")
 
@@ -124,6 +127,9 @@ class Member(ABC, Generic[E]):
         self._flags = flags
         self._next_heartbeat = float("inf")
         self._rejoining = False
+        self._settled = False  # has been a member, if it is none now
+        self._outdone = 0  # times that a process before was found to have a larger incarnation
+        self.clock_behind: int | None = None  # seconds; None: not outdone
 
     # What the application asks for
 
@@ -135,6 +141,8 @@ class Member(ABC, Generic[E]):
             flags |= more
         elif self.member:
             flags |= FLAG_HEARTBEAT
+        elif not self._settled:
+            flags |= FLAG_NEW
         join = Join.for_shape(self.shape, MemberType.WORKER, self.expected, flags)
         self._next_heartbeat = now + self.heartbeat
         packet = Control(Action.JOIN, self.job, self.incarnation, replace(join, round=round_))
@@ -325,7 +333,7 @@ class Member(ABC, Generic[E]):
 
     def _ask_anew(self, request: int, last: int, now: float) -> None:
         """The switch wants a Request above `last`: a process before used up so many here."""
-        self._request = max(self._request, last)
+        self._request = later(self._request, last)
         self._help_requests.pop(request, None)
         pending = self._pending.pop(request, None)
         if pending is not None:
@@ -353,8 +361,11 @@ class Member(ABC, Generic[E]):
                 del self._pending[packet.request]
                 self._rejoin(now)
             return
-        if pending.heartbeat and self.key and status is not Status.OK:
-            return  # answered long ago: a heartbeat is not refused
+        denied = status is Status.DENIED
+        if pending.heartbeat and (denied or (self.key and status is not Status.OK)):
+            return  # answered long ago, or to a late copy: a heartbeat is not refused
+        if denied and pending.packet.action is Action.JOIN and self._outdo(ack, now):
+            return
         del self._pending[packet.request]
         if pending.packet.action is Action.JOIN:
             if status is Status.OK:
@@ -367,6 +378,26 @@ class Member(ABC, Generic[E]):
             self._has_reset(ack.round)
         self._events.append(Answered(pending.asked, pending.packet.action, status, ack))
 
+    def _outdo(self, ack: Ack, now: float) -> bool:
+        """Ask anew with a larger incarnation than the process before had at this address.
+
+        Who has been a member already does not: the larger one is of a process after it.
+        """
+        behind = round_distance(ack.round, self.incarnation)
+        if self._settled or not ack.round or behind < 0 or self._outdone >= MOST_OUTDONE:
+            return False
+        self._outdone += 1
+        del self._pending[self.incarnation]
+        if self.clock_behind is None:
+            self.clock_behind = round_distance(ack.threshold, self.incarnation)
+        self._be_called((ack.round + 1) & ROUND_MASK)
+        self.join(now)
+        return True
+
+    def _be_called(self, incarnation: int) -> None:
+        """Take another incarnation; nothing has been asked for but to join."""
+        self.incarnation = self._request = incarnation
+
     def _joined(self, ack: Ack, now: float) -> None:
         self.rank = ack.rank
         self.joined = ack.contributors
@@ -374,7 +405,7 @@ class Member(ABC, Generic[E]):
         self.told = now
         if self.member:
             return
-        self.member = True
+        self.member = self._settled = True
         if not self._rejoining:
             self._take_place(ack, now)
             return

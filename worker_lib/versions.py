@@ -139,6 +139,10 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
         self._silences = 0  # in a row
         self._outbox = Outbox(shape, self._burst, self.window, self.round_trip)
 
+    def _be_called(self, incarnation: int) -> None:
+        super()._be_called(incarnation)
+        self.number = incarnation * NUMBERS & ROUND_MASK
+
     # What the application asks for
 
     def join(self, now: float) -> None:
@@ -180,6 +184,11 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
             raise ValueError(
                 f"{self.in_flight} contributions are under way; wait for can_contribute"
             )
+        # The next process here begins above the last Request that the switch has seen, and with
+        # its contributions above ours.
+        following = (self._request + 1) * NUMBERS & ROUND_MASK
+        if round_distance(self.number + IN_FLIGHT, following) >= 0:
+            self._number()
         self._outbox.put(self.number, vector)
         self.number = (self.number + 1) & ROUND_MASK
         self.stats["contributed"] += 1

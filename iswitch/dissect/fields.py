@@ -55,6 +55,7 @@ FLAGS: Codes = {  # of a Join
     wire.FLAG_FIRST: "first",
     wire.FLAG_WHOLE: "whole",
     wire.FLAG_HEARTBEAT: "heartbeat",
+    wire.FLAG_NEW: "new",
 }
 # Where the protocol's name is not that of `iswitch.wire`, or says too little by itself:
 _NAMES = {"elements": "E"}  # of a Join; in a data packet they are elements

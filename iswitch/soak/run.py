@@ -17,7 +17,7 @@ from ..limits import Limits
 from ..packets import Address, Burst
 from ..sim.trace import Trace
 from ..switch import Switch
-from ..wire import Action, Segments
+from ..wire import ROUND_MASK, Action, Segments
 from .absence import TOLD, Absences
 from .books import Books, check_links
 from .conduct import Conduct
@@ -205,9 +205,12 @@ class History:
             assert isinstance(first, Contributing)
             life.may_start = lambda: first.session.has_threshold
         else:
+            second = 1000 * (identity + 1)
+            if identity >= len(job.hosts):  # not the first one there
+                second = self._stepped_back(second, host, identity)
             life = Life(
                 self.scenario, oracle, self.network, host, at, above, identity,
-                1000 * (identity + 1), self._expected(job, identity), self._look, self._has_left,
+                second, self._expected(job, identity), self._look, self._has_left,
                 self.absences[job.number].is_told,
             )  # fmt: skip
         self.lives[host] = life
@@ -217,6 +220,15 @@ class History:
             life.goal = ENOUGH
         self.network.nodes[at].heed = life.heed
         self.network.start(at, life.session)
+
+    def _stepped_back(self, second: int, name: str, life: int) -> int:
+        """When a process begins by its host's clock, which may have been stepped back since.
+
+        The very same second as of the process before is among the draws, and numbers wrap.
+        """
+        rng = Random(f"clock {self.scenario.seed} {name} {life}")
+        back = rng.choice((0, 0, 0, 1000, 1000, 1001, rng.randrange(500_000)))
+        return (second - back) & ROUND_MASK
 
     def _expected(self, job: Job, identity: int) -> int:
         """How many workers a life waits for.
@@ -325,6 +337,9 @@ class History:
         self.network.crash(node.address)
 
         def start() -> None:
+            seconds = self.simulation.incarnations
+            life = round(event.at * 1e6)
+            seconds[event.who] = self._stepped_back(seconds[event.who], event.who, life)
             self.simulation.start_switch(event.who)
             self.books[event.who] = self._open(event.who)
 

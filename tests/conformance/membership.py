@@ -12,7 +12,6 @@ from tests.conformance.client import (
     expect_quiet,
     expect_status,
     expect_sum,
-    is_ack,
     is_relay,
 )
 from tests.conformance.wire import Action, DType, MemberType, Mode, Op, Shape, Status
@@ -73,14 +72,17 @@ def repeated_join_is_heartbeat(bench: Bench) -> None:
 
 
 @case("3")
-def smaller_incarnation_dropped(bench: Bench) -> None:
-    """A Join of a smaller incarnation is stale: not answered, and the member stays."""
+def smaller_incarnation_denied(bench: Bench) -> None:
+    """A Join of a smaller incarnation is DENIED, told a number to outdo, and the member stays."""
     workers = bench.workers(2, Shape())
     start = first_round(workers[0])
     play(workers, start)
-    stale = workers[0].incarnation - 1
-    workers[0].send_join(incarnation=stale)
-    expect_quiet(workers, is_ack(stale), "a stale Join answered")
+    former = workers[0].incarnation
+    value = wire.join_value(Shape(), MemberType.WORKER)
+    ack = workers[0].request(Action.JOIN, value, request=former - 1)
+    expect_status(ack, Status.DENIED, "stale Join")
+    expect_equal(ack.round >= former, True, "the number to outdo is the member's, or larger")
+    expect_equal(ack.threshold, former, "incarnation of the member")
     play(workers, start + 1)
 
 
