@@ -1,0 +1,140 @@
+"""Processes that take the place of others while clocks step back, and ports that are used again."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from iswitch.packets import Burst
+from iswitch.wire import Action, Mode, Shape, Status, Threshold
+from worker_lib import Worker, arguments
+from worker_lib.controller import Controller
+from worker_lib.errors import Refused
+from worker_lib.session import Answered
+from worker_lib.versions import NUMBERS
+
+from .conftest import StartSwitch
+from .world import World, worker_address
+
+SHAPE = Shape.of(8, elements=4)
+ASYNC = Shape.of(8, elements=4, mode=Mode.ASYNCHRONOUS)
+
+
+@pytest.mark.parametrize("key", [None, b"of the job"])
+@pytest.mark.parametrize("back", [0, 1, 600])
+def test_the_next_process_outdoes_the_one_before(
+    start_switch: StartSwitch,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    key: bytes | None,
+    back: int,
+) -> None:
+    """The one before is killed, or leaves; asked in a process whose clock was stepped back."""
+    if key is not None:
+        monkeypatch.setenv("ISWITCH_KEY", key.decode())
+    _, switch = start_switch("127.0.0.1:0")
+    ways = {"timeout": 10.0, "key": key}
+    with Worker(switch, 1, 8, **ways) as other:  # type: ignore[arg-type]
+        now = 2_000_000_000.0
+        monkeypatch.setattr(arguments.time, "time", lambda: now)
+        first = Worker(switch, 1, 8, **ways)  # type: ignore[arg-type]
+        here = first._port.address.host, first._port.address.port
+        vector = np.ones(8, np.float32)
+        first._left.set()  # as if killed: it says no more
+        first._port.close()
+        monkeypatch.setattr(arguments.time, "time", lambda: now - back)
+        with caplog.at_level(logging.WARNING):
+            second = Worker(switch, 1, 8, bind=here, **ways)  # type: ignore[arg-type]
+        if back:
+            assert f"stands {back} s before the start of the process before" in caplog.text
+            assert f"joined as incarnation {second._session.incarnation}" in caplog.text
+            assert second._session.incarnation > now
+        assert second.rank == 1
+        other.leave()
+        for _ in range(3):
+            assert (second.allreduce(vector) == 1).all()
+        second.leave()
+        third = Worker(switch, 1, 8, bind=here, **ways)  # type: ignore[arg-type]
+        assert third._session.incarnation > second._session.incarnation or not back
+        third.leave()
+
+
+def test_a_controller_outdoes_the_one_before(
+    start_switch: StartSwitch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISWITCH_KEY", "of the job")
+    _, switch = start_switch("127.0.0.1:0")
+    here: tuple[str, int] = ("127.0.0.1", 0)
+    for second in (5_000, 4_000, 4_000):
+        monkeypatch.setattr(arguments.time, "time", lambda second=second: float(second))
+        with Controller(switch, 1, bind=here, key=b"of the job") as controller:
+            here = controller.address.host, controller.address.port
+            assert controller.join().rank == 63
+            controller.request(Action.SETH, Threshold(0))
+            assert controller._incarnation >= 5_000
+
+
+def test_who_was_replaced_does_not_take_its_place_back() -> None:
+    """It lives still, at an address that another process has: it is told so, and that is all."""
+    there = World()
+    old = there.join(0, SHAPE, incarnation=1000, heartbeat=0.2)
+    there.gather([old])
+    new = there.join(0, SHAPE, incarnation=400, heartbeat=0.2)
+    there.gather([new])
+    assert (new.clock_behind, new.incarnation) == (600, 1001)
+    there.run(lambda: there.now > 1.0)
+    there.sessions[worker_address(0)] = old
+    there.events[worker_address(0)].clear()
+    there.run(lambda: bool(there.events[worker_address(0)]), limit=10.0)
+    (answer,) = there.events[worker_address(0)]
+    assert isinstance(answer, Answered)
+    assert answer.status is Status.DENIED
+    text = str(Refused(Action.JOIN, answer.status, 7, "", 0, answer.ack.round))
+    assert "a process that began later has joined" in text
+    (member,) = there.switch.jobs[7].members.by_address.values()
+    assert member.incarnation == 1001
+    there.sessions[worker_address(0)] = new
+    vector = np.ones(8, np.float32)
+    assert (there.allreduce([new], [vector])[0] == 1).all()
+
+
+@pytest.mark.parametrize("contributions", [5, NUMBERS - 3, 2 * NUMBERS])
+def test_no_number_of_a_contribution_is_used_again(contributions: int) -> None:
+    """However many the process before made in its seconds."""
+    there = World()
+    first = there.join_asynchronous(0, ASYNC, incarnation=1000, expected=1)
+    vector = np.ones(8, np.float32)
+    there.run(lambda: first.member)
+    first.resume_at(0, there.now)
+    made = 0
+    while made < contributions:
+        if first.can_contribute:
+            first.contribute(vector)
+            made += 1
+        else:
+            assert there.step()
+    there.run(lambda: not first.in_flight)
+    last = first.number - 1
+    second = there.join_asynchronous(0, ASYNC, incarnation=1000, expected=1)
+    there.run(lambda: second.member)
+    assert second.number > last
+    assert second.number == second.incarnation * NUMBERS
+
+
+def test_late_copies_of_old_joins_change_nothing() -> None:
+    there = World()
+    old = there.join(0, SHAPE, incarnation=1000)
+    there.gather([old])
+    new = there.join(0, SHAPE, incarnation=900, heartbeat=0.1)
+    there.gather([new])
+    old._settled = old.member = False
+    old.join(there.now)  # a copy of its first
+    late = old.transmissions(there.now)
+    for out in late:
+        burst = Burst(worker_address(0), out.tos, out.rows, out.tail)
+        for answer in there.switch.receive(burst, there.now):
+            new.receive(Burst(new.switch, answer.tos, answer.rows, answer.tail), there.now)
+    assert new.member
+    assert new.incarnation == 1001
