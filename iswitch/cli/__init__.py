@@ -23,6 +23,7 @@ COMMANDS = (
 )  # fmt: skip
 
 
+MOST = 1e9  # of any quantity: 31 years, a petabyte
 PIP_DEMO = "pip install -e '.[demo]' (in a checkout of iswitch)"
 
 
@@ -43,7 +44,7 @@ def host_port(text: str) -> tuple[str, int]:
 
 
 def quantity(least: float | None = None) -> Callable[[str], float]:
-    """An argparse type: a finite number, above 0, or of `least` or more."""
+    """An argparse type: a number above 0, or of `least` or more, that clocks can still count."""
 
     def parse(text: str) -> float:
         try:
@@ -51,8 +52,9 @@ def quantity(least: float | None = None) -> Callable[[str], float]:
         except ValueError:
             value = math.nan
         enough = value > 0 if least is None else value >= least
-        if not enough or value == math.inf:
+        if not enough or value > MOST:
             wanted = "above 0" if least is None else f"of {least:g} or more"
+            wanted += f", {MOST:g} at most" if value > MOST else ""
             raise argparse.ArgumentTypeError(f"{text!r} is not a number {wanted}")
         return value
 

@@ -17,9 +17,9 @@ import sys
 import time
 from contextlib import ExitStack
 from ipaddress import IPv4Address
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import open_at_once
 from ..outside import reading, writing
 from . import UsageError, check_writable, host_port, quantity
 
@@ -131,7 +131,8 @@ def opened(args: argparse.Namespace) -> tuple[Reader, Setting]:
     where = named_switch(args)
     host = None if args.view is None else args.view == "host"
     with reading(args.trace):
-        open_at_once(args.trace).close()  # a FIFO would be waited for
+        if Path(args.trace).is_fifo():
+            raise UsageError(f"{args.trace} is no file; write what comes from it to one first")
         try:
             reader = Reader(args.trace)
             setting = survey(reader, where, host)
