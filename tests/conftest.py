@@ -31,9 +31,9 @@ StartSwitch = Callable[..., Switch]
 ALONE = {
     "accelerator", "asynchronous", "conformance", "control", "counters", "express", "forwarding",
     "frame", "frames_in_order", "guard", "hierarchy", "job", "keyed", "lanes", "layers", "limits",
-    "line", "membership", "model", "packets", "packing", "paper", "protocol_doc", "recovery",
-    "relay", "replacement", "session", "sim", "snapshots", "soak", "soak_doors", "standing",
-    "stamps", "switch", "tampered", "topologies", "traces", "versions", "wire",
+    "line", "membership", "model", "mutants", "packets", "packing", "paper", "protocol_doc",
+    "recovery", "relay", "replacement", "session", "sim", "snapshots", "soak", "soak_doors",
+    "standing", "stamps", "switch", "tampered", "topologies", "traces", "versions", "wire",
 }  # fmt: skip
 
 

@@ -116,11 +116,11 @@ def summary(findings: Sequence[Finding]) -> str:
     by_tests = sum(finding.seeds is None and bool(finding.test) for finding in findings)
     survivors = [finding for finding in findings if not finding.caught]
     unexplained = sum(not finding.mutant.survives for finding in survivors)
-    how = f"{unexplained} UNEXPLAINED" if unexplained else "all explained"
+    how = f" ({unexplained} UNEXPLAINED)" if unexplained else " (all explained)"
     middle = f" (median {median(seeds):g} seeds)" if seeds else ""
     return (
         f"{len(findings)} mutants: {len(seeds)} caught by soak{middle}, {by_tests} by unit tests "
-        f"only, {len(survivors)} survivors ({how})"
+        f"only, {len(survivors)} survivors{how if survivors else ''}"
     )
 
 

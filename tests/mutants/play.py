@@ -1,7 +1,7 @@
-"""Plays soak seeds in the tree it is started in: `python -m tests.mutants.play SEED...`.
+"""Plays soak seeds in the tree it is started in: `python -m tests.mutants.play LONGEST SEED...`.
 
 A line for each seed as it begins, and one with the violation that ends the search. A seed that
-takes far longer than any should is stopped, and counts as a violation, too.
+takes more than LONGEST seconds of CPU is stopped, and counts as a violation, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 import iswitch
 from iswitch.soak.many import play_seed
 
-LONGEST = 30  # seconds of CPU for a history: none of the sound ones takes 3
 MEMORY = 4 << 30  # bytes of addresses
 
 
@@ -27,18 +26,18 @@ def stop(*_: object) -> None:
     raise Hangs
 
 
-def main(seeds: list[int]) -> None:
+def main(longest: int, seeds: list[int]) -> None:
     assert Path(iswitch.__file__).is_relative_to(Path.cwd()), "another tree's package"
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.signal(signal.SIGPROF, stop)
     for seed in seeds:
         print(json.dumps({"seed": seed}), flush=True)
-        signal.setitimer(signal.ITIMER_PROF, LONGEST)
+        signal.setitimer(signal.ITIMER_PROF, longest)
         try:
             result = play_seed(seed)
             kind, message = result.violation, result.message
         except Hangs:
-            kind, message = "hangs", f"seed {seed} takes more than {LONGEST} s"
+            kind, message = "hangs", f"seed {seed} takes more than {longest} s"
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         if kind:
@@ -47,4 +46,4 @@ def main(seeds: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(word) for word in sys.argv[1:]])
+    main(int(sys.argv[1]), [int(word) for word in sys.argv[2:]])
