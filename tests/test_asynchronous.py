@@ -277,6 +277,20 @@ def test_eight_versions_are_kept(base: int) -> None:
                 assert rows[0, :tail].tobytes() == seg(version, 0) + value.to_bytes(4, "little")
 
 
+def test_the_open_sum_has_a_buffer_of_its_own() -> None:
+    """What is added to it does not get into the oldest of the versions that are kept."""
+    shape = Shape.of(1, DType.INT32, Op.SUM, Mode.ASYNCHRONOUS, 1)
+    accelerator = AsynchronousAccelerator(shape, lambda _v, count: count >= 2, Counters())
+    accelerator.join(0)
+    for number in range(1, 2 * KEPT + 2):
+        contribute(accelerator, number, 100)
+    for version in range(1, KEPT + 1):
+        ((run, what, _),) = accelerator.held(version, 0, 1)
+        assert what is Held.COMPLETE
+        rows, _ = accelerator.outgoing(run)
+        assert rows[0].tobytes() == seg(version, 0) + (200).to_bytes(4, "little")
+
+
 def test_numbers_are_the_senders_own() -> None:
     """Any number may be the first; then only those ahead count, by serial arithmetic."""
     accelerator = alone()

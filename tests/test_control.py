@@ -506,6 +506,15 @@ def test_newer_incarnation_of_a_switch_goes_on() -> None:
     assert bench.counters.drops() == {"duplicate": 3}
 
 
+def test_a_new_process_of_a_switch_is_not_given_answers_of_the_old_one() -> None:
+    """It numbers its requests from its own incarnation on, which is not far from the old one's."""
+    bench = Bench()
+    bench.join(0, SHAPE, MemberType.SWITCH)
+    assert bench.control(0, A.SETH, Threshold(1), request=1002)[0] is S.OK
+    assert bench.join(0, SHAPE, MemberType.SWITCH, request=1001)[0] is S.OK
+    assert bench.control(0, A.SETH, Threshold(2), request=1002)[1].threshold == 2
+
+
 def test_late_copy_of_a_join_after_leave() -> None:
     """For a moment after a Leave; then the same process may join again."""
     bench = fresh()

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from iswitch.limits import Limits
-from iswitch.packets import Address
+from iswitch.packets import Address, Cutter
 from iswitch.switch import Switch
 from iswitch.wire import (
     FLAG_NEW,
+    SEG_SIZE,
     TOS_DATA,
     Ack,
     Action,
@@ -30,8 +31,10 @@ from iswitch.wire import (
     split_seg,
 )
 from worker_lib.session import Answered, Dropped, Event, Gone, Halted, Session, WasReset
+from worker_lib.transfer import Contribution, Transfer
 from worker_lib.window import RoundTrip, SendWindow
 
+from .parts import rows_of, seg
 from .world import LATENCY, SWITCH, Faults, World, worker_address
 
 SHAPE = Shape.of(9, DType.INT32, elements=2)  # five segments, the last with one element
@@ -847,6 +850,21 @@ def test_slow_worker_gets_aggregates_without_having_contributed() -> None:
     assert (out == scene.total(0, 0, 1)).all()
     assert scene.switch.counters.drops() == {"late": 5}
     assert sorted(scene.told()) == in_round(0, "C")
+
+
+def test_a_sum_over_a_vector_in_place_does_not_get_into_its_contribution() -> None:
+    """Of a slow worker: the sum comes before it has laid out what it contributes."""
+    shape = Shape.of(6, elements=2)
+    contribution = Contribution(shape)
+    contribution.begin(0)
+    vector = np.arange(6, dtype=np.float32)
+    right = vector.copy()
+    transfer = Transfer(contribution, vector, vector)
+    total = rows_of([seg(0, i) + np.full(2, 9, np.float32).tobytes() for i in range(3)])
+    assert transfer.take(total, total.shape[1], Cutter(shape), 0.0) == (3, 0)
+    assert vector.tolist() == [9] * 6
+    rows, _ = contribution.rows(0, 3)
+    assert rows[:, SEG_SIZE:].tobytes() == right.tobytes()
 
 
 def test_slow_worker_takes_what_comes_before_it_has_sent_all() -> None:
