@@ -239,6 +239,12 @@ class _Generator:
         for _ in range(self.rng.randint(1, 3)):
             self.event("fbcast", self.rng.choice(self.hosts))
         self.faults(self.rng.randrange(2, 6), restarts=False)
+        if len(self.hosts) > 2:  # one sleeps through some rounds, and has lost its place
+            *others, sleeper = self.rng.sample(self.hosts, len(self.hosts))
+            start, step = 0.2 * self.horizon, self.horizon / 20
+            self.event("pause", sleeper, 6 * step, at=start)
+            for i in range(1, 6):
+                self.event("fbcast", self.rng.choice(others), at=start + i * step)
         return (job,)
 
     def asynchronous(self) -> tuple[Job, ...]:
@@ -247,6 +253,9 @@ class _Generator:
         self.hosts, self.switches = nodes(self.form)
         job = self.versions(1, self.hosts)
         self.faults(self.rng.randrange(2, 6), restarts=not job.threshold)
+        for _ in range(3 if len(self.hosts) > 1 else 0):  # and about so many versions are made
+            lasting = self.rng.uniform(5, 11) * self.horizon / 40
+            self.event("pause", self.rng.choice(self.hosts), round(lasting, 6))
         return (job,)
 
     def several(self) -> tuple[Job, ...]:
@@ -334,16 +343,19 @@ class _Generator:
     def faults(self, count: int, restarts: bool) -> None:
         """Of processes and links, the members staying the same."""
         for _ in range(count):
-            what = self.rng.choice(("pause", "cut", "restart") if restarts else ("pause", "cut"))
+            kinds = ("pause", "pause", "cut", "cut", "echo", "stutter")
+            what = self.rng.choice((*kinds, "restart", "restart") if restarts else kinds)
             lasting = self.rng.choice((0.002, 0.02, 0.1))
             if what == "restart":
                 who = self.rng.choice(self.switches)
                 lasting = self.rng.choice((1e-5, 2e-3, 5e-2))
-            elif what == "pause":
+            elif what != "cut":
                 who = self.rng.choice((*self.hosts, *self.switches))
             else:
                 who = self.rng.choice((*self.hosts, *self.switches[1:]))  # nothing is above a root
             self.event(what, who, lasting)
+            if what == "stutter":  # so that two rounds meet in a burst
+                self.event("echo", who, lasting, at=self.events[-1].at)
 
     def strangers(self, jobs: tuple[Job, ...]) -> None:
         """Who does not belong there sends; what a key, or none, does not promise is left out.
@@ -371,8 +383,8 @@ class _Generator:
 
     def commands(self, wanted: bool) -> None:
         """Halt and Reset."""
-        if wanted:
-            what = self.rng.choice(("halt", "reset"))
+        for _ in range(self.rng.randint(1, 3) if wanted else 0):
+            what = self.rng.choice(("halt", "reset", "reset"))
             lasting = self.rng.choice((0.001, 0.03)) if what == "halt" else 0.0
             self.event(what, self.rng.choice(self.hosts), lasting)
 
