@@ -109,18 +109,8 @@ class Way(Generic[Piece]):
 
     def _lose(self, port: int, parts: Sequence[Part[Piece]]) -> list[Piece] | None:
         """The same as `send` for a line that does nothing but lose."""
-        count = sum(part.count for part in parts)
-        lost = self.losses(port, count)
-        if not lost:
-            return None
-        which = np.delete(np.arange(count), lost)
-        pieces: list[Piece] = []
-        at = 0
-        for part in parts:
-            mine = slice(*np.searchsorted(which, (at, at + part.count)))
-            pieces += part.take(which[mine] - at, None)
-            at += part.count
-        return pieces
+        lost = self.losses(port, sum(part.count for part in parts))
+        return left_of(parts, lost) if lost else None
 
     def due(self, now: float) -> Iterator[Piece]:
         """What comes out now of what was sent earlier."""
@@ -153,6 +143,18 @@ class Way(Generic[Piece]):
 
     def _note(self, name: str, packets: int) -> None:
         self.counters[f"{name}_{self._direction}"] += packets
+
+
+def left_of(parts: Sequence[Part[Piece]], lost: list[int]) -> list[Piece]:
+    """Parts without the packets that are lost, counted over all of them."""
+    which = np.delete(np.arange(sum(part.count for part in parts)), lost)
+    pieces: list[Piece] = []
+    at = 0
+    for part in parts:
+        mine = slice(*np.searchsorted(which, (at, at + part.count)))
+        pieces += part.take(which[mine] - at, None)
+        at += part.count
+    return pieces
 
 
 class Impaired(Generic[In, Out]):
@@ -238,7 +240,7 @@ class ImpairedPorts(Impaired[Frames, Sequence[Transmission]]):
                 line = self._out.lines.get(one.port)
                 if line is not None and not line.only_loses:
                     by_port.setdefault(one.port, []).append(one)
-                elif line is None or (left := self._left_of(one, now)) is None:
+                elif line is None or (left := self._left_of(one)) is None:
                     leaving.append(one)  # next to its like, which the kernel may copy
                 else:
                     thinned += left
@@ -251,21 +253,21 @@ class ImpairedPorts(Impaired[Frames, Sequence[Transmission]]):
             leaving += ones if frames is None else map(transmission, frames)
         return leaving
 
-    def _left_of(self, one: Transmission, now: float) -> list[Transmission] | None:
+    def _left_of(self, one: Transmission) -> list[Transmission] | None:
         """What a line that only loses lets through; None: all, as it is."""
         port, heads, bodies, lengths, counts = one
+        total = sum(counts)
+        lost = self._out.losses(port, total)
+        if not lost:
+            return None
+        if len(lost) == total:
+            return []
         if heads is not None:
             frames = Frames(port, heads, bodies, [HEAD + length for length in lengths])
             if packets_of(frames) == counts:
-                lost = self._out.losses(port, sum(counts))
-                if not lost:
-                    return None
-                if len(lost) == sum(counts):
-                    return []
                 left = without(frames, counts, lost)
                 return [Transmission(port, heads_of(heads[0].tobytes(), left.lengths), *left)]
-        found = self._out.send(port, sent_parts(one), now)
-        return None if found is None else list(map(transmission, found))
+        return list(map(transmission, left_of(sent_parts(one), lost)))
 
 
 class ImpairedDatagrams(Impaired[Burst, Outgoing]):
