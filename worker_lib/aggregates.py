@@ -10,6 +10,8 @@ import numpy.typing as npt
 from iswitch.packets import Indices, Rows, Stretch, spans
 from iswitch.wire import SEG_SIZE, Shape, Vector
 
+FEW_STRETCHES = 32  # segments in a stretch from which on it is stored by itself
+
 
 class Aggregates:
     """What has come of one round, or version, and what lacks.
@@ -51,9 +53,16 @@ class Aggregates:
         if not new.all():
             came, rows = came[new], rows[new]
         if len(came):
-            for a, b in spans(came, 1):
-                start = int(came[a])
-                self._store(start, start + b - a, rows[a:b])
+            together = spans(came, 1)
+            if len(together) * FEW_STRETCHES < len(came):
+                for a, b in together:
+                    start = int(came[a])
+                    self._store(start, start + b - a, rows[a:b])
+            else:
+                whole = int(np.searchsorted(came, self.shape.full_segments))
+                self._whole[came[:whole]] = rows[:whole, SEG_SIZE:].view(self._dtype)
+                if whole < len(came):
+                    self._store(self.shape.full_segments, self.shape.segments, rows[-1:])
             self.has[came] = 1
             self.remaining -= len(came)
             fresh.append(came)
