@@ -179,3 +179,48 @@ def test_small_vectors_leave_in_the_same_object() -> None:
     assert found[0][0] is not found[1][0]  # two sets of sums
     chassis.issuer.learn(".".join(map(str, IPS[0])), 0, b"\2moved")
     assert result(7)[0] is not found[0][0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_super_datagrams_of_any_lengths_take_the_short_way(seed: int) -> None:
+    """As they come where some are lost and sent again; but not those that are something else."""
+    chance = random.Random(seed)
+    shape = Shape.of(245, elements=10)
+    both = Both(2, shape)
+    for round_ in range(40):
+        for host in range(2):
+            rows = packets(shape, round_, np.full(245, host + round_, np.float32))
+            late = set(chance.sample(range(len(rows) - 1), 5))  # they come behind others
+            rows = [row for i, row in enumerate(rows) if i not in late]
+            left = []
+            while rows:
+                n = chance.randint(1, AT_ONCE)
+                left.append(super_frame(host, rows[:n], 7 + len(left)))
+                rows = rows[n:]
+            while left:
+                n = chance.randint(1, len(left))
+                batch, left = left[:n], left[n:]
+                if chance.random() < 0.2:
+                    worse, k = list(batch), chance.randrange(n)
+                    worse[k] = damaged(worse[k], chance.randrange(9))
+                    both.give(host, worse)
+                both.give(host, batch)
+            whole = contribution(both, host, round_, np.full(245, host + round_, np.float32))
+            both.give(host, whole)  # what has not come yet
+    assert both.pair[0].counters["aggregates"] == 40 * shape.segments
+    assert both.short_ways > 150  # 180; 90 if lengths may not differ
+
+
+def test_lengths_that_differ_are_one_batch() -> None:
+    """It is what makes one broadcast of what several datagrams complete."""
+    shape = Shape.of(120, elements=10)
+    both = Both(1, shape)
+    for round_ in range(3):
+        rows = packets(shape, round_, np.ones(120, np.float32))
+        some = [super_frame(0, rows[a:b], a) for a, b in ((0, 3), (3, 4), (4, 8), (8, 12))]
+        if round_ < 2:
+            both.give(0, some)
+        else:  # of flows that are known by now
+            steps = list(both.pair[0].receive(Frames.of(0, some), 1.0))
+            assert len(steps) == 1
+            assert sum(sum(one.counts) for one in steps[0]) == 12

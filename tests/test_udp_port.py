@@ -126,6 +126,35 @@ def test_everything_arrives_in_order(
     assert not receiver.counters.drops()
 
 
+@pytest.mark.parametrize(
+    ("counts", "tail", "bursts"),
+    [
+        ([44, 30, 44], 1472, 1),
+        ([44, 1, 7], 1000, 1),
+        ([3, 44, 1], 100, 1),
+        ([1, 1, 5], 1472, 1),
+        ([2, 0, 2], 1472, 3),  # an empty one is none of them
+    ],
+)
+def test_super_datagrams_of_any_lengths_are_one_burst(
+    opened: Open, counts: list[int], tail: int, bursts: int
+) -> None:
+    """Where some are lost they are not all full; only the last packet of all may be shorter."""
+    sender, receiver = opened(), opened()
+    sent: list[bytes] = []
+    for round_ in range(2):  # the second time it is expected
+        for i, count in enumerate(counts):
+            last = tail if i == len(counts) - 1 else 1472
+            rows, last = packets(count, 1472, last) if count else (np.zeros((1, 1), np.uint8), 0)
+            sender.push([Outgoing((receiver.address,), TOS_DATA, rows, last)])
+            sent += payloads(rows, last)
+        found = pull_together(receiver, len(counts))
+        assert received(found) == sent, f"round {round_}"
+        if round_:
+            assert len(found) == bursts
+        sent.clear()
+
+
 def test_rows_that_are_not_contiguous(opened: Open) -> None:
     sender, receiver = opened(), opened()
     wide, _ = packets(30, 200)
