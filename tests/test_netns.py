@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from topologies.netns import Network, clean, token_bucket
 from .networks import PREFIX, gone, left, links
 
 ROOT = Path(__file__).parent.parent
+PATIENCE = 20.0  # seconds
 UDP_SEGMENT = 103  # linux/udp.h
 ETH_P_IP = 0x0800
 IFF_UP = 1  # linux/if.h
@@ -340,6 +343,31 @@ def test_the_next_network_cleans_up() -> None:
 
 
 @as_root
+def test_what_another_process_is_cleaning_is_waited_for() -> None:
+    """Else a network could be built beside the rest of one that has its name, and its hosts."""
+    _, _, names = crash()
+    claims = {claim.name: claim for claim in Claim.left_over()}
+    with ThreadPoolExecutor(1) as pool:
+        cleaning = pool.submit(clean)
+        with pytest.raises(FutureTimeout):
+            cleaning.result(0.5)
+        for claim in claims.values():
+            claim.release()
+        assert not set(names) & set(cleaning.result(PATIENCE))
+    assert any(name.startswith(f"{claim}-") for claim in claims for name in names)
+    assert not set(names) & left()
+
+
+@as_root
+def test_who_dies_while_cleaning_is_followed() -> None:
+    _, _, names = crash()
+    for claim in list(Claim.left_over()):
+        claim._lock.close()
+    assert set(clean()) >= set(names)
+    assert not set(names) & left()
+
+
+@as_root
 def test_a_maker_that_died_between_two_steps() -> None:
     """A claim without namespaces, and a name without a namespace behind it."""
     claim = Claim.new(PREFIX)
@@ -353,7 +381,7 @@ def test_a_maker_that_died_between_two_steps() -> None:
 def test_what_is_not_ours_stays() -> None:
     """No claim, no cleaning, whatever the name; and another claim's name is not a prefix."""
     claim = Claim.new(PREFIX)
-    strangers = [NAMESPACES / f"{PREFIX}-1-0-h1", NAMESPACES / f"{claim.name}0-h1"]
+    strangers = [NAMESPACES / f"{PREFIX}-0-0-h1", NAMESPACES / f"{claim.name}0-h1"]
     strangers += [CLAIMS / PREFIX]
     for path in strangers:
         path.touch()

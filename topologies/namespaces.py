@@ -26,6 +26,8 @@ NAMESPACES = Path("/run/netns")  # as iproute2 has it
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 MNT_DETACH = 2  # linux/fs.h
 PATIENCE = 1.0  # seconds to end in, before a process is killed
+CLEANING = "being removed\n"  # in the file of a claim that somebody has taken over
+CLEANED_IN = 20.0  # seconds for another process to remove what it has taken over
 PREFIX = re.compile(r"[a-z]{1,8}")
 NAME = re.compile(r"[a-z]{1,8}-\d+-\d+")  # PREFIX-PID-SERIAL: no claim's name and - begin another's
 
@@ -60,9 +62,21 @@ class Claim:
 
     @classmethod
     def left_over(cls) -> Iterator[Self]:
-        """Take over, one after the other, the claims whose owners are gone."""
+        """Take over, one after the other, the claims whose owners are gone.
+
+        What another process has taken over is waited for, so that nothing is left over when this
+        ends; if that process dies meanwhile, it is taken over from it.
+        """
         for path in sorted(CLAIMS.glob("*")):
-            if NAME.fullmatch(path.name) and (lock := take(path, "r")) is not None:
+            if not NAME.fullmatch(path.name):
+                continue
+            limit = time.monotonic() + CLEANED_IN
+            while (lock := take(path, "r")) is None and is_cleaned(path):
+                if time.monotonic() > limit:
+                    break
+                time.sleep(0.01)
+            if lock is not None:
+                path.write_text(CLEANING)
                 yield cls(path.name, lock)
 
     def create(self, node: str) -> int:
@@ -120,6 +134,13 @@ def take(path: Path, mode: str) -> IO[str] | None:
         file.close()
         return None
     return file
+
+
+def is_cleaned(path: Path) -> bool:
+    """Whether a claim is there still, and somebody removes what it stands for."""
+    with suppress(FileNotFoundError):
+        return path.read_text() == CLEANING
+    return False
 
 
 @contextmanager
