@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pytest
 
 from .bench.links import BEGIN, CASES, END, HEADER, Case, measured
+from .machine import Machine, judged
 from .test_raw_tree import PATIENCE, Counters, start_workers, tree
 
 PAGE = (Path(__file__).parent.parent / "docs" / "links.md").read_text()
-TRIES = 3  # of what hangs on how busy the machine is
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="raw ports need root")
 
 
@@ -27,12 +27,19 @@ def name(case: Case) -> str:
 @as_root
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_fresh_measurements_are_within_the_bounds(case: Case) -> None:
-    found = []
-    for _ in range(1 if case.unit == "%" else TRIES):
-        found.append(measured(case))
-        if case.holds(found[-1]):
-            return
-    raise AssertionError(f"measured {found}, set {case.wanted}")
+    if case.unit == "%":  # counted, of seeded chances: no machine is too busy
+        assert case.holds(found := measured(case)), found
+    else:
+        judged(lambda: measured(case), case.holds)
+
+
+@as_root
+def test_a_link_that_is_too_slow_is_seen() -> None:
+    """Where the machine is fit, as it is taken to be here; half a millisecond too much."""
+    case = next(case for case in CASES if case.unit == "ms" and "delay" in case.setting)
+    faulty = case._replace(wanted=case.wanted - case.above - 0.5)
+    with pytest.raises(AssertionError, match="fit machine"):
+        judged(lambda: measured(case), faulty.holds, lambda: Machine(0.0, 1.0))
 
 
 def test_the_documented_table_is_of_these_cases() -> None:

@@ -1,0 +1,80 @@
+"""Failures are believed where the machine was fit, and only there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from .machine import ATTEMPTS, FAILED, Machine, judged, measured
+
+FIT, BUSY = Machine(0.0001, 0.95), Machine(0.004, 0.3)
+
+
+def telling(*machines: Machine) -> Callable[[], Machine]:
+    """A measurement that finds these, and the last one from then on."""
+    left: Iterator[Machine] = iter(machines)
+    return lambda: next(left, machines[-1])
+
+
+class Product:
+    """Finds one figure after the other, and the last one from then on."""
+
+    def __init__(self, *figures: float) -> None:
+        self.figures = figures
+        self.attempts = 0
+
+    def __call__(self) -> float:
+        self.attempts += 1
+        return self.figures[min(self.attempts, len(self.figures)) - 1]
+
+
+def below_ten(figure: float) -> bool:
+    return figure < 10
+
+
+@pytest.mark.parametrize("machine", [FIT, BUSY])
+def test_what_holds_is_attempted_once(machine: Machine) -> None:
+    product = Product(9)
+    assert judged(product, below_ten, telling(machine)) == 9
+    assert product.attempts == 1
+
+
+def test_a_fault_fails_on_a_fit_machine() -> None:
+    product = Product(11, 12, 13)
+    with pytest.raises(AssertionError, match=r"found 11 \(fit machine.*12 \(fit.*13 \(fit"):
+        judged(product, below_ten, telling(FIT))
+    assert product.attempts == FAILED
+
+
+def test_a_fault_fails_when_a_busy_machine_becomes_fit() -> None:
+    with pytest.raises(AssertionError, match=r"11 \(busy machine.*12 \(fit"):
+        judged(Product(11, 12), below_ten, telling(BUSY, FIT))
+
+
+def test_a_machine_that_was_fit_at_one_end_only_proves_nothing() -> None:
+    product = Product(11, 11, 11, 9)
+    assert judged(product, below_ten, telling(FIT, BUSY, FIT, BUSY)) == 9
+
+
+def test_what_a_busy_machine_cannot_judge_is_skipped_with_its_figures() -> None:
+    product = Product(11)
+    with pytest.raises(pytest.skip.Exception, match=r"too busy.*11 \(busy machine: bare sleeps 4"):
+        judged(product, below_ten, telling(BUSY))
+    assert product.attempts == ATTEMPTS
+
+
+def test_a_busy_machine_is_seen() -> None:
+    """Twice as many processes that burn a core as there are cores."""
+    spin = [sys.executable, "-I", "-S", "-c", "while True: pass"]
+    burning = [subprocess.Popen(spin) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        found = measured()
+    finally:
+        for process in burning:
+            process.kill()
+            process.wait()
+    assert not found.is_fit, found
