@@ -66,11 +66,12 @@ TOOLS := tshark ping mnexec ethtool iperf3 ip tc ifconfig tcpdump chromium mpiru
 TOOL_PACKAGES := tshark iputils-ping mininet ethtool iperf3 iproute2 net-tools tcpdump chromium \
   openmpi-bin
 
+APT := apt-get -q -o Acquire::Retries=5
 tools:
 	@[ "$$(id -u)" != 0 ] || \
 	  ( for tool in $(TOOLS); do command -v $$tool >/dev/null || exit 1; done ) || \
-	  { apt-get update -q && DEBIAN_FRONTEND=noninteractive \
-	    apt-get install -qy --no-install-recommends $(TOOL_PACKAGES); }
+	  { $(APT) update && DEBIAN_FRONTEND=noninteractive \
+	    $(APT) install -y --no-install-recommends $(TOOL_PACKAGES); }
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -80,12 +81,12 @@ $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "iswitch needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
-	  { [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -qy python3-venv; } || \
+	  { [ "$$(id -u)" = 0 ] && $(APT) update && $(APT) install -y python3-venv; } || \
 	  { echo "this Python lacks venv: apt-get install python3-venv, then try again" >&2; exit 1; }
 	@echo "setting up $(VENV): about 20 s for the demo, more for the tests"
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/%.ready: pyproject.toml | $(BIN)/pip
 	@echo "installing iswitch[$*] and what it needs into $(VENV)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@$(BIN)/pip install --quiet --retries 10 --timeout 60 --disable-pip-version-check --editable '.[$*]'
 	@touch $@

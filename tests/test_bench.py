@@ -42,7 +42,7 @@ from .browser import browser
 from .conftest import heed_interrupts
 
 ROOT = Path(__file__).parent.parent
-PATIENCE = 60.0
+PATIENCE = 240.0  # seconds until a test is given up, where much else is running
 SMALL = Size("4kB", 1000)
 STAR = Setting("star:4")
 
