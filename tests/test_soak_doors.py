@@ -168,7 +168,7 @@ BROKEN: dict[Break, tuple[Callable[[Scenario], bool], set[str]]] = {
     unjudged("_ips"): (has_impostors, {"not accounted for", "obeyed", "wrong sum"}),
     unjudged("_macs"): (has_impostors, {"not accounted for"}),
     any_mac: (is_attacked, {"obeyed"}),
-    no_numbers: (is_attacked, {"obeyed"}),
+    no_numbers: (is_attacked, {"obeyed", "executed again"}),
     uncounted: (has_strangers, {"not accounted for"}),
     nobody_is_lost: (may_be_lost, {"not told"}),
     the_wrong_one_is_lost: (may_be_lost, {"lost in error"}),
