@@ -418,12 +418,12 @@ class SynchronousAccelerator(Accelerator):
             indices, rows, bitmaps = indices[taken], rows[taken], bitmaps[taken]
             if not len(indices):
                 return
-        self.counters["accumulated"] += len(rows)
         into = self._parts[rank] if self.reproducible else self._words
-        self._add_each(into[slot], indices, rows, (bitmaps == 0) | self.reproducible)
-        bitmaps = bitmaps | bit
-        words[indices, 0] = round_
-        words[indices, 1] = bitmaps
+        first = (bitmaps == 0) | self.reproducible
+        states = np.empty((len(indices), 2), np.uint64)
+        states[:, 0] = round_
+        bitmaps = states[:, 1] = bitmaps | bit
+        self._add_each(into[slot], indices, rows, first, words, states)
         if self.complete(round_, int(np.bitwise_or.reduce(bitmaps))):  # else not one of them is
             done = np.zeros(len(bitmaps), bool)
             for bitmap in set(bitmaps.tolist()):
@@ -433,12 +433,18 @@ class SynchronousAccelerator(Accelerator):
                 outcome.completed.extend(self._finish_each(round_, indices[done], bitmaps[done]))
 
     def _add_each(
-        self, into: Vector, indices: Indices, rows: Rows, first: npt.NDArray[np.bool_]
+        self,
+        into: Vector,
+        indices: Indices,
+        rows: Rows,
+        first: npt.NDArray[np.bool_],
+        words: Bitmaps,
+        states: Bitmaps,
     ) -> None:
         """Accumulate whole packets of ascending segments; the `first` of a segment are copied.
 
         Stretches of consecutive segments are added (or copied) as if all in them were as most are;
-        the few others are set right, all at once.
+        the few others are set right, all at once. All that takes memory is done before.
         """
         data = rows.view(self._dtype)
         width = data.shape[1]
@@ -450,11 +456,29 @@ class SynchronousAccelerator(Accelerator):
             exact = data[few]
             if copies:
                 exact = self._combine(into[at, :width], exact)
-        for a, b in spans(indices, 1):
-            start = int(indices[a])
+        stretches = [(int(indices[a]), a, b) for a, b in spans(indices, 1)]
+        repair = None if few is None else (at, exact)
+        self._count_in_each(into, stretches, rows, copies, repair, words, indices, states)
+
+    def _count_in_each(
+        self,
+        into: Vector,
+        stretches: list[tuple[int, int, int]],
+        rows: Rows,
+        copies: bool,
+        repair: tuple[Indices, Vector] | None,
+        words: Bitmaps,
+        indices: Indices,
+        states: Bitmaps,
+    ) -> None:
+        """Do what `_add_each` has prepared, and mark it as counted: all of it or nothing."""
+        for start, a, b in stretches:
             self._add(into[start : start + b - a], rows[a:b], copies)
-        if few is not None:
-            into[at, :width] = exact
+        if repair is not None:
+            at, exact = repair
+            into[at, : exact.shape[1]] = exact
+        words[indices] = states
+        self.counters["accumulated"] += len(rows)
 
     def _finish_each(self, round_: int, indices: Indices, bitmaps: Bitmaps) -> list[Run]:
         slot = round_ & 1

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import resource
+import subprocess
 import sys
 import threading
 from collections import defaultdict
@@ -40,6 +42,7 @@ from iswitch.wire import (
     Status,
 )
 from worker_lib import Refused, Worker
+from worker_lib.session import Session
 
 from .fuzz.invariants import check_state
 from .parts import packets_of, peer, rows_of, segments_of
@@ -49,7 +52,7 @@ WORKERS = 3
 ROUNDS = 4
 MODULES = ("accelerator.py", "asynchronous.py", "packets.py", "job.py", "switch.py")
 # What may not be interrupted, and needs nothing but small objects, for which a Join has left room.
-INDIVISIBLE = {"_count_in", "_keep", "write", "_add", "_given_up", "_accumulate_each", "_add_each"}
+INDIVISIBLE = {"_count_in", "_keep", "write", "_add", "_given_up", "_count_in_each"}
 # Not for data: what is called there belongs to members, not to packets.
 OUTSIDE = {
     "begin",
@@ -440,3 +443,45 @@ def test_the_room_of_control_groups(tmp_path: Path, version: int) -> None:
     if version == 2:
         (root / "a/b/memory.max").write_text("max\n")
         assert room(proc, groups) == 400_000
+
+
+# Workers
+
+
+@pytest.mark.parametrize("kind", ["Worker", "AsynchronousWorker"])
+def test_a_vector_too_large_for_a_worker(kind: str) -> None:
+    """In a process of its own, whose addresses are limited: one sentence that names the mend."""
+    extra = "num_workers=1, update=print, state=[np.zeros(1)]" if kind != "Worker" else ""
+    script = f"""
+import resource, sys
+import numpy as np
+from worker_lib import {kind}
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+try:
+    {kind}(("127.0.0.1", 9), 7, 900_000_000, {extra})
+except MemoryError as error:
+    sys.exit(str(error))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert re.fullmatch(r"no memory for packets of 900,000,\d+ elements .*smaller.*\n", done.stderr)
+
+
+def test_packets_for_which_a_worker_lacks_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count as lost, and are asked for again."""
+    lacks = random.Random(5)
+    receive = Session.receive
+
+    def scarce(self: Session, burst: Burst, now: float) -> None:
+        if lacks.random() < 0.2:
+            raise MemoryError
+        receive(self, burst, now)
+
+    monkeypatch.setattr(Session, "receive", scarce)
+    with switch() as (process, where):
+        with Worker(where, 7, 100_000, 1, timeout=PATIENCE) as worker:
+            for i in range(1, 20):
+                assert set(worker.allreduce(np.full(100_000, i, np.float32)).tolist()) == {i}
+            assert worker.stats()["no_memory"]
+        end(process)

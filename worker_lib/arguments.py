@@ -154,3 +154,12 @@ def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -
             f"cannot reach {there} from {here}: {error.strerror}; mend the address (IPv4) of the "
             "switch, or `bind`"
         ) from None
+
+
+def too_large(shape: Shape) -> MemoryError:
+    """The error of vectors for which this machine has no memory."""
+    size = shape.numel * shape.dtype.itemsize
+    return MemoryError(
+        f"no memory for packets of {shape.numel:,} elements ({size:,} bytes); sum up a "
+        "smaller vector several times, free memory, or raise `ulimit -v`"
+    )

@@ -131,23 +131,36 @@ class AsynchronousWorker:
         self.shape = shape = arguments.fitted(shape, self._port, elements_per_segment)
         self._dtype = shape.dtype.numpy
         self._address = Address(*self._port.socket.getpeername())
-        self._session = AsynchronousSession(
-            self._address,
-            self.job,
-            shape,
-            incarnation=incarnation,
-            expected=self.num_workers,
-            threshold=threshold or 0,
-            watch=self.numel,
-            ceiling=min(CEILING, self._port.buffer),
-            most=self._port.most,
-            key=key,
-        )
-        self._vector = np.zeros(whole, self._dtype)
+        try:
+            self._session = AsynchronousSession(
+                self._address,
+                self.job,
+                shape,
+                incarnation=incarnation,
+                expected=self.num_workers,
+                threshold=threshold or 0,
+                watch=self.numel,
+                ceiling=min(CEILING, self._port.buffer),
+                most=self._port.most,
+                key=key,
+            )
+            self._vector = np.zeros(whole, self._dtype)
+        except MemoryError:
+            self._port.close()
+            raise arguments.too_large(shape) from None
         self._version: int | None = None  # of the state; None: it is nobody's yet
         self._is_first = False  # the others begin with its state
         self._counts = dict.fromkeys(
-            ("stale", "applied", "contributions", "snapshots_taken", "snapshots_given", "resets"), 0
+            (
+                "stale",
+                "applied",
+                "contributions",
+                "snapshots_taken",
+                "snapshots_given",
+                "resets",
+                "no_memory",
+            ),
+            0,
         )
         self._staleness: Counter[int] = Counter()
         self._digests: dict[int, str] = {}
@@ -443,8 +456,11 @@ class AsynchronousWorker:
                 if any(fd == self._wake for fd, _ in ready):
                     os.eventfd_read(self._wake)
                 now = time.monotonic()
-                for burst in self._port.pull():
-                    session.receive(burst, now)
+                try:
+                    for burst in self._port.pull():
+                        session.receive(burst, now)
+                except MemoryError:  # as if the network had lost it: it is asked for again
+                    self._counts["no_memory"] += 1
                 deadline = session.deadline()
                 if deadline is not None and deadline <= now:
                     session.handle_timer(now)

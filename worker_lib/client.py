@@ -145,7 +145,11 @@ class Worker:
             key=key,
             heartbeat=LOOK_PAUSE if on_member_lost == "raise" else HEARTBEAT,
         )
-        self._session = self._begin(shape, incarnation=incarnation)
+        try:
+            self._session = self._begin(shape, incarnation=incarnation)
+        except MemoryError:
+            self._port.close()
+            raise arguments.too_large(shape) from None
         self._waiting = Waiting(self._session, num_workers or 0, on_member_lost)
         self._may_shorten = elements_per_segment is None
         self._poller = select.poll()
@@ -435,8 +439,11 @@ class Worker:
 
     def _receive(self) -> None:
         now = time.monotonic()
-        for burst in self._port.pull():
-            self._session.receive(burst, now)
+        try:
+            for burst in self._port.pull():
+                self._session.receive(burst, now)
+        except MemoryError:  # as if the network had lost it: it is asked for again
+            self._session.stats["no_memory"] += 1
 
     def _attend(self) -> None:
         """What is due while no call is under way: heartbeats, Help for others, Acks."""

@@ -122,7 +122,17 @@ class Session(Member[Dropped | Gone | WasReset]):
         self.waiting_for: int | None = None  # bitmap of ranks, by the last answers to Help
         self._asked_anew = True  # no answer has come to the last Help
         self.stats = dict.fromkeys(
-            ("sent", "sent_again", "received", "useless", "probes", "helps", "helped", "rejoins"),
+            (
+                "sent",
+                "sent_again",
+                "received",
+                "no_memory",
+                "useless",
+                "probes",
+                "helps",
+                "helped",
+                "rejoins",
+            ),
             0,
         )
         self._cutter = Cutter(shape)
