@@ -122,19 +122,10 @@ class Session(Member[Dropped | Gone | WasReset]):
         self.waiting_for: int | None = None  # bitmap of ranks, by the last answers to Help
         self._asked_anew = True  # no answer has come to the last Help
         self.stats = dict.fromkeys(
-            (
-                "sent",
-                "sent_again",
-                "received",
-                "no_memory",
-                "useless",
-                "probes",
-                "helps",
-                "helped",
-                "rejoins",
-            ),
+            ("sent", "sent_again", "received", "useless", "probes", "helps", "helped", "rejoins"),
             0,
         )
+        self.stats["no_memory"] = 0  # bursts that could not be handled for want of it
         self._cutter = Cutter(shape)
         self._contributions = deque(Contribution(shape) for _ in range(1 + restart_safe))
         self._own = False  # nobody else writes to the transfer's `out`
