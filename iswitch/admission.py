@@ -94,6 +94,8 @@ class Admission:
                 former = None
         if join.flags & FLAG_HEARTBEAT:
             raise Refusal(Status.NOT_MEMBER)
+        if type_ is not MemberType.CONTROLLER:
+            sends += self._take_over(peer, packet, now)
         if self.plane.hierarchy and type_ is not MemberType.CONTROLLER:
             waits = self.plane.hierarchy.admit(peer, packet, join, now)
             if waits is not None:
@@ -132,6 +134,25 @@ class Admission:
         if join.flags & FLAG_HEARTBEAT:
             raise Refusal(Status.NOT_MEMBER)
         raise _outdone_by(known.incarnation, known.answers.last)
+
+    def _take_over(self, peer: Address, packet: Control, now: float) -> list[Outgoing]:
+        """End what a process before had at this address and port, in another job, as by a Leave.
+
+        Data names no job: an address and port can contribute to one only. Who has not the key of
+        that job can end nothing there.
+
+        Raises:
+            Refusal: the other job's member is no older, or its job is keyed.
+        """
+        job, member = self.plane.by_source.get(peer, (None, None))
+        if job is None or member is None:
+            return []
+        key = self.plane.keys.of(job.number)
+        if key is not None and key != self.plane.keys.of(packet.job):
+            raise Refusal(Status.DENIED)
+        if round_distance(packet.request, member.incarnation) <= 0:
+            raise _outdone_by(member.incarnation, member.answers.last)
+        return self.plane.remove(job, member, now, now)
 
     def _join_again(
         self, packet: Control, join: Join, job: Job, member: Member, now: float
@@ -232,9 +253,6 @@ class Admission:
         """
         job = self.plane.jobs.get(packet.job) or self.plane.new_job(packet.job)
         contributes = type_ is not MemberType.CONTROLLER
-        if contributes and peer in self.plane.by_source:
-            # Data names no job: an address and port can contribute to one job only.
-            raise Refusal(Status.DENIED)
         if packet.job not in self.plane.jobs and len(self.plane.jobs) >= self.plane.limits.jobs:
             raise Refusal(Status.FULL)
         asks_rank_order = bool(join.flags & FLAG_REPRODUCIBLE)

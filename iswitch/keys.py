@@ -61,6 +61,12 @@ class Key:
     def __repr__(self) -> str:
         return "Key(...)"  # it must not get into a log
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and compare_digest(self._secret, other._secret)
+
+    def __hash__(self) -> int:
+        return hash(self._secret)
+
     def mac(self, packet: bytes) -> bytes:
         """The MAC of a packet."""
         return blake2b(packet, digest_size=MAC_SIZE, key=self._secret).digest()

@@ -355,7 +355,7 @@ JOINS = [
     (halted, 5, JOB, join(), S.OK, 2, 3, 1, 3),
     (commander, 5, JOB, join(expected=3), S.OK, 0, 1, 0, 1),
     (fresh, 5, JOB, Join(2), S.OK, 62, 2, 0, 2),
-    (fresh, 0, 8, join(), S.DENIED, 0, 0, 0, 0),
+    (fresh, 0, 8, join(), S.OK, 0, 1, 0, 1),  # a later process: it takes the address over
     (fresh, 0, 8, Join(2), S.OK, 63, 0, 0, 0),
     (fresh, CONTROLLER, 8, join(), S.OK, 0, 1, 0, 1),
     (versions, 5, JOB, join(mode=1), S.OK, 2, 3, 9, 3),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from random import Random
 
 import numpy as np
 import pytest
 
 from iswitch.packets import Burst
-from iswitch.wire import Action, Mode, Shape, Status, Threshold
+from iswitch.switch import Switch
+from iswitch.wire import TOS_CONTROL, Ack, Action, Control, Join, Mode, Shape, Status, Threshold
 from worker_lib import Worker, arguments
 from worker_lib.controller import Controller
 from worker_lib.errors import Refused
@@ -16,6 +18,7 @@ from worker_lib.session import Answered
 from worker_lib.versions import NUMBERS
 
 from .conftest import StartSwitch
+from .parts import Bench, packets_of, peer
 from .world import World, worker_address
 
 SHAPE = Shape.of(8, elements=4)
@@ -138,3 +141,80 @@ def test_late_copies_of_old_joins_change_nothing() -> None:
             new.receive(Burst(new.switch, answer.tos, answer.rows, answer.tail), there.now)
     assert new.member
     assert new.incarnation == 1001
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_addresses_are_taken_over_as_the_oracle_says(seed: int) -> None:
+    """Joins and Leaves of processes that use few ports for two jobs, with any numbers."""
+    random, bench = Random(seed), Bench()
+    there: dict[int, tuple[int, int]] = {}  # by address: job, incarnation
+    for step in range(200):
+        bench.now += 1.0
+        who, job, number = random.randrange(3), random.randrange(7, 9), random.randrange(1, 60)
+        known = there.get(who)
+        if known is not None and random.random() < 0.2:
+            request = random.randrange(1, 60) + 10_000 * step
+            assert bench.control(who, Action.LEAVE, job=known[0], request=request)[0] is Status.OK
+            del there[who]
+            continue
+        status, ack, _more = bench.join(who, SHAPE, job=job, request=number)
+        taken = known is None or number > known[1] or known == (job, number)
+        assert (status is Status.OK) == taken
+        if taken:
+            there[who] = job, number
+        else:
+            assert known is not None
+            assert (status, ack.threshold) == (Status.DENIED, known[1])
+            assert ack.round >= known[1]
+        for one in (7, 8):
+            found = bench.switch.jobs.get(one)
+            members = {} if found is None else found.members.by_address
+            wanted = {peer(w): inc for w, (at, inc) in there.items() if at == one}
+            assert {a: m.incarnation for a, m in members.items()} == wanted
+        sources = {a: j.number for a, (j, _) in bench.switch.control.by_source.items()}
+        assert sources == {peer(w): at for w, (at, _) in there.items()}
+
+
+def test_what_waited_for_the_process_before_goes_on() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 3)
+    vector = np.ones(8, np.float32)
+    for who in (0, 1):
+        bench.contribute(who, SHAPE, 0, vector)
+    join = Control(Action.JOIN, 8, 1001, Join.for_shape(SHAPE)).build()
+    *sums, answer = bench.send(2, TOS_CONTROL, join)
+    assert Control.parse(packets_of(answer)[0]).status == Status.OK
+    assert {out.peers for out in sums} == {(peer(0), peer(1))}
+    assert [p[8:] for out in sums for p in packets_of(out)] == [(2 * vector[:4]).tobytes()] * 2
+
+
+def test_a_whole_job_keeps_the_place_of_who_was_taken_over() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 2, flags=8)
+    vector = np.ones(8, np.float32)
+    bench.contribute(0, SHAPE, 0, vector)
+    status, _, sends = bench.join(1, SHAPE, job=8, request=1001)
+    assert (status, sends) == (Status.OK, [])
+    assert bench.join(0, SHAPE, flags=24)[1].contributors == 1  # it learns of the loss at once
+    sums = bench.join(5, SHAPE, flags=8)[2]  # another takes the place: all begin anew
+    assert [Action(out.rows[0][0]) for out in sums] == [Action.RESET]
+
+
+@pytest.mark.parametrize(("first", "second", "taken"), [
+    (b"a", None, False), (b"a", b"b", False), (b"a", b"a", True), (None, b"b", True),
+])  # fmt: skip
+def test_who_lacks_the_key_of_the_job_before_ends_nothing(
+    first: bytes | None, second: bytes | None, taken: bool
+) -> None:
+    by_job = {job: key for job, key in ((7, first), (8, second)) if key is not None}
+    there = World(Switch(keys=by_job))
+    old = there.join(0, SHAPE, incarnation=1000, key=first)
+    there.gather([old])
+    new = there.join(0, SHAPE, job=8, incarnation=2000, key=second)
+    there.run(lambda: new.member or bool(there.events[worker_address(0)]))
+    assert new.member is taken
+    assert (there.switch.jobs[7].shape is None) is taken
+    if not taken:
+        answer = there.events[worker_address(0)][0]
+        assert isinstance(answer, Answered)
+        assert (answer.status, answer.ack) == (Status.DENIED, Ack(Action.JOIN))

@@ -71,9 +71,10 @@ class Refused(WorkerError):
         "this library speak the same protocol version?), or it is a P4 program, which knows no "
         "asynchronous jobs, no sums in rank order, and no packets of more than 1464 bytes of "
         "elements: leave that out",
-        Status.DENIED: "this address and port already contribute to another job (use another "
-        "Worker for that), or the switch has one above it and carries another job already (it "
-        "carries one at a time; asynchronous ones not at all), or the job is keyed: " + KEY_MEND,
+        Status.DENIED: "this address and port contribute to another job, which is keyed (use "
+        "another Worker for that; what a dead process left there ends with its lease), or the "
+        "switch has one above it and carries another job already (it carries one at a time; "
+        "asynchronous ones not at all), or the job is keyed: " + KEY_MEND,
         Status.HALTED: "the job is halted; reset() resumes it",
         Status.GONE: "the switch no longer keeps that round; catch up (take weights from a peer)",
     }

@@ -82,8 +82,12 @@ class PipelineControl(ControlPlane):
     def handle(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
         """Execute and answer a control packet, between two packets of data."""
         job = self.jobs.get(Header.parse(payload).job)
+        other, _ = self.by_source.get(peer, (None, None))  # a Join may end a membership there
+        jobs = [one for one in (job, other) if one is not None]
+        if job is other:
+            del jobs[1:]
         handle = super().handle
-        return self.between([job] if job else [], now, lambda: handle(peer, payload, now))
+        return self.between(jobs, now, lambda: handle(peer, payload, now))
 
     def handle_timer(self, now: float) -> list[Outgoing]:
         """Do what is due."""
