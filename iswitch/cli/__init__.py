@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from itertools import takewhile
 
 from .. import __version__
 from ..outside import OutsideError, writing
@@ -38,7 +39,11 @@ def host_port(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":") if ":" in text else (text, "", str(PORT))
     if ":" in host:
         raise argparse.ArgumentTypeError(f"{text!r}: IPv4 only, such as 127.0.0.1:26963")
-    if not host.isascii() or not port.isdecimal() or not 0 <= int(port) <= 65535:
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: no such host: {error}") from None
+    if not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:26963")
     return host or "0.0.0.0", int(port)
 
@@ -115,6 +120,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = next((word for word in words if word in COMMANDS), "")
 
     def run() -> int:
+        for word in takewhile("--".__ne__, words):
+            if word.startswith("--") and word.endswith("=--"):  # argparse stumbles over it
+                raise UsageError(f"{word}: -- is no value; write another one")
         args = parser_of_all().parse_args(words)
         status: int = args.run(args)
         return status

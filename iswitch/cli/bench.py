@@ -305,7 +305,7 @@ def number(text: str, option: str) -> int:
     Raises:
         UsageError: it is none.
     """
-    if not text.isdecimal() or not int(text):
+    if not text.isdecimal() or len(text) > 9 or not int(text):
         raise UsageError(f"{option} {text}: whole numbers of 1 or more, such as {option} 2,4,8")
     return int(text)
 

@@ -138,6 +138,7 @@ def _complain(sentence: str) -> None:
     text = CONTROL.sub(lambda found: _escaped(found[0]), " ".join(sentence.splitlines()))
     if len(text) > LONGEST:
         text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+    text = text.encode(errors="backslashreplace").decode()
     with suppress(OSError, ValueError):  # nobody can be told
         print(text, file=sys.stderr, flush=True)
 

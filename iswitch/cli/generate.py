@@ -70,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
     from ..units import count
     from ..wire import DType, Op
 
-    for name, least in (("numel", 0), ("rounds", 1), ("seed", 0)):
-        if getattr(args, name) < least:
-            raise UsageError(f"--{name} {getattr(args, name)}: {least} or more")
+    for name, least, most in (("numel", 0, 1 << 28), ("rounds", 1, 1 << 20), ("seed", 0, 1 << 64)):
+        if not least <= getattr(args, name) <= most:
+            raise UsageError(f"--{name} {getattr(args, name)}: {least} to {most}")
     if not 0 <= args.job <= 0xFFFF:
         raise UsageError(f"--job {args.job}: a job number is 0..65535")
     network = topology(args)

@@ -18,6 +18,7 @@ from . import UsageError, check_writable
 if TYPE_CHECKING:
     from ..soak.scenario import Scenario
 
+DIGITS = 12  # of a number, at most
 SHOWN = 5  # failing seeds that are shrunk and shown
 
 
@@ -172,12 +173,12 @@ def _text(scenario: str) -> str:
 
 
 def _number(text: str) -> int:
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > DIGITS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
+    if not text.isdecimal() or len(text) > DIGITS or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)

@@ -17,7 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..files import write
-from . import UsageError, check_writable, quantity, workers
+from . import MOST, UsageError, check_writable, quantity, workers
 from .worlds import WORLDS, add_switch_kind, chosen_topology, made_folder, p4_switches
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="updates, from the very beginning, until the end (the workload's)",
     )
     parser.add_argument(
-        "--target-return", type=float, metavar="R",
+        "--target-return", type=quantity(-MOST), metavar="R",
         help="end when the mean return of the last 20 episodes (as many of each worker) is R",
     )  # fmt: skip
     parser.add_argument(
@@ -206,7 +206,7 @@ def plan_of(args: argparse.Namespace, topology: Topology) -> Plan:
     slow = {}
     for text in args.slow:
         rank, _, factor = text.partition("=")
-        if not rank.isdecimal() or int(rank) >= len(topology.hosts):
+        if not rank.isdecimal() or len(rank) > 5 or int(rank) >= len(topology.hosts):
             last = len(topology.hosts) - 1
             raise UsageError(f"--slow {text}: write RANK=FACTOR, with a RANK of 0..{last}")
         try:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.files import open_at_once
 from iswitch.outside import reading, writing
 
 from .workloads import Unsuitable
@@ -75,8 +74,10 @@ def updates_in(path: str, names: Mapping[str, Any]) -> int:
 def _read(path: str, names: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
     if not os.path.exists(path):
         raise Unsuitable(f"there is no checkpoint {path}; leave --resume out to begin")
+    if not os.path.isfile(path):
+        raise Unsuitable(f"{path} is no checkpoint: it is no regular file")
     with reading(path, lambda said: Unsuitable(f"{said}; it is no checkpoint")):
-        with open_at_once(path) as file, zipfile.ZipFile(file) as stored:
+        with open(path, "rb") as file, zipfile.ZipFile(file) as stored:
             entries = stored.infolist()
             size = os.fstat(file.fileno()).st_size
             if any(e.compress_type for e in entries) or sum(e.file_size for e in entries) > size:
