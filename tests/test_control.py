@@ -558,6 +558,14 @@ def test_lost_place_moves_up() -> None:
     assert len(bench.contribute(1, SHAPE, 4, ONES)) == 3
 
 
+def test_help_for_a_round_before_a_reset_is_answered_gone() -> None:
+    """Nothing is held of it, but nothing ever will be."""
+    bench = half()
+    bench.control(0, A.RESET)
+    status, ack, sends = bench.control(1, A.HELP, Segments(0, 0, 3))
+    assert (status, ack.round, sends) == (S.GONE, 2, [])
+
+
 def test_nothing_before_waits_for_who_lost_its_place() -> None:
     """Round 4 is open when a newcomer, while H is set, begins round 5, and H is automatic again."""
     bench = Bench()

@@ -70,6 +70,22 @@ def test_a_key_is_not_shown() -> None:
     assert "secret" not in repr(Key(b"secret")) + str(Key(b"secret"))
 
 
+def test_a_default_key_alone_seals_what_is_sent() -> None:
+    out = Outgoing.control(peer(0), Control(A.HALT, JOB, 9).build())
+    for keys in (Keys(default=KEY), Keys({JOB: KEY})):
+        (sealed,) = keys.sealed([out])
+        assert packets_of(sealed) == [packets_of(out)[0] + mac(packets_of(out)[0])]
+    assert packets_of(*Keys().sealed([out])) == packets_of(out)
+
+
+def test_the_largest_request_stays_the_largest() -> None:
+    """Also when an older one is answered later: its answer was the parent's."""
+    answers = Answers()
+    for request in (5, 9, 7):
+        answers.put(request, b"answer")
+    assert answers.last == 9
+
+
 def test_a_packet_is_opened_by_its_key_only() -> None:
     sealed = b"packet" + mac(b"packet")
     assert Key(KEY).opened(sealed) == b"packet"

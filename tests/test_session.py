@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from iswitch.limits import Limits
-from iswitch.packets import Address, Cutter
+from iswitch.packets import Address, Burst, Cutter
 from iswitch.switch import Switch
 from iswitch.wire import (
     FLAG_NEW,
     SEG_SIZE,
+    TOS_CONTROL,
     TOS_DATA,
     Ack,
     Action,
@@ -809,6 +810,46 @@ def test_not_restart_safe_without_a_restart() -> None:
         scene.quiet().lose(f"A> seg {round_}.1", f"B< seg {round_}.2")
         scene.round_of_all()
         assert not scene.to_lose
+
+
+def test_the_numbers_of_a_restarted_switch_are_new() -> None:
+    """It relays under those that the one before had used up; what it relays is executed."""
+    scene = Scene(1).start()
+    scene.begin(0)
+    (a,) = scene.workers
+    told = Control(Action.HELP, 7, 1, Segments(0, 0, 1)).build()
+
+    def hear(payload: bytes) -> int:
+        a.receive(Burst.single(SWITCH, TOS_CONTROL, payload), scene.now)
+        return a.stats["helped"]
+
+    assert [hear(told), hear(told)] == [1, 1]
+    for status in (Status.NOT_MEMBER, Status.OK):  # to a heartbeat, and to the Join that follows
+        if a.member:
+            a.join(scene.now)
+        hear(Control(Action.ACK, 7, a.incarnation, Ack(Action.JOIN), status).build())
+    assert a.member
+    assert a.stats["rejoins"] == 1
+    assert hear(told) == 2
+
+
+def test_the_halts_of_a_restarted_switch_are_new() -> None:
+    """An older number would be a repeat's, were it the same switch."""
+    scene = Scene(1).start()
+    (a,) = scene.workers
+
+    def hear(action: Action, request: int, value: Ack | Round | None, status: int = 0) -> bool:
+        payload = Control(action, 7, request, value, Status(status)).build()
+        a.receive(Burst.single(SWITCH, TOS_CONTROL, payload), scene.now)
+        return a.halted
+
+    assert hear(Action.HALT, 5, None)
+    assert not hear(Action.RESET, 6, Round(3))
+    assert not hear(Action.HALT, 4, None)
+    a.join(scene.now)
+    hear(Action.ACK, a.incarnation, Ack(Action.JOIN), Status.NOT_MEMBER)
+    assert not hear(Action.ACK, a.incarnation, Ack(Action.JOIN, round=3))
+    assert hear(Action.HALT, 1, None)
 
 
 def test_restarted_switch_while_idle() -> None:

@@ -112,7 +112,8 @@ def soak(tree: Path, seeds: Sequence[int], longest: int = LONGEST) -> tuple[int 
 
 def fails(tree: Path, test: str) -> bool:
     """Whether a unit test fails there, or does not end."""
-    options = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist")
+    plugins = ("no:cacheprovider", "no:xdist", "tests.mutants.hurry")
+    options = ("-q", "-x", *(word for plugin in plugins for word in ("-p", plugin)))
     status, said, errors = _run(tree, "pytest", *options, test)
     if status not in (None, 0, 1):
         raise NotExamined(f"pytest cannot run {test}: {said[-2000:]}{errors[-2000:]}")
