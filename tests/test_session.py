@@ -694,6 +694,19 @@ def test_who_resets_is_told_once(lost: str) -> None:
     assert [type(event) for event in scene.news(0)] == [Answered]
 
 
+def test_a_newcomer_that_resets_to_its_own_first_round_is_told_once() -> None:
+    """It was to begin where the Reset leads: the Ack tells it, and the relay nothing more."""
+    scene = controller_scene()
+    newcomer = scene.workers[0]
+    newcomer.round = 2  # as one that takes a dead worker's place is told
+    scene.begin(0)
+    newcomer.request(Action.RESET, None, scene.now)
+    scene.let_pass(0.001)
+    assert [type(event) for event in scene.news(0)] == [Answered]
+    assert newcomer.transfer is None
+    scene.round_of_all()
+
+
 def test_late_answer_halted_after_a_reset() -> None:
     """An Ack that overtakes the Reset's relay must not suspend the worker for good."""
     scene = controller_scene()

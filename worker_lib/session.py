@@ -339,7 +339,8 @@ class Session(Member[Dropped | Gone | WasReset]):
             self._events.append(WasReset(round_))
 
     def _has_reset(self, round_: int) -> None:
-        if round_distance(round_, self.round) > 0:  # else its relay has come before
+        # Else its relay has come before. (A newcomer may stand at that round already.)
+        if round_ != self._moved_to and round_distance(round_, self.round) >= 0:
             self.resume_at(round_)
 
     def resume_at(self, round_: int) -> None:

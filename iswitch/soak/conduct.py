@@ -209,9 +209,7 @@ class SwitchConduct:
         """Whether something could not be sent, for want of a MAC or room."""
         return self._count()[-1] != self._counts[-1]
 
-    def _look_at_receivers(
-        self, sends: Sequence[Outgoing], members: dict[Place, Member]
-    ) -> None:
+    def _look_at_receivers(self, sends: Sequence[Outgoing], members: dict[Place, Member]) -> None:
         """Data goes to contributors and to the parent, to nobody else."""
         may = {*self._members, *members, self._parent()}
         for out in sends:
@@ -374,7 +372,11 @@ class SessionConduct:
             if session.key is not None and session.key.opened(row.tobytes()) is None:
                 continue
             packet = parsed(self._opened(row.tobytes()), None)
-            relayed = packet is not None and packet.action in (Action.HELP, Action.HALT, Action.RESET)
+            relayed = packet is not None and packet.action in (
+                Action.HELP,
+                Action.HALT,
+                Action.RESET,
+            )
             if packet is None or not relayed or packet.job != session.job:
                 continue
             if packet.request not in self._seen:

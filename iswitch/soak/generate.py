@@ -116,7 +116,8 @@ class _Generator:
             what = self.rng.choice(("reborn", "reborn", "leave"))
             if what == "reborn":
                 host = mortals[0] if twice else self.rng.choice(mortals)
-                self.event(what, host, self.rng.choice((1e-5, 1e-3, 2e-2)), at=when)
+                late = self.rng.choice((0, 2000, 10_000, 30_000)) if mode == ELASTIC else 0
+                self.event(what, host, self.rng.choice((1e-5, 1e-3, 2e-2)), late, at=when)
                 when = self.events[-1].at + 0.003 if twice else when
             elif leavers:
                 host = leavers.pop(self.rng.randrange(len(leavers)))
@@ -234,17 +235,15 @@ class _Generator:
 
     def forced(self) -> tuple[Job, ...]:
         """Rounds are broadcast as they are."""
+        if self.rng.random() < 0.6:
+            self.form = self.rng.choice(("rack:2x2", "rack:2x3", "tree:2x1x2", "star:3"))
         self.hosts, self.switches = nodes(self.form)
         job = self.job(self.rng.choice((WHOLE, ELASTIC)), len(self.hosts))
         for _ in range(self.rng.randint(1, 3)):
             self.event("fbcast", self.rng.choice(self.hosts))
         self.faults(self.rng.randrange(2, 6), restarts=False)
-        if len(self.hosts) > 2:  # one sleeps through some rounds, and has lost its place
-            *others, sleeper = self.rng.sample(self.hosts, len(self.hosts))
-            start, step = 0.2 * self.horizon, self.horizon / 20
-            self.event("pause", sleeper, 6 * step, at=start)
-            for i in range(1, 6):
-                self.event("fbcast", self.rng.choice(others), at=start + i * step)
+        if len(self.hosts) > 2:
+            self.sleeper()
         return (job,)
 
     def asynchronous(self) -> tuple[Job, ...]:
@@ -275,6 +274,23 @@ class _Generator:
         return first, second
 
     # Parts
+
+    def sleeper(self) -> None:
+        """One sleeps through some rounds, and loses its place; then the switch is cut off for one.
+
+        So another worker of this switch waits for a round that the sleeper will not contribute to.
+        """
+        topology = Topology.parse(self.form)
+        sleeper = self.rng.choice(self.hosts)
+        place = topology.switch_of(sleeper)
+        elsewhere = [host for host in self.hosts if topology.switch_of(host) != place]
+        others = elsewhere or [host for host in self.hosts if host != sleeper]
+        start, step = self.rng.uniform(0.1, 0.3) * self.horizon, self.horizon / 20
+        self.event("pause", sleeper, 6 * step, at=start)
+        if elsewhere and place != self.switches[0]:
+            self.event("cut", place, 0.8 * step, at=start + 2.6 * step)
+        for i in range(1, 6):
+            self.event("fbcast", self.rng.choice(others), at=start + i * step)
 
     def gathering(self, changes: int, first: tuple[str, ...]) -> float | None:
         """One is away at first, now and then, so that others come and go before all were there.

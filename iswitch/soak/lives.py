@@ -128,6 +128,7 @@ class Life(Application):
         self.thinking = False
         self.leaving = False
         self.comes_back: float | None = None  # seconds after it has left, another one starts
+        self.begun: Callable[[], None] | None = None  # called when it begins a round
         self.answers: dict[int, Callable[[], None]] = {}
         self._out = np.empty(0)
         self._all_came = not job.tells  # else none is missed before all have been there
@@ -219,6 +220,9 @@ class Life(Application):
             if not session.begin_express(vector, self._out, now, own=True):
                 session.begin(vector, self._out, now, own=True)
             self.waiting.begin(now)
+            if self.begun is not None:
+                self.begun()
+                self.begun = None
 
     def _command_is_done(self, event: Answered) -> None:
         if event.action is Action.RESET and event.status is Status.OK:

@@ -100,6 +100,7 @@ class History:
         halts = sum(event.what == "halt" for event in scenario.events)
         self.network.witness = Conduct(self.network, halts, [Key(key) for key in keys.values()])
         self.echoing: Counter[Address] = Counter()  # echoes at each node
+        self.held: dict[Address, float] = {}  # who speaks, and for how long it is held back
         self.rng = Random(f"echo {scenario.seed}")
         self.books = {switch.name: self._open(switch.name) for switch in topology.tree}
         self.oracles = {job.number: self._oracle(job) for job in scenario.jobs}
@@ -315,19 +316,27 @@ class History:
 
     def _after(self, peer: Address, burst: Burst) -> float | None:
         """In how many seconds these packets come again."""
+        if burst.peer in self.held:
+            return self.held[burst.peer]
         near = self.echoing[peer] or self.echoing[burst.peer]
         if not near or burst.peer == PLACE or self.rng.random() < 0.5:
             return None
         return float(ECHO[0] * (ECHO[1] / ECHO[0]) ** self.rng.random())
 
     def _cut(self, event: Event) -> bool:
-        tree = {switch.name: switch.parent for switch in self.simulation.topology.tree}
-        above = tree.get(event.who) or self.simulation.topology.ports(event.who)[0].peer
-        a, b = self.simulation.address(event.who), self.simulation.address(above)
-        if not self.network.links[a, b].up:
+        if not self._plug(event.who, up=False):
             return self._over()
-        self.network.plug(a, b, up=False)
-        return self._later(event, partial(self.network.plug, a, b, up=True))
+        return self._later(event, partial(self._plug, event.who, up=True))
+
+    def _plug(self, node: str, up: bool) -> bool:
+        """Plug the cable upward in, or pull it out; whether that is a change."""
+        tree = {switch.name: switch.parent for switch in self.simulation.topology.tree}
+        above = tree.get(node) or self.simulation.topology.ports(node)[0].peer
+        a, b = self.simulation.address(node), self.simulation.address(above)
+        if self.network.links[a, b].up is up:
+            return False
+        self.network.plug(a, b, up=up)
+        return True
 
     def _restart(self, event: Event) -> bool:
         node = self.simulation.node(event.who)
@@ -351,7 +360,38 @@ class History:
             return self._over()
         if isinstance(life, Life) and life.leaving:
             return False
+        if not event.value:
+            return self._replace(event)
+        if not isinstance(life, Life) or life.begun is not None:
+            return self._over()
+
+        def begun() -> None:
+            at = self.network.now  # it sends only after this
+            self._plug(event.who, up=False)
+            self.held[life.address] = event.value / 1e6
+            self.network.at(at, last_words)
+
+        def last_words() -> None:
+            self._plug(event.who, up=True)
+            del self.held[life.address]
+            if life.alive:
+                self._replace(event)
+            else:
+                self._over()
+
+        life.begun = begun
+        self.network.echo = self._after
+        return True
+
+    def _ends(self, life: Life | Contributing) -> None:
+        """Its process ends; what was to happen when it begins a round will not."""
+        if isinstance(life, Life) and life.begun is not None:
+            life.begun = None
+            self.open -= 1
         self.network.crash(life.address)
+
+    def _replace(self, event: Event) -> bool:
+        self._ends(self.lives[event.who])
         came_back = self._is_missed(event.who, event.lasting)
 
         def start() -> None:
@@ -416,7 +456,7 @@ class History:
 
     def _has_left(self, life: Life) -> None:
         """Its Leave was answered."""
-        self.network.crash(life.address)
+        self._ends(life)
         came_back = self._is_missed(life.host, life.comes_back, left=True)
         self.open -= 1
         if life.comes_back is not None:

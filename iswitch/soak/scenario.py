@@ -20,7 +20,8 @@ EVENTS = {
     "echo": "packets to and from a node come once more, up to 60 ms later",
     "stutter": "a process looks only now and then at what has come",
     "restart": "a switch crashes, and after a while another process starts in its place",
-    "reborn": "a worker crashes, and after a while a new one starts in its place",
+    "reborn": "a worker crashes, and after a while a new one starts in its place; with a `value`, "
+    "as it begins a round, and so many us later comes what it has sent last",
     "die": "a worker crashes for good",
     "leave": "a worker leaves; if it lasts, another one starts there after a while",
     "join": "a worker joins where none has been",
@@ -122,6 +123,8 @@ class Event:
         text = f"{self.at * 1000:7.1f} ms  {self.what} {self.who}"
         if self.what == "seth":
             text += f" to {self.value}"
+        if self.what == "reborn" and self.value:
+            text += f", heard {self.value / 1000:.1f} ms later"
         return f"{text} for {self.lasting * 1000:.1f} ms" if self.lasting else text
 
 
