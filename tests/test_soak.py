@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from iswitch.accelerator import Held, Outcome, Run, SynchronousAccelerator
+from iswitch.answers import Answers
 from iswitch.asynchronous import AsynchronousAccelerator
 from iswitch.cli import main
 from iswitch.control import Answer, ControlPlane, Request
-from iswitch.packets import Indices, Stretch
+from iswitch.packets import Address, Indices, Outgoing, Stretch
 from iswitch.sim.trace import Trace
 from iswitch.soak.generate import LARGE, generate
 from iswitch.soak.many import play
@@ -159,13 +160,47 @@ def no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsynchronousAccelerator, "accumulate", accumulate)
 
 
+def late_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is sent the aggregate for a late contribution."""
+
+    def broken(original: Accumulate) -> Accumulate:
+        def accumulate(
+            self: SynchronousAccelerator, rank: int, stretch: Stretch, outcome: Outcome
+        ) -> None:
+            original(self, rank, stretch, outcome)
+            outcome.late.clear()
+
+        return accumulate
+
+    patch(monkeypatch, broken)
+
+
+def executes_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody remembers what was answered."""
+    monkeypatch.setattr(Answers, "get", lambda *_: None)
+
+
+def stale_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broadcasts go to those who were there when the job began."""
+    original = SynchronousAccelerator.broadcast
+    first: dict[SynchronousAccelerator, tuple[Address, ...]] = {}
+
+    def broadcast(self: SynchronousAccelerator, peers: tuple[Address, ...], run: Run) -> Outgoing:
+        return original(self, first.setdefault(self, peers), run)
+
+    monkeypatch.setattr(SynchronousAccelerator, "broadcast", broadcast)
+
+
 # The violations by which each must be caught: what it breaks, and nothing else.
 BROKEN: dict[Break, set[str]] = {
     no_numbers: {"counted twice"},
     no_bitmap: {"counted twice"},
-    kept_for_one_round_less: {"aggregate missed"},
+    kept_for_one_round_less: {"aggregate missed", "not answered"},
     deaf_to_help: {"no progress"},
-    late_counts: {"counted twice"},
+    late_counts: {"counted twice", "changed"},
+    late_unanswered: {"not answered"},
+    executes_repeats: {"executed again", "obeyed"},
+    stale_receivers: {"astray", "not sent"},
 }
 CAUGHT_BY: dict[Break, tuple[Scenario, Result]] = {}
 each_broken = pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)

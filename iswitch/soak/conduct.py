@@ -133,14 +133,15 @@ class SwitchConduct:
         accelerator = job.accelerator
         if not isinstance(accelerator, SynchronousAccelerator) or job.halted:
             return None
+        shape = accelerator.shape
         round_ = int(rounds[0])
         if is_out_of_turn(job, member, round_):
             return self._nothing_counts
-        indices = np.unique(burst.rows[:, 4:SEG_SIZE].copy().view(">u4")[:, 0])
-        state = accelerator.state[round_ & 1].words[indices[indices < job.shape.segments], 0]
+        indices = np.unique(burst.rows[:, 4:SEG_SIZE].copy().view(">u4")).astype(np.int64)
+        state = accelerator.state[round_ & 1].words[indices[indices < shape.segments], 0]
         complete = accelerator.COMPLETE << 32 | round_
         late = int((state == np.uint64(complete)).sum())
-        size = {job.shape.packet_size, job.shape.last_size}
+        size = {shape.packet_size, shape.last_size}
         if not late or not {burst.rows.shape[1], burst.tail} <= size:
             return None
 

@@ -116,8 +116,8 @@ class _Generator:
             what = self.rng.choice(("reborn", "reborn", "leave"))
             if what == "reborn":
                 host = mortals[0] if twice else self.rng.choice(mortals)
-                late = self.rng.choice((0, 2000, 10_000, 30_000)) if mode == ELASTIC else 0
-                self.event(what, host, self.rng.choice((1e-5, 1e-3, 2e-2)), late, at=when)
+                hold = self.rng.choice((0, 2000, 10_000, 30_000)) if mode == ELASTIC else 0
+                self.event(what, host, self.rng.choice((1e-5, 1e-3, 2e-2)), hold, at=when)
                 when = self.events[-1].at + 0.003 if twice else when
             elif leavers:
                 host = leavers.pop(self.rng.randrange(len(leavers)))
