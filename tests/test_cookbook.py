@@ -13,7 +13,7 @@ import pytest
 from .conftest import Where
 from .test_docs import BLOCK, COOKBOOK, ROOT
 
-PATIENCE = 120.0  # seconds; they import a lot
+PATIENCE = 300.0  # seconds until a test is given up; they import a lot
 RECIPES = {  # by the name in their first line
     code.split("\n", 1)[0].removeprefix("# "): code
     for tag, code in BLOCK.findall((ROOT / "docs" / COOKBOOK).read_text())

@@ -10,6 +10,7 @@ import inspect
 import unittest
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import distributed
@@ -69,9 +70,9 @@ def run_cases(rank: int, size: int, url: str) -> dict[str, str]:
     return outcomes
 
 
-def test_torchs_own_cases(switch: Where) -> None:
+def test_torchs_own_cases(switch: Where, tmp_path: Path) -> None:
     url = f"iswitch://127.0.0.1:{switch[1]}/1000"
-    variables = {"BACKEND": "iswitch", "WORLD_SIZE": str(SIZE), "TEMP_DIR": "/tmp"}
+    variables = {"BACKEND": "iswitch", "WORLD_SIZE": str(SIZE), "TEMP_DIR": str(tmp_path)}
     found = in_processes(run_cases, SIZE, url, variables=lambda _: variables)
     failed = [{name: how for name, how in each.items() if how != "ok"} for each in found]
     assert failed == [{}] * SIZE
