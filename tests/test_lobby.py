@@ -64,9 +64,9 @@ class Bench:
     def pull(self) -> list[tuple[int, int, bytes]]:
         """From which port, of which ToS, what."""
         return [
-            (burst.peer.port, burst.tos, row[: burst.tail].tobytes())
+            (burst.peer.port, burst.tos, bytes(packet))
             for burst in self.port.pull()
-            for row in burst.rows
+            for packet in [*burst.rows[:-1], burst.rows[-1, : burst.tail]]
         ]
 
 
