@@ -323,6 +323,26 @@ def test_a_run_is_completed_as_one() -> None:
     assert outcome.late == [Run(0, 0, 10, 20)]
 
 
+def test_segments_in_several_states_are_taken_each_as_it_is() -> None:
+    """One packet after the other is a duplicate, late, or taken."""
+    counters = Counters()
+    accelerator = SynchronousAccelerator(Shape.of(3, elements=1), lambda _, b: b == 3, counters)
+    rows = rows_of([seg(0, i) + b"\0\0\x80\x3f" for i in range(3)])
+
+    def send(rank: int, start: int, stop: int) -> Outcome:
+        outcome = Outcome([], [])
+        accelerator.accumulate(rank, Stretch(0, start, rows[start:stop], 12), outcome)
+        return outcome
+
+    assert send(0, 0, 1) == ([], [])
+    assert send(0, 0, 2) == ([], [])
+    assert counters.drops() == {"duplicate": 1}
+    assert send(1, 0, 1) == ([Run(0, 0, 0, 1)], [])
+    assert send(1, 0, 3) == ([Run(0, 0, 1, 2)], [Run(0, 0, 0, 1)])
+    assert counters.drops() == {"duplicate": 1, "late": 1}
+    assert counters["accumulated"] == 5
+
+
 def test_an_aggregate_of_an_older_round_does_not_take_the_set_of_a_newer_one() -> None:
     counters = Counters()
     accelerator = SynchronousAccelerator(
