@@ -415,19 +415,18 @@ class Network:
 def gathered(waiting: Iterable[Burst]) -> Iterator[Burst]:
     """What waited in a socket, as one system call brings it: one sender's data together.
 
-    Only packets of one size, but for the very last, fit into one burst.
+    Only packets of one size fit into one burst.
     """
-    together: list[Burst] = []
+    together: dict[tuple[Address, int], list[Burst]] = {}  # by sender and size, which stay in order
     for burst in waiting:
         size = burst.rows.shape[1]
-        last = together[-1] if together else burst
-        alike = (last.peer, last.rows.shape[1], last.tail) == (burst.peer, size, size)
-        if together and not (alike and last.tos == burst.tos == TOS_DATA):
-            yield _joined(together)
-            together = []
-        together.append(burst)
-    if together:
-        yield _joined(together)
+        if burst.tos != TOS_DATA or burst.tail != size:
+            yield from map(_joined, together.values())
+            together.clear()
+            yield burst
+        else:
+            together.setdefault((burst.peer, size), []).append(burst)
+    yield from map(_joined, together.values())
 
 
 def _joined(bursts: Sequence[Burst]) -> Burst:

@@ -56,7 +56,7 @@ class _Generator:
         plans = [self.steady, self.members, self.both, self.leases]
         plans += [self.threshold, self.forced, self.asynchronous, self.several, self.told]
         plans += [self.attacked]
-        (plan,) = self.rng.choices(plans, (8, 5, 3, 3, 2, 2, 2, 2, 2, 3))
+        (plan,) = self.rng.choices(plans, (8, 7, 3, 3, 2, 4, 5, 2, 2, 3))
         self.form = self.rng.choice(STARS if self.rng.random() < 0.5 else TREES)
         self.lease = 0.0
         jobs = plan()
@@ -252,8 +252,8 @@ class _Generator:
         self.hosts, self.switches = nodes(self.form)
         job = self.versions(1, self.hosts)
         self.faults(self.rng.randrange(2, 6), restarts=not job.threshold)
-        for _ in range(3 if len(self.hosts) > 1 else 0):  # and about so many versions are made
-            lasting = self.rng.uniform(5, 11) * self.horizon / 40
+        for _ in range(5 if len(self.hosts) > 1 else 0):  # and about so many versions are made
+            lasting = self.rng.uniform(4, 16) * self.horizon / 40
             self.event("pause", self.rng.choice(self.hosts), round(lasting, 6))
         return (job,)
 
