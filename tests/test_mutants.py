@@ -77,7 +77,8 @@ def test_soak_sees_it(sound: Path, name: str) -> None:
     (mutant,) = (mutant for mutant in ALL if mutant.name == name)
     finding = examine(mutant, sound, range(20), tests=False)
     assert finding.caught
-    assert finding.kind in ("counted twice", "not counted", "wrong sum", "too few")
+    assert (finding.seeds or 0) >= 1
+    assert finding.kind not in ("hangs", "dies")
     assert finding.complaint == ""
 
 
