@@ -1,0 +1,35 @@
+"""What packets say, for who judges the conduct of machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..packets import Address, Outgoing
+from ..switch import Switch
+from ..wire import TOS_DATA, Control
+
+Place = tuple[str, int]  # host and UDP port: ports of switches aside
+
+
+def place(address: Address) -> Place:
+    """Where it is, whatever switch port that is behind."""
+    return address.host, address.port
+
+
+def packets_to(sends: Sequence[Outgoing], peer: Place | None) -> int:
+    """Data packets for somebody."""
+    return sum(
+        len(out.rows) * sum(place(a) == peer for a in out.peers)
+        for out in sends
+        if out.tos == TOS_DATA
+    )
+
+
+def parsed(payload: bytes, switch: Switch | None) -> Control | None:
+    """A control packet, its MAC (if the job is keyed) left out; None: it makes no sense."""
+    if switch is not None and (key := switch.control.keys.of(int.from_bytes(payload[2:4], "big"))):
+        payload = key.opened(payload) or b""
+    try:
+        return Control.parse(payload)
+    except ValueError:
+        return None
