@@ -32,6 +32,10 @@ def reason(error: OSError) -> str:
     return f"{why}; {mend}" if mend else why
 
 
+class IncompleteError(OutsideError):
+    """The work was done, but what was written of it is incomplete; the message says why."""
+
+
 @contextmanager
 def reading(
     name: str, kind: Callable[[str], Exception] = OutsideError, what: str = "read"

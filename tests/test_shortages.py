@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import resource
 import signal
 import subprocess
@@ -11,36 +13,110 @@ from pathlib import Path
 
 import pytest
 
+from iswitch.cli import main
+
 from .conftest import ROOT, heed_interrupts
+from .test_damaged_input import OF, options
 
 COMMAND = [sys.executable, "-m", "iswitch"]
 
 
-def run(*line: str, **more: object) -> subprocess.CompletedProcess[str]:
+def run(*line: str, disk: str = "", **more: object) -> subprocess.CompletedProcess[str]:
+    """Run a command line, with a disk of FOLDER:KIB mounted that it alone sees."""
+    folder, _, room = disk.partition(":")
+    inside = [*COMMAND, *line]
+    if disk:
+        # A file takes what is left beside it, so that the smallest disk, a page, has no room.
+        mount = (
+            'mount -t tmpfs -o size=$(($2 + 4))k,nr_inodes=64 tmpfs "$1" '
+            '&& head -c 4096 /dev/zero > "$1/filling" && shift 2 && exec "$@"'
+        )
+        inside = ["unshare", "-m", "sh", "-c", mount, "sh", folder, room, *inside]
     return subprocess.run(  # type: ignore[call-overload,no-any-return]
-        [*COMMAND, *line], cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60,
+        inside, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60,
         **{"stdout": subprocess.DEVNULL, **more},
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        ["soak", "--seed", "1", "--pcapng", "/dev/full"],
-        ["generate", "/dev/full", "--numel", "9000", "--rounds", "1"],
-        ["run", "--topology", "star:1", "--json", "/dev/full", "--", "true"],
-        ["switch", "--listen", "127.0.0.1:0", "--capture", "/dev/full"],
-    ],
-    ids=lambda line: line[0],
+# Full disks
+
+SUM = (
+    "import numpy as np; from worker_lib import Worker\n"
+    "with Worker.from_env(numel=100_000) as w: w.allreduce(np.ones(100_000, np.float32))"
 )
-def test_full_disks(line: list[str]) -> None:
-    done = run(*line)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == (
-        f"iswitch {line[0]}: cannot write /dev/full: No space left on device"
-        + ("; make room there, or name another place")
-    )
+ADD = ["--", sys.executable, "-c", SUM]
+BENCH = "bench --sizes 40kB --workers 1 --strategies iswitch --rounds 1"
+DEMO = "demo --workers 1 --iterations 1"
+TRAIN = "train ppo --env CartPole-v1 --workers 1 --iterations 1"
+FULL = "/dev/full"
+WRITING = {  # by option: what writes it; {} is the full file, or a folder on a full disk
+    "demo capture": [*DEMO.split(), "--capture", "{}"],
+    "demo json": [*DEMO.split(), "--json", FULL],
+    "demo plot": [*DEMO.split(), "--plot", "{}/plot.png"],
+    "train out": [*TRAIN.split(), "--out", "{}"],
+    "train json": [*TRAIN.split(), "--json", FULL],
+    "run capture": ["run", "--topology", "star:1", "--capture", "{}", *ADD],
+    "run json": ["run", "--topology", "star:1", "--json", FULL, "--", "true"],
+    "bench json": [*BENCH.split(), "--json", FULL],
+    "bench csv": [*BENCH.split(), "--csv", FULL],
+    "bench html": [*BENCH.split(), "--html", FULL],
+    "switch capture": ["switch", "--listen", "127.0.0.1:0", "--capture", FULL],
+    "soak pcapng": ["soak", "--seed", "1", "--pcapng", FULL],
+    "record to": ["record", "--to", "{}", "--topology", "star:1", *ADD],
+    "record json": [
+        "record", "--to", "{spare}", "--topology", "star:1", "--json", FULL, "--", "true",
+    ],
+    "replay out": ["replay", "{trace}", "--out", FULL],
+    "analyze html": ["analyze", "{trace}", "--html", FULL],
+    "generate trace": ["generate", FULL, "--numel", "9000", "--rounds", "1"],
+    "dissector folder": ["dissector", "--install", "--folder", "{}"],
+}  # fmt: skip
+READ_OR_REFUSED = {"replay trace", "analyze trace", "record capture"}
+AS_MUCH = {"demo capture": 0, "train out": 4, "run capture": 8, "record to": 60}  # KiB of room
+INCOMPLETE = {"run capture", "record to"}  # the commands themselves have done their work
+ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+
+
+def test_every_option_that_writes_is_tried_on_a_full_disk() -> None:
+    writing = {
+        f"{path} {a.dest}"
+        for path, a in options()
+        if a.nargs != 0 and "written" in OF.get(a.dest, ())
+    }
+    assert set(WRITING) == writing - READ_OR_REFUSED
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("trace") / "sound.pcapng")
+    assert main(["generate", path, "--numel", "5000", "--rounds", "1"]) == 0
+    return path
+
+
+@pytest.mark.parametrize(
+    "option", [pytest.param(o, marks=[ROOT_ONLY] * (FULL not in w)) for o, w in WRITING.items()]
+)
+def test_full_disks(option: str, trace: str, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    names = {"trace": trace, "spare": str(tmp_path / "spare")}
+    line = [w if w == SUM else w.format(str(disk), **names) for w in WRITING[option]]
+    done = run(*line, disk="" if FULL in line else f"{disk}:{AS_MUCH.get(option, 0)}")
     assert "Traceback" not in done.stderr
+    name = FULL if FULL in line else str(disk)
+    said = [text for text in done.stderr.splitlines() if name in text]
+    if option in INCOMPLETE:
+        assert done.returncode == 1, done.stderr
+        assert re.search(
+            rf"iswitch run: .*{name}/s1.pcapng is not complete, [1-9]\d* frames missing: "
+            "No space left on device; make room",
+            done.stderr,
+        ), done.stderr
+    else:
+        assert done.returncode == 2, done.stderr
+        assert said, done.stderr
+        wanted = rf"(iswitch {line[0]}:|stopped:) .*{name}[^:]*: No space left on device; make room"
+        assert re.match(wanted, said[-1]), said
 
 
 def test_standard_output_is_full_or_nobody_reads_it() -> None:

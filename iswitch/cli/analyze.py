@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Go through the trace to choose a round, and again to look at that one."""
     from ..traces import timeline
     from ..traces.observed import Watch
-    from ..traces.report import is_clean, lines, replay, replayed
+    from ..traces.report import is_clean, is_whole, lines, replay, replayed
     from ..traces.survey import NothingToReplay
 
     check_writable(args.html)
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         more = ["", *timeline.lines(*found)] if found else []
         print("\n".join([*lines(report), *more]))
-    return 0 if is_clean(report) else 1
+    return 0 if is_clean(report) and is_whole(report) else 1
 
 
 def write_page(args: argparse.Namespace, report: dict[str, Any], found: Any) -> None:

@@ -110,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
     from .bench_network import Build
     from .bench_screen import Bar
     from .launch import Signals, Stopped
+    from .switches import SwitchFailed
 
     plan = plan_of(args)
     build = Build(not args.no_offload, switch_options(args.switch, args.pin), args.pin)
@@ -124,9 +125,9 @@ def run(args: argparse.Namespace) -> int:
         try:
             with Bar(plan.cells) as bar:
                 _measure(plan, results, bar.show, build)
-        except BenchFailed as error:
+        except (BenchFailed, SwitchFailed) as error:
             print(f"iswitch bench: {error}", file=sys.stderr)
-            status = 1
+            status = error.status if isinstance(error, SwitchFailed) else 1
         except Stopped as stopped:
             name = signal.Signals(stopped.signum).name
             so_far = "what was measured until then:" if results.cells() else "nothing was measured"
@@ -138,17 +139,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(plan: Plan, results: Results, progress: Progress, build: Build) -> None:
-    from ..bench.group import BenchFailed
     from ..bench.measure import measure
     from .bench_network import opened
-    from .switches import SwitchFailed
 
     for setting in plan.settings:
-        try:
-            with opened(plan, setting, build) as groups:
-                measure(plan, setting, groups, results, progress)
-        except SwitchFailed as error:
-            raise BenchFailed(str(error)) from None
+        with opened(plan, setting, build) as groups:
+            measure(plan, setting, groups, results, progress)
 
 
 def _report(

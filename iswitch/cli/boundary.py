@@ -2,6 +2,7 @@
 
 | status | what it means |
 |---|---|
+| 1 | it did its work, but what it wrote (a capture) is incomplete: the disk is full, say |
 | 2 | something from outside: an option, a file, a full disk, a limit of the system |
 | 70 | a defect of iswitch: the sentence says where its traceback is |
 | 130 | Ctrl-C |
@@ -23,8 +24,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from subprocess import SubprocessError
 
-from ..outside import OutsideError, reason
+from ..outside import IncompleteError, OutsideError, reason
 
+INCOMPLETE = 1
 OUTSIDE, DEFECT, INTERRUPTED, UNREAD = 2, 70, 130, 141  # 70: EX_SOFTWARE of sysexits.h
 SHOW = "ISWITCH_TRACEBACK"
 LONGEST = 1000  # characters of a sentence; a damaged file must not fill the screen
@@ -65,7 +67,7 @@ def told(error: BaseException) -> tuple[int, str]:
     """The exit status for an exception, and what to say of it."""
     found = from_outside(error)
     if found is not None:
-        return OUTSIDE, found
+        return INCOMPLETE if isinstance(error, IncompleteError) else OUTSIDE, found
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return DEFECT, f"a defect of iswitch: {what}; {_kept(error)}"
 

@@ -211,18 +211,19 @@ def run(args: argparse.Namespace) -> int:
             training.restarts = switches.restarted()
     except (DemoFailed, SwitchFailed) as error:
         screen.fail(str(error))
-        return 1
+        return error.status if isinstance(error, SwitchFailed) else 1
     except KeyboardInterrupt:
         screen.fail("stopped; all processes have ended")
         return 130
     report = check(training)
+    summarise(training, report, screen.console)
+    status = switches.tell_incomplete()
     if args.json:
         write(args.json, json.dumps(report, indent=1))
     if args.plot:
         with writing(args.plot):
             plot(training, args.plot)
-    summarise(training, report, screen.console)
-    return 0 if all(report["checks"].values()) else 1
+    return status if all(report["checks"].values()) else 1
 
 
 def _topology(args: argparse.Namespace) -> Topology:

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from ..outside import reason
 from . import UsageError
 
 NAME = "iswitch.lua"
@@ -77,9 +78,13 @@ def write(path: Path, text: str) -> None:
         raise UsageError(f"{path} is another's; remove it, or name another --folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError:
+            path.unlink(missing_ok=True)  # half of it would be taken for another's
+            raise
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        raise UsageError(f"cannot write {path}: {reason(error)}") from None
 
 
 def remove(path: Path) -> None:
@@ -95,7 +100,7 @@ def remove(path: Path) -> None:
     try:
         path.unlink()
     except OSError as error:
-        raise UsageError(f"cannot remove {path}: {error.strerror}") from None
+        raise UsageError(f"cannot remove {path}: {reason(error)}") from None
 
 
 def check_loaded() -> str:

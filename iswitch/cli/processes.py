@@ -80,11 +80,16 @@ class Child:
             how = ended(self.process.wait(PATIENCE))
         except subprocess.TimeoutExpired:
             return "closed its output"
+        complaint = self.complaint()
+        return how + (f": {complaint}" if complaint else "")
+
+    def complaint(self) -> str:
+        """The last line on stderr of one that has ended; "" if there is none, or it was heard."""
         if self.errors in self.streams:
-            return how
+            return ""
         self.errors.seek(0)
-        complaint = self.errors.read().decode(errors="replace").strip().splitlines()
-        return how + (f": {complaint[-1]}" if complaint else "")
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
 
     def signal(self, signum: int) -> None:
         """Send a signal to its process group."""

@@ -5,8 +5,8 @@ iswitch replay s1.pcapng
 TRACE is a pcap or pcapng file: a capture of all ports of one switch (`iswitch run --capture`,
 tcpdump, dumpcap), or of one host. Prints who took part, how long rounds took and who was last, and
 names every packet that does not agree. With --inject the trace is sent instead, to a switch under
-test. docs/traces.md. Exit status: 0 all that could be compared agrees, 1 something does not, 2 the
-trace cannot be replayed.
+test. docs/traces.md. Exit status: 0 all that could be compared agrees, 1 something does not, or the
+trace is incomplete, 2 it cannot be replayed.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def options(args: argparse.Namespace) -> Options:
 
 def report(args: argparse.Namespace, reader: Reader, setting: Setting) -> int:
     """Replay, and print."""
-    from ..traces.report import is_clean, lines, replay
+    from ..traces.report import is_clean, is_whole, lines, replay
     from ..traces.survey import NothingToReplay
     from ..traces.writing import TraceWriter
 
@@ -206,7 +206,7 @@ def report(args: argparse.Namespace, reader: Reader, setting: Setting) -> int:
     if writer:
         found["written"] = writer.frames
     print(json.dumps(found, indent=1) if args.json else "\n".join(lines(found)))
-    return 0 if is_clean(found) else 1
+    return 0 if is_clean(found) and is_whole(found) else 1
 
 
 def pace(times: float) -> Callable[[float], None]:

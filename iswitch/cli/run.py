@@ -148,9 +148,10 @@ def _run(
                 say(f"{crew.failed.called} {how(crew.failed)}{tail}")
             crew.end()
             report["switches"] = switches.stop()
+            status = status or switches.tell_incomplete()
         except SwitchFailed as error:
             signals.hold()
-            status = status or 1
+            status = status or error.status
             say(str(error))
             crew.end()
         except Stopped as stopped:

@@ -19,7 +19,8 @@ import time
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any
 
-from ..outside import LIMITS, reason
+from ..outside import LIMITS, IncompleteError, reason
+from ..units import count
 from . import UsageError, host_port, quantity
 
 if TYPE_CHECKING:
@@ -273,19 +274,20 @@ def serve(
         signal.signal(signum, lambda *_: engine.stop())
     print(json.dumps({"listening": where}) if args.json else f"listening {where}", flush=True)
     engine.run()
-    broken = None
+    why = "the disk was too slow"
     counters["given_up"] += engine.given_up
     try:
         engine.port.close()
     except OSError as error:
-        broken = f"{args.capture} is not complete: {reason(error)}"
+        why = reason(error)
     if args.json:
         print(json.dumps(counters))
     else:
         print_counters(dict(counters))
     sys.stdout.flush()
-    if broken is not None:
-        raise UsageError(broken)
+    if missing := counters.get("capture_full"):
+        frames = count(missing, "frame")
+        raise IncompleteError(f"{args.capture} is not complete, {frames} missing: {why}")
     return 0
 
 

@@ -6,12 +6,15 @@ One that dies by itself is started again in its place: with the same options, at
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .processes import Child, Fleet
+from .boundary import INCOMPLETE, OUTSIDE
+from .processes import PATIENCE, Child, Fleet
 from .restarts import Restarts
 
 if TYPE_CHECKING:
@@ -23,7 +26,15 @@ MOST_RESTARTS = 5  # of a switch, in a row
 
 
 class SwitchFailed(Exception):
-    """A switch died, or does not do what it should; the message names it."""
+    """A switch died, or does not do what it should; the message names it.
+
+    Attributes:
+        status: with which the command ends; that of the switch if what failed lies outside of it.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = OUTSIDE if status == OUTSIDE else 1
 
 
 class Switches:
@@ -55,6 +66,7 @@ class Switches:
         self.say = say
         self.listening: dict[str, str] = {}  # by name: HOST:PORT
         self.counters: dict[str, dict[str, int]] = {}  # by name, when they have ended
+        self._incomplete: list[str] = []  # captures, and why; when they have ended
         self.restarts: dict[str, Restarts] = {}  # by name
         self._names: dict[Child, str] = {}  # of all that were ever started
         self._up: dict[str, Child] = {}  # those that listen
@@ -99,7 +111,8 @@ class Switches:
         restarts = self.restarts[name]
         ending = self._ending(child)
         if not restarts.plan(now):
-            raise SwitchFailed(f"{ending}, after {restarts.row} restarts in a row")
+            said = f"{ending}, after {restarts.row} restarts in a row"
+            raise SwitchFailed(said, child.status())
         self.say(f"{ending}; starting it again")
 
     def tend(self) -> None:
@@ -149,7 +162,18 @@ class Switches:
                 if child in silent and line:
                     self.counters[self._names[child]] = json.loads(line)
                     silent.remove(child)
+        for name, child in self._up.items():
+            if self.counters[name].get("capture_full"):
+                with suppress(subprocess.TimeoutExpired):
+                    child.process.wait(PATIENCE)
+                self._incomplete.append(child.complaint().removeprefix("iswitch switch: "))
         return self.counters
+
+    def tell_incomplete(self) -> int:
+        """Tell which captures are incomplete; returns the exit status for that, 0 if none is."""
+        for said in self._incomplete:
+            self.say(said)
+        return INCOMPLETE if self._incomplete else 0
 
     def called(self, name: str) -> str:
         """What a switch is called: by its name, if there are others."""
@@ -163,7 +187,7 @@ class Switches:
                 raise SwitchFailed(f"the {called} did not listen within {START_PATIENCE:.0f} s")
             for child, line in self.fleet.listen(0.1):
                 if line is None:
-                    raise SwitchFailed(self._ending(child))
+                    raise SwitchFailed(self._ending(child), child.status())
                 self._listens(child, line)
 
     def _listens(self, child: Child, line: str) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import write
 from . import MOST, UsageError, check_writable, quantity, workers
+from .boundary import OUTSIDE
 from .worlds import WORLDS, add_switch_kind, chosen_topology, made_folder, p4_switches
 
 if TYPE_CHECKING:
@@ -171,17 +172,17 @@ def _run(
             crew.end()
             if training.failure is None and crew.failed is not None and not training.done:
                 failed = crew.failed
-                training.failure = f"{failed.called} {how(failed)}{training.complaint(failed)}"
+                training.fail(f"{failed.called} {how(failed)}{training.complaint(failed)}")
             training.counters = switches.stop()
         except SwitchFailed as error:
             signals.hold()
-            training.failure = str(error)
+            training.fail(str(error), error.status == OUTSIDE)
         except Stopped:
             crew.end()
             raise
     if training.failure is not None:
         screen.fail(training.failure + training.go_on())
-        return 1
+        return training.status
     return 0
 
 

@@ -7,10 +7,12 @@ import json
 import math
 import time
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
+from iswitch.outside import writing
 from worker_lib.rl.plan import window
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class Training:
         self.members = [Member(rank, last=deque(maxlen=last)) for rank in range(workers)]
         self.started: dict[str, Any] | None = None  # what the first that has begun told
         self.failure: str | None = None
+        self.status = 0  # of the command, for that
         self.counters: dict[str, dict[str, int]] = {}  # by switch
         self.curve: list[tuple[float, int, float]] = []  # seconds, iteration, mean return
         self._out = out
@@ -106,7 +109,17 @@ class Training:
                 if self.done:
                     self._row()
             case "error":
-                self.failure = self.failure or f"{worker.called}: {message['message']}"
+                self.fail(f"{worker.called}: {message['message']}", message["outside"])
+
+    def fail(self, why: str, is_outside: bool = False) -> None:
+        """End the training, for this reason if there is none yet.
+
+        Args:
+            why: in words.
+            is_outside: a full disk, say, is the reason.
+        """
+        if self.failure is None:
+            self.failure, self.status = why, OUTSIDE if is_outside else 1
 
     def _begin(self, message: dict[str, Any]) -> None:
         if self._out is not None:  # not before: a training that is refused leaves no files
@@ -243,13 +256,16 @@ class Files:
 
     def __init__(self, folder: Path, goes_on: bool) -> None:
         """Begin them; with `goes_on` the CSV files are gone on with."""
-        from tensorboardX import SummaryWriter
+        from tensorboardX.event_file_writer import EventsWriter
 
-        self._open: list[IO[str]] = []
+        self._files: dict[str, IO[str]] = {}  # by path
         self._before = self._seconds(folder / "progress.csv") if goes_on else 0.0
         self._progress = self._writer(folder / "progress.csv", COLUMNS, goes_on)
         self._episodes = self._writer(folder / "episodes.csv", EPISODE_COLUMNS, goes_on)
-        self._board = SummaryWriter(str(folder))
+        # SummaryWriter has a thread, which dies on a full disk, and then a queue that is waited for.
+        self._folder = str(folder)
+        with writing(self._folder):
+            self._board = EventsWriter(str(folder / "events"))
 
     @staticmethod
     def _seconds(path: Path) -> float:
@@ -261,8 +277,9 @@ class Files:
 
     def _writer(self, path: Path, columns: tuple[str, ...], goes_on: bool) -> Any:
         goes_on = goes_on and path.exists()
-        file = open(path, "a" if goes_on else "w", newline="")  # noqa: SIM115  (closed by close)
-        self._open.append(file)
+        with writing(str(path)):
+            file = open(path, "a" if goes_on else "w", newline="")  # noqa: SIM115  (closed by close)
+        self._files[str(path)] = file
         writer = csv.writer(file)
         if not goes_on:
             writer.writerow(columns)
@@ -271,7 +288,8 @@ class Files:
     def episodes(self, member: Member, returns: list[float]) -> None:
         """Keep the returns of episodes."""
         at = (f"{self._before + member.seconds:.3f}", member.iteration, member.rank)
-        self._episodes.writerows([(*at, value) for value in returns])
+        with writing(f"{self._folder}/episodes.csv"):
+            self._episodes.writerows([(*at, value) for value in returns])
 
     def row(self, training: Training) -> None:
         """Keep how far it is."""
@@ -283,14 +301,30 @@ class Files:
         }
         row = [f"{values[name]:.6g}" for name in COLUMNS[3:]]
         seconds = f"{self._before + training.seconds:.3f}"
-        self._progress.writerow([seconds, at, training.episodes, *row])
+        with writing(f"{self._folder}/progress.csv"):
+            self._progress.writerow([seconds, at, training.episodes, *row])
         for name, value in values.items():
             if not math.isnan(value):
                 group = "time" if name in PARTS else "training"
-                self._board.add_scalar(f"{group}/{name}", value, at)
+                self._scalar(f"{group}/{name}", value, at)
+
+    def _scalar(self, name: str, value: float, at: int) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
+        event = Event(wall_time=time.time(), step=at, summary=scalar(name, value))
+        with writing(f"{self._folder}/events"):
+            self._board.write_event(event)
 
     def close(self) -> None:
-        """Write what is left."""
-        for file in self._open:
-            file.close()
-        self._board.close()
+        """Write what is left.
+
+        Raises:
+            OutsideError: the disk is full, say.
+        """
+        with ExitStack() as all_of_them:
+            for path, file in self._files.items():
+                all_of_them.enter_context(writing(path))
+                all_of_them.callback(file.close)
+            all_of_them.enter_context(writing(f"{self._folder}/events"))
+            all_of_them.callback(self._board.close)

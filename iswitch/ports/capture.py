@@ -1,7 +1,8 @@
 """Writes the frames at the ports of a switch to a pcapng file, from a thread of its own.
 
 The switch only hands the bytes over. What the thread has not written yet is bounded: beyond that
-frames are missing in the file, and counted (`capture_full`); the file, too, says how many.
+frames are missing in the file, and counted (`capture_full`); the file, too, says how many. When the
+disk is full the file ends with a whole block.
 Super-frames are written as the frames that they are on the wire, with finished checksums.
 """
 
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +27,7 @@ from ..pcapng import OWN, Direction, interface, packets, section, statistics
 from ..segmentation import MOST_HEADERS, read_super, wire_frames
 
 ROOM = 256 << 20  # bytes that may wait to be written
+CHUNK = 8 << 10  # bytes that are written at once, at least; removed, they give a disk a page back
 SWITCH_INTERVAL = 0.0005  # seconds after which the writing thread has to let the switch go on
 
 
@@ -36,6 +39,64 @@ class _Record(NamedTuple):
     time_ns: int
     direction: Direction
     row: bytes
+
+
+class _Blocks:
+    """A file of blocks, written some at once, that ends with a whole one whatever happens."""
+
+    def __init__(self, path: str | Path, begin: bytes) -> None:
+        self.error: OSError | None = None  # the first; nothing is written after it
+        self.missing = 0  # frames
+        self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115  (closed by `close`)
+        self._end = self._last = 0  # of the file, and where the last chunk begins
+        self._frames = self._last_frames = 0
+        self._kept: list[bytes] = []
+        self._size = 0
+        self._put(begin)
+        self._last = self._end
+
+    def add(self, blocks: bytes, frames: int) -> None:
+        """Write the blocks of so many frames, soon."""
+        self._kept.append(blocks)
+        self._size += len(blocks)
+        self._frames += frames
+        if self._size >= CHUNK:
+            self.flush()
+
+    def close(self, end: bytes) -> None:
+        """Write the last block."""
+        with suppress(OSError):  # it is told already, or says nothing that the counters do not
+            self._put(end)
+        self._file.close()
+
+    def flush(self) -> None:
+        """Write what is left; what cannot be written is counted."""
+        chunk, frames = b"".join(self._kept), self._frames
+        self._kept, self._size, self._frames = [], 0, 0
+        if self.error is None:
+            begin = self._end
+            try:
+                self._put(chunk)
+            except OSError as error:
+                self.error = error
+                self._cut()
+            else:
+                self._last, self._last_frames = begin, frames
+                return
+        self.missing += frames
+
+    def _cut(self) -> None:
+        """Remove what was half written, and the last chunk: there is room for the last block."""
+        with suppress(OSError):  # a pipe
+            self._file.truncate(self._last)
+            self._file.seek(self._last)
+            self.missing += self._last_frames
+
+    def _put(self, content: bytes) -> None:
+        left = memoryview(content)
+        while left:
+            left = left[self._file.write(left) :]
+        self._end += len(content)
 
 
 class Capture:
@@ -61,10 +122,7 @@ class Capture:
         writer: str = OWN,
     ) -> None:
         self.counters = counters
-        self.error: OSError | None = None
-        self._file = Path(path).open("wb")  # noqa: SIM115  (closed by `close`)
-        self._file.write(section(writer) + b"".join(map(interface, ifnames)))
-        self._file.flush()
+        self._file = _Blocks(path, section(writer) + b"".join(map(interface, ifnames)))
         # A clock that is set meanwhile must not bend the times of a trace.
         self._epoch = time.time_ns() - time.monotonic_ns()
         self._room = room
@@ -102,21 +160,19 @@ class Capture:
                 self._give(_Record(0, now, direction, row))
 
     def close(self) -> None:
-        """Write what is left, and close the file.
+        """Write what is left, and how many frames are missing; close the file.
 
         Raises:
             OSError: it could not all be written: the disk is full, say.
         """
         self._queue.put(None)
         self._thread.join()
-        try:
-            if self._missing and self.error is None:
-                self._file.write(statistics(0, self._now(), self._missing))
-            self._file.close()
-        except OSError as error:
-            self.error = error
-        if self.error is not None:
-            raise self.error
+        self._file.flush()
+        self.counters["capture_full"] += self._file.missing
+        missing = self._missing + self._file.missing
+        self._file.close(statistics(0, self._now(), missing) if missing else b"")
+        if self._file.error is not None:
+            raise self._file.error
 
     def _now(self) -> int:
         """Nanoseconds since 1970, by the clock as it was in the beginning."""
@@ -124,7 +180,7 @@ class Capture:
 
     def _give(self, record: _Record) -> None:
         size = len(record.row)
-        if self.error is not None or self._given - self._taken + size > self._room:
+        if self._file.error is not None or self._given - self._taken + size > self._room:
             found = read_super(record.row[:MOST_HEADERS], size) if record.row[1] else None
             missing = found.frames if found else 1
             self.counters["capture_full"] += missing
@@ -137,10 +193,7 @@ class Capture:
         while (record := self._queue.get()) is not None:
             number, time_ns, direction, row = record
             for frames in on_the_wire(row):
-                try:
-                    self._file.write(packets(number, time_ns, direction, frames))
-                except OSError as error:  # the disk is full
-                    self.error = error
+                self._file.add(packets(number, time_ns, direction, frames), len(frames))
             self._taken += len(row)
 
 

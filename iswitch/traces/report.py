@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..counters import DROPS
+from ..pcapng import OUTSIDE, OWN
 from ..units import count
 from .diagnose import Finding, diagnose, unexplained
 from .groups import Sink
@@ -19,6 +20,11 @@ from .rounds import Versions, as_json
 from .survey import NothingToReplay, Setting
 
 SHOWN_ROUNDS, SHOWN = 8, 10
+SLOW_DISK = "the switch's disk was full, or too slow; make room there, or name another place"
+NO_ROOM = (
+    "what captured had no room left; give it more (tcpdump -B 65536; dumpcap -B 64 -C 100000000 "
+    "-N 100000)"
+)
 
 
 def replay(
@@ -159,6 +165,11 @@ def is_clean(report: dict[str, Any]) -> bool:
     )
 
 
+def is_whole(report: dict[str, Any]) -> bool:
+    """Whether the trace has all that was to be captured, as far as it says."""
+    return not (report["trace"]["dropped_by_capture"] or report["trace"]["problem_count"])
+
+
 def none_compared(compared: dict[str, Any]) -> bool:
     """Whether aggregates were captured, and not one could be compared."""
     return bool(0 < compared["captured"] == compared["unchecked"])
@@ -206,10 +217,10 @@ def _troubles(trace: dict[str, Any]) -> list[str]:
     if trace["problem_count"] > SHOWN:
         found.append(f"and {count(trace['problem_count'] - SHOWN, 'place')} more")
     if trace["dropped_by_capture"]:
+        by_us = trace["written_by"] in (OWN, OUTSIDE)
         found.append(
             f"{count(trace['dropped_by_capture'], 'packet')} missing in the file, which says so: "
-            "what captured had no room left; give it more (tcpdump -B 65536; dumpcap -B 64 "
-            "-C 100000000 -N 100000)"
+            + (SLOW_DISK if by_us else NO_ROOM)
         )
     if trace["cut_off"]:
         found.append(

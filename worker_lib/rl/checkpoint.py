@@ -12,6 +12,7 @@ import json
 import os
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +42,17 @@ def save(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
     """
     arrays = {str(i): array for i, array in enumerate(updater.state)}
     partial = f"{path}.partial"
-    with writing(path), open(partial, "wb") as file:
-        np.savez(file, names=np.array(json.dumps(names)), **arrays)  # type: ignore[arg-type]
-        file.flush()
-        os.fsync(file.fileno())  # else a power cut may leave the new name without its contents
-        os.replace(partial, path)
+    with writing(path):
+        try:
+            with open(partial, "wb") as file:
+                np.savez(file, names=np.array(json.dumps(names)), **arrays)  # type: ignore[arg-type]
+                file.flush()
+                os.fsync(file.fileno())  # else a power cut may leave the new name without contents
+            os.replace(partial, path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(partial)  # it fills the disk
+            raise
 
 
 def load(path: str, updater: Updater, names: Mapping[str, Any]) -> None:

@@ -169,7 +169,8 @@ def main() -> int:
     try:
         Training(Plan.from_json(sys.argv[1])).run()
     except (WorkerError, OutsideError) as error:
-        report({"event": "error", "message": str(error)})
+        is_outside = isinstance(error, OutsideError)  # a full disk, say
+        report({"event": "error", "message": str(error), "outside": is_outside})
         return 1
     return 0
 
