@@ -11,9 +11,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from iswitch.cli import main
+from iswitch.counters import Counters
+from iswitch.outside import OutsideError
+from iswitch.packets import Address
+from iswitch.pcapng import Direction
+from iswitch.ports.capture import Capture
+from iswitch.traces.reader import Reader
 
 from .conftest import ROOT, heed_interrupts
 from .test_damaged_input import OF, options
@@ -72,7 +79,7 @@ WRITING = {  # by option: what writes it; {} is the full file, or a folder on a 
     "dissector folder": ["dissector", "--install", "--folder", "{}"],
 }  # fmt: skip
 READ_OR_REFUSED = {"replay trace", "analyze trace", "record capture"}
-AS_MUCH = {"demo capture": 0, "train out": 4, "run capture": 8, "record to": 60}  # KiB of room
+AS_MUCH = {"demo capture": 0, "train out": 60, "run capture": 8, "record to": 60}  # KiB of room
 INCOMPLETE = {"run capture", "record to"}  # the commands themselves have done their work
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 
@@ -117,6 +124,49 @@ def test_full_disks(option: str, trace: str, tmp_path: Path) -> None:
         assert said, done.stderr
         wanted = rf"(iswitch {line[0]}:|stopped:) .*{name}[^:]*: No space left on device; make room"
         assert re.match(wanted, said[-1]), said
+
+
+@pytest.mark.parametrize("name", ["progress.csv", "episodes.csv"])
+def test_records_of_a_training_on_a_full_disk(name: str, tmp_path: Path) -> None:
+    from iswitch.cli.train_record import Files, Member
+
+    (tmp_path / name).symlink_to(FULL)
+    files = Files(tmp_path, goes_on=False)
+    files.episodes(Member(0), [1.0])
+    with pytest.raises(OutsideError, match=f"cannot write .*{name}: No space left on device; make"):
+        files.close()
+
+
+@pytest.mark.parametrize("at_once", [1, 40])
+def test_a_capture_on_a_full_disk_is_whole_blocks(at_once: int, tmp_path: Path) -> None:
+    """It says how many frames are missing, and what it has is not broken."""
+    path = tmp_path / "s1.pcapng"
+    counters = Counters()
+    capture = Capture(path, ["lo"], counters)
+    rows = np.zeros((at_once, 1400), np.uint8)
+    here = Address("127.0.0.1", 9)
+
+    def give(frames: int) -> None:
+        for _ in range(frames // at_once):
+            capture.datagrams(Direction.IN, here, here, 0x08, (rows, 1400))
+
+    give(800)
+    while capture._taken < capture._given:
+        time.sleep(0.01)
+    room = path.stat().st_size + 5000
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))  # EFBIG: Python ignores SIGXFSZ
+    try:
+        give(800)
+        with pytest.raises(OSError, match="File too large"):
+            capture.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with Reader(path) as reader:
+        found = sum(len(batch.at) for batch in reader.batches())
+        assert reader.problems.count == 0
+        assert 0 < reader.dropped == counters["capture_full"]
+        assert found + reader.dropped == 1600
 
 
 def test_standard_output_is_full_or_nobody_reads_it() -> None:

@@ -15,6 +15,8 @@ from typing import IO, TYPE_CHECKING, Any, Self
 from iswitch.outside import writing
 from worker_lib.rl.plan import window
 
+from .boundary import OUTSIDE
+
 if TYPE_CHECKING:
     from worker_lib.rl.plan import Plan
 
@@ -262,7 +264,7 @@ class Files:
         self._before = self._seconds(folder / "progress.csv") if goes_on else 0.0
         self._progress = self._writer(folder / "progress.csv", COLUMNS, goes_on)
         self._episodes = self._writer(folder / "episodes.csv", EPISODE_COLUMNS, goes_on)
-        # SummaryWriter has a thread, which dies on a full disk, and then a queue that is waited for.
+        # SummaryWriter has a thread that dies on a full disk, and a queue that is waited for then.
         self._folder = str(folder)
         with writing(self._folder):
             self._board = EventsWriter(str(folder / "events"))
