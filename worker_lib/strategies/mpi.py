@@ -36,11 +36,12 @@ from .base import TIMEOUT, Base, lacking
 from .errors import PeerLost, RendezvousError, Unavailable
 from .guests import greeted
 from .mpi_helper import AGENTS
-from .rendezvous import HEAD, hear, meaning, meet, say, unsaid
+from .rendezvous import ANSWERING, HEAD, hear, meaning, meet, say, unsaid
 
 HELPER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("mpi_helper.py"))]
 PAUSE = 0.1  # seconds between two looks whether mpirun has failed
 PATIENCE = 5.0  # seconds for mpirun to end
+FAILED = "failed"  # rank 0 tells the others why it gives up
 ABORTED = 1  # exit status, when mpirun has ended the job
 
 
@@ -130,7 +131,13 @@ def _connect(timeout: float) -> None:
         if found.rank == 0:
             followers = _followers(doors[0], found.num_workers, timeout, stack)
             with door(f"{folder}/{AGENTS}") as agents:
-                life = _lead(hosts, folder, own, agents, followers, deadline)
+                try:
+                    life = _lead(hosts, folder, own, agents, followers, deadline)
+                except Exception as error:
+                    for sock in followers.values():
+                        with suppress(OSError):  # it has failed, too
+                            say(sock, {FAILED: str(error)})
+                    raise
             for sock in followers.values():
                 with suppress(OSError):  # it has failed, and mpirun will say so
                     hear(sock)  # it has no need of the folder any more
@@ -142,7 +149,7 @@ def _connect(timeout: float) -> None:
                 raise RendezvousError(
                     f"rank 0 has failed or left ({error}); see what it says, and start all again"
                 ) from None
-            life = _follow(own, leader, deadline)
+            life = _follow(own, leader, deadline + ANSWERING)
             with suppress(OSError):  # rank 0 closes when nobody needs a folder any more
                 say(leader, "adopted")
                 hear(leader)
@@ -233,8 +240,10 @@ def _follow(own: socket.socket, leader: socket.socket, deadline: float) -> socke
                 daemon = hear(leader)
             except OSError:
                 raise RendezvousError(
-                    "rank 0 has given up before mpirun had connected the workers; see what it says"
+                    "rank 0 has ended before mpirun had connected the workers, and did not say why"
                 ) from None
+            if isinstance(daemon, dict):
+                raise RendezvousError(f"rank 0 has given up: {daemon[FAILED]}")
             if daemon is None:
                 heard = [own]  # the daemons are there
             else:
