@@ -149,6 +149,25 @@ def test_the_lobby_is_not_closed_for_what_others_do_with_the_core(stack: ExitSta
     assert [what for _, _, what in bench.pull()] == [b"a Leave!"]
 
 
+def test_members_lose_a_share_of_what_the_switch_gets(stack: ExitStack) -> None:
+    """Other processes leave it a twentieth of the core: members have nine tenths of that."""
+    bench = Bench(stack)
+    stranger, member = bench.sender(), bench.sender(member=True)
+    bench.pull()
+    cost = {CONTROL: 2e-5, DATA: 1e-3}  # of an answer, and of a contribution
+    spent = dict.fromkeys(cost, 0.0)
+    for _ in range(200):
+        bench.send(stranger, CONTROL, *[b"%08d" % i for i in range(lobby_module.AT_ONCE)])
+        bench.send(member, DATA, b"12345678")
+        for burst in bench.port.pull():
+            took = cost[burst.tos] * len(burst.rows)
+            spent[burst.tos] += took
+            bench.spent += took
+            bench.now += 20 * took
+    assert spent[CONTROL] <= 1.1 * lobby_module.SHARE * bench.spent
+    assert bench.pull() != []  # no member waits: strangers have the core
+
+
 def test_a_full_lobby_does_not_fill_the_members_queue(stack: ExitStack) -> None:
     bench = Bench(stack)
     stranger, member = bench.sender(), bench.sender(member=True)

@@ -9,7 +9,9 @@ that what strangers send never stands in a member's way: not in the queue, where
 room of contributions, and not before the switch, which looks into the lobby for a share of its time
 only. What the lobby then has no room for costs nothing more, and is counted (`rx_overflow`). The
 share is of the processor's time: while other processes have the core, the lobby costs no member
-anything, and who waits in it must not wait ten times as long for that.
+anything, and who waits in it must not wait ten times as long for that. While members' packets wait,
+it is a share of the time that this thread got: where other processes leave the switch a tenth of
+the core, a tenth of the core would be all it has.
 
 Members that the program does not name, being too many or sending IP options, are served here, too.
 """
@@ -41,7 +43,7 @@ SO_ATTACH_REUSEPORT_CBPF = 51
 SO_MEMINFO = 55
 MEMINFO_DROPS = 8  # index in SO_MEMINFO's array (linux/sock_diag.h)
 
-SHARE = 0.1  # of a core, while there is more than a few packets
+SHARE = 0.1  # of a core, or, while members wait, of what the switch gets of one
 FEW = 8  # packets after which the lobby need not be closed
 AT_ONCE = 32  # packets that may each need an answer; of strangers' data more
 BUFFER = 1 << 20  # bytes that may wait
@@ -110,6 +112,7 @@ class Lobby:
         self.clock = clock
         self.spent = spent
         self.closed_until: float | None = None
+        self._closed_until_spent = 0.0
         self._own = own
         self._changes = -1
         self._named = MOST_NAMED
@@ -173,11 +176,17 @@ class Lobby:
             return False
         return True
 
-    def pull(self) -> Iterator[Guests]:
-        """What has come that wants a look, if it is time for the lobby."""
+    def pull(self, members_wait: bool) -> Iterator[Guests]:
+        """What has come that wants a look, if it is time for the lobby.
+
+        Args:
+            members_wait: the first socket had packets just now.
+        """
         began = self.clock()
         if self.closed_until is not None:
             if began < self.closed_until:
+                return
+            if members_wait and self.spent() < self._closed_until_spent:
                 return
             self.closed_until = None
             self._epoll.modify(self.socket, select.EPOLLIN)
@@ -193,7 +202,10 @@ class Lobby:
         self._most = AT_ONCE if alone > FEW else 4 * AT_ONCE
         if n > FEW:
             self._count_dropped()
-            self.closed_until = began + (self.spent() - spent_before) / SHARE
+            spent = self.spent()
+            closed_for = (spent - spent_before) / SHARE
+            self.closed_until = began + closed_for
+            self._closed_until_spent = spent_before + closed_for
             self._epoll.modify(self.socket, 0)
 
     def _turn_away(self, bodies: Rows, lengths: list[int]) -> Guests:

@@ -172,8 +172,9 @@ class UdpPort:
 
     def _pull_both(self, lobby: Lobby) -> Iterator[Burst]:
         lobby.tell()
-        yield from self._pull()
-        for guests in lobby.pull():
+        bursts = self._pull()
+        yield from bursts
+        for guests in lobby.pull(members_wait=bool(bursts)):
             yield from self._bursts(*guests)
 
     def _pull(self) -> list[Burst]:
