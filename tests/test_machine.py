@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from .machine import ATTEMPTS, FAILED, Machine, judged, measured
+from . import machine
+from .machine import ATTEMPTS, FAILED, LOOKS, Machine, measured
 
 FIT, BUSY = Machine(0.0001, 0.95), Machine(0.004, 0.3)
 
@@ -18,6 +19,13 @@ def telling(*machines: Machine) -> Callable[[], Machine]:
     """A measurement that finds these, and the last one from then on."""
     left: Iterator[Machine] = iter(machines)
     return lambda: next(left, machines[-1])
+
+
+def judged(
+    attempt: Callable[[], float], holds: Callable[[float], bool], measure: Callable[[], Machine]
+) -> float:
+    """As in `machine`, without waiting."""
+    return machine.judged(attempt, holds, measure, lambda _: None)
 
 
 class Product:
@@ -36,10 +44,10 @@ def below_ten(figure: float) -> bool:
     return figure < 10
 
 
-@pytest.mark.parametrize("machine", [FIT, BUSY])
-def test_what_holds_is_attempted_once(machine: Machine) -> None:
+@pytest.mark.parametrize("now", [FIT, BUSY])
+def test_what_holds_is_attempted_once(now: Machine) -> None:
     product = Product(9)
-    assert judged(product, below_ten, telling(machine)) == 9
+    assert judged(product, below_ten, telling(now)) == 9
     assert product.attempts == 1
 
 
@@ -58,6 +66,15 @@ def test_a_fault_fails_when_a_busy_machine_becomes_fit() -> None:
 def test_a_machine_that_was_fit_at_one_end_only_proves_nothing() -> None:
     product = Product(11, 11, 11, 9)
     assert judged(product, below_ten, telling(FIT, BUSY, FIT, BUSY)) == 9
+
+
+def test_a_fit_moment_is_waited_for() -> None:
+    """Busy at first, and after the first attempt, and fit then: three failures are believed."""
+    product = Product(11)
+    busy = [BUSY] * (1 + LOOKS)
+    with pytest.raises(AssertionError, match=r"busy.*fit machine.*fit machine.*fit machine"):
+        judged(product, below_ten, telling(*busy, FIT))
+    assert product.attempts == 1 + FAILED
 
 
 def test_what_a_busy_machine_cannot_judge_is_skipped_with_its_figures() -> None:
