@@ -129,7 +129,9 @@ class Network:
         self.witness: Witness | None = None
         # Called with a receiver and packets for it: in how many seconds they are sent once more.
         self.echo: Callable[[Address, Burst], float | None] | None = None
-        self.echoed = 0  # packets that were sent on a link once more, by the echo
+        # Called with a receiver and packets for it: older ones that travel with them, as one burst.
+        self.ahead: Callable[[Address, Burst], Burst | None] | None = None
+        self.echoed = 0  # packets that were sent on a link once more, by these two
         self._events = Events()
 
     # Building
@@ -301,7 +303,12 @@ class Network:
         if link is None or (node.stack is not None and node.stack.is_turned):
             node.unreachable += len(burst.rows)
             return
-        self._put_on(link, peer, burst)
+        older = self.ahead(peer, burst) if self.ahead is not None else None
+        if older is None:
+            self._put_on(link, peer, burst)
+        else:
+            self.echoed += len(older.rows)
+            self._put_on(link, peer, _joined((older, burst)))
         after = self.echo(peer, burst) if self.echo is not None else None
         if after is not None:
             self.at(self.now + after, partial(self._echo, link, peer, burst))
@@ -420,7 +427,7 @@ def gathered(waiting: Iterable[Burst]) -> Iterator[Burst]:
     together: dict[tuple[Address, int], list[Burst]] = {}  # by sender and size, which stay in order
     for burst in waiting:
         size = burst.rows.shape[1]
-        if burst.tos != TOS_DATA or burst.tail != size:
+        if not is_uniform(burst):
             yield from map(_joined, together.values())
             together.clear()
             yield burst
@@ -433,6 +440,11 @@ def _joined(bursts: Sequence[Burst]) -> Burst:
     if len(bursts) == 1:
         return bursts[0]
     return bursts[-1]._replace(rows=np.concatenate([burst.rows for burst in bursts]))
+
+
+def is_uniform(burst: Burst) -> bool:
+    """Whether its packets are data of one size, so that others of that size can go before them."""
+    return burst.tos == TOS_DATA and burst.tail == burst.rows.shape[1]
 
 
 def payload(burst: Burst, i: int) -> bytes:

@@ -15,7 +15,7 @@ from worker_lib.waiting import LOOK_PAUSE, OnMemberLost, Waiting
 
 from ..packets import Address
 from ..sim.network import Network
-from ..wire import Action, Segments, Status, Threshold, Vector
+from ..wire import VERSIONS_KEPT, Action, Segments, Status, Threshold, Vector
 from .oracle import Rounds, Versions
 from .scenario import WHOLE, Job, Scenario
 from .strangers import key_of
@@ -24,6 +24,7 @@ HEARTBEAT = 0.1  # seconds
 AGAIN = 0.05  # seconds until a Join that was refused is tried again
 JOIN_PAUSE = 0.02  # and one that was answered before all had come
 WAITS_ON = 0.5  # seconds from a MemberLost until the round is waited for again
+ASKS = 0.2  # of the contributions to versions are followed by Help for an old one
 ENOUGH = 3  # rounds that everybody has to do when faults are over
 
 
@@ -328,5 +329,14 @@ class Contributing(Application):
             vector: Vector = self.oracle.contributes(self.identity, self.number)
             self.session.contribute(vector)
             self.number += 1
+            self._ask_for_old()
             self.network.poke(self.address)
         self.network.at(self.network.now + self.rng.expovariate(1 / self.think), self._contribute)
+
+    def _ask_for_old(self) -> None:
+        """Now and then ask for the oldest version that is kept, as if it had been missed."""
+        session = self.session
+        oldest = session.newest - VERSIONS_KEPT + self.rng.randint(0, 2)
+        if oldest > 0 and self.rng.random() < ASKS:
+            named = Segments(oldest, 0, session.shape.segments)
+            session.request(Action.HELP, named, self.network.now)

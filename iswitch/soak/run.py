@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ from ..impairment import Impairment
 from ..keys import Key
 from ..limits import Limits
 from ..packets import Address, Burst
+from ..sim.network import is_uniform
 from ..sim.trace import Trace
 from ..switch import Switch
 from ..wire import ROUND_MASK, Action, Segments
@@ -100,6 +101,7 @@ class History:
         halts = sum(event.what == "halt" for event in scenario.events)
         self.network.witness = Conduct(self.network, halts, [Key(key) for key in keys.values()])
         self.echoing: Counter[Address] = Counter()  # echoes at each node
+        self.kept: dict[tuple[Address, Address], deque[Burst]] = {}  # what was sent last, and where
         self.held: dict[Address, float] = {}  # who speaks, and for how long it is held back
         self.rng = Random(f"echo {scenario.seed}")
         self.books = {switch.name: self._open(switch.name) for switch in topology.tree}
@@ -312,6 +314,7 @@ class History:
             self.echoing[address] -= 1
 
         self.network.echo = self._after
+        self.network.ahead = self._older
         return self._later(event, end)
 
     def _after(self, peer: Address, burst: Burst) -> float | None:
@@ -322,6 +325,17 @@ class History:
         if not near or burst.peer == PLACE or self.rng.random() < 0.5:
             return None
         return float(ECHO[0] * (ECHO[1] / ECHO[0]) ** self.rng.random())
+
+    def _older(self, peer: Address, burst: Burst) -> Burst | None:
+        """Packets of two rounds ago, whose set these will take, come once more before these."""
+        if not is_uniform(burst) or burst.peer == PLACE:
+            return None
+        kept = self.kept.setdefault((burst.peer, peer), deque(maxlen=4))
+        size, now_at = burst.rows.shape[1], round_of(burst)
+        older = [b for b in kept if b.rows.shape[1] == size and now_at - round_of(b) == 2]
+        kept.append(burst)
+        near = self.echoing[peer] or self.echoing[burst.peer]
+        return older[-1] if near and older and self.rng.random() < 0.5 else None
 
     def _cut(self, event: Event) -> bool:
         if not self._plug(event.who, up=False):
@@ -566,3 +580,8 @@ class History:
                 books.look()
                 if len(rounds) == len(self.oracles) and not any(o.is_reset for o in rounds):
                     books.made_once(begun)
+
+
+def round_of(burst: Burst) -> int:
+    """The round (or number) of a burst's first packet."""
+    return int.from_bytes(burst.rows[0, :4].tobytes(), "big")

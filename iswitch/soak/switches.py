@@ -9,13 +9,26 @@ import numpy as np
 
 from ..accelerator import SynchronousAccelerator
 from ..answers import PER_MEMBER, Answers
+from ..asynchronous import AsynchronousAccelerator
 from ..job import Job
 from ..membership import Member
 from ..packets import Burst, Outgoing
 from ..sim.plugged import SPARE
 from ..switch import Switch
 from ..uplink import REMEMBERED, Uplink
-from ..wire import SEG_SIZE, TOS_DATA, Action, Control, Round, Segments, Status, round_distance
+from ..wire import (
+    ROUND_MASK,
+    SEG_SIZE,
+    TOS_DATA,
+    Ack,
+    Action,
+    Control,
+    Round,
+    Segments,
+    Status,
+    later,
+    round_distance,
+)
 from .said import Place, packets_to, parsed, place
 from .violation import Violation
 
@@ -41,6 +54,7 @@ class SwitchConduct:
         self._halted: dict[Place, set[int]] = {}  # Requests of Halts
         self._seen: deque[int] = deque(maxlen=REMEMBERED)  # Requests of Helps of the parent
         self._members: dict[Place, Member] = {}
+        self._beginning: dict[int, int] = {}  # where newcomers would begin, by job
         self._counts: tuple[int, ...] = ()
         self._due: Callable[[Sequence[Outgoing]], None] | None = None
         self._joining = False
@@ -50,6 +64,7 @@ class SwitchConduct:
     def comes(self, burst: Burst | None, now: float) -> None:  # noqa: ARG002
         """Note what is known before packets are taken."""
         self._members = self._contributors()
+        self._beginning = self._begin_at()
         self._counts = self._count()
         self._due = None
         uplink = self._uplink()
@@ -139,6 +154,7 @@ class SwitchConduct:
         self._due = None
         members = self._contributors()
         self._look_at_receivers(sends, members)
+        self._look_at_newcomers(members)
         if not self._drops():
             self._look_for_the_new(sends, members)
             self._look_for_the_joined(sends)
@@ -158,6 +174,23 @@ class SwitchConduct:
         for out in sends:
             if out.tos == TOS_DATA and not may.issuperset(map(place, out.peers)):
                 raise Violation("astray", f"{self.name} sends data to {out.peers}, not members")
+
+    def _look_at_newcomers(self, members: dict[Place, Member]) -> None:
+        """Who takes a worker's place begins beyond all that the process before may have sent."""
+        for peer, member in members.items():
+            before, first = self._members.get(peer), member.first_round
+            job = self.machine.control.by_source[member.address][0]
+            begin = self._beginning.get(job.number)
+            if before in (None, member) or first is None or begin is None:
+                continue
+            assert before is not None
+            latest = begin if before.first_round is None else later(begin, before.first_round)
+            if round_distance(first, latest) <= 0:
+                raise Violation(
+                    "out of turn",
+                    f"{self.name} lets {peer} begin at {first}, where the process before it may "
+                    f"have sent {latest}",
+                )
 
     def _look_for_the_new(self, sends: Sequence[Outgoing], members: dict[Place, Member]) -> None:
         """What was completed goes to all who were and are there, or to the parent."""
@@ -198,6 +231,15 @@ class SwitchConduct:
         for i, row in enumerate(out.rows):
             packet = (row[: out.tail] if i == last else row).tobytes()
             round_, seg = int.from_bytes(packet[:4], "big"), packet[:SEG_SIZE]
+            newest = (
+                job.accelerator.version
+                if isinstance(job.accelerator, AsynchronousAccelerator)
+                else round_
+            )
+            if round_distance(round_, newest) > 0:
+                raise Violation(
+                    "not made", f"{self.name} sends version {round_}; the newest is {newest}"
+                )
             kept = rounds.get(round_)
             if kept is None:
                 kept = rounds[round_] = {}
@@ -243,6 +285,8 @@ class SwitchConduct:
         if answers is None or (found is not None and found.answers is not answers):
             answers, kept = found.answers if found is not None else Answers(), OrderedDict()
             self._answers[peer, packet.job] = answers, kept
+        if packet.request not in kept:
+            self._look_at_the_overtaken(packet, peer)
         if kept.setdefault(packet.request, payload) != payload:
             raise Violation(
                 "executed again",
@@ -252,7 +296,28 @@ class SwitchConduct:
         if len(kept) > PER_MEMBER:
             kept.popitem(last=False)
 
+    def _look_at_the_overtaken(self, packet: Control, peer: Place) -> None:
+        """No round before the newest waits for who has been told that it has lost its place."""
+        value = packet.value
+        if packet.status != Status.GONE or not isinstance(value, Ack):
+            return
+        job = self.machine.jobs.get(packet.job)
+        found = self._contributors().get(peer)
+        is_help = value.action == Action.HELP
+        if not is_help or job is None or found is None or job.threshold or not job.synchronous:
+            return
+        before = (job.window.high - 1) & ROUND_MASK
+        if job.members.participants(before) & found.bit and not found.stands_at(before):
+            raise Violation(
+                "waits in vain", f"{self.name} tells {peer} that it is too late, and waits for it"
+            )
+
     # What it knows
+
+    def _begin_at(self) -> dict[int, int]:
+        """The round in which the next newcomer to each job takes part, if any is under way."""
+        jobs = self.machine.jobs.values()
+        return {j.number: j.window.newcomers for j in jobs if j.synchronous and j.window.named}
 
     def _contributors(self) -> dict[Place, Member]:
         return {place(a): m for a, (_, m) in self.machine.control.by_source.items()}
