@@ -191,7 +191,7 @@ class Admission:
         """As many workers have come as are expected: go on, all from the same round."""
         if job.is_out_of_step():
             return self._begin_anew(job, newcomer, now)
-        return self.plane.reevaluate(job)
+        return self.plane.reevaluate(job, now)
 
     def _begin_anew(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
         """A place in a whole job was taken again: all go on from a round of their own."""
@@ -273,36 +273,44 @@ class Admission:
         rank = job.members.free_rank(type_, taken)
         if rank is None or len(job.members) >= MAX_MEMBERS:
             raise Refusal(Status.FULL)
-        if contributes:
-            assert shape is not None
-            self._reserve(job, shape, rank, asks_rank_order or self.plane.reproducible)
-        self.plane.jobs[packet.job] = job
-        job.dormant_since = None
+        last = self.plane.former.get(peer, packet.job).answers.last
         member = Member(peer, type_, rank, packet.request, None, now, replaces=former is not None)
+        member.answers = Answers(later(last, packet.request))
+        member.has_spoken = not join.flags & FLAG_NEW
         if join.flags & FLAG_STANDS_AT:
             member.named, member.begins = join.round, bool(join.flags & FLAG_FIRST)
         if isinstance(join, SwitchJoin):
             member.workers = join.workers
-        gone = self.plane.former.pop(peer, packet.job)
-        member.answers = Answers(later(gone.answers.last, packet.request))
-        member.has_spoken = not join.flags & FLAG_NEW
-        self.plane.enter(peer, member.workers, now)
-        self.plane.expect_expiry(now + self.plane.limits.lease)
-        if not contributes:
-            job.members.add(member)
-            return job, member, sends
-        if join.flags & FLAG_STANDS_AT:
-            job.name(join.round, first=bool(join.flags & FLAG_FIRST))
-        if job.synchronous:
-            job.place(member, join, early, former)
         was_gathered = job.members.gathered
-        job.members.add(member, join.expected, bool(join.flags & FLAG_WHOLE))
-        self.plane.by_source[peer] = (job, member)
+        if contributes:
+            assert shape is not None
+            self._reserve(job, shape, rank, asks_rank_order or self.plane.reproducible)
+        self._take_in(job, member, join, early, former)
         if job.members.gathered and not was_gathered:
             sends += self.gate_opened(job, member, now)
         if fills_up:
             sends += self._begin_anew(job, member, now)
         return job, member, sends
+
+    def _take_in(
+        self, job: Job, member: Member, join: Join, early: bool, former: Member | None
+    ) -> None:
+        """Do what was found possible; it takes no memory but what a Join has left room for."""
+        peer, now = member.address, member.last_seen
+        self.plane.jobs[job.number] = job
+        job.dormant_since = None
+        self.plane.former.pop(peer, job.number)
+        self.plane.enter(peer, member.workers, now)
+        self.plane.expect_expiry(now + self.plane.limits.lease)
+        if not member.contributes:
+            job.members.add(member)
+            return
+        if join.flags & FLAG_STANDS_AT:
+            job.name(join.round, first=bool(join.flags & FLAG_FIRST))
+        if job.synchronous:
+            job.place(member, join, early, former)
+        job.members.add(member, join.expected, bool(join.flags & FLAG_WHOLE))
+        self.plane.by_source[peer] = (job, member)
 
     @staticmethod
     def _is_early(job: Job, join: Join) -> bool:

@@ -10,7 +10,8 @@ import numpy as np
 from .packets import Rows
 
 HEADROOM = 16 << 20  # bytes that a Join has to leave free, for what packets need in passing
-PASSING = 256  # and these for each segment of its job: what a question about all of them needs
+REQUEST = 4 << 20  # bytes that have to be free before a request is begun; it needs fewer
+PASSING = 256  # and these for each segment of the job: what a question about all of them needs
 
 
 class Buffers:
@@ -24,13 +25,13 @@ class Buffers:
         """
         return np.zeros(nbytes, np.uint8)
 
-    def leave_room(self, segments: int) -> None:
+    def leave_room(self, segments: int, nbytes: int = HEADROOM) -> None:
         """See that a job of so many segments can be served beside what is taken.
 
         Raises:
             MemoryError: it cannot.
         """
-        np.empty(HEADROOM + PASSING * segments, np.uint8)
+        np.empty(nbytes + PASSING * segments, np.uint8)
 
     def refused(self, job: int, nbytes: int) -> None:
         """A Join of this job was refused, for these bytes could not be had."""

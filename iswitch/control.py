@@ -15,6 +15,7 @@ from operator import or_
 from .accelerator import Held, Run, merge
 from .admission import Admission
 from .answers import Former, FormerMembers
+from .buffers import REQUEST
 from .counters import Counters
 from .hierarchy import Hierarchy
 from .job import Job
@@ -107,8 +108,13 @@ class ControlPlane:
         return Job(number, self.counters, parent, self.counting, buffers)
 
     def handle(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
-        """Execute and answer a control packet of at least eight bytes."""
+        """Execute and answer a control packet of at least eight bytes.
+
+        Raises:
+            MemoryError: there is none to do it to its end; nothing has changed.
+        """
         header = Header.parse(payload)
+        self._see_room(self.jobs.get(header.job))
         key = self.keys.of(header.job)
         if key is None:
             return self._handle(peer, header, payload, now)
@@ -116,6 +122,16 @@ class ControlPlane:
         if packet is None:
             return self._deny(peer, header)
         return self.keys.sealed(self._handle(peer, header, packet, now))
+
+    def _see_room(self, *jobs: Job | None) -> None:
+        """See, before anything is changed, that there is the memory to do it to its end.
+
+        Raises:
+            MemoryError: there is not.
+        """
+        shapes = (job.shape for job in jobs if job is not None)
+        segments = max((shape.segments for shape in shapes if shape is not None), default=0)
+        self.limits.buffers.leave_room(segments, REQUEST)
 
     def _deny(self, peer: Address, header: Header) -> list[Outgoing]:
         """Nobody who has the key wrote it; the answer has no MAC either."""
@@ -239,13 +255,21 @@ class ControlPlane:
             job.sleep(now)
             if not job.window.named:  # nobody has ever contributed: there is nothing to remember
                 del self.jobs[job.number]
-        sends = self.reevaluate(job)
+        sends: list[Outgoing] = []
         if self.hierarchy and member.contributes:
             sends += self.hierarchy.changed(job, now)
-        return sends
+        return sends + self.reevaluate(job, now)
 
-    def reevaluate(self, job: Job) -> list[Outgoing]:
-        """Send what a change of members or threshold completes."""
+    def reevaluate(self, job: Job, now: float) -> list[Outgoing]:
+        """Send what a change of members or threshold completes: if memory lacks, soon."""
+        try:
+            return self._complete(job)
+        except MemoryError:  # the change itself is done, and need not be given up
+            self.counters["given_up"] += 1
+            self.lacks_memory(now)
+            return []
+
+    def _complete(self, job: Job) -> list[Outgoing]:
         if job.accelerator is None:
             return []
         return self.deliver(job, job.note(job.accelerator.reevaluate()))
@@ -279,7 +303,7 @@ class ControlPlane:
     def _set_threshold(self, request: Request) -> Answer:
         assert isinstance(request.value, Threshold)
         request.job.threshold = request.value.threshold
-        sends = self.reevaluate(request.job)
+        sends = self.reevaluate(request.job, request.now)
         return Answer(request.ack(), sends)
 
     def _force_broadcast(self, request: Request) -> Answer:
@@ -327,7 +351,7 @@ class ControlPlane:
         if start == stop:
             absent = job.lost(request.now, self.limits.lease)
         if status is Status.GONE:
-            sends += self._move_up(job, request.member)
+            sends += self._move_up(job, request.member, request.now)
         ack = replace(request.ack(absent & 0xFFFFFFFF), threshold=absent >> 32)
         return Answer(ack, sends, status)
 
@@ -350,14 +374,14 @@ class ControlPlane:
             return True
         return job.synchronous and what is not Held.COMPLETE and job.window.is_past(round_)
 
-    def _move_up(self, job: Job, member: Member) -> list[Outgoing]:
+    def _move_up(self, job: Job, member: Member, now: float) -> list[Outgoing]:
         """A member that lost its place is told to go on at `high`; nothing before waits for it."""
         before = (job.window.high - 1) & ROUND_MASK
         keeps_its_place = not member.contributes or member.stands_at(before)
         if keeps_its_place or job.threshold or not job.synchronous:
             return []
         job.members.begin_at(member, job.window.high)
-        return self.reevaluate(job)
+        return self.reevaluate(job, now)
 
     def retransmit(self, job: Job, member: Member, kept: list[Run]) -> list[Outgoing]:
         """Kept aggregates, for one member."""
@@ -370,7 +394,9 @@ class ControlPlane:
 
     def deadline(self) -> float | None:
         """When `handle_timer` has something to do."""
-        due = min(self._next_expiry, self._retry_at)
+        if self.is_unsettled:  # until then memory may lack as before
+            return self._retry_at
+        due = self._next_expiry
         for job in self.jobs.values():
             if job.dormant_since is not None:
                 due = min(due, job.dormant_since + self.limits.lease)
@@ -381,7 +407,12 @@ class ControlPlane:
         return None if due == inf else due
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """Repeat relayed control, end leases, forget jobs a lease time after their last member."""
+        """Repeat relayed control, end leases, forget jobs a lease time after their last member.
+
+        Raises:
+            MemoryError: there is none to do it to its end; nothing has changed.
+        """
+        self._see_room(*self.jobs.values())
         sends = self.settle(now) if now >= self._retry_at else []
         sends += self._end_leases(now) if now >= self._next_expiry else []
         for number, job in list(self.jobs.items()):
@@ -410,7 +441,7 @@ class ControlPlane:
         sends: list[Outgoing] = []
         for job in self.jobs.values():
             job.resume()
-            sends += [out.copy() for out in self.reevaluate(job)]
+            sends += [out.copy() for out in self._complete(job)]
         self._retry_at = inf
         return sends
 

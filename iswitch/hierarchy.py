@@ -82,13 +82,14 @@ class Hierarchy:
                 raise Refusal(Status.DENIED)
             self._incarnation = (self._incarnation + 1) & ROUND_MASK
             uplink = Uplink(self.parent, packet.job, self._incarnation)
-            self.uplinks[packet.job] = uplink
         elif uplink.member and not uplink.leaving:
             return None
-        first = not uplink.waiting
+        first = not uplink.waiting and not uplink.leaving
+        sends = self._first_join(uplink, join, now) if first else []
+        self.uplinks[packet.job] = uplink
         if len(uplink.waiting) < MAX_MEMBERS or peer in uplink.waiting:
             uplink.waiting[peer] = packet
-        return self._first_join(uplink, join, now) if first and not uplink.leaving else []
+        return sends
 
     def _first_join(self, uplink: Uplink, join: Join, now: float) -> list[Outgoing]:
         """Join the parent with the layout and the place that the first worker here named."""
@@ -128,7 +129,6 @@ class Hierarchy:
         job = self.plane.jobs.get(uplink.job)
         if job is None or job.shape is None or not uplink.member:
             return []
-        uplink.begin_anew()
         at = job.stands_at()
         assert isinstance(job.accelerator, SynchronousAccelerator)
         last = (at - 1) & ROUND_MASK
@@ -139,22 +139,34 @@ class Hierarchy:
             for m in job.members.contributors()
         )
         flags = FLAG_STANDS_AT if before else FLAG_STANDS_AT | FLAG_FIRST
+        uplink.begin_anew()
         return uplink.join(replace(self._join_value(job, flags, now), round=at), False, now)
 
-    def _joined(self, uplink: Uplink, ack: Ack, now: float) -> list[Outgoing]:
+    def _standing(self, uplink: Uplink) -> tuple[int, list[Run]] | None:
+        """Where a job stands that the parent did not know, and what it waits for from there."""
+        job = self.plane.jobs.get(uplink.job)
+        if uplink.member or job is None or job.shape is None:
+            return None
+        assert isinstance(job.accelerator, SynchronousAccelerator)
+        return job.stands_at(), job.accelerator.waiting()
+
+    def _joined(
+        self, uplink: Uplink, ack: Ack, standing: tuple[int, list[Run]] | None, now: float
+    ) -> list[Outgoing]:
         plane = self.plane
         sends: list[Outgoing] = []
         again = not uplink.member
         uplink.member = uplink.settled = True
         uplink.first_round = ack.round
         job = plane.jobs.get(uplink.job)
-        if again and job is not None and job.shape is not None:
-            if round_distance(ack.round, job.stands_at()) > 0:  # the others went on without us
+        ours: list[Run] = []
+        if job is not None and standing is not None:
+            at, waiting_for = standing
+            if round_distance(ack.round, at) > 0:  # the others went on without us
                 job.window.name(ack.round, False)
                 job.members.move_on(job.window.high)
             else:
-                assert isinstance(job.accelerator, SynchronousAccelerator)
-                sends += self.contribute(job, job.accelerator.waiting())
+                ours = waiting_for
         waiting, uplink.waiting = uplink.waiting, {}
         for peer, packet in waiting.items():
             assert isinstance(packet.value, Join)
@@ -167,7 +179,7 @@ class Hierarchy:
             sends += plane.admission.gate_opened(job, None, now)
         elif again and job.awaits_reset:  # the parent that was asked for it is no more
             sends += self.tell(job, Action.RESET, None, now)
-        return sends
+        return sends + self.contribute(job, ours)
 
     def _give_up(self, uplink: Uplink, now: float) -> list[Outgoing]:
         uplink.leaving = True
@@ -307,13 +319,14 @@ class Hierarchy:
             return self._help_answered(uplink, job, status, ack, now)
         if ack.action == Action.JOIN and status is Status.NOT_MEMBER and not uplink.member:
             return []  # a late answer to a heartbeat, joining anew is under way
+        standing = self._standing(uplink)  # may lack memory: as long as the Ack can be repeated
         asked = uplink.answered(packet, ack)
         if asked is None:
             plane.counters["unmatched_ack"] += 1
             return []
         if isinstance(asked.value, Join):
             if status is Status.OK:
-                return self._joined(uplink, ack, now)
+                return self._joined(uplink, ack, standing, now)
             if status is Status.NOT_MEMBER:
                 return self._rejoin(uplink, now)
             if status is Status.DENIED and ack.round:

@@ -96,35 +96,31 @@ class Switch:
         peer, tos, rows, tail = burst
         count, size = rows.shape
         self.counters["rx_packets"] += count
-        self.counters["rx_bytes"] += (count - 1) * size + tail
-        kind = classify(tos)
-        if kind is Traffic.DATA and tail >= SEG_SIZE:  # as nearly always
-            try:
+        try:
+            self.counters["rx_bytes"] += (count - 1) * size + tail
+            kind = classify(tos)
+            if kind is Traffic.DATA and tail >= SEG_SIZE:  # as nearly always
                 if self.control.is_unsettled:
                     return self._counted(self._quietly(self._data_at_last, peer, rows, tail, now))
                 sends: list[Outgoing] = self._quietly(self._data, peer, rows, tail, now)
                 return self._counted(sends) if sends else sends
-            except MemoryError:
-                return self._given_up(now)
-        if kind is Traffic.ORDINARY:
-            self.counters["ordinary"] += count
-            return []
-        rows, tail = burst.not_below(SEG_SIZE)
-        if len(rows) < count:
-            self.counters["short"] += count - len(rows)
-            if not len(rows):
+            if kind is Traffic.ORDINARY:
+                self.counters["ordinary"] += count
                 return []
-        if kind is Traffic.DATA:
-            try:
-                return self._counted(self._quietly(self._data_at_last, peer, rows, tail, now))
-            except MemoryError:
-                return self._given_up(now)
-        return self._counted(self._control(peer, rows, tail, now))
+            rows, tail = burst.not_below(SEG_SIZE)
+            if len(rows) < count:
+                self.counters["short"] += count - len(rows)
+                if not len(rows):
+                    return []
+            handle = self._data_at_last if kind is Traffic.DATA else self._control
+            return self._counted(self._quietly(handle, peer, rows, tail, now))
+        except MemoryError:
+            return self._given_up(now)
 
     def _given_up(self, now: float) -> list[Outgoing]:
-        """Count data that could not be handled; whatever was counted before is done with.
+        """Count what could not be handled; whatever was counted before is done with.
 
-        Nothing of it has been sent: the workers ask for what is missing.
+        Nothing of it has been sent: the workers ask for what is missing, and repeat requests.
         """
         counters = self.counters
         door = counters["control"] + counters["ordinary"] + counters["short"]
@@ -138,6 +134,7 @@ class Switch:
     def _control(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
         """Have as many packets handled as their source may send; the rest costs nothing."""
         count, handled = len(rows), 0
+        self.counters["control"] += count
         sends: list[Outgoing] = []
         while handled < count:
             allowed = self.control.throttle.take(peer, count - handled, now)
@@ -147,11 +144,10 @@ class Switch:
                 handled += 1
                 payload = row.tobytes() if handled < count else row[:tail].tobytes()
                 try:
-                    sends += self._quietly(self.control.handle, peer, payload, now)
+                    sends += self.control.handle(peer, payload, now)
                 except MemoryError:  # it is repeated
                     self.counters["given_up"] += 1
                     self.control.lacks_memory(now)
-        self.counters["control"] += count
         self.counters["throttled"] += count - handled
         return sends
 

@@ -73,11 +73,11 @@ class Uplink:
 
     def join(self, value: SwitchJoin, gathered: bool, now: float) -> list[Outgoing]:
         """Join, be a member still, or tell how many workers there are now."""
+        if not self.settled:
+            value = replace(value, flags=value.flags | FLAG_NEW)
         self.forget_join()
         self.told = value.workers
         self.next_join = now + (HEARTBEAT if gathered else GATHER_PAUSE)
-        if not self.settled:
-            value = replace(value, flags=value.flags | FLAG_NEW)
         return self._ask(Control(Action.JOIN, self.job, self.incarnation, value), now)
 
     def outdo(self, last: int, value: SwitchJoin, now: float) -> list[Outgoing]:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iswitch.buffers import Buffers
+from iswitch.buffers import HEADROOM, REQUEST, Buffers
 from iswitch.limits import Limits
 from iswitch.packets import Address, Burst, Outgoing, Rows
 from iswitch.ports.reserved import SLACK, SMALL, SystemBuffers, room
@@ -228,7 +228,9 @@ class Scarce(Buffers):
         self.leave_room(0)
         return super().take(nbytes)
 
-    def leave_room(self, segments: int) -> None:  # noqa: ARG002
+    def leave_room(self, segments: int, nbytes: int = HEADROOM) -> None:  # noqa: ARG002
+        if nbytes == REQUEST:
+            return
         if not self.left:
             raise MemoryError
         self.left -= 1
