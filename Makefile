@@ -45,6 +45,8 @@ adder: $(VENV)/dev.ready
 FUZZ_TARGETS := control switch child chassis session trace
 fuzz: $(VENV)/dev.ready
 	ISWITCH_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest -q tests/fuzz
+	ISWITCH_MEMORY_STEP=1 ISWITCH_MEMORY_SEEDS=1000 $(BIN)/python -m pytest -q \
+	  -k "memory_that_lacks" tests/test_memory.py tests/test_memory_requests.py
 	for target in $(FUZZ_TARGETS); do \
 	  $(BIN)/python -m tests.fuzz $$target -max_total_time=600 || exit 1; done
 

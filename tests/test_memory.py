@@ -50,6 +50,7 @@ from .test_switch_command import PATIENCE, end, resident, switch
 
 WORKERS = 3
 ROUNDS = 4
+STEP = int(os.environ.get("ISWITCH_MEMORY_STEP", "149"))  # lines; `make fuzz` takes all of them
 MODULES = ("accelerator.py", "asynchronous.py", "packets.py", "job.py", "switch.py")
 # What may not be interrupted, and needs nothing but small objects, for which a Join has left room.
 INDIVISIBLE = {"_count_in", "_keep", "write", "_add", "_given_up", "_count_in_each"}
@@ -211,7 +212,7 @@ def test_memory_that_lacks_at_any_line_makes_no_sum_wrong(kind: str, seed: int) 
     history = RUNS[kind](seed, None)
     assert not history.switch.counters["no_memory"]
     dropped = 0
-    for fails_at in range(1 + seed, history.lines.count, 37):
+    for fails_at in range(1 + seed, history.lines.count, STEP):
         failed = RUNS[kind](seed, fails_at)
         dropped += failed.switch.counters["no_memory"]
     assert dropped

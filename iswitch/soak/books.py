@@ -60,9 +60,9 @@ class Books:
             raise Violation("not entitled", f"a stranger is a member at {name}: {inside}")
         came = self._arrived - self._before
         reasons = {
-            "data": ("stranger", "spoofed"),
+            "data": ("stranger", "spoofed", "no_memory"),
             "spoofed": ("spoofed",),
-            "without key": ("bad_mac", "throttled", "short"),
+            "without key": ("bad_mac", "throttled", "short", "given_up"),
         }
         for kind, drops in reasons.items():
             counted = sum(n[reason] for reason in drops)
