@@ -38,8 +38,8 @@ def test_the_same_options_make_the_same_trace(trace: Path, tmp_path: Path) -> No
     ("options", "message"),
     [
         (["--workers", "0"], "1 to 64 workers"),
-        (["--numel", "-1"], "--numel -1: 0 or more"),
-        (["--rounds", "0"], "--rounds 0: 1 or more"),
+        (["--numel", "-1"], "--numel -1: 0 to 268435456"),
+        (["--rounds", "0"], "--rounds 0: 1 to 1048576"),
         (["--slow", "4"], "the workers are number 0 to 3"),
         (["--loss", "x"], "loss"),
         (["--topology", "rack:2x2", "--switch", "nosuch"], "no switch 'nosuch'"),
