@@ -88,6 +88,10 @@ class Admission:
                 if type_ is not member.type or (job.shape and shape not in (None, job.shape)):
                     raise Refusal(Status.MISMATCH)
                 return self._join_again(packet, join, job, member, now)
+            above = self.plane.hierarchy
+            if above and type_ is not MemberType.CONTROLLER and above.joins_anew(job.number):
+                # Until then the old one keeps its place: so we shall know whom the new one follows.
+                return above.admit(peer, packet, join, now) or []
             former = member if member.contributes else None
             sends += self.plane.remove(job, member, now)
             if job.shape is None:  # it was the last: the job goes on beyond all it has sent
@@ -161,7 +165,8 @@ class Admission:
         same = packet.request == member.incarnation
         anew = not same and not join.flags & FLAG_HEARTBEAT  # a new process
         if anew:  # its Request numbers begin anew
-            member.answers = Answers(later(member.answers.last, packet.request))
+            member.answers = Answers(member.answers.last)
+        member.answers.grow(packet.request)
         member.incarnation = packet.request
         member.last_seen = now
         member.has_spoken = not join.flags & FLAG_NEW

@@ -37,9 +37,13 @@ class Answers:
         """Whether a request's number is larger than all that were answered."""
         return self.last is None or round_distance(request, self.last) > 0
 
+    def grow(self, request: int) -> None:
+        """A request of this number was answered; the answer need not be kept."""
+        self.last = later(self.last, request)
+
     def put(self, request: int, payload: bytes) -> None:
         """Keep an answer as the newest."""
-        self.last = later(self.last, request)
+        self.grow(request)
         self._payloads[request] = payload
         self._payloads.move_to_end(request)
         if len(self._payloads) > PER_MEMBER:

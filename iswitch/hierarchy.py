@@ -75,6 +75,7 @@ class Hierarchy:
         if join.mode != Mode.SYNCHRONOUS:
             raise WireError("asynchronous jobs do not go through a tree")
         uplink = self.uplinks.get(packet.job)
+        begins = uplink is None
         if uplink is None:
             if self.uplinks:  # to the parent we are one address, which contributes to one job
                 if all(other.leaving for other in self.uplinks.values()):
@@ -84,12 +85,17 @@ class Hierarchy:
             uplink = Uplink(self.parent, packet.job, self._incarnation)
         elif uplink.member and not uplink.leaving:
             return None
-        first = not uplink.waiting and not uplink.leaving
-        sends = self._first_join(uplink, join, now) if first else []
+        # Else a Join of ours is under way: a newcomer's would not say where the others stand.
+        sends = self._first_join(uplink, join, now) if begins else []
         self.uplinks[packet.job] = uplink
         if len(uplink.waiting) < MAX_MEMBERS or peer in uplink.waiting:
             uplink.waiting[peer] = packet
         return sends
+
+    def joins_anew(self, number: int) -> bool:
+        """Whether the parent is still to take us in again, in a job that has members here."""
+        uplink = self.uplinks.get(number)
+        return uplink is not None and not uplink.member and not uplink.leaving
 
     def _first_join(self, uplink: Uplink, join: Join, now: float) -> list[Outgoing]:
         """Join the parent with the layout and the place that the first worker here named."""
@@ -122,7 +128,8 @@ class Hierarchy:
         if value.workers < uplink.told:
             # An answer to an earlier Join must not be taken for one to this: it would count workers
             # that are gone, and open the gate of a switch below that was restarted.
-            self._incarnation = uplink.incarnation = (self._incarnation + 1) & ROUND_MASK
+            uplink.be_called((self._incarnation + 1) & ROUND_MASK)
+            self._incarnation = uplink.incarnation
         return uplink.join(value, job.members.gathered, now)
 
     def _rejoin(self, uplink: Uplink, now: float) -> list[Outgoing]:

@@ -82,9 +82,13 @@ class Uplink:
 
     def outdo(self, last: int, value: SwitchJoin, now: float) -> list[Outgoing]:
         """Join with a number above `last`: the process before at this address had used it."""
-        self.incarnation = (last + 1) & ROUND_MASK
-        self._last = later(self._last, self.incarnation)
+        self.be_called((last + 1) & ROUND_MASK)
         return self.join(value, False, now)
+
+    def be_called(self, incarnation: int) -> None:
+        """Join with another Request from now on; those of other requests are beyond it."""
+        self.incarnation = incarnation
+        self._last = later(self._last, incarnation)
 
     def window(self) -> Window:
         """Where the job begins here: if the parent was moved on meanwhile, no earlier."""

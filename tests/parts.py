@@ -12,6 +12,8 @@ from iswitch.packets import Address, Burst, Cutter, Outgoing, Rows, Stretch
 from iswitch.switch import Switch
 from iswitch.wire import (
     FLAG_HEARTBEAT,
+    FLAG_NEW,
+    FLAG_WHOLE,
     TOS_CONTROL,
     TOS_DATA,
     Ack,
@@ -137,3 +139,35 @@ class Bench:
                 for packet in packets_of(out):
                     sent.setdefault(packet, set()).update(out.peers)
         return sent
+
+
+PARENT = Address("10.0.1.254", 26963)
+
+
+@dataclass
+class Below(Bench):
+    """A switch with a parent, whose answers the test makes up."""
+
+    switch: Switch = field(default_factory=lambda: Switch(parent=PARENT, incarnation=1000))
+
+    def comes(self, who: int, shape: Shape, request: int = 1000) -> list[Control]:
+        """A worker of a whole job of three asks to join; what it and the parent are sent."""
+        join = Join.for_shape(shape, MemberType.WORKER, 3, FLAG_WHOLE | FLAG_NEW)
+        return controls(
+            self.send(who, TOS_CONTROL, Control(Action.JOIN, JOB, request, join).build())
+        )
+
+    def answers(self, to: Control, status: Status = Status.OK) -> list[Control]:
+        """The parent's answer to a request, in round 0 and with nobody there; what follows."""
+        packet = Control(Action.ACK, JOB, to.request, Ack(to.action), status)
+        return controls(self.hears(TOS_CONTROL, [packet.build()]))
+
+    def hears(self, tos: int, payloads: list[bytes]) -> list[Outgoing]:
+        """A burst from the parent."""
+        rows = rows_of(payloads)
+        return self.switch.receive(Burst(PARENT, tos, rows, rows.shape[1]), self.now)
+
+
+def controls(sends: list[Outgoing]) -> list[Control]:
+    """The control packets among them."""
+    return [Control.parse(packets_of(out)[0]) for out in sends if out.tos == TOS_CONTROL]

@@ -18,6 +18,7 @@ from iswitch.switch import Switch
 from iswitch.wire import (
     FLAG_FIRST,
     FLAG_HEARTBEAT,
+    FLAG_NEW,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
     TOS_CONTROL,
@@ -36,7 +37,7 @@ from worker_lib.errors import MemberLost
 from worker_lib.session import Dropped, Gone, Session, WasReset
 from worker_lib.waiting import ELSEWHERE, LOOK_PAUSE, Waiting
 
-from .parts import Bench
+from .parts import Below, Bench
 from .test_control import LEASE, ONES, effects
 from .test_control import SHAPE as THREE
 from .test_hierarchy import TYPICAL, Tree
@@ -160,6 +161,21 @@ def test_an_old_count_of_a_switch_below_changes_nothing() -> None:
     assert [counted(1, 1001), counted(2, 1001)] == [1, 2]
 
 
+def test_a_new_switch_process_has_to_outdo_the_number_that_told_of_fewer() -> None:
+    """Else it would be taken for the old one: what it has lost would never be sent again."""
+    bench = Bench()
+    join = SwitchJoin.for_shape(THREE, MemberType.SWITCH, 3, FLAG_WHOLE)
+    assert isinstance(join, SwitchJoin)
+    for workers, request, flags in [(3, 1000, FLAG_NEW), (2, 1001, FLAG_HEARTBEAT)]:
+        told = replace(join, workers=workers, flags=flags | FLAG_WHOLE)
+        assert bench.control(0, Action.JOIN, told, request=request)[0] is Status.OK
+    new = replace(join, workers=1, flags=FLAG_NEW | FLAG_WHOLE)
+    status, ack, _ = bench.control(0, Action.JOIN, new, request=1001)
+    assert (status, ack.round) == (Status.DENIED, 1001)
+    status, ack, sends = bench.control(0, Action.JOIN, new, request=1002)
+    assert (status, ack.round, effects(sends)) == (Status.OK, 2, ["0: RESET 2"])
+
+
 def test_a_new_switch_process_is_not_given_the_old_one_s_answers() -> None:
     """Its Request numbers begin anew, and may be those of the old one's."""
     bench = Bench()
@@ -169,6 +185,30 @@ def test_a_new_switch_process_is_not_given_the_old_one_s_answers() -> None:
     assert bench.control(0, Action.SETH, Threshold(6), request=1002)[1].threshold == 5  # a repeat
     bench.control(0, Action.JOIN, join, request=1001)
     assert bench.control(0, Action.SETH, Threshold(7), request=1002)[1].threshold == 7
+
+
+# At a switch with a parent
+
+
+def test_who_is_replaced_while_its_switch_joins_anew_counts_once() -> None:
+    """The new process waits for the parent, and what the old one contributed is in a buffer."""
+    bench = Below()
+    (join,) = bench.comes(0, THREE)
+    bench.answers(join)
+    *_, count = bench.comes(1, THREE)
+    bench.contribute(0, THREE, 0, ONES)
+    (anew,) = bench.answers(count, Status.NOT_MEMBER)
+    assert isinstance(anew.value, Join)
+    assert anew.value.flags & FLAG_STANDS_AT
+    assert (
+        bench.comes(0, THREE, 1001) == []
+    )  # and what says where the others stand is under way still
+    told = [packet.value for packet in bench.answers(anew)]
+    (ack,) = [value for value in told if isinstance(value, Ack)]
+    assert (ack.action, ack.round) == (Action.JOIN, 2)
+    for round_ in (0, 1):
+        bench.contribute(0, THREE, round_, ONES)
+    assert bench.counters["before_join"] == 2 * THREE.segments
 
 
 # on_member_lost="raise", in virtual time
