@@ -246,11 +246,14 @@ class Hierarchy:
             return []
         assert job.accelerator is not None
         peers = job.members.contributor_addresses()
+        stretches = job.stretches(rows, tail)
+        several = len({stretch.round for stretch in stretches}) > 1
         sends: list[Outgoing] = []
-        for stretch in job.stretches(rows, tail):
+        for stretch in stretches:
             taken = job.accelerator.packed(job.take(stretch))
             outs = [Outgoing(peers, TOS_DATA, *packets) for packets in taken]
-            sends += [out.copy() for out in outs] if sends else outs
+            # The next round may take over the sets that are to be sent: copy them.
+            sends += [out.copy() for out in outs] if several else outs
         return sends
 
     # Requests

@@ -19,7 +19,7 @@ from worker_lib import JobReset, Refused, Worker
 from worker_lib.session import Answered, Dropped, Event, Gone, Halted, WasReset
 
 from .conftest import StartSwitch
-from .parts import assert_accounted, seg
+from .parts import Below, assert_accounted, packets_of, seg
 from .world import SWITCH, Faults, World, worker_address
 
 SHAPE = Shape.of(23, DType.FLOAT32, elements=4)  # six segments
@@ -294,6 +294,16 @@ def test_seth_counts_at_the_switch_that_is_asked() -> None:
     tree.end(0, 2, 3)
     want = sum(tree.vector(i, 0) for i in (0, 2, 3))
     assert all((out == want).all() for out in outs.values())
+
+
+def test_three_rounds_from_above_in_one_burst() -> None:
+    """Where H is set above: the third round takes over the set that the first is sent from."""
+    bench = Below()
+    (join,) = bench.comes(0, SHAPE)
+    bench.answers(join)
+    sums = [seg(round_, 0) + np.full(4, 10 + round_, np.float32).tobytes() for round_ in range(3)]
+    sends = bench.hears(TOS_DATA, sums)
+    assert [packet for out in sends for packet in packets_of(out)] == sums
 
 
 # Who dies
