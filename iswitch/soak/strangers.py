@@ -18,6 +18,7 @@ import numpy as np
 
 from worker_lib.session import Session
 
+from ..accelerator import SynchronousAccelerator
 from ..frame import ARP_REPLY, ARP_REQUEST, BROADCAST, arp
 from ..job import Job as SwitchJob
 from ..keys import Key
@@ -107,6 +108,8 @@ class Stranger:
     ) -> None:
         self.network = network
         self.jobs = scenario.jobs
+        moves = ("reset", "halt", "seth", "fbcast", "restart", "reborn", "die", "leave", "join")
+        self.is_moved = scenario.has(*moves) or any(job.threshold for job in scenario.jobs)
         self.switches = switches
         self.job_of = job_of
         self.round_of = round_of
@@ -194,10 +197,30 @@ class Stranger:
         self._send_any(node, self._neighbour(node)._replace(ingress=SPARE))
 
     def garble(self, node: Address) -> None:
-        """Data of a wrong length, or of segments that there are not."""
+        """Data of a wrong length, or of segments or rounds that there are not."""
         name = self._neighbour(node)
         job = self.job_of(name) or self.job_of(node) or self.jobs[0]
-        self._send(node, name, TOS_DATA, self._malformed(job))
+        beyond = self._beyond(job, node)
+        self._send(node, name, TOS_DATA, self._malformed(job) if beyond is None else [beyond])
+
+    def _beyond(self, job: Job, node: Address) -> bytes | None:
+        """A contribution to the round after the next; None where that could be another's.
+
+        It must not be in the window before it comes. So `high` has no sum yet: it takes twice as
+        long until anybody contributes to the next round. And no command and no newcomer moves it.
+        """
+        machine = self.network.nodes[node].machine
+        machine = machine.switch if isinstance(machine, Plugged) else machine
+        if self.is_moved or not isinstance(machine, Switch) or machine.control.hierarchy:
+            return None
+        at_switch = machine.jobs.get(job.number)
+        if at_switch is None or not isinstance(at_switch.accelerator, SynchronousAccelerator):
+            return None
+        high, shape = at_switch.window.high, job.shape()
+        if at_switch.accelerator.has_all(high) or self.round_of(job.number) > high:
+            return None
+        size = shape.packet_size if shape.full_segments else shape.last_size
+        return (high + 2 << 32).to_bytes(SEG_SIZE, "big") + self.rng.randbytes(size - SEG_SIZE)
 
     def replay(self, node: Address) -> None:
         """What was sent before, from the same to the same.
