@@ -55,21 +55,22 @@ class _Generator:
     def scenario(self) -> Scenario:
         plans = [self.steady, self.members, self.both, self.leases]
         plans += [self.threshold, self.forced, self.asynchronous, self.several, self.told]
-        plans += [self.attacked]
-        (plan,) = self.rng.choices(plans, (8, 7, 3, 3, 2, 4, 5, 2, 2, 3))
+        plans += [self.attacked, self.halted_again, self.quiet]
+        (plan,) = self.rng.choices(plans, (8, 7, 3, 3, 2, 4, 5, 2, 2, 3, 1, 1))
         self.form = self.rng.choice(STARS if self.rng.random() < 0.5 else TREES)
         self.lease = 0.0
+        self.sound, self.think = False, self.horizon / 40
         jobs = plan()
-        if self.rng.random() < 0.3:
+        if self.rng.random() < 0.3 and not self.sound:
             self.strangers(jobs)
         return Scenario(
             seed=self.seed,
             topology=self.form,
             jobs=jobs,
-            links=self.links(),
+            links="" if self.sound else self.links(),
             events=tuple(sorted(self.events, key=lambda event: event.at)),
             horizon=self.horizon,
-            think=self.horizon / 40,
+            think=self.think,
             latency=self.rng.choice((2e-5, 1e-4, 5e-4)),
             lease=self.lease,
             ports=self.rng.random() < 0.25,
@@ -273,6 +274,27 @@ class _Generator:
         self.commands(commands)
         return first, second
 
+    def halted_again(self) -> tuple[Job, ...]:
+        """The root of a tree numbers what it relays from the start again; links are sound.
+
+        So everybody has heard of the Reset long before the restart.
+        """
+        self.form = self.rng.choice(TREES)
+        self.hosts, self.switches = nodes(self.form)
+        self.sound, self.horizon = True, 1.2
+        self.think = self.horizon / 40
+        job = self.job(self.rng.choice((WHOLE, ELASTIC)), len(self.hosts))
+        self.event("halt", self.rng.choice(self.hosts), 0.001, at=0.1)
+        self.event("restart", self.switches[0], 0.002, at=0.3)
+        self.event("halt", self.rng.choice(self.hosts), 0.001, at=1.0)
+        return (job,)
+
+    def quiet(self) -> tuple[Job, ...]:
+        """Nothing fails, and nobody is slow."""
+        self.hosts, self.switches = nodes(self.form)
+        self.sound, self.horizon, self.think = True, 0.005, 0.0
+        return (self.job(self.rng.choice((WHOLE, ELASTIC)), len(self.hosts)),)
+
     # Parts
 
     def sleeper(self) -> None:
@@ -286,8 +308,11 @@ class _Generator:
         elsewhere = [host for host in self.hosts if topology.switch_of(host) != place]
         others = elsewhere or [host for host in self.hosts if host != sleeper]
         start, step = self.rng.uniform(0.1, 0.3) * self.horizon, self.horizon / 20
+        below = bool(elsewhere) and place != self.switches[0]
+        if below and self.rng.random() < 0.5:  # all the rounds come to its switch in one burst
+            sleeper = place
         self.event("pause", sleeper, 6 * step, at=start)
-        if elsewhere and place != self.switches[0]:
+        if below and sleeper != place:
             self.event("cut", place, 0.8 * step, at=start + 2.6 * step)
         for i in range(1, 6):
             self.event("fbcast", self.rng.choice(others), at=start + i * step)

@@ -25,6 +25,7 @@ AGAIN = 0.05  # seconds until a Join that was refused is tried again
 JOIN_PAUSE = 0.02  # and one that was answered before all had come
 WAITS_ON = 0.5  # seconds from a MemberLost until the round is waited for again
 ASKS = 0.2  # of the contributions to versions are followed by Help for an old one
+RECOVERY = "probes", "helps", "helped", "sent_again"  # what a session counts of it
 ENOUGH = 3  # rounds that everybody has to do when faults are over
 
 
@@ -202,6 +203,7 @@ class Life(Application):
         under_way = session.transfer or session.express
         if under_way is not None and under_way.done:
             self.oracle.gets(self.who, self.identity, session.round, self._out)
+            self.oracle.took(self.who, sum(session.stats[name] for name in RECOVERY))
             session.finish()
             self._rounds += 1
             self.look()

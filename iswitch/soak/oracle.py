@@ -44,6 +44,7 @@ class Rounds:
         forgets = scenario.changes or job.threshold or scenario.has("seth", "fbcast")
         self.agree = not (scenario.restarts and forgets)
         self.changes = scenario.changes or bool(scenario.lease)
+        self.is_quiet = scenario.is_quiet
         self.may_fall_behind = bool(
             job.threshold
             or (scenario.lease and job.mode != WHOLE)
@@ -133,6 +134,13 @@ class Rounds:
                 raise Violation(
                     "disagreement", f"{who} and life {other} got other sums in round {round_}"
                 )
+
+    def took(self, who: str, recovery: int) -> None:
+        """A life has asked, been asked, or sent again so often since it began."""
+        if self.is_quiet and recovery:
+            raise Violation(
+                "in vain", f"{who} has recovered {recovery} times, and nothing was lost"
+            )
 
     def _members(self, who: str, identity: int, round_: int, code: int) -> tuple[int, ...]:
         """Whose contributions make up a sum, by its code, after looking whether they may."""

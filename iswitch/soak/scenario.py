@@ -163,6 +163,11 @@ class Scenario:
         """Whether anybody sends who does not belong there."""
         return self.has(*STRANGE)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing fails, and nobody is waited for."""
+        return not (self.links or self.events or self.think)
+
     def has(self, *kinds: str) -> bool:
         """Whether anything of such a kind happens."""
         return any(event.what in kinds for event in self.events)

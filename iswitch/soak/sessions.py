@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from worker_lib.session import Session
 
 from ..packets import Burst, Outgoing
 from ..uplink import REMEMBERED
-from ..wire import SEG_SIZE, TOS_DATA, Action
+from ..wire import SEG_SIZE, TOS_DATA, Ack, Action, Control, Round, Status
 from .said import parsed
 from .violation import Violation
 
@@ -31,6 +31,8 @@ class SessionConduct:
         self._rejoins = 0
         self._helped = 0
         self._was_member = False
+        self._resets: deque[int] = deque(maxlen=REMEMBERED)  # rounds of Resets that it was told of
+        self._doing: object = None  # the allreduce that no Reset may end that it was told of before
         self._owes: tuple[float, int, int] | None = None
 
     def comes(self, burst: Burst | None, now: float) -> None:
@@ -47,13 +49,17 @@ class SessionConduct:
         if session.stats["rejoins"] != self._rejoins:
             self._rejoins = session.stats["rejoins"]
             self._seen.clear()
+            self._resets.clear()
+        self._doing = None
         self._was_member = session.member or not session.stats["rejoins"]
         if burst is None or burst.tos == TOS_DATA:
             return
+        known = set(self._resets)
         for row in burst.rows:
             if session.key is not None and session.key.opened(row.tobytes()) is None:
                 continue
             packet = parsed(self._opened(row.tobytes()), None)
+            self._note_reset(packet, known)
             relayed = packet is not None and packet.action in (
                 Action.HELP,
                 Action.HALT,
@@ -65,6 +71,19 @@ class SessionConduct:
                 self._seen.append(packet.request)
                 self._helped += packet.action is Action.HELP
 
+    def _note_reset(self, packet: Control | None, known: Collection[int]) -> None:
+        """Whether the session is told of a Reset, or of one that it knows."""
+        if packet is None or packet.job != self.machine.job:
+            return
+        value = packet.value
+        done = isinstance(value, Ack) and value.action == Action.RESET
+        if isinstance(value, Round) or (done and packet.status == Status.OK):
+            assert isinstance(value, Round | Ack)
+            if value.round in known:
+                self._doing = self.machine.transfer
+            else:
+                self._resets.append(value.round)
+
     def says(self, burst: Burst | None, sends: Sequence[Outgoing], now: float) -> None:
         """Judge what was said, and what became of what came."""
         session = self.machine
@@ -75,6 +94,8 @@ class SessionConduct:
                 "times",
             )
         transfer = session.transfer
+        if burst is not None and self._doing not in (None, transfer):
+            raise Violation("executed again", f"{self.name} is reset by a Reset that it knows")
         if burst is not None and session.member and not self._was_member:
             self._was_member = True
             if transfer is not None and not session.halted and transfer.missing():

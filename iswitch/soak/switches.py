@@ -53,11 +53,13 @@ class SwitchConduct:
         self._relayed: dict[tuple[Place, bytes], int] = {}  # Request of each Reset
         self._halted: dict[Place, set[int]] = {}  # Requests of Halts
         self._seen: deque[int] = deque(maxlen=REMEMBERED)  # Requests of Helps of the parent
+        self._halt: int | None = None  # Request of the parent's newest Halt
         self._members: dict[Place, Member] = {}
         self._beginning: dict[int, int] = {}  # where newcomers would begin, by job
         self._counts: tuple[int, ...] = ()
         self._due: Callable[[Sequence[Outgoing]], None] | None = None
         self._joining = False
+        self._stood: int | None = None  # the round that was missing when it joined
 
     # Before
 
@@ -71,6 +73,9 @@ class SwitchConduct:
         self._joining = uplink is not None and not uplink.member
         if self._joining:
             self._seen.clear()
+            self._halt = None
+            job = self._job()
+            self._stood = None if job is None or not job.synchronous else job.stands_at()
         if burst is None or burst.peer.ingress == SPARE:
             return
         hierarchy = self.machine.control.hierarchy
@@ -122,6 +127,8 @@ class SwitchConduct:
         packet = parsed(burst.rows[0, : burst.tail].tobytes(), self.machine)
         if uplink is None or job is None or packet is None or not uplink.member:
             return None
+        if packet.action is Action.HALT:
+            return self._due_to_a_halt(packet.request, job)
         if packet.action is not Action.HELP:
             return None
         if packet.request in self._seen:
@@ -140,6 +147,18 @@ class SwitchConduct:
                 )
 
         return helped
+
+    def _due_to_a_halt(self, request: int, job: Job) -> Callable[[Sequence[Outgoing]], None] | None:
+        """A new Halt of the parent suspends the job here, too."""
+        if self._halt is not None and round_distance(request, self._halt) <= 0:
+            return None
+        self._halt = request
+
+        def halted(sends: Sequence[Outgoing]) -> None:  # noqa: ARG001
+            if not job.halted:
+                raise Violation("not halted", f"{self.name} has heard Halt, and does nothing")
+
+        return halted
 
     def _nothing_again(self, sends: Sequence[Outgoing]) -> None:
         if packets_to(sends, self._parent()):
@@ -214,7 +233,8 @@ class SwitchConduct:
             return
         self._joining = False
         assert isinstance(job.accelerator, SynchronousAccelerator)
-        if job.halted or round_distance(uplink.first_round, job.stands_at()) > 0:
+        stood = job.stands_at() if self._stood is None else self._stood
+        if job.halted or round_distance(uplink.first_round, stood) > 0:
             return
         waits = sum(run.segments for run in job.accelerator.waiting())
         if packets_to(sends, self._parent()) < waits:
