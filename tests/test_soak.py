@@ -21,7 +21,8 @@ from iswitch.cli import main
 from iswitch.control import Answer, ControlPlane, Request
 from iswitch.packets import Address, Indices, Outgoing, Stretch
 from iswitch.sim.trace import Trace
-from iswitch.soak.generate import LARGE, generate
+from iswitch.soak.drawing import LARGE
+from iswitch.soak.generate import generate
 from iswitch.soak.many import play
 from iswitch.soak.oracle import Rounds
 from iswitch.soak.run import Result, run

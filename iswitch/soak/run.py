@@ -22,7 +22,7 @@ from ..wire import ROUND_MASK, Action, Segments
 from .absence import TOLD, Absences
 from .books import Books, check_links
 from .conduct import Conduct
-from .generate import NUMBERS
+from .drawing import NUMBERS
 from .lives import ENOUGH, Contributing, Life
 from .oracle import Rounds, Versions
 from .scenario import ELASTIC, STRANGE, Event, Job, Scenario

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from .generate import nodes
+from .drawing import nodes
 from .run import Result, run
 from .scenario import Event, Job, Scenario
 
