@@ -83,7 +83,7 @@ DROPS: dict[str, str] = {
     "lost_out": "packets lost on the way out, at an impaired port",
     "queue_in": "packets for which an impaired port's queue had no room, on the way in",
     "queue_out": "packets for which an impaired port's queue had no room, on the way out",
-    "capture_full": "frames missing in the capture: the disk was too slow, or full",
+    "capture_full": "frames missing in the capture: the disk was too slow or full, or no memory",
 }
 
 DATA_DROPS = (

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import time
 from numbers import Integral, Real
+from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from iswitch.keys import Key, KeyUnusable
@@ -163,3 +166,19 @@ def too_large(shape: Shape) -> MemoryError:
         f"no memory for packets of {shape.numel:,} elements ({size:,} bytes); sum up a "
         "smaller vector several times, free memory, or raise `ulimit -v`"
     )
+
+
+def new_result(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An array for a result that is not to go into `out`.
+
+    Raises:
+        MemoryError: this machine has none for it; the message names the mend.
+    """
+    try:
+        return np.empty(shape, dtype)
+    except MemoryError:
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        raise MemoryError(
+            f"no memory for a result of {size:,} bytes; give `out` (it may be the vector itself), "
+            "free memory, or raise `ulimit -v`"
+        ) from None

@@ -230,11 +230,12 @@ class Worker:
 
         Raises:
             TypeError, ValueError: wrong dtype or size.
+            MemoryError: there is none for a new array; nothing has been sent.
             AllreduceTimeout: the round was not done in time; the message names whom it waits for.
             JobHalted, JobReset, MemberLost, MembershipLost, RoundGone: see worker_lib.errors.
         """
         self._check(vector, "vector")
-        result = np.empty(vector.shape, self._dtype) if out is None else out
+        result = arguments.new_result(vector.shape, self._dtype) if out is None else out
         self._check(result, "out")
         if not (result.flags.c_contiguous and result.flags.writeable):
             raise ValueError("out must be writable and C-contiguous; leave it out for a new array")

@@ -66,7 +66,8 @@ class Refused(WorkerError):
         "segment, number of elements and reproducible must be the same in all workers; mend the "
         "odd one, or use another job number",
         Status.FULL: "the switch has no room: 64 members a job at most, and no more memory than "
-        "its --memory; use fewer workers, smaller vectors, or a switch with more",
+        "its --memory allows or its machine has (it says so on stderr); use fewer workers, smaller "
+        "vectors, a larger --memory, or a machine with more",
         Status.BAD_REQUEST: "the switch could not make sense of the request (do the switch and "
         "this library speak the same protocol version?), or it is a P4 program, which knows no "
         "asynchronous jobs, no sums in rank order, and no packets of more than 1464 bytes of "

@@ -71,15 +71,17 @@ class _Blocks:
 
     def flush(self) -> None:
         """Write what is left; what cannot be written is counted."""
-        chunk, frames = b"".join(self._kept), self._frames
+        kept, frames = self._kept, self._frames
         self._kept, self._size, self._frames = [], 0, 0
         if self.error is None:
             begin = self._end
             try:
-                self._put(chunk)
+                self._put(b"".join(kept))
             except OSError as error:
                 self.error = error
                 self._cut()
+            except MemoryError:  # none of it has been written
+                pass
             else:
                 self._last, self._last_frames = begin, frames
                 return
@@ -128,7 +130,8 @@ class Capture:
         self._room = room
         self._given = 0  # bytes, by the switch's thread
         self._taken = 0  # bytes, by the writing one
-        self._missing = 0  # frames, for want of room
+        self._missing = 0  # frames, for want of room; by the switch's thread
+        self._written = False  # all that was handed over
         self._queue: queue.SimpleQueue[_Record | None] = queue.SimpleQueue()
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         self._thread = threading.Thread(target=self._write, daemon=True)
@@ -136,28 +139,34 @@ class Capture:
 
     def received(self, frames: Frames) -> None:
         """These frames have come."""
-        now = self._now()
-        for i in range(len(frames.lengths)):
-            self._give(_Record(frames.ingress, now, Direction.IN, frames.row(i)))
+        rows = (frames.row(i) for i in range(len(frames.lengths)))
+        self._record(frames.ingress, Direction.IN, rows)
 
     def sent(self, transmission: Transmission, refused: Collection[int]) -> None:
         """These frames have gone, but for the refused ones."""
-        now = self._now()
-        for i, row in enumerate(transmission.whole()):
-            if i not in refused:
-                self._give(_Record(transmission.port, now, Direction.OUT, row))
+        rows = (row for i, row in enumerate(transmission.whole()) if i not in refused)
+        self._record(transmission.port, Direction.OUT, rows)
 
     def datagrams(
         self, direction: Direction, source: Address, target: Address, tos: int, packets: Packets
     ) -> None:
         """These have come or gone at a socket: the frames that they would be, at port 0."""
-        now = self._now()
         size = packets[0].shape[1]
-        for payloads, lengths, _ in supers(*packets):
-            for payload, length in zip(payloads, lengths, strict=True):
-                head = route(source, target, tos).head(length, size)
-                row = head.tobytes() + payload[:length].tobytes()
-                self._give(_Record(0, now, direction, row))
+        rows = (
+            route(source, target, tos).head(length, size).tobytes() + payload[:length].tobytes()
+            for payloads, lengths, _ in supers(*packets)
+            for payload, length in zip(payloads, lengths, strict=True)
+        )
+        self._record(0, direction, rows)
+
+    def _record(self, number: int, direction: Direction, rows: Iterator[bytes]) -> None:
+        """Hand rows over to be written; for want of memory they are missing, at least one."""
+        now = self._now()
+        try:
+            for row in rows:
+                self._give(_Record(number, now, direction, row))
+        except MemoryError:
+            self._lose(1)
 
     def close(self) -> None:
         """Write what is left, and how many frames are missing; close the file.
@@ -173,6 +182,8 @@ class Capture:
         self._file.close(statistics(0, self._now(), missing) if missing else b"")
         if self._file.error is not None:
             raise self._file.error
+        if not self._written:
+            raise OSError("the thread that writes it has ended early")
 
     def _now(self) -> int:
         """Nanoseconds since 1970, by the clock as it was in the beginning."""
@@ -182,19 +193,26 @@ class Capture:
         size = len(record.row)
         if self._file.error is not None or self._given - self._taken + size > self._room:
             found = read_super(record.row[:MOST_HEADERS], size) if record.row[1] else None
-            missing = found.frames if found else 1
-            self.counters["capture_full"] += missing
-            self._missing += missing
+            self._lose(found.frames if found else 1)
             return
-        self._given += size
         self._queue.put(record)
+        self._given += size
+
+    def _lose(self, frames: int) -> None:
+        """These will be missing in the file, which says how many."""
+        self.counters["capture_full"] += frames
+        self._missing += frames
 
     def _write(self) -> None:
         while (record := self._queue.get()) is not None:
             number, time_ns, direction, row = record
-            for frames in on_the_wire(row):
-                self._file.add(packets(number, time_ns, direction, frames), len(frames))
+            try:
+                for frames in on_the_wire(row):
+                    self._file.add(packets(number, time_ns, direction, frames), len(frames))
+            except MemoryError:
+                self._file.missing += 1
             self._taken += len(row)
+        self._written = True
 
 
 def on_the_wire(row: bytes) -> Iterator[Rows]:

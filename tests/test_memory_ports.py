@@ -1,0 +1,82 @@
+"""No memory beside the switch itself: captures lose frames and say so, results name the mend."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from iswitch.counters import Counters
+from iswitch.packets import Address
+from iswitch.pcapng import Direction
+from iswitch.ports import capture as capturing
+from iswitch.ports.capture import Capture
+from iswitch.wire import TOS_DATA
+from worker_lib import Worker, arguments
+
+from .test_switch_command import PATIENCE, end, switch
+
+HERE, THERE = Address("127.0.0.1", 4000), Address("127.0.0.1", 5000)
+STATISTICS = (5).to_bytes(4, "little")  # block type
+
+
+def note(capture: Capture, value: int) -> None:
+    rows = np.full((1, 40), value, np.uint8)
+    capture.datagrams(Direction.IN, HERE, THERE, TOS_DATA, (rows, 40))
+
+
+@pytest.mark.parametrize("where", ["on_the_wire", "packets", "route"])
+def test_a_capture_that_lacks_memory_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """In the writing thread, or the switch's: what is missing is counted, also in the file."""
+    real, calls = getattr(capturing, where), iter(range(100))
+
+    def scarce(*arguments: object) -> object:
+        if next(calls) in (1, 3):
+            raise MemoryError
+        return real(*arguments)
+
+    monkeypatch.setattr(capturing, where, scarce)
+    counters = Counters()
+    path = tmp_path / "some.pcapng"
+    capture = Capture(path, ["lo"], counters)
+    for value in (0xA0, 0xA1, 0xA2, 0xA3, 0xA4):
+        note(capture, value)
+    capture.close()
+    held = path.read_bytes()
+    found = [value for value in range(0xA0, 0xA5) if bytes([value]) * 40 in held]
+    assert found == [0xA0, 0xA2, 0xA4]
+    assert counters["capture_full"] == 2
+    assert held.rfind(STATISTICS) > held.rfind(bytes([0xA4]) * 40)
+
+
+def test_a_capture_whose_thread_has_died_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda *_: None)
+    monkeypatch.setattr(capturing, "packets", None)  # a TypeError
+    capture = Capture(tmp_path / "some.pcapng", ["lo"], Counters())
+    note(capture, 0xA0)
+    with pytest.raises(OSError, match="ended early"):
+        capture.close()
+
+
+def test_a_result_for_which_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's own: one sentence, nothing sent, and with `out` the next call is right."""
+
+    def none(*_: object) -> None:
+        raise MemoryError
+
+    with switch() as (process, where):
+        with Worker(where, 7, 100, 1, timeout=PATIENCE) as worker:
+            vector = np.full(100, 3, np.float32)
+            with monkeypatch.context() as patch:
+                patch.setattr(arguments, "np", SimpleNamespace(empty=none, dtype=np.dtype))
+                with pytest.raises(MemoryError, match=r"result of 400 bytes; give `out`"):
+                    worker.allreduce(vector)
+            assert set(worker.allreduce(vector, out=vector).tolist()) == {3.0}
+        end(process)
