@@ -7,7 +7,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -30,7 +29,8 @@ class Child:
         self, name: str, command: Sequence[str], env: Mapping[str, str] | None, heard: bool
     ) -> None:
         self.name = name
-        kept = None if heard else tempfile.TemporaryFile()  # noqa: SIM115  (closed by Fleet.stop)
+        # In memory: a full disk must not hide why it failed.
+        kept = None if heard else open(os.memfd_create(name), "w+b")  # noqa: SIM115  (by Fleet.stop)
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
