@@ -509,17 +509,18 @@ class SynchronousAccelerator(Accelerator):
         return run
 
     def take(self, stretch: Stretch) -> list[Run]:
-        """Keep consecutive aggregates that came from the parent; the runs that are new."""
+        """Keep consecutive aggregates that came from the parent; the runs that are new.
+
+        None is of an older round than its set: that has raised `high` to its own, and the window
+        takes none two rounds before.
+        """
         round_, index, rows, *_ = stretch
         slot = round_ & 1
         state = self.state[slot]
         taken = []
         for start, stop in state.uniform(index, index + len(rows)):
             holds, how_far, bitmap = state.get(start)
-            used = bool(bitmap or how_far)
-            if used and round_distance(round_, holds) < 0:
-                self.counters["out_of_window"] += stop - start
-            elif used and holds == round_ and how_far == self.COMPLETE:
+            if holds == round_ and how_far == self.COMPLETE:
                 self.counters["repeated"] += stop - start
             else:
                 part = rows[start - index : stop - index]

@@ -343,24 +343,6 @@ def test_segments_in_several_states_are_taken_each_as_it_is() -> None:
     assert counters["accumulated"] == 5
 
 
-def test_an_aggregate_of_an_older_round_does_not_take_the_set_of_a_newer_one() -> None:
-    counters = Counters()
-    accelerator = SynchronousAccelerator(
-        Shape.of(2, elements=1), lambda _, b: b == 3, counters, has_parent=True
-    )
-
-    def take(round_: int, value: bytes) -> list[Run]:
-        rows = rows_of([seg(round_, i) + value for i in range(2)])
-        return accelerator.take(Stretch(round_, 0, rows, 12))
-
-    assert take(2, b"new!") == [Run(0, 2, 0, 2)]
-    assert take(0, b"old.") == []
-    assert counters.drops() == {"out_of_window": 2}
-    rows, _ = accelerator.outgoing(Run(0, 2, 0, 2))
-    assert [row.tobytes() for row in rows] == [seg(2, i) + b"new!" for i in range(2)]
-    assert take(4, b"next") == [Run(0, 4, 0, 2)]
-
-
 # Runs and tables
 
 

@@ -306,6 +306,20 @@ def test_three_rounds_from_above_in_one_burst() -> None:
     assert [packet for out in sends for packet in packets_of(out)] == sums
 
 
+def test_an_aggregate_from_before_the_window_is_dropped() -> None:
+    """It would take the set of a newer round."""
+    bench = Below()
+    (join,) = bench.comes(0, SHAPE)
+    bench.answers(join)
+    sums = [seg(round_, 0) + np.full(4, 10 + round_, np.float32).tobytes() for round_ in range(3)]
+    for payload in sums:
+        assert bench.hears(TOS_DATA, [payload])
+    assert bench.hears(TOS_DATA, sums[:1]) == []
+    assert bench.counters["out_of_window"] == 1
+    assert bench.hears(TOS_DATA, sums[2:]) == []
+    assert bench.counters["repeated"] == 1
+
+
 # Who dies
 
 
