@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from random import Random
 
 import numpy as np
 import pytest
@@ -349,7 +348,6 @@ class History(Tree):
     """Workers that do one allreduce after the other, and go on after a reset as the demo's do."""
 
     def __init__(self, *fan_outs: int, seed: int) -> None:
-        self.clocks = Random(seed)
         super().__init__(*fan_outs, seed=seed, faults=TYPICAL, whole=True)
         self.places = [(a, s.switch) for a, s in self.sessions.items()]
         for address in list(self.sessions):
@@ -364,7 +362,7 @@ class History(Tree):
         identity = len(self.born)
         self.born.append(self.now)
         ways = {"expected": len(self.places), "heartbeat": 1.0, "whole": True}
-        second = 1000 + identity - self.clocks.choice((0, 0, 1, 2, 5, 900))  # clocks step back
+        second = 1000 + identity - self.random.choice((0, 0, 1, 2, 5, 900))  # clocks step back
         self.join(place, SHAPE, at=self.places[place][1], incarnation=second, **ways)
         out = np.zeros(SHAPE.numel, np.int32)
         self.lives[place] = Life(identity, self.now, self.now, out)
@@ -419,7 +417,7 @@ class History(Tree):
         """A process whose clock stands anywhere, also before that of the one before."""
         switch = super().new_switch(address)
         assert switch.control.hierarchy is not None
-        switch.control.hierarchy._incarnation -= self.clocks.choice((0, 0, 1, 3, 900))
+        switch.control.hierarchy._incarnation -= self.random.choice((0, 0, 1, 3, 900))
         return switch
 
     def live(self, seconds: float) -> None:
