@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from math import inf
 from operator import or_
 
@@ -27,19 +27,23 @@ from .paper import Counting
 from .relay import Relays
 from .requests import Answer, Refusal, Request
 from .sources import Sources
+from .who import NOBODY, Awaiting, Neighbours, together, worker
 from .wire import (
     MAX_MEMBERS,
     ROUND_MASK,
     TOS_DATA,
     Ack,
+    AckWho,
     Action,
     Control,
     Header,
     Join,
+    MemberType,
     Round,
     Segments,
     Status,
     Threshold,
+    Who,
     WireError,
 )
 
@@ -84,6 +88,7 @@ class ControlPlane:
         self.jobs: dict[int, Job] = {}
         self.by_source: dict[Address, tuple[Job, Member]] = {}
         self.relays = Relays(counters)
+        self.neighbours = Neighbours()
         self._next_expiry = inf  # no lease runs out before
         self._retry_at = inf  # what was given up for want of memory is tried again
         self.former = FormerMembers()
@@ -154,11 +159,13 @@ class ControlPlane:
                 return []
             return [self.bare_answer(peer, header, Status.BAD_REQUEST)]
         if packet.action is Action.ACK:
-            answers = self.relays.acked(peer, packet.request)
-            if answers or not self.keys.of(packet.job):  # else it may be a replay
+            asked = self.relays.acked(peer, packet.request)
+            if asked or not self.keys.of(packet.job):  # else it may be a replay
                 self._renew(peer, packet.job, now)
-            if answers:
+            if asked:
                 self.throttle.give_back(peer)
+                if isinstance(asked.value, Who) and isinstance(packet.value, AckWho):
+                    self.neighbours.answered(peer, asked.job, asked.value, packet.value)
             else:
                 self.counters["unmatched_ack"] += 1
             return []
@@ -324,6 +331,8 @@ class ControlPlane:
 
         If no segments are named, the answer says who is lost.
         """
+        if isinstance(request.value, Who):
+            return self._who(request, request.value)
         job = request.job
         round_, start, stop = request.segments()
         assert job.accelerator is not None
@@ -339,10 +348,7 @@ class ControlPlane:
             elif what is Held.SENT:
                 above.append(run)
             elif job.synchronous:
-                lacking = job.members.participants(round_) & ~bitmap
-                if round_ not in job.window:  # a newcomer that is ahead of the others
-                    lacking &= request.member.bit
-                missing.append((lacking, run))
+                missing.append((self._lacking(job, round_, bitmap, request.member), run))
         sends = self.retransmit(job, request.member, kept)
         sends += self.ask_members(job, missing, request.now)
         if self.hierarchy and above:
@@ -354,6 +360,48 @@ class ControlPlane:
             sends += self._move_up(job, request.member, request.now)
         ack = replace(request.ack(absent & 0xFFFFFFFF), threshold=absent >> 32)
         return Answer(ack, sends, status)
+
+    def _lacking(self, job: Job, round_: int, bitmap: int, asker: Member) -> int:
+        """Contributors whose contribution to an open segment is missing."""
+        lacking = job.members.participants(round_) & ~bitmap
+        if round_ not in job.window:  # a newcomer that is ahead of the others
+            lacking &= asker.bit
+        return lacking
+
+    def _who(self, request: Request, who: Who) -> Answer:
+        """Say for whom segments wait; nothing is sent again."""
+        job = request.job
+        round_, start, stop = request.segments()
+        assert job.accelerator is not None
+        absent, waits = 0, False
+        for _, what, bitmap in job.accelerator.held(round_, start, stop) if job.synchronous else ():
+            if what is not Held.COMPLETE and not self._is_gone(job, round_, what):
+                waits = True
+                if what is not Held.SENT:
+                    absent |= self._lacking(job, round_, bitmap, request.member)
+        below, sends = self.ask_for_whom(job, who, absent, request.member, request.now)
+        above = NOBODY
+        if self.hierarchy and waits:
+            above, more = self.hierarchy.ask_for_whom(job, who, request.now)
+            sends += more
+        answer = replace(request.ack(absent & 0xFFFFFFFF), threshold=absent >> 32)
+        return Answer(answer.naming(*together([below, above])), sends)
+
+    def ask_for_whom(
+        self, job: Job, who: Who, absent: int, asker: Member | None, now: float
+    ) -> tuple[Awaiting, list[Outgoing]]:
+        """Name the workers among the members whose bits are set, and those the switches name."""
+        parts: list[Awaiting] = []
+        sends: list[Outgoing] = []
+        for member in job.members.ranks(absent):
+            if member.type is MemberType.WORKER:
+                parts.append(worker(member.address, member.rank))
+            elif member is not asker:
+                ask = partial(self.relays.send, member.address, Action.HELP, job.number, who, now)
+                told, asked = self.neighbours.ask(member.address, job.number, who, ask)
+                parts.append(told)
+                sends += asked
+        return together(parts), sends
 
     def ask_members(self, job: Job, missing: list[tuple[int, Run]], now: float) -> list[Outgoing]:
         """Help for the members whose contribution is missing: their bits, and where."""

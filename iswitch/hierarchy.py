@@ -14,6 +14,7 @@ from .job import Job
 from .packets import Address, Outgoing, Rows
 from .requests import Refusal
 from .uplink import Uplink
+from .who import Awaiting
 from .wire import (
     FLAG_FIRST,
     FLAG_HEARTBEAT,
@@ -25,6 +26,7 @@ from .wire import (
     ROUND_MASK,
     TOS_DATA,
     Ack,
+    AckWho,
     Action,
     Control,
     Join,
@@ -34,6 +36,7 @@ from .wire import (
     Segments,
     Status,
     SwitchJoin,
+    Who,
     WireError,
     round_distance,
 )
@@ -282,6 +285,18 @@ class Hierarchy:
             sends += uplink.help(Segments(run.round, run.start, run.segments), now)
         return sends
 
+    def ask_for_whom(self, job: Job, who: Who, now: float) -> tuple[Awaiting, list[Outgoing]]:
+        """For whom segments wait by the parent's word: in all branches but ours."""
+        uplink = self.uplinks.get(job.number)
+
+        def ask() -> list[Outgoing]:
+            if uplink is None or not uplink.member or uplink.leaving:
+                return []
+            # Who has left is not waited for: how many are there has to be told anew, too.
+            return uplink.ask_for_whom(who) + self.changed(job, now)
+
+        return self.plane.neighbours.ask(self.parent, job.number, who, ask)
+
     def tell(self, job: Job, action: Action, named: Segments | None, now: float) -> list[Outgoing]:
         """Pass a request on without waiting for the answer."""
         uplink = self.uplinks.get(job.number)
@@ -306,8 +321,10 @@ class Hierarchy:
         if uplink is None or packet.action not in (Action.HELP, Action.HALT, Action.RESET):
             counters["unmatched_ack"] += 1
             return []
-        ack, new = uplink.acknowledge(packet)
         job = self.plane.jobs.get(packet.job)
+        if isinstance(packet.value, Who):
+            return self._tell_the_parent(uplink, packet, packet.value, now)
+        ack, new = uplink.acknowledge(packet)
         if not new or job is None or job.shape is None:
             return [ack]
         if packet.action is Action.HALT:
@@ -325,29 +342,33 @@ class Hierarchy:
         keyed = plane.keys.of(uplink.job) is not None
         if keyed and status is Status.DENIED and ack.action != Action.JOIN:
             return uplink.ask_anew(packet.request, ack.round, now)
+        asked = uplink.was_asked(packet.request)
+        if asked and isinstance(ack, AckWho) and status is Status.OK:
+            plane.neighbours.answered(self.parent, uplink.job, asked, ack)
+            return []
         if ack.action == Action.HELP:
             return self._help_answered(uplink, job, status, ack, now)
         if ack.action == Action.JOIN and status is Status.NOT_MEMBER and not uplink.member:
             return []  # a late answer to a heartbeat, joining anew is under way
         standing = self._standing(uplink)  # may lack memory: as long as the Ack can be repeated
-        asked = uplink.answered(packet, ack)
-        if asked is None:
+        request = uplink.answered(packet, ack)
+        if request is None:
             plane.counters["unmatched_ack"] += 1
             return []
-        if isinstance(asked.value, Join):
+        if isinstance(request.value, Join):
             if status is Status.OK:
                 return self._joined(uplink, ack, standing, now)
             if status is Status.NOT_MEMBER:
                 return self._rejoin(uplink, now)
             if status is Status.DENIED and ack.round:
-                return self._outdone(uplink, asked.value, ack.round, now)
+                return self._outdone(uplink, request.value, ack.round, now)
             return self._refused(uplink, status)
-        if asked.action is Action.LEAVE:
+        if request.action is Action.LEAVE:
             return self._left(uplink, now)
         sends: list[Outgoing] = []
         if status is Status.NOT_MEMBER:
             sends += self._rejoin(uplink, now)
-        elif status is Status.OK and asked.action is Action.RESET and job is not None:
+        elif status is Status.OK and request.action is Action.RESET and job is not None:
             sends += self._reset(job, ack.round, now)
         asker = uplink.forwarded.pop(packet.request, None)
         if asker is not None:
@@ -388,6 +409,22 @@ class Hierarchy:
             if what in (Held.OPEN, Held.NOTHING)
         ]
         return self.contribute(job, ours) + self.plane.ask_members(job, missing, now)
+
+    def _tell_the_parent(
+        self, uplink: Uplink, packet: Control, who: Who, now: float
+    ) -> list[Outgoing]:
+        """The parent lacks our contribution, and asks for whom it waits: our members, or nobody."""
+        job = self.plane.jobs.get(packet.job)
+        if job is None or job.accelerator is None or job.shape is None:
+            return [uplink.acknowledge(packet)[0]]
+        stop = who.index + who.count
+        held = job.accelerator.held(who.round, who.index, min(stop, job.shape.segments))
+        absent = 0
+        for _, what, bitmap in held:
+            if what in (Held.OPEN, Held.NOTHING):
+                absent |= job.members.participants(who.round) & ~bitmap
+        awaiting, sends = self.plane.ask_for_whom(job, who, absent, None, now)
+        return [uplink.acknowledge(packet, Ack(Action.HELP).naming(*awaiting))[0], *sends]
 
     def _reset(self, job: Job, round_: int, now: float) -> list[Outgoing]:
         keyed = self.plane.keys.of(job.number) is not None

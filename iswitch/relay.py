@@ -49,13 +49,13 @@ class Relays:
         pending[self._request] = _Outstanding(packet, now + FIRST_PAUSE, FIRST_PAUSE, 1)
         return [Outgoing.control(peer, packet.build())]
 
-    def acked(self, peer: Address, request: int) -> bool:
-        """An Ack came; False if nothing with this number is outstanding."""
+    def acked(self, peer: Address, request: int) -> Control | None:
+        """What an Ack that came answers; None: nothing with this number is outstanding."""
         pending = self._outstanding.get(peer, {})
-        found = pending.pop(request, None) is not None
+        found = pending.pop(request, None)
         if not pending:
             self._outstanding.pop(peer, None)
-        return found
+        return found.packet if found else None
 
     def cancel(self, peer: Address, job: int) -> None:
         """Stop repeating what is under way to a member of this job."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from .job import Job
 from .membership import Member
 from .packets import Outgoing
-from .wire import Ack, Action, Segments, Status, Value
+from .wire import Ack, Action, Segments, Status, Value, Who
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Request:
             Refusal: the job has no such segments.
         """
         named = self.value
-        assert isinstance(named, Segments)
+        assert isinstance(named, Segments | Who)
         if self.job.shape is None or named.index + named.count > self.job.shape.segments:
             raise Refusal(Status.BAD_REQUEST)
         return named.round, named.index, named.index + named.count

@@ -22,6 +22,7 @@ from .wire import (
     Segments,
     SwitchJoin,
     Value,
+    Who,
     later,
     round_distance,
 )
@@ -65,6 +66,7 @@ class Uplink:
     _pending: dict[tuple[bool, int], _Pending] = field(default_factory=dict)  # a Join? Request
     _seen: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _helped: dict[Segments, float] = field(default_factory=dict)
+    _asked: dict[int, Who] = field(default_factory=dict)  # by our Request
     _last: int = 0
     _halt: int | None = None  # Request of the newest Halt
 
@@ -110,6 +112,18 @@ class Uplink:
         self._last = (self._last + 1) & ROUND_MASK
         return [self._out(Control(Action.HELP, self.job, self._last, named))]
 
+    def ask_for_whom(self, who: Who) -> list[Outgoing]:
+        """Ask for whom segments wait, once: who wants to know asks again."""
+        while len(self._asked) >= REMEMBERED:
+            del self._asked[next(iter(self._asked))]
+        self._last = (self._last + 1) & ROUND_MASK
+        self._asked[self._last] = who
+        return [self._out(Control(Action.HELP, self.job, self._last, who))]
+
+    def was_asked(self, request: int) -> Who | None:
+        """Which question a Request of ours asked, if it was one and is not answered yet."""
+        return self._asked.pop(request, None)
+
     def answered(self, packet: Control, ack: Ack) -> Control | None:
         """What an Ack answers; None: nothing that is open. (An answer to Help has no request.)"""
         key = ack.action == Action.JOIN, packet.request
@@ -130,9 +144,9 @@ class Uplink:
             self.forwarded[number] = self.forwarded.pop(request)
         return sends
 
-    def acknowledge(self, packet: Control) -> tuple[Outgoing, bool]:
+    def acknowledge(self, packet: Control, value: Ack | None = None) -> tuple[Outgoing, bool]:
         """The Ack to what the parent relayed, and whether it is new."""
-        ack = Control(Action.ACK, self.job, packet.request, Ack(packet.action))
+        ack = Control(Action.ACK, self.job, packet.request, value or Ack(packet.action))
         new = packet.request not in self._seen
         if packet.action is Action.HALT:  # an old one must not come again: nothing here ends it
             new = self._halt is None or round_distance(packet.request, self._halt) > 0

@@ -29,6 +29,9 @@ MTU_PAYLOAD = 1472  # UDP payload that fills a 1500-byte MTU
 ROUND_MASK = 0xFFFFFFFF
 VERSIONS_KEPT = 8  # of every segment of an asynchronous job, for Help
 VERSIONS_AHEAD = VERSIONS_KEPT // 2  # by which one of its segments may be ahead of another
+MOST_AWAITED = 16  # that one Ack names
+NO_RANK = 0xFFFF  # of a switch
+HERE = "0.0.0.0"  # with port 0: the switch that answers
 HEARTBEAT = 3.0  # seconds between a member's heartbeats; a lease is some times longer
 
 Vector = npt.NDArray[Any]
@@ -232,6 +235,16 @@ class _Value:
         """The bytes that follow the header."""
         return self.FORMAT.pack(*(getattr(self, name) for name in self.__match_args__))  # type: ignore[attr-defined]
 
+    @classmethod
+    def takes(cls, length: int) -> bool:
+        """Whether a value of this kind can have so many bytes."""
+        return length == cls.FORMAT.size
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Self:
+        """Read the bytes that follow the header, of a length that it takes."""
+        return cls(*cls.FORMAT.unpack(value))
+
 
 @dataclass(frozen=True, slots=True)
 class Segments(_Value):
@@ -242,6 +255,22 @@ class Segments(_Value):
     count: int
 
     FORMAT: ClassVar[struct.Struct] = struct.Struct(">III")
+
+
+@dataclass(frozen=True, slots=True)
+class Who(_Value):
+    """The value of a Help that asks for whom these segments wait, and for nothing else.
+
+    `question` is the asker's number for it: the same in all Helps that ask for one answer, in all
+    switches that pass it on.
+    """
+
+    round: int
+    index: int
+    count: int
+    question: int
+
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(">IIII")
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,19 +387,76 @@ class Ack(_Value):
         """In the answer to Help: bitmap of the ranks whose contributions are missing."""
         return self.threshold << 32 | self.contributors
 
+    def naming(self, total: int, awaited: tuple[Awaited, ...]) -> AckWho:
+        """The answer to Who with what this one says."""
+        fields = (getattr(self, name) for name in Ack.__match_args__)
+        return AckWho(*fields, total, awaited)
 
-Value = Join | Segments | Threshold | Round | Ack | None
+
+class Awaited(NamedTuple):
+    """A worker whose contribution is missing; or, with NO_RANK, a switch that has not answered."""
+
+    host: str  # IPv4
+    port: int
+    rank: int  # at its switch
+    switch_host: str = HERE  # where it is a member
+    switch_port: int = 0
+
+    def pack(self) -> bytes:
+        """Its bytes in an Ack."""
+        host, at = (bytes(map(int, a.split("."))) for a in (self.host, self.switch_host))
+        return AWAITED.pack(host, self.port, self.rank, at, self.switch_port)
+
+    @classmethod
+    def unpack(cls, host: bytes, port: int, rank: int, at: bytes, at_port: int) -> Self:
+        """Read it from the fields of an Ack."""
+        return cls(".".join(map(str, host)), port, rank, ".".join(map(str, at)), at_port)
+
+
+AWAITED = struct.Struct(">4sHH4sH")
+
+
+@dataclass(frozen=True, slots=True)
+class AckWho(Ack):
+    """The value of the Ack to a `Who`: whose contributions are missing, in the whole tree."""
+
+    total: int = 0
+    awaited: tuple[Awaited, ...] = ()  # the first of them
+
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBHIIII")
+
+    def pack(self) -> bytes:
+        """The bytes that follow the header."""
+        names = self.__match_args__[:-1]
+        fixed = self.FORMAT.pack(*(getattr(self, name) for name in names))
+        return fixed + b"".join(one.pack() for one in self.awaited)
+
+    @classmethod
+    def takes(cls, length: int) -> bool:
+        """Whether a value of this kind can have so many bytes."""
+        named, odd = divmod(length - cls.FORMAT.size, AWAITED.size)
+        return not odd and 0 <= named <= MOST_AWAITED
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Self:
+        """Read the bytes that follow the header, of a length that it takes."""
+        size = cls.FORMAT.size
+        awaited = (Awaited.unpack(*fields) for fields in AWAITED.iter_unpack(value[size:]))
+        return cls(*cls.FORMAT.unpack(value[:size]), tuple(awaited))
+
+
+Value = Join | Segments | Who | Threshold | Round | Ack | None
 
 # The values each action may carry. Reset has none towards the switch, a round towards a worker.
-VALUES: dict[Action, tuple[type[Join | Segments | Threshold | Round | Ack] | None, ...]] = {
+VALUES: dict[Action, tuple[type[Join | Segments | Who | Threshold | Round | Ack] | None, ...]] = {
     Action.JOIN: (Join, SwitchJoin),
     Action.LEAVE: (None,),
     Action.RESET: (None, Round),
     Action.SETH: (Threshold,),
     Action.FBCAST: (Segments,),
-    Action.HELP: (Segments,),
+    Action.HELP: (Segments, Who),
     Action.HALT: (None,),
-    Action.ACK: (Ack,),
+    Action.ACK: (Ack, AckWho),
 }
 
 _HEADER = struct.Struct(">BBHI")
@@ -427,10 +513,8 @@ class Control(NamedTuple):
             raise WireError("only an Ack has a status")
         length = len(payload) - _HEADER.size
         for kind in VALUES[action]:
-            if length == (0 if kind is None else kind.FORMAT.size):
-                if kind is None:
-                    return cls(action, header.job, header.request, None, header.status)
-                value = kind(*kind.FORMAT.unpack_from(payload, _HEADER.size))
+            if kind.takes(length) if kind else length == 0:
+                value = kind.unpack(payload[_HEADER.size :]) if kind else None
                 return cls(action, header.job, header.request, value, header.status)
         raise WireError(f"{action.name} does not carry {length} bytes")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import threading
 import time
@@ -47,7 +48,8 @@ from .window import CEILING
 
 LOOK_AGAIN = 0.001  # seconds since something came after which to look before an allreduce
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
-WHO_PATIENCE = 0.5  # seconds for an answer to the question who is in the job
+WHO_PATIENCE = 0.5  # seconds for an answer to the question who is in the job, or is waited for
+WHO_PAUSE = 0.01  # seconds before asking again, when switches further away have to be heard
 TAKEN_PAUSE = 0.5  # seconds before asking again for a place in a job that has all its workers
 LEAST_ELEMENTS = 16  # of a packet; no switch takes as few
 JOIN_PAUSE = 0.02  # seconds between two looks whether everybody has joined
@@ -126,6 +128,7 @@ class Worker:
         self.timeout = arguments.seconds("timeout", timeout)
         self.allreduces = 0
         self.allreduce_seconds: deque[float] = deque(maxlen=TIMES_KEPT)  # of the last
+        self._hosts = environment.hosts(os.environ)
         self._process = os.getpid()
         incarnation = arguments.incarnation()
         self._port = arguments.port(switch, bind, offload)
@@ -150,7 +153,7 @@ class Worker:
         except MemoryError:
             self._port.close()
             raise arguments.too_large(shape) from None
-        self._waiting = Waiting(self._session, num_workers or 0, on_member_lost)
+        self._waiting = Waiting(self._session, num_workers or 0, on_member_lost, self._hosts)
         self._may_shorten = elements_per_segment is None
         self._poller = select.poll()
         self._poller.register(self._port, select.POLLIN)
@@ -308,6 +311,7 @@ class Worker:
         while not transfer.done:
             in_time = self._step(limit)
             if not in_time:
+                self._ask_for_whom()
                 self._ask_who_is_there()
             self._raise_notice()
             now = time.monotonic()
@@ -515,6 +519,7 @@ class Worker:
         while True:
             more = self._step(limit)
             for answer in self._events():
+                self._waiting.answered(answer)
                 if wanted(answer):
                     if answer.status is not Status.OK:
                         raise self._refused(answer)
@@ -581,7 +586,9 @@ class Worker:
         self.shape = Shape.of(shape.numel, shape.dtype, shape.op, shape.mode, elements)
         incarnation = (self._session.incarnation + 1) & ROUND_MASK
         self._session = self._begin(self.shape, incarnation=incarnation)
-        self._waiting = Waiting(self._session, self.num_workers or 0, self.on_member_lost)
+        self._waiting = Waiting(
+            self._session, self.num_workers or 0, self.on_member_lost, self._hosts
+        )
         return True
 
     def _ensure_open(self) -> None:
@@ -592,6 +599,23 @@ class Worker:
             )
         if self._left.is_set():
             raise WorkerError("this Worker has left its job; make a new one")
+
+    def _ask_for_whom(self) -> None:
+        """Learn whose contributions are missing, from all switches of the tree."""
+        waiting, session = self._waiting, self._session
+        question, limit = secrets.randbits(32), time.monotonic() + WHO_PATIENCE
+        with suppress(SwitchUnreachable, Refused):
+            while not (waiting.knows or session.halted or session.transfer is None):
+                now = time.monotonic()
+                if session.transfer.done or now >= limit:
+                    return
+                request = waiting.ask_for_whom(question, now)
+                try:
+                    self._await(partial(_answers, request), limit)
+                finally:
+                    session.forget(request)
+                if not waiting.knows:
+                    time.sleep(WHO_PAUSE)
 
     def _ask_who_is_there(self) -> None:
         with suppress(SwitchUnreachable, Refused):

@@ -45,6 +45,17 @@ def read(environment: Mapping[str, str]) -> Place:
     return Place(switch, job, number(environment, "WORLD_SIZE"), bind, key_in(environment))
 
 
+def hosts(environment: Mapping[str, str]) -> dict[str, str]:
+    """Names of hosts by address, from ISWITCH_HOSTS (h1=10.26.0.1,h2=10.26.0.2), for messages.
+
+    An address that several have, as on loopback, tells nothing of its host; nor does what is not
+    written so.
+    """
+    pairs = [pair.partition("=") for pair in environment.get("ISWITCH_HOSTS", "").split(",")]
+    addresses = [address for _, _, address in pairs]
+    return {at: name for name, _, at in pairs if name and at and addresses.count(at) == 1}
+
+
 def address(environment: Mapping[str, str], name: str, example: str) -> tuple[str, int]:
     """A variable that holds HOST:PORT."""
     where = text(environment, name)

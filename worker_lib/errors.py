@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Self
 
 from iswitch.packets import Address
-from iswitch.wire import Action, Status
+from iswitch.wire import Action, Awaited, Status
 
 KEY_MEND = (
     "give it the switch's key for this job: key=..., or ISWITCH_KEY or ISWITCH_KEY_FILE in the "
@@ -122,6 +122,9 @@ class AllreduceTimeout(WorkerError):
         round: the round.
         missing: ranges (start, stop) of segments whose aggregate has not come.
         ranks: the ranks whose contributions are missing at the switch, if it answered.
+        awaited: of the whole tree the workers whose contributions are missing, the first 16: host,
+            port, rank, and the switch at which that is its rank. With NO_RANK (0xFFFF) a switch
+            that has not answered.
     """
 
     def __init__(
@@ -130,9 +133,11 @@ class AllreduceTimeout(WorkerError):
         round_: int,
         missing: Sequence[tuple[int, int]],
         ranks: Sequence[int] | None,
+        awaited: Sequence[Awaited] = (),
     ) -> None:
         super().__init__(message)
         self.round = round_
+        self.awaited = list(awaited)
         self.missing = list(missing)
         self.ranks = None if ranks is None else list(ranks)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
-from iswitch.wire import MAX_MEMBERS, Action, Segments, Status
+from iswitch.wire import MAX_MEMBERS, NO_RANK, AckWho, Action, Awaited, Segments, Status, Who
 
 from .errors import AllreduceTimeout, JobHalted, MemberLost
 from .session import Answered, Session
@@ -28,12 +28,20 @@ class Waiting:
         session: this worker's.
         num_workers: how many there should be; 0: any number.
         on_member_lost: what is to be done then.
+        hosts: names by address, for messages.
     """
 
-    def __init__(self, session: Session, num_workers: int, on_member_lost: OnMemberLost) -> None:
+    def __init__(
+        self,
+        session: Session,
+        num_workers: int,
+        on_member_lost: OnMemberLost,
+        hosts: Mapping[str, str] | None = None,
+    ) -> None:
         self.session = session
         self.num_workers = num_workers
         self.on_member_lost = on_member_lost
+        self._hosts = hosts or {}
         self._threshold = 0  # H when all were there
         self.begin(float("-inf"))
 
@@ -44,6 +52,25 @@ class Waiting:
         self._remaining = 0
         self._asked: int | None = None  # the Request that asks for the ranks
         self._ranks: list[int] | None = None
+        self._told: AckWho | None = None
+
+    def ask_for_whom(self, question: int, now: float) -> int:
+        """Ask the switch whose contributions are missing in the whole tree; the Request.
+
+        Once more under the same question, as long as `knows` is false: switches further away
+        answer later.
+        """
+        transfer = self.session.transfer
+        assert transfer is not None
+        missing = transfer.missing()
+        first, stop = missing[0][0], missing[-1][1]
+        who = Who(transfer.round, first, stop - first, question)
+        return self.session.request(Action.HELP, who, now)
+
+    @property
+    def knows(self) -> bool:
+        """Whether every switch that was asked for whom the round waits has answered."""
+        return self._told is not None and all(o.rank != NO_RANK for o in self._told.awaited)
 
     def lost(self, now: float) -> MemberLost | None:
         """Whom to give up now, if that is to be told."""
@@ -75,6 +102,8 @@ class Waiting:
         """Take an answer; it may be to what was asked here."""
         if answer.request == self._asked and answer.status is Status.OK:
             self._ranks = ranks_in(answer.ack.missing)
+        if isinstance(answer.ack, AckWho) and answer.status is Status.OK:
+            self._told = answer.ack
 
     def too_late(self, seconds: float, now: float, failed: int) -> AllreduceTimeout:
         """The round was not done within so many seconds; `failed` packets could not be sent."""
@@ -92,7 +121,8 @@ class Waiting:
         more = ", ..." if len(missing) > 4 else ""
         segments = f"{count} of {session.transfer.shape.segments} segments missing ({named}{more})"
         silence = now - session.heard
-        if session.waiting_for is None or silence > 2 * session.round_trip.ceiling:
+        unheard = session.waiting_for is None or silence > 2 * session.round_trip.ceiling
+        if unheard and self._told is None:
             why = "is it running, and is the network to it up?"
             if session.denied:
                 why = "the job has another key there now, or none: has it been restarted?"
@@ -102,11 +132,40 @@ class Waiting:
                 missing,
                 None,
             )
-        ranks = ranks_in(session.waiting_for)
+        told = self._told
+        ranks = ranks_in((session.waiting_for or 0) if told is None else told.missing)
         whom = self._whom(ranks)
         if failed:
             whom += f" ({failed} packets of this worker could not be sent: is the MTU too small?)"
-        return AllreduceTimeout(f"{what}: {segments}; {whom}", round_, missing, ranks)
+        awaited = [self._placed(one) for one in told.awaited] if told else []
+        return AllreduceTimeout(f"{what}: {segments}; {whom}", round_, missing, ranks, awaited)
+
+    def _placed(self, one: Awaited) -> Awaited:
+        """With our own switch where the answer names none."""
+        if one.switch_port:
+            return one
+        return one._replace(
+            switch_host=self.session.switch.host, switch_port=self.session.switch.port
+        )
+
+    def _contributions(self, ranks: Sequence[int]) -> tuple[str, int]:
+        """Whose contributions are missing, in words, and how many are."""
+        if self._told is None:
+            return f"rank{_plural(ranks)}", len(ranks)
+        total, awaited = self._told.total, self._told.awaited
+        named = [self._named(one) for one in awaited]
+        more = f" and {total - len(named)} more" * (total > len(named))
+        return ", ".join(named) + more, total
+
+    def _named(self, one: Awaited) -> str:
+        """A worker by its rank, or a switch."""
+        where = f"{one.host}:{one.port}"
+        if one.host in self._hosts:
+            where = f"{self._hosts[one.host]}, {where}"
+        if one.rank == NO_RANK:
+            return f"some behind the switch at {where}, which has not answered"
+        at = f" at switch {one.switch_host}:{one.switch_port}" * bool(one.switch_port)
+        return f"rank {one.rank}{at} ({where})"
 
     def _whom(self, ranks: Sequence[int]) -> str:
         """For whom the round waits, in words."""
@@ -114,9 +173,10 @@ class Waiting:
         elastic = self.on_member_lost == "continue"
         too_few = session.joined < self.num_workers
         there = f"{session.joined} of {self.num_workers} workers are in job {session.job}"
-        if ranks:  # whoever else has left meanwhile, for he waited in vain, too
-            several = len(ranks) > 1
-            whose = f"the contribution{'s' * several} of rank{_plural(ranks)}"
+        names, number = self._contributions(ranks)
+        if number:  # whoever else has left meanwhile, for he waited in vain, too
+            several = number > 1
+            whose = f"the contribution{'s' * several} of {names}"
             they, places = ("they", "their places") if several else ("it", "its place")
             place = f" Start {'others' if several else 'another'} in {places} ({there} now)"
             return f"waiting for {whose}: did {they} stop, or die?" + place * (

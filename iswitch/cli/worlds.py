@@ -219,6 +219,7 @@ def group_variables(
         "MASTER_ADDR": world.address(hosts[0]),
         "MASTER_PORT": str(port),
         "ISWITCH_NETWORK": network_of(world.topology, hosts),
+        "ISWITCH_HOSTS": ",".join(f"{h}={world.address(h)}" for h in dict.fromkeys(hosts)),
     }
 
 

@@ -1,0 +1,110 @@
+"""For whom a round waits: every worker of a tree that gives up names exactly the silent ones."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from iswitch.packets import Address
+from iswitch.wire import NO_RANK, Action
+from worker_lib.errors import AllreduceTimeout
+from worker_lib.session import Answered, Session
+from worker_lib.waiting import Waiting
+
+from .test_hierarchy import Tree
+from .world import Faults, worker_address
+
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "60"))  # `make model` takes more
+FAN_OUTS = [(4,), (2, 2), (3, 2), (2, 3), (2, 2, 2), (2, 1, 3), (3, 2, 2)]
+LOST = "the aggregates are lost on their way"
+
+
+def gives_up(tree: Tree, session: Session) -> AllreduceTimeout:
+    """What a worker says whose time is up, asked as `Worker` does it."""
+    waiting = Waiting(session, session.expected, "wait")
+    waiting.begin(tree.now)
+    question = tree.random.getrandbits(32)
+    end = tree.now + 0.5
+    answers = tree.events[tree.address(session)]
+    while not waiting.knows and tree.now < end:
+        request = waiting.ask_for_whom(question, tree.now)
+        tree.run(lambda: any(isinstance(e, Answered) and e.request == request for e in answers))
+        for event in answers:
+            if isinstance(event, Answered):
+                waiting.answered(event)
+        answers.clear()
+    session.join(tree.now)
+    tree.run(lambda: any(isinstance(e, Answered) for e in answers))
+    return waiting.too_late(1.0, tree.now, 0)
+
+
+def said(error: AllreduceTimeout) -> set[tuple[Address, Address, int]]:
+    """Whom it names: worker, switch, rank there."""
+    assert all(one.rank != NO_RANK for one in error.awaited), error
+    return {
+        (Address(one.host, one.port), Address(one.switch_host, one.switch_port), one.rank)
+        for one in error.awaited
+    }
+
+
+def silent_ones(tree: Tree, numbers: list[int]) -> set[tuple[Address, Address, int]]:
+    workers = [(n, tree.sessions.get(worker_address(n)) or tree.gone[n]) for n in numbers]
+    return {(worker_address(n), session.switch, session.rank) for n, session in workers}
+
+
+class Scene(Tree):
+    """A tree in which some workers contribute nothing, or not all."""
+
+    def __init__(self, seed: int) -> None:
+        self.gone: dict[int, Session] = {}
+        draw = random.Random(seed)
+        faults = Faults(loss=draw.choice([0, 0.05, 0.2]), jitter=draw.choice([0, 300e-6]))
+        super().__init__(
+            *draw.choice(FAN_OUTS), seed=seed, faults=faults, whole=draw.random() < 0.5
+        )
+        self.all_there()
+        for _ in range(draw.randint(0, 2)):
+            self.round_of_all()
+        everybody = range(len(self.workers))
+        self.left = [draw.choice(everybody)] if draw.random() < 0.2 else []
+        rest = [n for n in everybody if n not in self.left]
+        self.silent = sorted(draw.sample(rest, draw.randint(0, len(rest) - 1)))
+        self.killed = [n for n in self.silent if draw.random() < 0.3]
+        self.active = [n for n in rest if n not in self.silent]
+        for n in self.left:
+            self.workers[n].request(Action.LEAVE, None, self.now)
+        self.let_pass(1.0 * bool(self.left))
+        for n in [*self.killed, *self.left]:
+            self.gone[n] = self.sessions.pop(worker_address(n))
+        self.begin(*self.active)
+        self.let_pass(draw.uniform(0.3, 3.0))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_who_is_silent_is_named(seed: int) -> None:
+    scene = Scene(seed)
+    scene.faults = Faults()
+    scene.let_pass(1.5)
+    missed = silent_ones(scene, scene.silent)
+    waiting = [n for n in scene.active if not scene.workers[n].transfer.done]  # type: ignore[union-attr]
+    if missed or (scene.left and scene.workers[0]._flags):
+        assert waiting == scene.active
+    for n in waiting:
+        error = gives_up(scene, scene.workers[n])
+        assert said(error) == missed, error
+        assert (LOST in str(error)) == (not missed and not scene.left)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_nobody_else_is_named_while_packets_are_lost(seed: int) -> None:
+    scene = Scene(1000 + seed)
+    scene.faults = Faults(loss=0.1, duplicate=0.1, jitter=1e-3)
+    scene.let_pass(3.0)
+    missed = silent_ones(scene, scene.silent)
+    for n in scene.active:
+        if not scene.workers[n].transfer.done:  # type: ignore[union-attr]
+            named = gives_up(scene, scene.workers[n]).awaited
+            workers = {Address(one.host, one.port) for one in named if one.rank != NO_RANK}
+            assert workers <= {address for address, _, _ in missed}
