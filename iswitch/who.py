@@ -1,4 +1,4 @@
-"""For whom segments wait, anywhere in a tree: what a switch knows itself, and has its neighbours say.
+"""For whom segments wait, anywhere in a tree: what a switch knows, and what its neighbours say.
 
 A switch answers at once. What it is still to hear from a neighbour, it asks it then, and whoever
 wants to know asks again: under the same question, so that no answer is older than the question.

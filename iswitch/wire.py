@@ -389,8 +389,8 @@ class Ack(_Value):
 
     def naming(self, total: int, awaited: tuple[Awaited, ...]) -> AckWho:
         """The answer to Who with what this one says."""
-        fields = (getattr(self, name) for name in Ack.__match_args__)
-        return AckWho(*fields, total, awaited)
+        said = self.action, self.zero, self.rank, self.threshold, self.round, self.contributors
+        return AckWho(*said, total, awaited)
 
 
 class Awaited(NamedTuple):
@@ -442,7 +442,7 @@ class AckWho(Ack):
         """Read the bytes that follow the header, of a length that it takes."""
         size = cls.FORMAT.size
         awaited = (Awaited.unpack(*fields) for fields in AWAITED.iter_unpack(value[size:]))
-        return cls(*cls.FORMAT.unpack(value[:size]), tuple(awaited))
+        return cls(*(*cls.FORMAT.unpack(value[:size]), tuple(awaited)))
 
 
 Value = Join | Segments | Who | Threshold | Round | Ack | None

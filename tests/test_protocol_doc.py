@@ -108,6 +108,8 @@ def meant_control(block: Block) -> Control:
     status = Status[given.pop("status")] if block.action is Action.ACK else Status.OK
     if block.action is Action.ACK:
         given = {"action": Action[given.pop("action")], "zero": 0, **given}
+        if "awaited" in given:
+            given["awaited"] = tuple(wire.Awaited(*entry) for entry in given["awaited"])
     for kind in wire.VALUES[block.action]:
         if set(given) == ({field.name for field in fields(kind)} if kind else set()):
             value = kind(**given) if kind else None
@@ -398,17 +400,31 @@ def test_dtype_sizes() -> None:
         ("SetH", wire.Threshold),
         ("FBcast", wire.Segments),
         ("Help", wire.Segments),
+        ("Help that asks for whom", wire.Who),
         ("Ack", wire.Ack),
+        ("Ack that names workers", wire.AckWho),
     ],
 )
 def test_layout_of_values(heading: str, value: Any) -> None:
     table = the_table(lambda t: t.heading == heading and has_header(t, "offset", "size", "field"))
     sizes = {"B": 1, "H": 2, "I": 4}
     at, layout = 8, []
-    for field, code in zip(fields(value), value.FORMAT.format.lstrip(">"), strict=True):
+    codes = value.FORMAT.format.lstrip(">")
+    named = [field for field in fields(value) if field.name != "awaited"]  # has a table of its own
+    for field, code in zip(named, codes, strict=True):
         layout.append([str(at), str(sizes[code]), field.name])
         at += sizes[code]
     assert [row[:3] for row in table.rows] == layout
+
+
+def test_layout_of_entries() -> None:
+    table = the_table(lambda t: has_header(t, "at", "bytes", "entry"))
+    layout, at = [], 0
+    for name, size in zip(wire.Awaited._fields, (4, 2, 2, 4, 2), strict=True):
+        layout.append([str(at), str(size), name])
+        at += size
+    assert [row[:3] for row in table.rows] == layout
+    assert at == wire.AWAITED.size
 
 
 def test_value_lengths() -> None:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 import random
+from functools import partial
 
 import pytest
 
 from iswitch.packets import Address
-from iswitch.wire import NO_RANK, Action
+from iswitch.who import NOBODY, Awaiting, Neighbours, together, worker
+from iswitch.wire import MOST_AWAITED, NO_RANK, AckWho, Action, Awaited, Who
 from worker_lib.errors import AllreduceTimeout
-from worker_lib.session import Answered, Session
+from worker_lib.session import Answered, Event, Session
 from worker_lib.waiting import Waiting
 
-from .test_hierarchy import Tree
-from .world import Faults, worker_address
+from .test_hierarchy import Tree, switch_address
+from .world import SWITCH, Faults, worker_address
 
 SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "60"))  # `make model` takes more
 FAN_OUTS = [(4,), (2, 2), (3, 2), (2, 3), (2, 2, 2), (2, 1, 3), (3, 2, 2)]
 LOST = "the aggregates are lost on their way"
+
+
+def has_answer(events: list[Event], request: int) -> bool:
+    return any(isinstance(event, Answered) and event.request == request for event in events)
 
 
 def gives_up(tree: Tree, session: Session) -> AllreduceTimeout:
@@ -30,13 +36,13 @@ def gives_up(tree: Tree, session: Session) -> AllreduceTimeout:
     answers = tree.events[tree.address(session)]
     while not waiting.knows and tree.now < end:
         request = waiting.ask_for_whom(question, tree.now)
-        tree.run(lambda: any(isinstance(e, Answered) and e.request == request for e in answers))
+        tree.run(partial(has_answer, answers, request))
         for event in answers:
             if isinstance(event, Answered):
                 waiting.answered(event)
         answers.clear()
     session.join(tree.now)
-    tree.run(lambda: any(isinstance(e, Answered) for e in answers))
+    tree.run(partial(has_answer, answers, session.incarnation))
     return waiting.too_late(1.0, tree.now, 0)
 
 
@@ -108,3 +114,70 @@ def test_nobody_else_is_named_while_packets_are_lost(seed: int) -> None:
             named = gives_up(scene, scene.workers[n]).awaited
             workers = {Address(one.host, one.port) for one in named if one.rank != NO_RANK}
             assert workers <= {address for address, _, _ in missed}
+
+
+def asked(tree: Tree, number: int) -> AllreduceTimeout:
+    tree.let_pass(1.0)
+    return gives_up(tree, tree.workers[number])
+
+
+def test_a_switch_that_does_not_answer_is_named() -> None:
+    """Its workers cannot be known, so it is named itself."""
+    tree = Tree(2, 2)
+    tree.all_there()
+    dead = switch_address(2)
+    del tree.switches[dead]
+    tree.begin(0, 1)
+    error = asked(tree, 0)
+    assert [one[:3] for one in error.awaited] == [(*dead[:2], NO_RANK)]
+    assert f"behind the switch at {dead}, which has not answered" in str(error)
+
+
+def test_a_root_that_does_not_answer_is_named() -> None:
+    tree = Tree(2, 2)
+    tree.all_there()
+    tree.network.lose = lambda _source, peer, _tos, _payload: peer == SWITCH
+    tree.begin(0, 1, 2, 3)
+    error = asked(tree, 0)
+    assert [one[:3] for one in error.awaited] == [(*SWITCH[:2], NO_RANK)]
+
+
+def test_an_answer_is_not_older_than_the_question() -> None:
+    """Whoever was missed, and has contributed since, is not named again."""
+    tree = Tree(2, 2)
+    tree.all_there()
+    tree.begin(0, 1)
+    both = {worker_address(2), worker_address(3)}
+    first = asked(tree, 0)
+    assert {Address(one.host, one.port) for one in first.awaited} == both
+    tree.begin(2)
+    second = gives_up(tree, tree.workers[0])
+    assert {Address(one.host, one.port) for one in second.awaited} == {worker_address(3)}
+
+
+def test_more_than_an_ack_names_are_counted() -> None:
+    tree = Tree(2, 20)
+    tree.all_there()
+    tree.begin(0)
+    error = asked(tree, 0)
+    assert len(error.awaited) == MOST_AWAITED
+    assert f"and {39 - MOST_AWAITED} more: did they stop" in str(error)
+
+
+def test_switches_are_named_first_and_an_answer_is_kept_until_a_later_one() -> None:
+    neighbours, who, sent = Neighbours(), Who(1, 0, 3, 4), ["request"]
+    at = switch_address(1)
+    silent, sends = neighbours.ask(at, 7, who, lambda: sent)  # type: ignore[arg-type, return-value]
+    assert (silent.settled, sends) == (False, sent)
+    parts = [worker(worker_address(n), n) for n in range(MOST_AWAITED)]
+    joined = together([*parts, silent])
+    assert (joined.total, joined.awaited[0].rank) == (MOST_AWAITED + 1, NO_RANK)
+    assert together([]) == NOBODY == Awaiting(0, ())
+    ack = AckWho(Action.HELP, total=1, awaited=(Awaited("10.0.0.1", 40000, 0),))
+    neighbours.answered(at, 7, who, ack)
+    told, sends = neighbours.ask(at, 7, who, lambda: sent)  # type: ignore[arg-type, return-value]
+    assert told.awaited == (Awaited("10.0.0.1", 40000, 0, at.host, at.port),)
+    assert told.settled
+    assert not sends
+    other, _ = neighbours.ask(at, 7, Who(1, 0, 3, 5), lambda: sent)  # type: ignore[arg-type, return-value]
+    assert not other.settled

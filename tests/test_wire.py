@@ -12,13 +12,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from iswitch.keys import MAC_SIZE
 from iswitch.wire import (
     MAX_PAYLOAD,
+    MOST_AWAITED,
     MTU_PAYLOAD,
     SEG_SIZE,
     VALUES,
     Ack,
+    AckWho,
     Action,
+    Awaited,
     Control,
     DType,
     Header,
@@ -38,11 +42,19 @@ from iswitch.wire import (
 BITS = {"B": 8, "H": 16, "I": 32}
 
 
+hosts = st.tuples(*[st.integers(0, 255)] * 4).map(lambda four: ".".join(map(str, four)))
+shorts = st.integers(0, 2**16 - 1)
+awaited = st.builds(Awaited, hosts, shorts, shorts, hosts, shorts)
+
+
 def values(kind: type | None) -> st.SearchStrategy:
     """Any value of a kind, every field over all that its bytes can hold."""
     if kind is None:
         return st.none()
     codes = kind.FORMAT.format.lstrip(">")
+    if kind is AckWho:
+        numbers = [st.integers(0, 2 ** BITS[code] - 1) for code in codes]
+        return st.builds(kind, *numbers, st.lists(awaited, max_size=MOST_AWAITED).map(tuple))
     return st.builds(kind, *(st.integers(0, 2 ** BITS[code] - 1) for code in codes))
 
 
@@ -86,12 +98,19 @@ def test_any_bytes_parse_or_raise_wire_error(payload: bytes) -> None:
 
 
 def lengths(action: Action) -> set[int]:
-    return {0 if kind is None else kind.FORMAT.size for kind in VALUES[action]}
+    named = {20 + 14 * n for n in range(17)} if action is Action.ACK else set()
+    fixed = {0 if kind is None else kind.FORMAT.size for kind in VALUES[action]}
+    return fixed | named
+
+
+@pytest.mark.parametrize("action", Action)
+def test_a_length_tells_whether_there_is_a_mac(action: Action) -> None:
+    assert not lengths(action) & {length + MAC_SIZE for length in lengths(action)}
 
 
 @pytest.mark.parametrize("action", Action)
 def test_an_action_has_its_lengths_only(action: Action) -> None:
-    for length in range(40):
+    for length in range(270):
         payload = bytes([action, 0, 0, 7, 0, 0, 0, 1]) + bytes(length)
         if length in lengths(action):
             assert Control.parse(payload).action is action

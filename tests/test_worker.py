@@ -383,9 +383,10 @@ def test_timeout_names_whom_it_waits_for(make: Make, pool: ThreadPoolExecutor) -
         with pytest.raises(AllreduceTimeout) as raised:
             first.allreduce(ones(5), timeout=0.3)
     error = raised.value
+    at = ["{}:{}".format(*worker._port.socket.getsockname()) for worker in (second, third)]
     assert str(error) == (
         "round 1 not done within 0.3 s: 3 of 3 segments missing (0-2); waiting for the "
-        "contributions of ranks 1, 2: did they stop, or die?"
+        f"contributions of rank 1 ({at[0]}), rank 2 ({at[1]}): did they stop, or die?"
     )
     assert (error.round, error.missing, error.ranks) == (1, [(0, 3)], [1, 2])
     # The round stays open: who calls again with the same vector goes on.
@@ -572,7 +573,7 @@ def test_the_cause_is_the_same_while_others_give_up(make: Make, pool: ThreadPool
     together(pool, [first, second, third], [ones()] * 3)
     begun = pool.submit(first.allreduce, ones(), timeout=0.5)
     other = pool.submit(second.allreduce, ones(), timeout=1.5)
-    cause = rf"waiting for the contribution of rank {third.rank}: did it stop, or die\?"
+    cause = rf"waiting for the contribution of rank {third.rank} \(\S+\): did it stop, or die\?"
     with pytest.raises(AllreduceTimeout, match=f"{cause}$"):
         begun.result(PATIENCE)
     first.leave()

@@ -29,7 +29,7 @@ def without_mac(payload: bytes) -> bytes:
     """A control packet without its MAC, if it is as long as one with: no length can be both."""
     action, length = Header.parse(payload).action, len(payload) - HEADER_SIZE - MAC_SIZE
     kinds = VALUES[Action(action)] if action in list(Action) else ()
-    keyed = any(length == (kind.FORMAT.size if kind else 0) for kind in kinds)
+    keyed = any(kind.takes(length) if kind else length == 0 for kind in kinds)
     return payload[:-MAC_SIZE] if keyed else payload
 
 

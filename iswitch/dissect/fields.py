@@ -14,7 +14,7 @@ from .. import wire
 from ..wire import Action
 
 Codes = dict[int, str]
-Kind = type[wire.Join | wire.Segments | wire.Threshold | wire.Round | wire.Ack]
+Kind = type[wire.Join | wire.Segments | wire.Who | wire.Threshold | wire.Round | wire.Ack]
 
 
 class Field(NamedTuple):
@@ -25,7 +25,7 @@ class Field(NamedTuple):
     label: str
     offset: int  # from the beginning of the packet
     size: int  # bytes
-    codes: str | None  # of CODES, or "flags": bits of FLAGS
+    codes: str | None  # of CODES, "flags": bits of FLAGS, or "ipv4"
 
 
 ENUMS: dict[str, type[IntEnum]] = {  # of a Join
@@ -80,8 +80,9 @@ def _layout(names: tuple[str, ...], layout: Struct, offset: int) -> tuple[Field,
 
 
 def _value(kind: Kind) -> tuple[Field, ...]:
-    fields = _layout(kind.__match_args__, kind.FORMAT, len(_HEADER_BYTES))
-    if kind is not wire.Ack:
+    names = tuple(name for name in kind.__match_args__ if str(name) != "awaited")
+    fields = _layout(names, kind.FORMAT, len(_HEADER_BYTES))
+    if not issubclass(kind, wire.Ack):
         return fields
     answered = {"action": ("ack.action", "Answered action"), "zero": ("ack.zero", "Zero")}
     return tuple(
@@ -98,3 +99,25 @@ SEG = _layout(("round", "index"), Struct(">II"), 0)
 VALUES: dict[Kind, tuple[Field, ...]] = {
     kind: _value(kind) for kinds in wire.VALUES.values() for kind in kinds if kind is not None
 }
+
+
+def entry(at: int) -> tuple[Field, ...]:
+    """One worker named in an Ack, from this offset on."""
+    sizes = {"host": 4, "port": 2, "rank": 2, "switch_host": 4, "switch_port": 2}
+    found = []
+    for name, size in sizes.items():
+        label = "Awaited " + name.replace("_", " ")
+        codes = "ipv4" if size == 4 else None
+        found.append(Field(f"awaited_{name}", f"awaited.{name}", label, at, size, codes))
+        at += size
+    return tuple(found)
+
+
+def layouts(kind: Kind) -> dict[int, tuple[Field, ...]]:
+    """What a value holds, by its length."""
+    made = {kind.FORMAT.size: VALUES[kind]}
+    if kind is wire.AckWho:
+        for _ in range(wire.MOST_AWAITED):
+            size, fields = list(made.items())[-1]
+            made[size + wire.AWAITED.size] = fields + entry(len(_HEADER_BYTES) + size)
+    return made

@@ -49,8 +49,9 @@ def _tables() -> dict[str, Any]:
         "SEG": _layout(fields.SEG),
         "VALUES": {
             action.value: {
-                kind.FORMAT.size if kind else 0: _layout(fields.VALUES[kind]) if kind else []
+                size: _layout(layout)
                 for kind in kinds
+                for size, layout in (fields.layouts(kind) if kind else {0: ()}).items()
             }
             for action, kinds in wire.VALUES.items()
         },

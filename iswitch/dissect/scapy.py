@@ -28,6 +28,7 @@ from scapy.fields import (
     Field,
     FlagsField,
     IntField,
+    IPField,
     PacketListField,
     ShortField,
     StrField,
@@ -91,6 +92,8 @@ def _field(field: fields.Field) -> Field[Any, Any]:
     if field.codes == "flags":
         names = [fields.FLAGS.get(1 << bit, f"bit{bit}") for bit in range(8 * field.size)]
         return FlagsField(field.name, 0, 8 * field.size, names)
+    if field.codes == "ipv4":
+        return IPField(field.name, wire.HERE)
     if field.codes is not None:
         return ByteEnumField(field.name, 0, fields.CODES[field.codes])
     return {1: ByteField, 2: ShortField, 4: IntField}[field.size](field.name, 0)
@@ -219,10 +222,11 @@ class ISwitchControl(_Tagged):
         if self.action not in list(Action):
             return ISwitchMalformed
         for kind in wire.VALUES[Action(self.action)]:
-            if len(payload) - (kind.FORMAT.size if kind else 0) in (0, MAC_SIZE):
+            sizes = len(payload), len(payload) - MAC_SIZE
+            if any(kind.takes(size) if kind else size == 0 for size in sizes):
                 if kind is None:
                     return ISwitchMAC
-                return ISwitchSwitchJoin if kind is wire.SwitchJoin else VALUES[self.action]
+                return LONGER.get(kind, VALUES[self.action])
         return ISwitchMalformed
 
     def _fault(self, payload: bytes) -> str | None:
@@ -265,6 +269,21 @@ class _Value(Packet):
         names = [f.name for f in self.fields_desc if self.getfieldval(f.name)]
         text = " ".join(f"{name} %{name}%" for name in names) or "all zero"
         return self.sprintf(text), [ISwitchControl]
+
+
+class _EntriesField(PacketListField):
+    """As many entries as there are before the end, or the MAC."""
+
+    def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Any]:
+        """The entries, and what is behind them."""
+        odd = len(s) % wire.AWAITED.size
+        keyed = odd == MAC_SIZE % wire.AWAITED.size  # 14 bytes each: no length can be both
+        end = len(s) - MAC_SIZE * keyed
+        whole = s[:end] if end >= 0 and not end % wire.AWAITED.size else b""
+        size = wire.AWAITED.size
+        return s[len(whole) :], [
+            ISwitchAwaited(whole[at : at + size], _parent=pkt) for at in range(0, len(whole), size)
+        ]
 
 
 def _fields(kind: fields.Kind) -> list[Any]:
@@ -313,6 +332,13 @@ class ISwitchHelp(_Value):
     fields_desc: ClassVar[list[Any]] = _fields(wire.Segments)
 
 
+class ISwitchWho(_Value):
+    """The value of a Help that asks for whom its segments wait."""
+
+    name = "iSwitch Help that asks for whom"
+    fields_desc: ClassVar[list[Any]] = _fields(wire.Who)
+
+
 class ISwitchAck(_Value):
     """The value of an Ack."""
 
@@ -326,6 +352,27 @@ class ISwitchAck(_Value):
         return [rank for rank in range(wire.MAX_MEMBERS) if bitmap >> rank & 1]
 
 
+class ISwitchAwaited(Packet):
+    """A worker that is waited for, named in an Ack; rank 65535: a switch."""
+
+    name = "iSwitch awaited"
+    fields_desc: ClassVar[list[Any]] = [_field(field) for field in fields.entry(0)]
+
+    def extract_padding(self, s: bytes) -> tuple[bytes, bytes]:
+        """The next entry is none of it."""
+        return b"", s
+
+
+class ISwitchAckWho(ISwitchAck):
+    """The value of an Ack that names workers."""
+
+    name = "iSwitch Ack that names workers"
+    fields_desc: ClassVar[list[Any]] = [
+        *_fields(wire.AckWho),
+        _EntriesField("awaited", [], ISwitchAwaited),
+    ]
+
+
 class ISwitchMAC(Packet):
     """The last 16 bytes of a control packet of a keyed job; `sealed` makes them."""
 
@@ -334,7 +381,7 @@ class ISwitchMAC(Packet):
 
     def mysummary(self) -> Any:  # with what below it is shown, too
         """One line."""
-        return "MAC", [ISwitchControl, *VALUES.values(), ISwitchSwitchJoin]
+        return "MAC", [ISwitchControl, *VALUES.values(), *LONGER.values()]
 
 
 VALUES: dict[int, type[Packet]] = {
@@ -344,6 +391,11 @@ VALUES: dict[int, type[Packet]] = {
     Action.FBCAST: ISwitchFBcast,
     Action.HELP: ISwitchHelp,
     Action.ACK: ISwitchAck,
+}
+LONGER: dict[type, type[Packet]] = {  # other values of the same actions
+    wire.SwitchJoin: ISwitchSwitchJoin,
+    wire.Who: ISwitchWho,
+    wire.AckWho: ISwitchAckWho,
 }
 
 
@@ -450,4 +502,6 @@ class ISwitchSuper(_Tagged):
 for _action, _layer in VALUES.items():
     bind_layers(ISwitchControl, _layer, action=_action)
 bind_layers(ISwitchControl, ISwitchSwitchJoin, action=Action.JOIN)
+bind_layers(ISwitchControl, ISwitchWho, action=Action.HELP)
+bind_layers(ISwitchControl, ISwitchAckWho, action=Action.ACK)
 bind(wire.PORT)

@@ -14,7 +14,8 @@ local function declare(layout)
         if not f[field.filter] then
             local make = ({ ProtoField.uint8, ProtoField.uint16, [4] = ProtoField.uint32 })[field.size]
             local shown = field.codes == "flags" and base.HEX or base.DEC
-            f[field.filter] = make(filter, field.label, shown, codes)
+            f[field.filter] = field.codes == "ipv4" and ProtoField.ipv4(filter, field.label)
+                or make(filter, field.label, shown, codes)
         end
     end
 end
