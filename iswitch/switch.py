@@ -168,9 +168,9 @@ class Switch:
             return []
         job, member = found
         member.last_seen = now
-        member.has_spoken = True
         outcome = Outcome([], [])
         stretches = job.stretches(rows, tail)
+        member.has_spoken |= bool(stretches)  # what makes no sense may be somebody else's
         if len(stretches) == 1:
             job.contribute(member, stretches[0], outcome)
             return self._effects(job, member, outcome)

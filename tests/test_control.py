@@ -439,6 +439,8 @@ def test_a_new_process_of_a_member_that_only_sent_data() -> None:
     bench = Bench()
     bench.join(0, SHAPE, expected=2, flags=FLAG_NEW)
     assert bench.join(0, SHAPE, expected=2, flags=FLAG_NEW)[0] is S.OK
+    bench.send(0, TOS_DATA, bytes(9))  # of no length that there is: somebody else's, perhaps
+    assert bench.join(0, SHAPE, expected=2, flags=FLAG_NEW)[0] is S.OK
     bench.contribute(0, SHAPE, 0, ONES)
     assert outdone(bench, 0, 1000, FLAG_NEW).round == 1000
 

@@ -203,7 +203,7 @@ class Life(Application):
         under_way = session.transfer or session.express
         if under_way is not None and under_way.done:
             self.oracle.gets(self.who, self.identity, session.round, self._out)
-            self.oracle.took(self.who, sum(session.stats[name] for name in RECOVERY))
+            self.oracle.took(self.identity, sum(session.stats[name] for name in RECOVERY))
             session.finish()
             self._rounds += 1
             self.look()
@@ -283,13 +283,14 @@ class Contributing(Application):
         )
         self.session.join(network.now)
         self.number = 0
+        self._rounds = 0
         self.started = False
         self.may_start: Callable[[], bool] = lambda: True  # H has been set
 
     @property
     def rounds(self) -> int:
-        """Versions that it has of every segment."""
-        return self.session.version
+        """Versions that it has got of every segment; those that it has skipped are none."""
+        return self._rounds
 
     @property
     def ready(self) -> bool:
@@ -302,7 +303,7 @@ class Contributing(Application):
         member = "" if session.member else ", no member"
         return (
             f"{self.host}: {self.number} contributions, {session.in_flight} in flight, version "
-            f"{self.rounds} of {session.newest}{member}"
+            f"{session.version} of {session.newest}{member}"
         )
 
     def heed(self) -> None:
@@ -314,6 +315,7 @@ class Contributing(Application):
             session.resume_at(session.newest, self.network.now)
         while (made := session.next_made()) is not None:
             version, vector = made
+            self._rounds += 1
             for index, total in enumerate(vector.reshape(shape.segments, shape.elements)):
                 self.oracle.gets(self.host, version, index, total)
             self.look()

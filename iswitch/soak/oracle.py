@@ -45,6 +45,8 @@ class Rounds:
         self.agree = not (scenario.restarts and forgets)
         self.changes = scenario.changes or bool(scenario.lease)
         self.is_quiet = scenario.is_quiet
+        self.recovered: dict[int, int] = {}
+        self.some_leave = scenario.has("leave")
         self.may_fall_behind = bool(
             job.threshold
             or (scenario.lease and job.mode != WHOLE)
@@ -135,12 +137,15 @@ class Rounds:
                     "disagreement", f"{who} and life {other} got other sums in round {round_}"
                 )
 
-    def took(self, who: str, recovery: int) -> None:
-        """A life has asked, been asked, or sent again so often since it began."""
-        if self.is_quiet and recovery:
-            raise Violation(
-                "in vain", f"{who} has recovered {recovery} times, and nothing was lost"
-            )
+    def took(self, identity: int, recovery: int) -> None:
+        """A life that has done a round has asked, been asked, or sent again so often so far.
+
+        In its first round it may have waited for others to join.
+        """
+        before = self.recovered.setdefault(identity, recovery)
+        if self.is_quiet and recovery > before:
+            times = recovery - before
+            raise Violation("in vain", f"life {identity} has recovered {times} times from nothing")
 
     def _members(self, who: str, identity: int, round_: int, code: int) -> tuple[int, ...]:
         """Whose contributions make up a sum, by its code, after looking whether they may."""
@@ -171,6 +176,9 @@ class Rounds:
             least, most = min(self.allowed[round_]), max(self.allowed[round_])
         elif self.job.mode == WHOLE or not self.changes:
             least = most = self.workers
+            # Who left before all had come is in the first sum, beside who came instead.
+            if self.some_leave and round_ == min(self.begun):
+                most = len(self.begun[round_])
         if count < least:
             raise Violation("too few", f"{where} is of {count}, not of {least}")
         if count > most and self.job.numel:
