@@ -20,7 +20,8 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..outside import reading, writing
+from ..buffers import Buffers
+from ..outside import OutsideError, reading, writing
 from . import UsageError, check_writable, host_port, quantity
 
 if TYPE_CHECKING:
@@ -169,6 +170,20 @@ def named_switch(args: argparse.Namespace) -> tuple[str, int] | None:
         ) from None
 
 
+class AllOrNothing(Buffers):
+    """Buffers without which the replay ends: it would blame the trace."""
+
+    def refused(self, job: int, nbytes: int) -> None:
+        """End it.
+
+        Raises:
+            OutsideError: always.
+        """
+        raise OutsideError(
+            f"no memory for {nbytes:,} bytes of job {job}; free some, or raise ulimit -v"
+        )
+
+
 def options(args: argparse.Namespace) -> Options:
     """Of the switch."""
     from ..limits import Limits
@@ -177,7 +192,10 @@ def options(args: argparse.Namespace) -> Options:
     from .switch import keys
 
     limits = Limits(
-        memory=int(args.memory * 2**20), lease=args.lease, control_rate=args.control_rate
+        memory=int(args.memory * 2**20),
+        lease=args.lease,
+        control_rate=args.control_rate,
+        buffers=AllOrNothing(),
     )
     return Options(keys(args.keys), limits, args.reproducible, Counting(args.counting))
 
