@@ -21,6 +21,7 @@ from iswitch.wire import (
     TOS_DATA,
     Ack,
     Action,
+    Awaited,
     Control,
     DType,
     Join,
@@ -34,6 +35,7 @@ from iswitch.wire import (
     SwitchJoin,
     Threshold,
     Value,
+    Who,
 )
 
 End = tuple[str, int]
@@ -139,6 +141,11 @@ def everything() -> Iterator[Sent]:
         yield request(worker(50), Action.JOIN, number, 1000, Join(MemberType.CONTROLLER))
     yield request(worker(1), Action.HELP, 1, 77, Segments(1, 2, 3))
     yield ack(worker(1), 1, 77, Ack(Action.HELP, 0, 3, 1 << 31 | 1, 9, 6))
+    yield request(worker(1), Action.HELP, 1, 78, Who(1, 2, 3, 4))
+    two = Awaited("10.26.0.2", 40002, 1), Awaited("10.26.0.3", 40003, 0, "10.26.1.254", PORT)
+    yield ack(worker(1), 1, 78, Ack(Action.HELP, 0, 3, 0, 9, 2).naming(2, two))
+    yield request(member, Action.HELP, 40, 90, Who(1, 2, 3, 4), key=key)
+    yield ack(member, 40, 90, Ack(Action.HELP, 0, 3, 0, 9, 2).naming(2, two), key=key)
     yield ack(worker(1), 1, 4242, Ack(Action.HELP))  # to what was not captured
 
 

@@ -68,7 +68,7 @@ def test_what_is_shown_is_what_is_printed(tmp_path: Path) -> None:
 
 def test_every_field_is_in_the_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    layouts = (fields.HEADER, fields.SEG, *fields.VALUES.values())
+    layouts = (fields.HEADER, fields.SEG, fields.entry(0), *fields.VALUES.values())
     for field in (field for layout in layouts for field in layout):
         assert f"`iswitch.{field.filter}`" in text
         assert f"`{field.name}`" in text

@@ -25,6 +25,8 @@ from iswitch.dissect import fields, jobs
 from iswitch.dissect import scapy as layers
 from iswitch.dissect.scapy import (
     ISwitchAck,
+    ISwitchAckWho,
+    ISwitchAwaited,
     ISwitchControl,
     ISwitchData,
     ISwitchFBcast,
@@ -36,6 +38,7 @@ from iswitch.dissect.scapy import (
     ISwitchSetH,
     ISwitchSuper,
     ISwitchSwitchJoin,
+    ISwitchWho,
     capture,
     sealed,
     settings,
@@ -62,6 +65,7 @@ from iswitch.wire import (
 
 from .captured import KEY, SWITCH, Sent, ack, data, everything, request, vector, worker, write
 from .test_protocol_doc import BLOCKS, Block, meant_control, meant_data
+from .test_wire import awaited
 
 ROOT = Path(__file__).parent.parent
 KINDS: dict[Any, type[Packet]] = {
@@ -71,7 +75,9 @@ KINDS: dict[Any, type[Packet]] = {
     (Action.SETH, wire.Threshold): ISwitchSetH,
     (Action.FBCAST, Segments): ISwitchFBcast,
     (Action.HELP, Segments): ISwitchHelp,
+    (Action.HELP, wire.Who): ISwitchWho,
     (Action.ACK, Ack): ISwitchAck,
+    (Action.ACK, wire.AckWho): ISwitchAckWho,
 }
 
 
@@ -122,8 +128,15 @@ def as_layers(control: Control) -> Packet:
     if control.value is None:
         return header
     kind = type(control.value)
-    given = (getattr(control.value, name) for name in kind.__match_args__)
-    return header / KINDS[control.action, kind](**dict(zip(names(kind), given, strict=True)))
+    given = [getattr(control.value, name) for name in kind.__match_args__]
+    named = names(kind)
+    if isinstance(control.value, wire.AckWho):
+        named.append("awaited")
+        entry = [field.name for field in fields.entry(0)]
+        given[-1] = [
+            ISwitchAwaited(**dict(zip(entry, one, strict=True))) for one in control.value.awaited
+        ]
+    return header / KINDS[control.action, kind](**dict(zip(named, given, strict=True)))
 
 
 # Every packet
@@ -146,11 +159,15 @@ def controls() -> st.SearchStrategy[Control]:
     """Any control packet that `iswitch.wire` builds."""
     word = {1: st.integers(0, 255), 2: st.integers(0, 0xFFFF), 4: st.integers(0, 0xFFFFFFFF)}
 
+    entries = {wire.AckWho: [st.lists(awaited, max_size=wire.MOST_AWAITED).map(tuple)]}
+
     def of(action: Action) -> st.SearchStrategy[Control]:
         values = [
             st.none()
             if kind is None
-            else st.builds(kind, *(word[field.size] for field in fields.VALUES[kind]))
+            else st.builds(
+                kind, *(word[field.size] for field in fields.VALUES[kind]), *entries.get(kind, [])
+            )
             for kind in wire.VALUES[action]
         ]
         status = word[1] if action is Action.ACK else st.just(0)

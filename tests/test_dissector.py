@@ -26,6 +26,7 @@ from iswitch.cli import main
 from iswitch.dissect import fields, plugin
 from iswitch.dissect.scapy import (
     ISwitchAck,
+    ISwitchAckWho,
     ISwitchControl,
     ISwitchData,
     ISwitchMAC,
@@ -96,15 +97,19 @@ def filters(layer: Packet) -> Iterator[tuple[fields.Field, int]]:
     elif isinstance(layer, ISwitchData):
         table = fields.SEG
     else:
-        names = [field.name for field in layer.fields_desc]
+        names = [field.name for field in layer.fields_desc if field.name != "awaited"]
         (table,) = (
             layout
             for kind, layout in fields.VALUES.items()
             if [field.name for field in layout] == names
-            and (kind is wire.Ack) == isinstance(layer, ISwitchAck)
+            and issubclass(kind, wire.Ack) == isinstance(layer, ISwitchAck)
         )
     for field in table:
         yield field, int(layer.getfieldval(field.name))
+    for entry in layer.awaited if isinstance(layer, ISwitchAckWho) else ():
+        for field in fields.entry(0):
+            value = entry.getfieldval(field.name)
+            yield field, value if field.codes == "ipv4" else int(value)
 
 
 def expected(packet: Packet) -> Fields:
@@ -146,7 +151,7 @@ def comparable(found: Fields) -> Fields:
     links += ("repeated", "assumed")
     numbers: Fields = {}
     for name, texts in found.items():
-        if name in ("mac", "data"):
+        if name in ("mac", "data") or name.endswith("host"):
             numbers[name] = texts
         elif name == "elements":
             numbers[name] = [float(text) for text in texts]
@@ -197,7 +202,7 @@ def test_every_packet_and_every_field_as_in_scapy(tmp_path: Path) -> None:
         "type": MemberType,
     }.items():
         assert had[name] == set(kinds), name
-    layouts = [fields.HEADER, fields.SEG, *fields.VALUES.values()]
+    layouts = [fields.HEADER, fields.SEG, fields.entry(0), *fields.VALUES.values()]
     named = {field.filter for layout in layouts for field in layout}
     named |= {f"flags.{flag}" for flag in fields.FLAGS.values()}
     assert had.keys() == named | {"seg", "data", "elements", "mac", "to_switch", "ack.missing"}
@@ -218,7 +223,7 @@ def test_fields_by_name(tmp_path: Path) -> None:
     ]  # fmt: skip
     joins = ask('iswitch.action == "Join" && iswitch.flags.heartbeat == 1', "iswitch.E")
     assert joins == [["4"]]
-    assert len(ask("iswitch.mac", "iswitch.mac")) == 11
+    assert len(ask("iswitch.mac", "iswitch.mac")) == 13
     assert len(ask("iswitch.elements > 60000 && iswitch.type", "iswitch.E")) == 0
     assert len(ask("iswitch.refused", "iswitch.status")) == 8 * 6 * 7 + 6
 
