@@ -8,9 +8,13 @@ from functools import partial
 
 import pytest
 
+from iswitch.keys import Keys
+from iswitch.limits import Limits
 from iswitch.packets import Address
+from iswitch.switch import Switch
 from iswitch.who import NOBODY, Awaiting, Neighbours, together, worker
 from iswitch.wire import MOST_AWAITED, NO_RANK, AckWho, Action, Awaited, Who
+from worker_lib.environment import hosts
 from worker_lib.errors import AllreduceTimeout
 from worker_lib.session import Answered, Event, Session
 from worker_lib.waiting import Waiting
@@ -27,9 +31,9 @@ def has_answer(events: list[Event], request: int) -> bool:
     return any(isinstance(event, Answered) and event.request == request for event in events)
 
 
-def gives_up(tree: Tree, session: Session) -> AllreduceTimeout:
+def gives_up(tree: Tree, session: Session, names: dict[str, str] | None = None) -> AllreduceTimeout:
     """What a worker says whose time is up, asked as `Worker` does it."""
-    waiting = Waiting(session, session.expected, "wait")
+    waiting = Waiting(session, session.expected, "wait", names)
     waiting.begin(tree.now)
     question = tree.random.getrandbits(32)
     end = tree.now + 0.5
@@ -56,7 +60,7 @@ def said(error: AllreduceTimeout) -> set[tuple[Address, Address, int]]:
 
 
 def silent_ones(tree: Tree, numbers: list[int]) -> set[tuple[Address, Address, int]]:
-    workers = [(n, tree.sessions.get(worker_address(n)) or tree.gone[n]) for n in numbers]
+    workers = [(n, tree.workers[n]) for n in numbers]
     return {(worker_address(n), session.switch, session.rank) for n, session in workers}
 
 
@@ -64,7 +68,6 @@ class Scene(Tree):
     """A tree in which some workers contribute nothing, or not all."""
 
     def __init__(self, seed: int) -> None:
-        self.gone: dict[int, Session] = {}
         draw = random.Random(seed)
         faults = Faults(loss=draw.choice([0, 0.05, 0.2]), jitter=draw.choice([0, 300e-6]))
         super().__init__(
@@ -83,7 +86,7 @@ class Scene(Tree):
             self.workers[n].request(Action.LEAVE, None, self.now)
         self.let_pass(1.0 * bool(self.left))
         for n in [*self.killed, *self.left]:
-            self.gone[n] = self.sessions.pop(worker_address(n))
+            del self.sessions[worker_address(n)]
         self.begin(*self.active)
         self.let_pass(draw.uniform(0.3, 3.0))
 
@@ -181,3 +184,49 @@ def test_switches_are_named_first_and_an_answer_is_kept_until_a_later_one() -> N
     assert not sends
     other, _ = neighbours.ask(at, 7, Who(1, 0, 3, 5), lambda: sent)  # type: ignore[arg-type, return-value]
     assert not other.settled
+
+
+class KeyedTree(Tree):
+    """A tree in whose switches every job has a key."""
+
+    def __init__(self, *fan_outs: int, key: bytes) -> None:
+        self.keys = Keys(default=key)
+        super().__init__(*fan_outs, key=key)
+        self.switch = Switch(Limits(), keys=self.keys)
+
+    def new_switch(self, address: Address) -> Switch:
+        return Switch(Limits(), False, self.above[address], 1000, keys=self.keys)
+
+
+def test_in_a_keyed_job_answers_have_a_mac() -> None:
+    tree = KeyedTree(2, 2, 2, key=b"a key of all")
+    tree.all_there()
+    tree.begin(0, 1, 2, 4, 5, 7)
+    error = asked(tree, 7)
+    assert said(error) == silent_ones(tree, [3, 6])
+
+
+def test_a_threshold_that_was_set_changes_nothing() -> None:
+    """H of two at a root of three racks: whoever has not contributed is named, as by the map."""
+    tree = Tree(3, 1)
+    tree.all_there()
+    tree.switch.control.jobs[7].threshold = 2
+    tree.begin(0)
+    error = asked(tree, 0)
+    assert said(error) == silent_ones(tree, [1, 2])
+    tree.begin(1)
+    tree.run(lambda: all(tree.workers[n].transfer.done for n in (0, 1)))  # type: ignore[union-attr]
+
+
+def test_names_of_hosts_are_used_where_an_address_has_one() -> None:
+    two = hosts({"ISWITCH_HOSTS": "h1=10.0.0.1,h2=10.0.0.2"})
+    assert two == {"10.0.0.1": "h1", "10.0.0.2": "h2"}
+    for text in ("", "h1", "h1=127.0.0.1,h2=127.0.0.1", "=,=", ",h="):
+        assert hosts({"ISWITCH_HOSTS": text}) == {}
+    assert hosts({}) == {}
+    tree = Tree(2, 1)
+    tree.all_there()
+    tree.begin(0)
+    tree.let_pass(1.0)
+    error = gives_up(tree, tree.workers[0], {worker_address(1).host: "h2"})
+    assert f"rank 0 at switch {switch_address(2)} (h2, {worker_address(1)})" in str(error)
