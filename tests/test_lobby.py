@@ -24,7 +24,7 @@ from iswitch.sources import Sources
 from iswitch.wire import Shape
 from worker_lib import Worker
 
-from .bench.flood import Flood, Pace
+from .bench.flood import MISFIT_JOB, Flood, Pace
 from .conftest import PATIENCE, pending, running_switch
 from .parts import assert_accounted
 
@@ -248,14 +248,18 @@ def flooded(where: tuple[str, int], stop: threading.Event, floods: list[Flood]) 
 
 
 def test_sums_under_a_flood() -> None:
-    """Strangers send all there is: sums are exact, and every datagram is accounted for."""
+    """Strangers send all there is: sums are exact, and every datagram is accounted for.
+
+    They stay strangers: none is let into a job, where its flood would be a member's.
+    """
     numel = 40_327
     shape = Shape.of(numel)
     stop = threading.Event()
-    kinds = ("data", "malformed", "help", "garbage", "join")
+    kinds = ("data", "malformed", "help", "garbage", "misfit")
     floods = [Flood(kind, shape, False, "127.0.0.9") for kind in kinds]
     sums: list[bool] = []
     with running_switch() as (process, where):
+        elsewhere = Worker(where, MISFIT_JOB, 20, 1, timeout=PATIENCE)
         stranger = threading.Thread(target=flooded, args=(where, stop, floods))
 
         def work(rank: int) -> None:
@@ -273,6 +277,7 @@ def test_sums_under_a_flood() -> None:
             thread.join()
         stop.set()
         stranger.join()
+        elsewhere.leave()
         for flood in floods:
             flood.close()
         while pending(where[1]):

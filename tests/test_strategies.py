@@ -23,6 +23,7 @@ from .conftest import Where
 from .groups import ELEMENTS, MADE, add_up, exact, floats, group, servers, sum_of, vector_of
 
 OWN = ["ring", "ps", "tree"]  # those whose connections are ours
+SILENCE = 2.0  # seconds until a silent peer is given up
 WITHOUT_A_SWITCH = [*OWN, "gloo", "mpi"]
 
 
@@ -158,13 +159,15 @@ def test_vectors_that_do_not_fit(name: str, switch: Where, job: int) -> None:
 
 def failing(name: str, numel: int, dies: bool) -> str:
     """The last rank takes part once; then it leaves, or does nothing."""
-    with make(name, numel, timeout=0.5 if not dies else MADE) as strategy:
+    if not dies:  # all come together, and what is imported is there, before the time is short
+        make(name, numel, timeout=MADE).close()
+    with make(name, numel, timeout=SILENCE if not dies else MADE) as strategy:
         rank, size = strategy.rank, strategy.num_workers
         vector = vector_of(rank, numel)
         strategy.allreduce(vector)
         if rank == size - 1:
             if not dies:
-                time.sleep(2)
+                time.sleep(2 * SILENCE)
             return ""
         began = time.monotonic()
         with pytest.raises(PeerLost if dies else PeerSilent) as caught:

@@ -30,6 +30,7 @@ POOL = 1024  # datagrams of a kind, sent in turns
 BURST = 64  # at most together
 PORTS = 20_000  # source ports, where they are ever new: more than a switch remembers
 FIRST_PORT = 30_000
+MISFIT_JOB = 65_000  # has to be there, with another vector, for misfits to be refused
 
 Where = tuple[str, int]
 
@@ -57,6 +58,11 @@ def join(_: Shape, random_: random.Random) -> bytes:
     return Control(Action.JOIN, 1000 + random_.randrange(5000), 1, value).build()
 
 
+def misfit(_: Shape, __: random.Random) -> bytes:
+    """A Join of ten elements to a job of more, which makes nobody a member."""
+    return Control(Action.JOIN, MISFIT_JOB, 1, Join.for_shape(Shape.of(10))).build()
+
+
 def garbage(_: Shape, random_: random.Random) -> bytes:
     return random_.randbytes(24)
 
@@ -66,6 +72,7 @@ KINDS: dict[str, tuple[int, Callable[[Shape, random.Random], bytes]]] = {
     "malformed": (TOS_DATA, malformed),
     "help": (TOS_CONTROL, command),
     "join": (TOS_CONTROL, join),
+    "misfit": (TOS_CONTROL, misfit),
     "garbage": (TOS_CONTROL, garbage),
 }
 
