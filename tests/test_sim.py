@@ -369,7 +369,7 @@ def test_a_control_packet_on_the_timeline() -> None:
     lines = trace.lines(names)
     assert lines[0] == "     0.000 ms  s1 starts"
     assert lines[2] == (
-        "     0.000 ms     h1 > s1    sent      JOIN #1000 flags 0 round 0 expected 0"
+        "     0.000 ms     h1 > s1    sent      JOIN #1000 flags 32 round 0 expected 0"
     )
     assert lines[3] == "     0.000 ms     h1 > s1    sent      SETH #1001 Threshold(threshold=2)"
     assert trace.lines(names, 1) == lines[-1:]

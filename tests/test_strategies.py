@@ -182,7 +182,7 @@ def failing(name: str, numel: int, dies: bool) -> str:
 def test_a_worker_that_fails_is_named(name: str, dies: bool, numel: int) -> None:
     told = group(failing, 2, name, numel, dies)
     peer = "a worker" if name == "gloo" else "rank 1"  # gloo knows addresses; both have the same
-    said = f"{peer} is lost" if dies else f"{peer} said nothing for 0.5 s"
+    said = f"{peer} is lost" if dies else f"{peer} said nothing for {SILENCE:g} s"
     assert told[0].startswith(said), told
 
 
