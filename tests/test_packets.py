@@ -186,4 +186,5 @@ def test_a_cutter_takes_no_memory_for_what_has_not_come() -> None:
     """A Join, or a damaged trace, may speak of any number of segments."""
     cutter = Cutter(Shape.of(2**32 - 1, elements=1))
     assert cutter.cut(data_packets([(7, 3)]), 12)[0].start == 3
-    assert not cutter._headers and not cutter._free
+    assert not cutter._headers
+    assert not cutter._free
