@@ -20,6 +20,7 @@ CORE = [
     "outside",
     "wire",
     "packets",
+    "who",
     "buffers",
     "keys",
     "answers",
