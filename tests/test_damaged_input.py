@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from iswitch import cli, engine
-from iswitch.cli import boundary, main, processes
+from iswitch.cli import boundary, main, processes, train_record
 from iswitch.soak import many
 from iswitch.soak.generate import generate
 from topologies import Topology, synthetic
@@ -453,6 +453,44 @@ def test_checkpoints_with_bits_flipped(tell: Told, tmp_path: Path) -> None:
             data[rng.choice(ends)] ^= 1 << rng.randrange(8)
         path.write_bytes(data if i % 4 else whole[: rng.randrange(len(whole))])
         tell(line)
+
+
+TABLES = {"progress.csv": train_record.COLUMNS, "episodes.csv": train_record.EPISODE_COLUMNS}
+
+
+def table(columns: tuple[str, ...], *rows: str) -> bytes:
+    return "".join(f"{line}\r\n" for line in (",".join(columns), *rows)).encode()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_damaged_tables_of_a_training(name: str, tell: Told, tmp_path: Path) -> None:
+    columns = TABLES[name]
+    row = ",".join(["1"] * len(columns))
+    names = np.array(json.dumps({"algorithm": "ppo", "env": "CartPole-v1"}))
+    line = ["train", "ppo", "--env", "CartPole-v1", "--out", str(tmp_path), "--resume"]
+    np.savez(tmp_path / "checkpoint.npz", names=names, **{"0": np.zeros(3), "1": UPDATES})
+    path = tmp_path / name
+    damaged = [
+        b"\xff\xfe\r\n", bytes(100) + b"\n", b"seconds\r\n1\r\n", table(columns, row, "1"),
+        table(columns, f"{row},1"), table(columns, row.replace("1", "x", 1)),
+        table(columns, row.replace("1", "nan", 1)), table(columns, row)[:-2] + b"\xff\n",
+    ]  # fmt: skip
+    for content in damaged:
+        path.write_bytes(content)
+        tell(line, refused=True, named=name)
+    for content in (b"", b"sec", table(columns), table(columns, row), table(columns, row) + b"1,"):
+        path.write_bytes(content)
+        assert tell(line)[0] is None, content
+
+
+def test_half_a_row_at_the_end_is_taken_off(tmp_path: Path) -> None:
+    columns = TABLES["episodes.csv"]
+    path = tmp_path / "episodes.csv"
+    path.write_bytes(table(columns, "1,2,0,9.0") + b"1,2,1")
+    files = train_record.Files(tmp_path, goes_on=True)
+    files.episodes(train_record.Member(1, iteration=3), [8.0])
+    files.close()
+    assert path.read_bytes() == table(columns, "1,2,0,9.0", "0.000,3,1,8.0")
 
 
 # The boundary itself

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import time
 from collections import deque
 from contextlib import ExitStack
@@ -12,7 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from iswitch.outside import writing
+import numpy as np
+
+from iswitch.files import open_at_once
+from iswitch.outside import OutsideError, reading, writing
 from worker_lib.rl.plan import window
 
 from .boundary import OUTSIDE
@@ -54,6 +58,9 @@ class Training:
         plan: what it is to be.
         workers: how many there are.
         out: a folder for CSV and TensorBoard event files.
+
+    Raises:
+        OutsideError: it is to resume, and the files in `out` are damaged.
     """
 
     def __init__(self, plan: Plan, workers: int, out: str | None) -> None:
@@ -67,6 +74,9 @@ class Training:
         self.curve: list[tuple[float, int, float]] = []  # seconds, iteration, mean return
         self._out = out
         self._files: Files | None = None
+        if out is not None and plan.resume:
+            for path, columns in tables(Path(out)):
+                whole_rows(path, columns)
         self._next_row = 0.0
 
     def __enter__(self) -> Self:
@@ -253,6 +263,44 @@ class Training:
         }
 
 
+def tables(folder: Path) -> list[tuple[Path, tuple[str, ...]]]:
+    """The CSV files of a training, and their columns."""
+    return [(folder / "progress.csv", COLUMNS), (folder / "episodes.csv", EPISODE_COLUMNS)]
+
+
+def whole_rows(path: Path, columns: tuple[str, ...]) -> tuple[int, float]:
+    """How many bytes of a CSV file are whole rows, and the most seconds that one of them names.
+
+    A process that is killed may leave half a row at the end, which does not count.
+
+    Raises:
+        OutsideError: it has other columns, or something other than numbers in them.
+    """
+    if not path.exists():
+        return 0, 0.0
+
+    def unusable(said: str) -> OutsideError:
+        return OutsideError(f"{said}; --resume goes on with it: repair it, or move it away")
+
+    with reading(str(path), unusable):
+        with open_at_once(str(path)) as file:
+            if not os.path.isfile(path):
+                raise ValueError("it is no regular file")
+            lines = file.read().decode().split("\n")[:-1]
+        size = sum(len(line.encode()) + 1 for line in lines)
+        if not lines:
+            return 0, 0.0
+        if tuple(lines[0].rstrip("\r").split(",")) != columns:
+            raise ValueError(f"its columns are not {','.join(columns)}")
+        if not lines[1:]:
+            return size, 0.0
+        values = np.loadtxt(lines[1:], delimiter=",", ndmin=2, comments=None)
+        seconds = values[:, 0]
+        if values.shape[1] != len(columns) or not np.isfinite(seconds).all():
+            raise ValueError("a row is not of numbers in these columns")
+        return size, float(seconds.max())
+
+
 class Files:
     """progress.csv, episodes.csv and a TensorBoard event file in a folder."""
 
@@ -261,29 +309,26 @@ class Files:
         from tensorboardX.event_file_writer import EventsWriter
 
         self._files: dict[str, IO[str]] = {}  # by path
-        self._before = self._seconds(folder / "progress.csv") if goes_on else 0.0
-        self._progress = self._writer(folder / "progress.csv", COLUMNS, goes_on)
-        self._episodes = self._writer(folder / "episodes.csv", EPISODE_COLUMNS, goes_on)
+        kept = [whole_rows(*table) if goes_on else (0, 0.0) for table in tables(folder)]
+        self._before = kept[0][1]
+        self._progress, self._episodes = (
+            self._writer(path, columns, size)
+            for (path, columns), (size, _) in zip(tables(folder), kept, strict=True)
+        )
         # SummaryWriter has a thread that dies on a full disk, and a queue that is waited for then.
         self._folder = str(folder)
         with writing(self._folder):
             self._board = EventsWriter(str(folder / "events"))
 
-    @staticmethod
-    def _seconds(path: Path) -> float:
-        """Of the last row; 0 if there is none."""
-        if not path.exists():
-            return 0.0
-        with open(path, newline="") as file:
-            return max((float(row["seconds"]) for row in csv.DictReader(file)), default=0.0)
-
-    def _writer(self, path: Path, columns: tuple[str, ...], goes_on: bool) -> Any:
-        goes_on = goes_on and path.exists()
+    def _writer(self, path: Path, columns: tuple[str, ...], size: int) -> Any:
+        """Go on after so many bytes of a file; 0 begins it."""
         with writing(str(path)):
-            file = open(path, "a" if goes_on else "w", newline="")  # noqa: SIM115  (closed by close)
+            file = open(path, "a" if size else "w", newline="")  # noqa: SIM115  (closed by close)
+            if size:
+                file.truncate(size)
         self._files[str(path)] = file
         writer = csv.writer(file)
-        if not goes_on:
+        if not size:
             writer.writerow(columns)
         return writer
 
