@@ -185,6 +185,26 @@ def test_standard_output_is_full_or_nobody_reads_it() -> None:
     assert (done.returncode, done.stderr) in ((141, ""), (0, ""))
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("line", ["--help", "--version", "soak --help", "ctl reset --help"])
+def test_help_that_cannot_be_written(line: str, unbuffered: str) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = run(*line.split(), stdout=full, env=environment)
+    assert done.returncode == 2
+    assert "cannot write standard output: No space left on device; make room" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("line", [TRAIN, BENCH, DEMO, "doctor"])
+def test_nobody_reads_what_a_console_prints(line: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = run(*line.split(), stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr.replace("40kB, star:1\n", "")) == (141, "")  # progress
+
+
 @pytest.mark.parametrize("most", [6, 8, 12])
 def test_few_descriptors(most: int) -> None:
     done = run(

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import takewhile
+from typing import Any
 
 from .. import __version__
 from ..outside import OutsideError, writing
@@ -92,9 +93,19 @@ def check_writable(path: str | None) -> None:
             os.unlink(path)  # a run that fails leaves no empty file
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose help fails where it cannot be written; argparse's ends with status 0."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is sys.stdout:
+            file.write(message)
+        else:
+            super()._print_message(message, file)
+
+
 def parser_of_all() -> argparse.ArgumentParser:
     """The parser of the command line, with all commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="iswitch",
         description="In-switch aggregation for distributed reinforcement learning, in userspace.",
     )

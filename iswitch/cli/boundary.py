@@ -55,6 +55,10 @@ def guarded(name: str, run: Callable[[], int]) -> int:
     except BrokenPipeError:  # whoever read what we print has gone; so must we, quietly
         _print_no_more()
         return UNREAD
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich ends the process where it writes
+            return UNREAD
+        raise
     except Exception as error:
         status, sentence = told(error)
         _complain(f"{name}: {sentence}")
