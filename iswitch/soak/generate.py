@@ -20,7 +20,20 @@ LEASE = 4.0  # seconds, where all are told who is lost: they are heard of every 
 
 def generate(seed: int) -> Scenario:
     """The scenario of a seed."""
-    return with_impostors(_Generator(seed).scenario())
+    return with_garble(with_impostors(_Generator(seed).scenario()))
+
+
+def with_garble(scenario: Scenario) -> Scenario:
+    """Add data of rounds beyond the next, where nothing but contributions moves the window."""
+    rng = Random(f"garble {scenario.seed}")
+    calm = {"pause", "cut", "echo", "stutter", "stranger", "spoof", "garble", "forge"}
+    moved = {event.what for event in scenario.events} - calm
+    if moved or scenario.lease or scenario.is_quiet or rng.random() < 0.5:
+        return scenario
+    root = nodes(scenario.topology)[1][0]
+    event = Event(round(rng.random() * 0.5 * scenario.horizon, 6), "garble", root, 0.02)
+    both = sorted((*scenario.events, event), key=lambda event: event.at)
+    return replace(scenario, events=tuple(both))
 
 
 def with_impostors(scenario: Scenario) -> Scenario:
