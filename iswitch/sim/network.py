@@ -303,13 +303,14 @@ class Network:
         if link is None or (node.stack is not None and node.stack.is_turned):
             node.unreachable += len(burst.rows)
             return
-        older = self.ahead(peer, burst) if self.ahead is not None else None
+        own = source == burst.peer  # what is forged comes when it is meant to, once
+        older = self.ahead(peer, burst) if own and self.ahead is not None else None
         if older is None:
             self._put_on(link, peer, burst)
         else:
             self.echoed += len(older.rows)
             self._put_on(link, peer, _joined((older, burst)))
-        after = self.echo(peer, burst) if self.echo is not None else None
+        after = self.echo(peer, burst) if own and self.echo is not None else None
         if after is not None:
             self.at(self.now + after, partial(self._echo, link, peer, burst))
 
