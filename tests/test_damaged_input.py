@@ -539,3 +539,52 @@ def test_statuses(
     monkeypatch.setenv("ISWITCH_TRACEBACK", "1")
     main(["doctor"])
     assert ("Traceback" in capsys.readouterr().err) == bool(words)
+
+
+@pytest.mark.parametrize("name", ["it", "./it", "hard", "symbolic"])
+@pytest.mark.parametrize(
+    ("words", "reads"),
+    [
+        ("replay it --out OUT", "trace"),
+        ("replay good --keys it --out OUT", "keys"),
+        ("analyze it --html OUT", "trace"),
+        ("generate OUT --key-file it", "key"),
+        ("generate OUT --topology it.toml", "topology"),
+        ("soak --scenario it --pcapng OUT", "scenario"),
+        ("run --topology it.toml --json OUT -- true", "topology"),
+        ("record --to folder --topology star:2 --key-file it --json OUT -- true", "key"),
+        ("demo --topology it.toml --json OUT", "topology"),
+        ("train ppo --env CartPole-v1 --topology it.toml --json OUT", "topology"),
+        ("bench --topologies it.toml --csv OUT", "topology"),
+        ("switch --keys it --capture OUT", "keys"),
+    ],
+)
+def test_no_command_writes_over_what_it_reads(
+    words: str,
+    reads: str,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engine.Engine, "run", lambda *_: None)  # of a switch that starts
+    it = Path("it.toml" if reads == "topology" else "it")
+    synthetic.synthesize("good", Topology.parse("star:2"), synthetic.SyntheticJob(64, 1), "s1")
+    content = {
+        "trace": Path("good").read_bytes(),
+        "keys": b'default = "secret"\n',
+        "key": b"secret\n",
+        "topology": Topology.parse("star:2").to_toml().encode(),
+        "scenario": generate(1).to_json().encode(),
+    }[reads]
+    it.write_bytes(content)
+    it.chmod(0o600)
+    out = {"it": str(it), "./it": f"./{it}"}.get(name, name)
+    if name == "hard":
+        os.link(it, out)
+    elif name == "symbolic":
+        os.symlink(it, out)
+    assert main(words.replace("OUT", out).split()) == 2
+    assert "itself, which is read; name another file" in capsys.readouterr().err
+    assert it.read_bytes() == content

@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from itertools import takewhile
 from typing import Any
@@ -77,14 +78,37 @@ def workers(count: int) -> str:
     return f"{count or 'no'} worker{'s' * (count != 1)}"
 
 
-def check_writable(path: str | None) -> None:
+def check_unread(path: str | None, *read: str | None) -> None:
+    """Refuse to write a file that the same command reads, by whatever name.
+
+    Args:
+        path: of the file to be written.
+        read: what the command reads: files, or text that may name one.
+
+    Raises:
+        UsageError: writing it would destroy what is read.
+    """
+    if path is None or not os.path.isfile(path):
+        return
+    for other in read:
+        with suppress(OSError, ValueError):  # no file, or a text that can be no name of one
+            if other and os.path.samefile(path, other):
+                raise UsageError(f"{path} is {other} itself, which is read; name another file")
+
+
+def check_writable(path: str | None, *read: str | None) -> None:
     """Whether a file can be written, before anything is run for it.
+
+    Args:
+        path: of the file.
+        read: as for `check_unread`.
 
     Raises:
         OutsideError: it cannot.
     """
     if path is None:
         return
+    check_unread(path, *read)
     existed = os.path.exists(path)
     with writing(path):
         # A FIFO without a reader would be waited for.

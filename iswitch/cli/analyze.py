@@ -15,7 +15,7 @@ from typing import Any
 
 from ..outside import writing
 from . import PIP_DEMO, UsageError, check_writable, command
-from .replay import add_trace, opened, options
+from .replay import add_trace, files_read, opened, options
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from ..traces.report import is_clean, is_whole, lines, replay, replayed
     from ..traces.survey import NothingToReplay
 
-    check_writable(args.html)
+    check_writable(args.html, *files_read(args))
     reader, setting = opened(args)
     with reader:
         watch = Watch()

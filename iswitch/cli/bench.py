@@ -106,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure."""
     from ..bench import machine
     from ..bench.group import BenchFailed
+    from ..bench.plan import split
     from ..bench.result import Results
     from .bench_network import Build
     from .bench_screen import Bar
@@ -115,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_of(args)
     build = Build(not args.no_offload, switch_options(args.switch, args.pin), args.pin)
     for path in (args.json, args.csv, args.html):
-        check_writable(path)
+        check_writable(path, *split(args.topologies or ""))
     if args.html and find_spec("matplotlib") is None:
         raise UsageError(f"--html draws with matplotlib: {PIP_DEMO}")
     where = machine.describe()

@@ -256,4 +256,4 @@ def _check_arguments(args: argparse.Namespace) -> None:
     if missing:
         raise UsageError(f"needs {' and '.join(missing)}: {PIP_DEMO}")
     for path in (args.json, args.plot):
-        check_writable(path)
+        check_writable(path, args.topology)

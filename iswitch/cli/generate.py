@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     for rank in args.slow:
         if not 0 <= rank < hosts:
             raise UsageError(f"--slow {rank}: the workers are number 0 to {hosts - 1}")
-    check_writable(args.trace)
+    check_writable(args.trace, args.key_file, args.topology)
     key = read_key(args.key_file) if args.key_file else None
     job = SyntheticJob(
         args.numel,

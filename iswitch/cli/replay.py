@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from contextlib import ExitStack
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..buffers import Buffers
 from ..outside import OutsideError, reading, writing
-from . import UsageError, check_writable, host_port, quantity
+from . import UsageError, check_unread, check_writable, host_port, quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,12 +113,20 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "--out is what a switch would send, and --inject drives one; leave one out"
         )
+    check_unread(args.out, *files_read(args))
     reader, setting = opened(args)
     with reader:
         if args.inject:
             return inject(args, reader, setting)
         check_writable(args.out)
         return report(args, reader, setting)
+
+
+def files_read(args: argparse.Namespace) -> tuple[str | None, ...]:
+    """Whatever of the options of `add_trace` may name a file."""
+    from ..keyfiles import KEY_FILE
+
+    return args.trace, args.keys, args.topology, os.environ.get(KEY_FILE)
 
 
 def opened(args: argparse.Namespace) -> tuple[Reader, Setting]:

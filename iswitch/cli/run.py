@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--max-restarts {args.max_restarts}: 0 or more")
     topology = read_topology(args.topology)
     check_members(topology, args.workers_per_host)
-    check_writable(args.json)
+    check_writable(args.json, args.topology, args.key_file)
     capture = capture_folder(args.capture)
     hand_on_key(args.key_file)
     report: dict[str, Any] = {

@@ -64,7 +64,7 @@ def play_one(args: argparse.Namespace, scenario: Scenario) -> int:
     from ..soak.report import as_json, timeline
     from ..soak.run import History, outcome
 
-    check_writable(args.pcapng)
+    check_writable(args.pcapng, args.scenario)
     trace = Trace()
     history = History(scenario, trace)
     result = outcome(history)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..outside import LIMITS, IncompleteError, reason
 from ..units import count
-from . import UsageError, host_port, quantity
+from . import UsageError, check_unread, host_port, quantity
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -201,6 +201,7 @@ def mac(text: str) -> bytes:
 def run(args: argparse.Namespace) -> int:
     """Serve."""
     from ..forward import CopySwitch
+    from ..keyfiles import KEY_FILE
     from ..limits import Limits
     from ..packets import Address
     from ..paper import Counting
@@ -220,6 +221,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--world {args.world}: a switch with --ports is raw or bmv2, one without is loopback"
         )
+    check_unread(args.capture, args.keys, os.environ.get(KEY_FILE))
     limits = Limits(
         memory=int(args.memory * 2**20),
         lease=args.lease,

@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
 
     topology = chosen_topology(args.topology, args.workers)
     plan = plan_of(args, topology)
-    check_writable(args.json)
+    check_writable(args.json, args.topology)
     training = Training(plan, len(topology.hosts), args.out)
     screen = Screen(training, args.world)
     with Signals() as signals, training:
