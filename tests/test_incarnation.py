@@ -51,9 +51,12 @@ def test_the_next_process_outdoes_the_one_before(
         with caplog.at_level(logging.WARNING):
             second = Worker(switch, 1, 8, bind=here, **ways)  # type: ignore[arg-type]
         if back:
-            assert f"stands {back} s before the start of the process before" in caplog.text
-            assert f"joined as incarnation {second._session.incarnation}" in caplog.text
             assert second._session.incarnation > now
+        if back == 600:
+            assert f"{back} s ahead of this host's clock: did it step back?" in caplog.text
+            assert f"joined as incarnation {second._session.incarnation}" in caplog.text
+        else:
+            assert caplog.text == ""
         assert second.rank == 1
         other.leave()
         for _ in range(3):
@@ -62,6 +65,21 @@ def test_the_next_process_outdoes_the_one_before(
         third = Worker(switch, 1, 8, bind=here, **ways)  # type: ignore[arg-type]
         assert third._session.incarnation > second._session.incarnation or not back
         third.leave()
+
+
+def test_processes_that_follow_at_once_raise_no_alarm(
+    start_switch: StartSwitch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each takes a number above all that the one before used, so they run ahead of the seconds."""
+    _, switch = start_switch("127.0.0.1:0")
+    monkeypatch.setattr(arguments.time, "time", lambda: 2_000_000_000.0)
+    here: tuple[str, int] = ("127.0.0.1", 0)
+    for start in range(5):
+        with Worker(switch, 1, 8, bind=here, timeout=10) as worker:
+            here = worker._port.address.host, worker._port.address.port
+            worker.set_threshold(0)
+        assert worker._session.incarnation > 2_000_000_000 or not start
+    assert caplog.text == ""
 
 
 def test_a_controller_outdoes_the_one_before(

@@ -23,6 +23,8 @@ from .waiting import CHOICES, OnMemberLost
 
 log = logging.getLogger(__name__)
 
+ASTRAY = 60  # seconds from which on a clock is remarked on; short runs in a row get a few ahead
+
 
 def address(name: str, value: object, least_port: int = 0) -> tuple[str, int]:
     """A (host, port); port 0, any, is for one's own address only."""
@@ -123,11 +125,17 @@ def incarnation() -> int:
 
 
 def tell_of_clock(behind: int | None, incarnation: int) -> None:
-    """Log that the clock stepped back, by so many seconds, since the process before began."""
-    if behind is not None and behind >= 0:
+    """Log that the clock seems to have stepped back since the process before began.
+
+    Args:
+        behind: how far that process's incarnation is ahead of the clock, in seconds. Short runs one
+            after the other get a little ahead, as each takes a number above all that were used.
+        incarnation: of this process.
+    """
+    if behind is not None and behind >= ASTRAY:
         log.warning(
-            "the clock of this host stands %d s before the start of the process before at this "
-            "address: it stepped back; joined as incarnation %d",
+            "the incarnation of the process before at this address is %d s ahead of this host's "
+            "clock: did it step back? joined as incarnation %d",
             behind,
             incarnation,
         )
