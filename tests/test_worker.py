@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import re
 import socket
@@ -14,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
@@ -21,9 +23,11 @@ import numpy as np
 import pytest
 
 import worker_lib
+from iswitch.limits import Limits
 from iswitch.wire import TOS_CONTROL, TOS_DATA, Ack, Action, Control, Status
 from worker_lib import (
     AllreduceTimeout,
+    AsynchronousWorker,
     BindError,
     JobHalted,
     JobReset,
@@ -609,6 +613,36 @@ def test_a_run_that_was_killed_and_started_again_at_once(
         worker._left.set()
         worker._port.close()
     for worker in pool.map(run, range(2)):
+        worker.leave()
+
+
+def test_by_default_the_others_wait_for_another_to_take_a_place() -> None:
+    """A survivor's round begins before the lease does, and ends long after it."""
+    for kind in (Worker, AsynchronousWorker):
+        assert inspect.signature(kind).parameters["timeout"].default == 2 * Limits().lease
+
+
+def test_another_takes_the_place_of_one_that_was_killed(
+    pool: ThreadPoolExecutor, start_switch: StartSwitch
+) -> None:
+    """As with the defaults: without `bind`, and a timeout of twice the lease."""
+    lease = 5.0
+    _, where = start_switch("127.0.0.1:0", "--lease", f"{lease:g}")
+    join = partial(Worker, where, 1, NUMEL, 3, timeout=2 * lease)
+    workers = list(pool.map(lambda _: join(), range(3)))
+    together(pool, workers, [ones()] * 3)
+    killed = workers.pop()
+    killed._left.set()
+    killed._port.close()
+    waiting = [pool.submit(worker.allreduce, ones()) for worker in workers]
+    time.sleep(1)
+    another = pool.submit(join)
+    for one in waiting:
+        with pytest.raises(JobReset):
+            one.result(PATIENCE)
+    workers.append(another.result(PATIENCE))
+    assert all((out == 3).all() for out in together(pool, workers, [ones()] * 3))
+    for worker in workers:
         worker.leave()
 
 

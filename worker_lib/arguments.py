@@ -23,6 +23,7 @@ from .waiting import CHOICES, OnMemberLost
 
 log = logging.getLogger(__name__)
 
+TIMEOUT = 60.0  # seconds: two leases, as the place of a worker that was killed is free after one
 ASTRAY = 60  # seconds from which on a clock is remarked on; short runs in a row get a few ahead
 
 

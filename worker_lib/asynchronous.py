@@ -98,7 +98,7 @@ class AsynchronousWorker:
         state: Sequence[npt.NDArray[Any]],
         threshold: int | None = None,
         staleness: int = 3,
-        timeout: float = 30.0,
+        timeout: float = arguments.TIMEOUT,
         bind: tuple[str, int] = ("0.0.0.0", 0),
         key: bytes | None = None,
         elements_per_segment: int | None = None,

@@ -104,7 +104,7 @@ class Worker:
         dtype: npt.DTypeLike = np.float32,
         op: Literal["sum", "max", "min"] = "sum",
         reproducible: bool = False,
-        timeout: float = 30.0,
+        timeout: float = arguments.TIMEOUT,
         elements_per_segment: int | None = None,
         restart_safe: bool = True,
         offload: bool = True,

@@ -177,15 +177,17 @@ class Waiting:
         if number:  # whoever else has left meanwhile, for he waited in vain, too
             several = number > 1
             whose = f"the contribution{'s' * several} of {names}"
-            they, places = ("they", "their places") if several else ("it", "its place")
-            place = f" Start {'others' if several else 'another'} in {places} ({there} now)"
+            they = "they" if several else "it"
+            another = "others in their places" if several else "another in its place"
+            place = f" Start {another}, unless done already ({there} now)"
             return f"waiting for {whose}: did {they} stop, or die?" + place * (
                 too_few and not elastic
             )
         if too_few:
             others = " (another worker asked for sums of all)" * elastic
             return (
-                f"only {there}: has one not started, left or died? Start one in its place{others}"
+                f"only {there}: has one not started, left or died? Start one in its place, unless "
+                f"done already{others}"
             )
         return "no contribution is missing: the aggregates are lost on their way here"
 
