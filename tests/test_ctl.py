@@ -19,7 +19,17 @@ import pytest
 
 from iswitch.cli import main
 from iswitch.cli.ctl import COMMANDS
-from iswitch.wire import Ack, Action, Control, Join, MemberType, Segments, Status, Threshold
+from iswitch.wire import (
+    FLAG_NEW,
+    Ack,
+    Action,
+    Control,
+    Join,
+    MemberType,
+    Segments,
+    Status,
+    Threshold,
+)
 from worker_lib import JobHalted, JobReset, SwitchUnreachable, Worker
 from worker_lib.controller import CommandRefused, Controller
 
@@ -423,10 +433,11 @@ def test_repeats_until_answered(odd: OddSwitch) -> None:
         controller.request(Action.HELP, Segments(1, 2, 3))
     numbers = [packet.request for packet in odd.seen]
     first = numbers[0]
-    assert numbers == [first + k for k in range(4) for _ in range(3)]
+    # Who has left and asks again is a new process: its number is above that of the Leave.
+    assert numbers == [first + k for k in (0, 1, 2, 4) for _ in range(3)]
     actions = [packet.action for packet in odd.seen[::3]]
     assert actions == [Action.JOIN, Action.SETH, Action.LEAVE, Action.HELP]
-    assert odd.seen[0].value == Join(MemberType.CONTROLLER)
+    assert odd.seen[0].value == Join(MemberType.CONTROLLER, flags=FLAG_NEW)
 
 
 @pytest.mark.parametrize("status", [*list(Status)[1:], 99])
