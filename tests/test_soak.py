@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -516,3 +518,26 @@ def test_what_was_mended_stays_so(scenario: Scenario) -> None:
     for seed in range(scenario.seed, scenario.seed + 20):
         result = run(replace(scenario, seed=seed))
         assert not result.violation, (seed, result.message)
+
+
+def test_no_process_of_soak_ever_minds_ctrl_c() -> None:
+    """From its first instruction on: one that is still being imported would print a traceback."""
+    soak = subprocess.Popen(
+        [sys.executable, "-m", "iswitch", "soak", "--seeds", "300", "--processes", "2"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    children = Path(f"/proc/{soak.pid}/task/{soak.pid}/children")
+    begun: list[str] = []
+    while not begun and soak.poll() is None:
+        for child in children.read_text().split():
+            with suppress(OSError):
+                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    begun.append(child)
+    words = dict(
+        line.split(":", 1) for line in Path(f"/proc/{begun[0]}/status").read_text().splitlines()
+    )
+    deaf = int(words["SigBlk"], 16) | int(words["SigIgn"], 16)
+    os.killpg(soak.pid, signal.SIGINT)
+    output = soak.communicate(timeout=60)
+    assert (soak.returncode, output) == (130, (b"", b""))
+    assert deaf & 1 << signal.SIGINT - 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing import resource_tracker
 
 from .generate import generate
 from .run import Result, run
@@ -17,11 +19,31 @@ def play(seeds: Sequence[int], processes: int) -> Iterator[Result]:
     if processes == 1 or len(seeds) <= AT_ONCE:
         yield from map(play_seed, seeds)
         return
-    # Not a fork of this process, which may have threads: rich's, for one.
-    # Ctrl-C is for this process, which ends the others.
-    leave_it = (signal.SIGINT, signal.SIG_IGN)
-    with multiprocessing.get_context("spawn").Pool(processes, signal.signal, leave_it) as pool:
+    with ExitStack() as stack:
+        with _deaf_children():
+            # Not a fork of this process, which may have threads: rich's, for one.
+            pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(processes))
         yield from pool.imap_unordered(play_seed, seeds, AT_ONCE)
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Start processes that Ctrl-C never reaches: it is for this one, which ends the others.
+
+    It waits until they have all they need to begin, else they print that it lacks.
+    """
+    resource_tracker.ensure_running()  # else it is started within, which unblocks SIGINT
+    came: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    # The processes inherit the mask; threads of this one (BLAS has some) may still take it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        signal.raise_signal(signal.SIGINT)
 
 
 def play_seed(seed: int) -> Result:
