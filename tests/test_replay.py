@@ -21,6 +21,7 @@ from iswitch.frame import Frames
 from iswitch.issuing import Jack
 from iswitch.keys import Keys
 from iswitch.made_up import frames
+from iswitch.outside import OutsideError
 from iswitch.packets import Address
 from iswitch.switch import Switch
 from iswitch.traces import rounds as accounts
@@ -372,6 +373,28 @@ def test_speed(trace: Path) -> None:
     assert main(["replay", str(trace), "--speed", "0.1x"]) == 0
     seconds = replayed(trace)["trace"]["seconds"]
     assert time.monotonic() - begin > 9 * seconds
+
+
+def test_a_trace_that_becomes_shorter_is_told(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is mapped and no longer there ends a process by SIGBUS."""
+    path = tmp_path / "x"
+
+    def shorten(*_: object) -> None:
+        os.truncate(path, 5000)
+
+    path.write_bytes(trace.read_bytes())
+    monkeypatch.setattr(time, "sleep", shorten)
+    assert main(["replay", str(path), "--speed", "real"]) == 2
+    assert f"{path} became shorter while it was read" in capsys.readouterr().err
+    path.write_bytes(trace.read_bytes())
+    with Reader(path, window=20_000) as reader:
+        batches = reader.batches()
+        next(batches)
+        shorten()
+        with pytest.raises(OutsideError, match="became shorter"):
+            next(batches)
 
 
 @pytest.mark.parametrize("seed", range(20))

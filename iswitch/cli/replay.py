@@ -226,7 +226,7 @@ def report(args: argparse.Namespace, reader: Reader, setting: Setting) -> int:
                 setting,
                 options(args),
                 sink=writer,
-                pace=pace(args.speed) if args.speed else None,
+                pace=pace(args.speed, reader) if args.speed else None,
             )
         except NothingToReplay as error:
             raise UsageError(str(error)) from None
@@ -236,8 +236,8 @@ def report(args: argparse.Namespace, reader: Reader, setting: Setting) -> int:
     return 0 if is_clean(found) and is_whole(found) else 1
 
 
-def pace(times: float) -> Callable[[float], None]:
-    """Wait until it is time, so many times as fast as recorded."""
+def pace(times: float, reader: Reader) -> Callable[[float], None]:
+    """Wait until it is time, so many times as fast as recorded; the trace must be whole then."""
     begun: list[float] = []
 
     def wait(seconds: float) -> None:
@@ -245,6 +245,7 @@ def pace(times: float) -> Callable[[float], None]:
         if not begun:
             begun.append(now - seconds / times)
         time.sleep(max(0.0, begun[0] + seconds / times - now))
+        reader.check_whole()
 
     return wait
 
@@ -256,7 +257,7 @@ def inject(args: argparse.Namespace, reader: Reader, setting: Setting) -> int:
 
     times = 1.0 if args.speed is None else args.speed
     try:
-        injector = Injector(reader, setting, args.inject, pace(times) if times else None)
+        injector = Injector(reader, setting, args.inject, pace(times, reader) if times else None)
     except RawPortError as error:
         raise UsageError(f"--inject {args.inject}: {error.strerror}") from None
     begin = time.monotonic()

@@ -16,6 +16,7 @@ from typing import Self
 
 import numpy as np
 
+from ..outside import OutsideError
 from . import blocks, pcap
 from .batch import Batch, Bytes, Interface, Problems
 
@@ -114,14 +115,27 @@ class Reader:
         self._records = self._open()
         passed = 0
         fetched = self._fetch(0, self.window)
+        self.check_whole()
         for batch in self._records.batches(self.window):
             yield batch
+            self.check_whole()
             at = self._records.at // mmap.PAGESIZE * mmap.PAGESIZE
             if at > passed:
                 self._map.madvise(mmap.MADV_DONTNEED, passed, at - passed)
                 passed = at
             if at + self.window > fetched:
                 fetched = self._fetch(max(at, fetched), at + self.window)
+
+    def check_whole(self) -> None:
+        """Check that the file has all its bytes still, else reading them ends this process.
+
+        Raises:
+            OutsideError: it became shorter.
+        """
+        if self._map.size() < len(self._map):
+            raise OutsideError(
+                f"{self.path} became shorter while it was read; start again when nothing writes it"
+            )
 
     def _open(self) -> pcap.PcapRecords | blocks.PcapngBlocks:
         if self.format == "pcap":
