@@ -91,4 +91,9 @@ def _private(path: str) -> str:
                 f"{path} can be read or written by everybody on this machine: chmod 600 {path}"
             )
 
-    return read_text(path, KeyUnusable, MOST, check)
+    try:
+        return read_text(path, KeyUnusable, MOST, check)
+    except KeyUnusable as error:
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            raise KeyUnusable(f"{error}; write bytes as hex: and their digits") from None
+        raise

@@ -73,7 +73,7 @@ def test_keys_of_a_file(private: Private) -> None:
         ('7 = "hex:0"', "pairs of digits"),
         ("7 = secret", "write lines such as"),
         ('7 = "a"\n7 = "b"', "write lines such as"),
-        (b"\xff", "not UTF-8"),
+        (b"\xff", "not UTF-8 .*; write bytes as hex: and their digits"),
     ],
 )
 def test_files_that_are_no_keys(text: str, wrong: str, private: Private) -> None:
