@@ -215,7 +215,19 @@ def test_usage(words: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("--ports a,b,a --address 10.0.0.9", "--ports names a twice"),
         ("--ports a --address 10.0.0.9 --listen :5", "--listen is for a switch without --ports"),
         ("--ports a,b --address 10.0.0.9 --uplink a", "--uplink a leads to no --parent"),
-        ("--ports a --address 10.0.0.9 --parent 10.0.0.9", "--parent 10.0.0.9 is this switch"),
+        *(
+            (f"{where} --parent {parent}", f"--parent {parent} is this switch; name the one above")
+            for where, parent in (
+                ("--ports a --address 10.0.0.9", "10.0.0.9:26963"),
+                ("--ports a --address 10.0.0.9 --world bmv2", "10.0.0.9:26963"),
+                ("--listen 127.0.0.9:26871", "127.0.0.9:26871"),
+                ("--listen 0.0.0.0:26871", "127.0.0.9:26871"),
+                ("--listen localhost:26871", "localhost:26871"),
+            )
+        ),
+        ("--port 5", "--port is for a switch with ports: name them with --ports"),
+        ("--seed 4", "--seed is of the chances of --impair; name one, or leave it out"),
+        ("--seed 0", "--seed is of the chances of --impair; name one, or leave it out"),
         ("--address 10.0.0.9", "--address is for a switch with ports"),
         ("--no-replicate", "--no-replicate is for a switch with ports"),
         ("--listen 127.0.0.1:0 --cpu 4096", "--cpu 4096: the cores this process may use are 0"),

@@ -77,7 +77,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port",
         type=udp_port,
-        default="",
         metavar="PORT",
         help="with --ports: UDP port (default: the protocol's, 26963)",
     )
@@ -179,12 +178,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def udp_port(text: str) -> int:
-    """An argparse type: a number; the protocol's for the empty default."""
-    from ..wire import PORT
-
-    if text and not (text.isdecimal() and 0 < int(text) <= 65535):
+    """An argparse type: a number."""
+    if not (text.isdecimal() and len(text) <= 5 and 0 < int(text) <= 65535):
         raise argparse.ArgumentTypeError(f"{text!r} is no UDP port; write 1 to 65535")
-    return int(text or PORT)
+    return int(text)
 
 
 def mac(text: str) -> bytes:
@@ -207,9 +204,9 @@ def run(args: argparse.Namespace) -> int:
     from ..paper import Counting
     from ..ports.reserved import SystemBuffers
     from ..switch import Switch
-    from ..wire import ROUND_MASK
+    from ..wire import PORT, ROUND_MASK
 
-    for option in ("address", "mac", "uplink", "no_replicate"):
+    for option in ("address", "mac", "port", "uplink", "no_replicate"):
         if getattr(args, option) and not args.ports:
             option = option.replace("_", "-")
             raise UsageError(f"--{option} is for a switch with ports: name them with --ports IF,IF")
@@ -222,6 +219,7 @@ def run(args: argparse.Namespace) -> int:
             f"--world {args.world}: a switch with --ports is raw or bmv2, one without is loopback"
         )
     check_unread(args.capture, args.keys, os.environ.get(KEY_FILE))
+    args.port = args.port or PORT
     limits = Limits(
         memory=int(args.memory * 2**20),
         lease=args.lease,
@@ -321,6 +319,31 @@ def resolved(parent: tuple[str, int]) -> tuple[str, int]:
         raise UsageError(f"--parent {host}: {reason(error)}; name a host or address") from None
 
 
+def check_parent(args: argparse.Namespace, host: str, port: int) -> None:
+    """Whether the parent is another switch than this one, which serves at an address.
+
+    Raises:
+        UsageError: it is this one.
+    """
+    if not args.parent:
+        return
+    above, at = resolved(args.parent)
+    anywhere = "0.0.0.0" in (host, above)
+    if at == port and (above == host or (anywhere and is_here(above))):
+        given = "{}:{}".format(*args.parent)
+        raise UsageError(f"--parent {given} is this switch; name the one above it")
+
+
+def is_here(host: str) -> bool:
+    """Whether an IPv4 address is one of this machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
 def uplink(args: argparse.Namespace) -> int:
     """The place among the ports of the one that leads to the parent."""
     if not args.ports:
@@ -337,6 +360,8 @@ def impairments(args: argparse.Namespace) -> tuple[Impairments, int]:
 
     if args.seed is not None and args.seed < 0:
         raise UsageError(f"--seed {args.seed}: 0 or more")
+    if args.seed is not None and not args.impair:
+        raise UsageError("--seed is of the chances of --impair; name one, or leave it out")
     seed: int | None = args.seed
     found: dict[tuple[int, str], Impairment] = {}
     for text in args.impair:
@@ -409,6 +434,11 @@ def loopback(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any]
     except OSError as error:
         where = "{}:{}".format(*listen)
         raise UsageError(f"cannot listen at {where}: {error.strerror}; {mend(error)}") from None
+    try:
+        check_parent(args, *port.address[:2])
+    except UsageError:
+        port.close()
+        raise
     return Engine(switch, port, spin=args.spin), str(port.address)
 
 
@@ -435,8 +465,6 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
     from ..ports.raw import RawPortError, RawPorts
 
     own_address(args)
-    if args.parent and args.parent == (str(args.address), args.port):
-        raise UsageError(f"--parent {args.address} is this switch; name the one above it")
     address = args.address.packed
     counters = switch.counters
     try:
@@ -503,6 +531,7 @@ def own_address(args: argparse.Namespace) -> IPv4Address:
         if args.ports.count(ifname) > 1:
             raise UsageError(f"--ports names {ifname} twice; each port is an interface of its own")
     address: IPv4Address = args.address
+    check_parent(args, str(address), args.port)
     return address
 
 
