@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .mutants.__main__ import main, summary
+from .mutants.__main__ import line, main, summary
 from .mutants.examine import Finding, base, examine, fails, soak
 from .mutants.table import ROOT, Mutant, Rotten, mutants
 
@@ -80,6 +80,14 @@ def test_soak_sees_it(sound: Path, name: str) -> None:
     assert (finding.seeds or 0) >= 1
     assert finding.kind not in ("hangs", "dies")
     assert finding.complaint == ""
+
+
+def test_the_line_in_the_documentation(sound: Path) -> None:
+    """docs/soak.md shows what this mutant's line is today."""
+    (mutant,) = (mutant for mutant in ALL if mutant.name == "duplicate-run-counted")
+    finding = examine(mutant, sound, range(200), tests=False)
+    shown = f" {line(replace(finding, test=bool(mutant.test)))}"
+    assert f"{shown}\n" in (ROOT / "docs/soak.md").read_text()
 
 
 def test_what_breaks_nothing_survives(sound: Path) -> None:
