@@ -493,6 +493,41 @@ def test_half_a_row_at_the_end_is_taken_off(tmp_path: Path) -> None:
     assert path.read_bytes() == table(columns, "1,2,0,9.0", "0.000,3,1,8.0")
 
 
+# Sentences
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("train ppo --env CartPole-v1 --set learning_rate=nan", "learning_rate=nan: a finite num"),
+        ("train ppo --env CartPole-v1 --set discount=inf", "discount=inf: a finite number"),
+        ("soak --scenario {}", "the scenario is damaged: seed is missing"),
+        (f"soak --seed {'9' * 23}", "a whole number of 0 or more, of 12 digits at most"),
+        ("generate x.pcapng --loss nan", "iswitch generate: --loss: loss 'nan' is not"),
+        ("generate x.pcapng --topology rack:2x2 --rate x", "iswitch generate: --rate: rate 'x'"),
+        ("generate x.pcapng --topology rack:x --rate x", "iswitch generate: --topology: "),
+    ],
+)
+def test_sentences_name_what_was_given(line: str, sentence: str, tell: Told) -> None:
+    _, said = tell(line.split(" "), refused=True)
+    assert sentence in said
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"PK\3\4" + bytes(50), "it is no ZIP archive, or was cut short"),
+        ({"0.npy": b""}, "it does not hold what a training saves"),
+        ({"names.npy": b"", "1.npy": b""}, "it does not hold what a training saves"),
+    ],
+)
+def test_why_a_file_is_no_checkpoint(content: Any, why: str, tell: Told, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.npz"
+    path.write_bytes(content) if isinstance(content, bytes) else zipped(path, content)
+    line = ["train", "ppo", "--env", "CartPole-v1", "--out", str(tmp_path), "--resume"]
+    assert f"is damaged: {why}; it is no checkpoint" in tell(line, refused=True)[1]
+
+
 # The boundary itself
 
 

@@ -118,4 +118,8 @@ def topology(args: argparse.Namespace) -> Topology:
     elif settings and form.endswith(".toml"):
         raise UsageError(f"{form} says of itself how its links are; leave out --{settings[0]}")
     seed = [] if form.endswith(".toml") or "seed=" in form else [f"seed={args.seed}"]
-    return read_topology(",".join([form, *settings, *seed]))
+    network = read_topology(",".join([form, *seed]))
+    if not settings:
+        return network
+    given = ", ".join(f"--{name}" for name in LINKS if getattr(args, name))
+    return read_topology(",".join([form, *settings, *seed]), given)

@@ -20,14 +20,12 @@ from . import run as running
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("--to", required=True, metavar="DIR", help="where the traces are written")
-    running.configure(parser)
+    running.configure(parser, captures=False)
     parser.usage = "%(prog)s --to DIR [options] --topology FORM -- COMMAND..."
 
 
 def run(args: argparse.Namespace) -> int:
     """Run it, and say where the traces are."""
-    if args.capture is not None:
-        raise UsageError("--capture and --to say the same; leave --capture out")
     folder = Path(args.to)
     if former := sorted(folder.glob("*.pcapng")):
         raise UsageError(f"--to {folder} has {former[0].name} already; name another folder")

@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..files import write
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from topologies import Topology
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
+def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
+    """Add the options; without `captures` the one for them is left out."""
     kinds = "; ".join(f"{name}: {meaning}" for name, meaning in WORLDS.items())
     parser.add_argument(
         "--topology",
@@ -61,7 +62,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="all packets one by one: no segmentation offload in switches, nor in links",
     )
-    add_capture(parser)
+    if captures:
+        add_capture(parser)
     add_switch_kind(parser)
     parser.add_argument(
         "--key-file",
@@ -108,7 +110,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             status = _run(args, topology, command, capture, report, signals)
         except Stopped as stopped:  # while the network was being built
-            say(f"stopped by {signal.Signals(stopped.signum).name}; all processes have ended")
+            name = signal.Signals(stopped.signum).name
+            tell(args.chosen, f"stopped by {name}; all processes have ended")
             status = 128 + stopped.signum
     report["status"] = status
     if args.json:
@@ -129,6 +132,7 @@ def _run(
     from .switches import Switches, SwitchFailed
     from .worlds import make_world
 
+    say = partial(tell, args.chosen)
     built = make_world(args.world, topology, offload=not args.no_offload, switches=args.switch)
     with built as world, Fleet() as fleet:
         switches = Switches(fleet, world, capture, say)
@@ -200,6 +204,6 @@ def check_members(topology: Topology, per_host: int) -> None:
             )
 
 
-def say(message: str) -> None:
-    """Tell the user, beside what the command prints."""
-    print(f"iswitch run: {message}", file=sys.stderr, flush=True)
+def tell(command: str, message: str) -> None:
+    """Tell the user, beside what the command prints; `run` or `record` does."""
+    print(f"iswitch {command}: {message}", file=sys.stderr, flush=True)

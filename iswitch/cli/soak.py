@@ -173,12 +173,15 @@ def _text(scenario: str) -> str:
 
 
 def _number(text: str) -> int:
-    if not text.isdecimal() or len(text) > DIGITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
-    return int(text)
+    return _whole(text, 0)
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or len(text) > DIGITS or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return _whole(text, 1)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isdecimal() or len(text) > DIGITS or int(text) < least:
+        limits = f"{least} or more, of {DIGITS} digits at most"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {limits}")
     return int(text)

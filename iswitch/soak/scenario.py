@@ -233,7 +233,7 @@ class Scenario:
 def _listed(values: dict[str, Any], name: str) -> list[Any]:
     found = values.get(name, [])
     if not isinstance(found, list):
-        raise TypeError(f"{name} is a list")
+        raise ValueError(f"{name} is a list")
     return found
 
 
@@ -241,7 +241,7 @@ def _made(kind: type[_T], values: dict[str, Any]) -> _T:
     """A job, an event or a scenario of values that have its fields' types.
 
     Raises:
-        TypeError: a value of another type, or no finite number of 0 or more, or there is no such
+        ValueError: a value of another type, or no finite number of 0 or more, or there is no such
             field.
     """
     for field in fields(kind):  # type: ignore[arg-type]
@@ -249,11 +249,13 @@ def _made(kind: type[_T], values: dict[str, Any]) -> _T:
         wanted = KINDS.get(str(field.type), tuple)
         is_bool = isinstance(value, bool) and wanted is not bool
         if value is not MISSING and (not isinstance(value, wanted) or is_bool):
-            raise TypeError(f"{field.name} cannot be {str(value)[:40]!r}")
+            raise ValueError(f"{field.name} cannot be {str(value)[:40]!r}")
         if isinstance(value, int | float) and not 0 <= value < 1 << 64:
-            raise TypeError(f"{field.name} is a number of 0 or more, not {value}")
+            raise ValueError(f"{field.name} is a number of 0 or more, not {value}")
+        if value is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{field.name} is missing")
     if not all(isinstance(host, str) for host in values.get("hosts", ())):
-        raise TypeError("hosts are names")
+        raise ValueError("hosts are names")
     return kind(**values)
 
 

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,11 +84,14 @@ def _read(path: str, names: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
     if not os.path.isfile(path):
         raise Unsuitable(f"{path} is no checkpoint: it is no regular file")
     with reading(path, lambda said: Unsuitable(f"{said}; it is no checkpoint")):
-        with open(path, "rb") as file, zipfile.ZipFile(file) as stored:
+        with open(path, "rb") as file, _archive(file) as stored:
             entries = stored.infolist()
             size = os.fstat(file.fileno()).st_size
             if any(e.compress_type for e in entries) or sum(e.file_size for e in entries) > size:
                 raise ValueError("it announces more bytes than it has")
+            wanted = {"names.npy", *(f"{i}.npy" for i in range(len(entries) - 1))}
+            if {entry.filename for entry in entries} != wanted:
+                raise ValueError("it does not hold what a training saves")
             label = _array(stored.read("names.npy"))
             arrays = [_array(stored.read(f"{i}.npy")) for i in range(len(entries) - 1)]
         if label.dtype.kind != "U" or label.shape:
@@ -101,6 +104,18 @@ def _read(path: str, names: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
         said = ", ".join(f"{name} {value}" for name, value in found.items())
         raise Unsuitable(f"{path} is of another training: {said}; name another --out")
     return arrays
+
+
+def _archive(file: IO[bytes]) -> zipfile.ZipFile:
+    """Open an archive.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return zipfile.ZipFile(file)
+    except zipfile.BadZipFile:
+        raise ValueError("it is no ZIP archive, or was cut short") from None
 
 
 def _array(content: bytes) -> npt.NDArray[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from importlib import import_module
+from math import inf, isfinite
 from typing import Any, Protocol
 
 import numpy as np
@@ -136,7 +137,7 @@ def parse(settings: Any, changes: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check(settings: Any) -> None:
-    """Refuse counts that nothing can be computed with.
+    """Refuse numbers that nothing can be computed with.
 
     Raises:
         Unsuitable: there is one.
@@ -145,6 +146,9 @@ def check(settings: Any) -> None:
     if not 1 <= values.get("envs", 1) <= MOST_ENVS:
         raise Unsuitable(f"envs: 1 to {MOST_ENVS} environments in each worker")
     for name, value in values.items():
+        free = name == "max_norm" and value == inf  # gradients of any length
+        if type(value) is float and not isfinite(value) and not free:
+            raise Unsuitable(f"{name}={value}: a finite number")
         if type(value) is int and value < 1:
             raise Unsuitable(f"{name}={value}: a whole number of 1 or more")
     if (batch := values.get("envs", 1) * values.get("steps", 1)) < 2 * values.get("minibatches", 0):
