@@ -528,6 +528,15 @@ def test_why_a_file_is_no_checkpoint(content: Any, why: str, tell: Told, tmp_pat
     assert f"is damaged: {why}; it is no checkpoint" in tell(line, refused=True)[1]
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_training_that_diverged_is_not_resumed(value: float, tell: Told, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.npz"
+    np.savez(path, names=NAMES, **{"0": np.array([1.0, value], np.float32), "1": UPDATES})
+    line = ["train", "ppo", "--env", "CartPole-v1", "--out", str(tmp_path), "--resume"]
+    _, said = tell(line, refused=True, named="checkpoint.npz")
+    assert said.endswith("that training diverged; begin anew, with another --out\n")
+
+
 # The boundary itself
 
 

@@ -300,7 +300,8 @@ def _compared(report: dict[str, Any]) -> list[str]:
     if none_compared(tally):
         found.append(
             "not one of them could be compared: they are for nobody whose Join is in the trace, or "
-            "of rounds without contributions; capture from before the workers join"
+            "of rounds without contributions; capture from before the workers join, and give the "
+            "--memory and --lease that the switch had"
         )
     elif tally["unchecked"]:
         found.append(

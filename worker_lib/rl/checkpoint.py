@@ -103,6 +103,11 @@ def _read(path: str, names: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
     if found != names:
         said = ", ".join(f"{name} {value}" for name, value in found.items())
         raise Unsuitable(f"{path} is of another training: {said}; name another --out")
+    if not all(np.isfinite(array).all() for array in arrays if array.dtype.kind == "f"):
+        raise Unsuitable(
+            f"{path} has weights that are no finite numbers: that training diverged; begin anew, "
+            "with another --out"
+        )
     return arrays
 
 
