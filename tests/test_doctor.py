@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "iswitch", "doctor"]
 SINGLY = Exchange(PACKETS, False, False, PACKETS, frozenset({0x1C}))
 WHOLE = Exchange(PACKETS, True, True, PACKETS, frozenset({0x1C}))
-VITAL = {"kernel", "Python", "NumPy", "recvmmsg, sendmmsg", "IP_RECVTOS"}
+VITAL = {"kernel", "Python", "NumPy", "recvmmsg, sendmmsg", "IP_RECVTOS", "open files"}
 
 GOOD: dict[str, Any] = {
     "system": ("Linux", "6.1.0-test"),
@@ -33,6 +33,7 @@ GOOD: dict[str, Any] = {
     "exchange": WHOLE,
     "overflow": 12,
     "buffers": Buffers(16 << 20, 16 << 20),
+    "descriptors": 1024,
     "cores": 8,
     "user": 0,
     "capabilities": (1 << 41) - 1,
@@ -118,6 +119,7 @@ def test_every_probe_is_faked() -> None:
             "sysctl -w net.core.wmem_max=16777216",
         ),
         ("netdev_max_backlog", {"sysctl": 300}, "limited", "net.core.netdev_max_backlog=1000"),
+        ("open files", {"descriptors": 8}, "missing", "ulimit -n 1024"),
         ("cores", {"cores": 1}, "limited", "5 processes share 1 core:"),
         ("privileges", {"capabilities": 0, "user": 65534}, "missing", "only the loopback world"),
         ("privileges", {"capabilities": 1 << 13}, "limited", "without CAP_NET_ADMIN;"),

@@ -17,6 +17,7 @@ from . import PIP_DEMO
 from .host import PACKETS, Host
 
 PROCESSES = 5  # of the demo: a switch and four workers
+DESCRIPTORS = 32  # the demo fails with 16, does with 20
 BACKLOG = 1000  # packets, the kernel's default
 CAP_NET_ADMIN, CAP_NET_RAW = 12, 13  # linux/capability.h
 AS_ROOT = "run as root (sudo)"
@@ -196,6 +197,15 @@ def backlog(host: Host) -> Finding:
     return Finding("limited", f"{length} packets", cost, mend)
 
 
+def descriptors(host: Host) -> Finding:
+    """What commands open for their processes: sockets, pipes, files."""
+    most = host.descriptors()
+    if most in range(DESCRIPTORS):
+        cost = "a switch and four workers open nearly as many, larger networks more: nothing runs"
+        return Finding("missing", f"{most} in a process", cost, "ulimit -n 1024")
+    return Finding("ok", "no limit" if most < 0 else f"{most:,} in a process")
+
+
 def cores(host: Host) -> Finding:
     """Processes that wait for one another like to run at once."""
     count = host.cores()
@@ -271,6 +281,7 @@ CHECKS = (
     Check("receive buffer", receive_buffer),
     Check("send buffer", send_buffer),
     Check("netdev_max_backlog", backlog),
+    Check("open files", descriptors, vital=True),
     Check("cores", cores),
     Check("privileges", privileges),
     Check("AF_PACKET", packet_socket),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import select
 import shutil
 import socket
@@ -154,6 +155,10 @@ class Host:
         with closing(UdpPort(LOOPBACK)) as port:
             send = port.socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
             return Buffers(port.buffer, send)
+
+    def descriptors(self) -> int:
+        """Files and sockets that a process may have open at once."""
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def cores(self) -> int:
         """Cores this process may run on."""
