@@ -33,6 +33,7 @@ from iswitch.cli.bench import check_ways, configure, everything
 from iswitch.cli.bench import run as run_bench
 from iswitch.cli.bench_network import pin
 from iswitch.cli.worlds import network_of
+from iswitch.outside import OutsideError
 from iswitch.units import QuantityError
 from topologies import Topology
 from worker_lib.strategies import STRATEGIES, base
@@ -502,7 +503,7 @@ def member_of(parent: int) -> int:
         ("--workers 0", "--workers 0: whole numbers"),
         ("--workers 4 --topologies rack", "three workers in each rack"),
         ("--topologies ball:3", "--topologies: "),
-        ("--topologies none.toml", "--topologies none.toml: No such file"),
+        ("--topologies none.toml", "--topologies: cannot read none.toml: No such file"),
         ("--rate 1Gbit", "the loopback world has no links; use --world netns"),
         ("--topologies net.toml --rate 1Gbit", "net.toml: leave out --rate and --loss: the file"),
         ("--loss 1%", "the loopback world has no links; use --world netns"),
@@ -519,7 +520,7 @@ def test_mistakes_are_told_before_anything_starts(options: str, said: str) -> No
 
     parser = argparse.ArgumentParser()
     configure(parser)
-    with pytest.raises(UsageError, match=re.escape(said)):
+    with pytest.raises(OutsideError, match=re.escape(said)):
         run_bench(parser.parse_args(options.split()))
 
 

@@ -6,12 +6,14 @@ The options are found in the parsers, so a new one without a kind in KINDS fails
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import json
 import os
 import random
 import signal
 import tomllib
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -153,6 +155,7 @@ def tell(
 
     def tell(line: list[str], *, refused: bool = False, named: str = "") -> tuple[int | None, str]:
         signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
+        environment = dict(os.environ)  # commands prepare it for the processes they start
         try:
             status: int | None = main(line)
         except SystemExit as end:  # of argparse
@@ -163,6 +166,8 @@ def tell(
             pytest.fail(f"more than {PATIENCE} s: {line}")
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            os.environ.clear()
+            os.environ.update(environment)
         said = capsys.readouterr().err
         assert "Traceback" not in said, line
         assert status in (None, 0, 1, 2), (line, said)
@@ -176,7 +181,12 @@ def tell(
             assert named in said, (line, said)
         return status, said
 
-    return tell
+    yield tell
+    with (
+        warnings.catch_warnings()
+    ):  # commands were ended in the middle, with files and sockets open
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 PARSER = cache(cli.parser_of_all)
