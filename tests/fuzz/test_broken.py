@@ -80,7 +80,7 @@ def reset_keeps_sums(patch: pytest.MonkeyPatch) -> None:
 
 def leaver_waited_for(patch: pytest.MonkeyPatch) -> None:
     """What waits only for a member that has left does not complete."""
-    patch.setattr(ControlPlane, "reevaluate", lambda self, job: [])
+    patch.setattr(ControlPlane, "reevaluate", lambda self, job, now: [])
 
 
 def memory_not_limited(patch: pytest.MonkeyPatch) -> None:
