@@ -6,6 +6,7 @@ process the switch meets limits on addresses and of a control group.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -19,6 +20,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ import pytest
 from iswitch.buffers import HEADROOM, REQUEST, Buffers
 from iswitch.limits import Limits
 from iswitch.packets import Address, Burst, Outgoing, Rows
-from iswitch.ports.reserved import SLACK, SMALL, SystemBuffers, room
+from iswitch.ports.reserved import SLACK, SMALL, UNLIMITED, SystemBuffers, room
 from iswitch.switch import Switch
 from iswitch.wire import (
     FLAG_REPRODUCIBLE,
@@ -446,6 +448,13 @@ def test_the_room_of_control_groups(tmp_path: Path, version: int) -> None:
     if version == 2:
         (root / "a/b/memory.max").write_text("max\n")
         assert room(proc, groups) == 400_000
+
+
+def test_no_descriptor_to_look_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job is taken in all the same: the switch must not end."""
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=OSError(errno.EMFILE, "Too many")))
+    assert room() == UNLIMITED
+    assert SystemBuffers().take(SMALL).nbytes == SMALL
 
 
 # Workers

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import signal
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from iswitch.cli.switch import serve
 from iswitch.counters import Counters
+from iswitch.outside import IncompleteError
 from iswitch.packets import Address
 from iswitch.pcapng import Direction
 from iswitch.ports import capture as capturing
@@ -63,6 +69,29 @@ def test_a_capture_whose_thread_has_died_says_so(
     note(capture, 0xA0)
     with pytest.raises(OSError, match="ended early"):
         capture.close()
+
+
+@pytest.mark.parametrize(
+    ("missing", "failed", "said"),
+    [
+        (0, None, None),
+        (0, OSError("ended early"), "x.pcapng is not complete: ended early"),
+        (2, OSError("ended early"), "x.pcapng is not complete, 2 frames missing: ended early"),
+        (2, None, "2 frames missing: the disk was too slow, or memory ran out"),
+    ],
+)
+def test_a_switch_says_that_its_capture_is_not_complete(
+    monkeypatch: pytest.MonkeyPatch, missing: int, failed: OSError | None, said: str | None
+) -> None:
+    monkeypatch.setattr(signal, "signal", Mock())
+    counters = Counters()
+    counters["capture_full"] = missing
+    port = Mock(close=Mock(side_effect=failed))
+    engine = Mock(port=port, given_up=0)
+    args = argparse.Namespace(json=True, capture="x.pcapng")
+    with pytest.raises(IncompleteError, match=said) if said else nullcontext():
+        assert serve(args, engine, "here", counters) == 0
+    port.close.assert_called_once()
 
 
 def test_a_result_for_which_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,20 +274,22 @@ def serve(
         signal.signal(signum, lambda *_: engine.stop())
     print(json.dumps({"listening": where}) if args.json else f"listening {where}", flush=True)
     engine.run()
-    why = "the disk was too slow"
+    failed = ""
     counters["given_up"] += engine.given_up
     try:
         engine.port.close()
     except OSError as error:
-        why = reason(error)
+        failed = reason(error)
     if args.json:
         print(json.dumps(counters))
     else:
         print_counters(dict(counters))
     sys.stdout.flush()
-    if missing := counters.get("capture_full"):
-        frames = count(missing, "frame")
-        raise IncompleteError(f"{args.capture} is not complete, {frames} missing: {why}")
+    missing = counters.get("capture_full")
+    if missing or failed:
+        frames = f", {count(missing, 'frame')} missing" if missing else ""
+        why = failed or "the disk was too slow, or memory ran out"
+        raise IncompleteError(f"{args.capture} is not complete{frames}: {why}")
     return 0
 
 

@@ -162,10 +162,10 @@ class Switches:
                 if child in silent and line:
                     self.counters[self._names[child]] = json.loads(line)
                     silent.remove(child)
-        for name, child in self._up.items():
-            if self.counters[name].get("capture_full"):
-                with suppress(subprocess.TimeoutExpired):
-                    child.process.wait(PATIENCE)
+        for child in self._up.values() if self.capture is not None else ():
+            with suppress(subprocess.TimeoutExpired):
+                child.process.wait(PATIENCE)
+            if child.process.returncode == INCOMPLETE:
                 self._incomplete.append(child.complaint().removeprefix("iswitch switch: "))
         return self.counters
 

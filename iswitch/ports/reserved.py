@@ -37,7 +37,11 @@ def room(proc: Path = Path("/proc"), groups: Path = GROUPS) -> int:
 
 
 def _machine(proc: Path) -> int:
-    for line in (proc / "meminfo").read_text().splitlines():
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+    except OSError:  # no descriptor is free, say
+        return UNLIMITED
+    for line in lines:
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             return int(value.split()[0]) * 1024
