@@ -339,6 +339,7 @@ class Admission:
                 raise Refusal(Status.FULL)
         window = job.window
         try:
+            self.plane.limits.buffers.see(needed)
             if begins:
                 if self.plane.hierarchy:
                     job.window = self.plane.hierarchy.uplinks[job.number].window()

@@ -17,6 +17,13 @@ PASSING = 256  # and these for each segment of the job: what a question about al
 class Buffers:
     """Buffers of plain memory; they count as had as soon as they are promised."""
 
+    def see(self, nbytes: int) -> None:
+        """Check that the system can give so many bytes in all, before the first is taken.
+
+        Raises:
+            MemoryError: it cannot.
+        """
+
     def take(self, nbytes: int) -> Rows:
         """So many bytes, all zero.
 

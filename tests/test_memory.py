@@ -16,7 +16,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,8 +26,10 @@ import numpy as np
 import pytest
 
 from iswitch.buffers import HEADROOM, REQUEST, Buffers
+from iswitch.job import memory_needed
 from iswitch.limits import Limits
 from iswitch.packets import Address, Burst, Outgoing, Rows
+from iswitch.ports import reserved
 from iswitch.ports.reserved import SLACK, SMALL, UNLIMITED, SystemBuffers, room
 from iswitch.switch import Switch
 from iswitch.wire import (
@@ -380,6 +382,45 @@ def test_a_control_group_with_a_limit() -> None:
         (group / "cgroup.procs").write_text(str(process.pid))
         refused_and_served(process, where)
         process.wait()
+
+
+def test_small_and_short_packets_in_a_control_group_with_a_limit() -> None:
+    """What a job needs beside its sums counts, and many small jobs as much as a large one."""
+    with a_control_group(400 << 20) as group, switch("--memory", "8192") as (process, where):
+        (group / "cgroup.procs").write_text(str(process.pid))
+        with a_running_job(where) as rounds_done:
+            with pytest.raises(Refused, match="memory"):
+                Worker(where, 8, 4_000_000, elements_per_segment=1, timeout=PATIENCE)
+            with ExitStack() as small:
+                jobs = iter(range(10, 400))
+
+                def begin_all() -> None:
+                    for job in jobs:
+                        small.enter_context(Worker(where, job, 300_000, timeout=PATIENCE))
+
+                with pytest.raises(Refused, match="memory"):
+                    begin_all()
+                assert 40 < next(jobs) < 390
+                before = rounds_done()
+                while rounds_done() < before + 3:
+                    assert process.poll() is None
+        process.send_signal(2)
+        assert process.wait(PATIENCE) == 0
+
+
+def test_all_that_a_job_needs_is_looked_at_before_it_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With E = 1 tables and headers are most of it, and none of them is a large buffer."""
+    monkeypatch.setattr(reserved, "room", lambda: SLACK + (20 << 20))
+    said: list[str] = []
+    machine = Switch(Limits(memory=1 << 30, buffers=SystemBuffers(said.append)))
+    large = Shape.of(200_000, elements=1)
+    assert memory_needed(large, False, True) > 20 << 20
+    assert asked(machine, peer(0), 1, Join.for_shape(large)) is Status.FULL
+    assert "job 1" in said[0]
+    small = Shape.of(100_000, elements=1)
+    assert asked(machine, peer(0), 2, Join.for_shape(small)) is Status.OK
 
 
 def test_what_is_reserved_is_in_memory_before_it_is_used() -> None:

@@ -108,6 +108,15 @@ class SystemBuffers(Buffers):
         """Bytes that were taken and are still to be touched."""
         return self._pending
 
+    def see(self, nbytes: int) -> None:
+        """Check that the system can give so many bytes in all, before the first is taken.
+
+        Raises:
+            MemoryError: it cannot.
+        """
+        if nbytes and nbytes + self._pending + SLACK > room():
+            raise MemoryError
+
     def take(self, nbytes: int) -> Rows:
         """So many bytes, all zero, that the system will not take back.
 
@@ -118,8 +127,7 @@ class SystemBuffers(Buffers):
             found = np.empty(nbytes, np.uint8)
             found.fill(0)
             return found
-        if nbytes + self._pending + SLACK > room():
-            raise MemoryError
+        self.see(nbytes)
         try:
             mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, ValueError, OverflowError) as error:
