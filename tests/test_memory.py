@@ -31,6 +31,7 @@ from iswitch.limits import Limits
 from iswitch.packets import Address, Burst, Outgoing, Rows
 from iswitch.ports import reserved
 from iswitch.ports.reserved import SLACK, SMALL, UNLIMITED, SystemBuffers, room
+from iswitch.ports.udp import UdpPort
 from iswitch.switch import Switch
 from iswitch.wire import (
     FLAG_REPRODUCIBLE,
@@ -521,20 +522,29 @@ except MemoryError as error:
     assert re.fullmatch(r"no memory for packets of 900,000,\d+ elements .*smaller.*\n", done.stderr)
 
 
-def test_packets_for_which_a_worker_lacks_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They count as lost, and are asked for again."""
+@pytest.mark.parametrize("where", ["receive", "handle_timer", "transmissions", "push"])
+def test_packets_for_which_a_worker_has_no_memory(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """They count as lost, and are asked for or sent again; its own thread goes on, too."""
+    owner: Any = UdpPort if where == "push" else Session
     lacks = random.Random(5)
-    receive = Session.receive
+    real, likely = getattr(owner, where), 0.2
 
-    def scarce(self: Session, burst: Burst, now: float) -> None:
-        if lacks.random() < 0.2:
+    def scarce(*arguments: Any) -> Any:
+        if lacks.random() < likely:
             raise MemoryError
-        receive(self, burst, now)
+        return real(*arguments)
 
-    monkeypatch.setattr(Session, "receive", scarce)
-    with switch() as (process, where):
-        with Worker(where, 7, 100_000, 1, timeout=PATIENCE) as worker:
+    with switch() as (process, at):
+        with Worker(at, 7, 100_000, 1, timeout=PATIENCE) as worker:
+            monkeypatch.setattr(owner, where, scarce)
             for i in range(1, 20):
                 assert set(worker.allreduce(np.full(100_000, i, np.float32)).tolist()) == {i}
+            likely = 1.0  # also while it only attends to the job
+            worker._session._next_heartbeat = 0.0
+            worker._attend()
+            likely = 0.0
             assert worker.stats()["no_memory"]
+            assert worker.allreduce(np.ones(100_000, np.float32)).sum() == 100_000
         end(process)

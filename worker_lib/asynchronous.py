@@ -38,6 +38,7 @@ from .errors import (
     TooFewWorkers,
     VersionTimeout,
     WorkerError,
+    as_if_lost,
 )
 from .events import Answered, Told, WasReset
 from .peers import Peers
@@ -362,7 +363,8 @@ class AsynchronousWorker:
         os.eventfd_write(self._wake, 1)
 
     def _flush(self) -> None:
-        self._port.push(self._session.transmissions(time.monotonic()))
+        with as_if_lost(self._counts):
+            self._port.push(self._session.transmissions(time.monotonic()))
 
     def _ensure_open(self) -> None:
         if self._failure is not None:
@@ -456,14 +458,13 @@ class AsynchronousWorker:
                 if any(fd == self._wake for fd, _ in ready):
                     os.eventfd_read(self._wake)
                 now = time.monotonic()
-                try:
+                with as_if_lost(self._counts):
                     for burst in self._port.pull():
                         session.receive(burst, now)
-                except MemoryError:  # as if the network had lost it: it is asked for again
-                    self._counts["no_memory"] += 1
                 deadline = session.deadline()
                 if deadline is not None and deadline <= now:
-                    session.handle_timer(now)
+                    with as_if_lost(self._counts):
+                        session.handle_timer(now)
                 self._flush()
                 self._heed()
                 self._changed.notify_all()

@@ -41,6 +41,7 @@ from .errors import (
     SwitchUnreachable,
     TooFewWorkers,
     WorkerError,
+    as_if_lost,
 )
 from .session import Answered, Dropped, Gone, Halted, Session, WasReset
 from .waiting import LOOK_PAUSE, OnMemberLost, Waiting, ranks_in
@@ -276,7 +277,7 @@ class Worker:
             raise
         session.finish()
         now = time.monotonic()
-        self._port.push(session.transmissions(now))
+        self._flush(now)
         self.allreduces += 1
         self.allreduce_seconds.append(now - began)
 
@@ -284,7 +285,7 @@ class Worker:
         """Send a small vector and take its aggregate; False: it has to be gone on with slowly."""
         session = self._session
         now = time.monotonic()
-        self._port.push(session.transmissions(now))
+        self._flush(now)
         while (express := session.express) is not None:
             deadline = session.deadline()
             until = limit if deadline is None else min(limit, deadline)
@@ -432,23 +433,22 @@ class Worker:
         """Send what may be sent, wait for something to come, take it; False: out of time."""
         session = self._session
         now = time.monotonic()
-        self._port.push(session.transmissions(now))
+        self._flush(now)
         deadline = session.deadline()
         until = limit if deadline is None else min(limit, deadline)
         if self._poller.poll(0.0 if session.may_send else max(0.0, until - now) * 1000):
             self._receive()
         now = time.monotonic()
         if until <= now:
-            session.handle_timer(now)
+            with as_if_lost(session.stats):
+                session.handle_timer(now)
         return now < limit
 
     def _receive(self) -> None:
         now = time.monotonic()
-        try:
+        with as_if_lost(self._session.stats):
             for burst in self._port.pull():
                 self._session.receive(burst, now)
-        except MemoryError:  # as if the network had lost it: it is asked for again
-            self._session.stats["no_memory"] += 1
 
     def _attend(self) -> None:
         """What is due while no call is under way: heartbeats, Help for others, Acks."""
@@ -460,14 +460,16 @@ class Worker:
                 now = time.monotonic()
                 deadline = self._session.deadline()
                 if deadline is not None and deadline <= now:
-                    self._session.handle_timer(now)
-                self._flush()
+                    with as_if_lost(self._session.stats):
+                        self._session.handle_timer(now)
+                self._flush(now)
                 self._note_refusal()
         finally:
             self._lock.release()
 
-    def _flush(self) -> None:
-        self._port.push(self._session.transmissions(time.monotonic()))
+    def _flush(self, now: float) -> None:
+        with as_if_lost(self._session.stats):
+            self._port.push(self._session.transmissions(now))
 
     def _events(self) -> list[Answered]:
         """The answers among the events; what an allreduce has to raise is noted."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar, Self
 
 from iswitch.packets import Address
@@ -213,3 +214,15 @@ class MembershipLost(WorkerError):
 
 class VersionTimeout(WorkerError):
     """Something an `AsynchronousWorker` waited for did not happen within its timeout."""
+
+
+@contextmanager
+def as_if_lost(counts: dict[str, int]) -> Iterator[None]:
+    """Leave undone what memory runs out for, and count it: as if the network had lost packets.
+
+    So it is only for what is asked for or sent again.
+    """
+    try:
+        yield
+    except MemoryError:
+        counts["no_memory"] += 1
