@@ -235,6 +235,9 @@ class Admission:
         if job.awaits_reset and not join.flags & FLAG_HEARTBEAT:
             return []
         ack = Request(job, member, Action.JOIN, None, now).ack(self._workers(job, now))
+        of_member = join.flags & (FLAG_HEARTBEAT | FLAG_STANDS_AT) and not join.flags & FLAG_NEW
+        if of_member:  # maybe before its process was replaced by one with the same number
+            ack = replace(ack, known=1)
         stays = bool(join.flags & FLAG_STANDS_AT) and member.first_round is None
         if stays and job.synchronous and join.round in job.window:
             ack = replace(ack, round=join.round)

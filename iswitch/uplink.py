@@ -19,6 +19,7 @@ from .wire import (
     Ack,
     Action,
     Control,
+    Join,
     Segments,
     SwitchJoin,
     Value,
@@ -130,6 +131,9 @@ class Uplink:
         pending = self._pending.get(key)
         if pending is None or pending.packet.action != ack.action:
             return None
+        asked = pending.packet.value
+        if ack.known and isinstance(asked, Join) and asked.flags & FLAG_NEW:
+            return None  # to a former process, which began in the same second
         del self._pending[key]
         return pending.packet
 

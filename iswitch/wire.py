@@ -374,7 +374,7 @@ class Ack(_Value):
     """
 
     action: int
-    zero: int = 0
+    known: int = 0  # 1: in answer to a Join whose sender has been a member
     rank: int = 0
     threshold: int = 0
     round: int = 0
@@ -389,7 +389,7 @@ class Ack(_Value):
 
     def naming(self, total: int, awaited: tuple[Awaited, ...]) -> AckWho:
         """The answer to Who with what this one says."""
-        said = self.action, self.zero, self.rank, self.threshold, self.round, self.contributors
+        said = self.action, self.known, self.rank, self.threshold, self.round, self.contributors
         return AckWho(*said, total, awaited)
 
 

@@ -380,7 +380,8 @@ def test_join(
     before = bench.switch.control.reserved
     found, ack, sends = bench.control(who, A.JOIN, value, job, request=2000)
     assert found is status
-    assert ack == Ack(A.JOIN, 0, rank, threshold, round_, contributors)
+    known = int(status is S.OK and bool(value.flags & FLAG_STANDS_AT))
+    assert ack == Ack(A.JOIN, known, rank, threshold, round_, contributors)
     assert sends == []
     if status is not S.OK:
         assert bench.switch.control.reserved == before

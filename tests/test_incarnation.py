@@ -18,7 +18,7 @@ from worker_lib.session import Answered
 from worker_lib.versions import NUMBERS
 
 from .conftest import StartSwitch
-from .parts import Bench, packets_of, peer
+from .parts import JOB, Below, Bench, packets_of, peer
 from .world import World, worker_address
 
 SHAPE = Shape.of(8, elements=4)
@@ -159,6 +159,39 @@ def test_late_copies_of_old_joins_change_nothing() -> None:
             new.receive(Burst(new.switch, answer.tos, answer.rows, answer.tail), there.now)
     assert new.member
     assert new.incarnation == 1001
+
+
+def test_a_late_answer_to_the_process_before_makes_nobody_a_member() -> None:
+    """It began in the same second, so the answer bears the number of the new one's Join."""
+    there = World()
+    old = there.join(0, SHAPE, incarnation=1000)
+    there.gather([old])
+    old.join(there.now)  # a heartbeat
+    late = [
+        answer
+        for out in old.transmissions(there.now)
+        for answer in there.switch.receive(
+            Burst(worker_address(0), out.tos, out.rows, out.tail), there.now
+        )
+    ]
+    assert late
+    new = there.join(0, SHAPE, incarnation=1000)
+    for answer in late:
+        new.receive(Burst(new.switch, answer.tos, answer.rows, answer.tail), there.now)
+    assert not new.member
+    there.gather([new])
+    assert new.incarnation == 1001
+
+
+def test_a_late_answer_to_the_switch_process_before_lets_nobody_in() -> None:
+    """It tells how many workers there were."""
+    bench = Below()
+    (join,) = bench.comes(0, Shape.of(8))
+    there = Ack(Action.JOIN, known=1, contributors=3)
+    late = Control(Action.ACK, JOB, join.request, there).build()
+    assert bench.hears(TOS_CONTROL, [late]) == []
+    assert bench.switch.counters["unmatched_ack"] == 1
+    assert [packet.action for packet in bench.answers(join)] == [Action.ACK, Action.JOIN]
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -107,7 +107,7 @@ def meant_control(block: Block) -> Control:
     job, request = given.pop("job"), given.pop("request")
     status = Status[given.pop("status")] if block.action is Action.ACK else Status.OK
     if block.action is Action.ACK:
-        given = {"action": Action[given.pop("action")], "zero": 0, **given}
+        given = {"action": Action[given.pop("action")], "known": 0, **given}
         if "awaited" in given:
             given["awaited"] = tuple(wire.Awaited(*entry) for entry in given["awaited"])
     for kind in wire.VALUES[block.action]:

@@ -361,6 +361,8 @@ class Member(ABC, Generic[E]):
                 del self._pending[packet.request]
                 self._rejoin(now)
             return
+        if ack.known and not self._settled:
+            return  # to a former process, which began in the same second
         denied = status is Status.DENIED
         if pending.heartbeat and (denied or (self.key and status is not Status.OK)):
             return  # answered long ago, or to a late copy: a heartbeat is not refused

@@ -84,7 +84,10 @@ def _value(kind: Kind) -> tuple[Field, ...]:
     fields = _layout(names, kind.FORMAT, len(_HEADER_BYTES))
     if not issubclass(kind, wire.Ack):
         return fields
-    answered = {"action": ("ack.action", "Answered action"), "zero": ("ack.zero", "Zero")}
+    answered = {
+        "action": ("ack.action", "Answered action"),
+        "known": ("ack.known", "Has been a member"),
+    }
     return tuple(
         field._replace(filter=answered[field.name][0], label=answered[field.name][1])
         if field.name in answered

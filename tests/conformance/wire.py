@@ -247,8 +247,8 @@ def _parse_control(datagram: bytes) -> Ack | Relay:
     action, status, job, request = _HEADER.unpack_from(datagram)
     value = datagram[_HEADER.size :]
     if action == Action.ACK and len(value) == _ACK.size:
-        about, zero, *rest = _ACK.unpack(value)
-        if zero == 0 and status <= Status.GONE:
+        about, known, *rest = _ACK.unpack(value)
+        if known <= (about == Action.JOIN and status == 0) and status <= Status.GONE:
             return Ack(about, status, job, request, *rest)
     elif status == 0 and action == Action.HALT and not value:
         return Relay(Action.HALT, job, request)
