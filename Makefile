@@ -42,7 +42,7 @@ adder: $(VENV)/dev.ready
 	ISWITCH_ADDER_ALL=1 $(BIN)/python -m pytest -q tests/test_lanes.py -k every_float16
 
 # Random histories, new ones every time, and ten minutes of fuzzing for each target.
-FUZZ_TARGETS := control switch child chassis session trace
+FUZZ_TARGETS := control switch child chassis guard session trace
 fuzz: $(VENV)/dev.ready
 	ISWITCH_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest -q tests/fuzz
 	ISWITCH_MEMORY_STEP=1 ISWITCH_MEMORY_SEEDS=1000 $(BIN)/python -m pytest -q \

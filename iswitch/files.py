@@ -32,9 +32,9 @@ def read_text(
     with reading(path, kind), open_at_once(path) as file:
         check(os.fstat(file.fileno()))
         content = file.read(most + 1)
-        if len(content) > most:
-            raise OverflowError(f"it has more than {most >> 10} KiB")
-        return content.decode().replace("\r\n", "\n").replace("\r", "\n")
+        if len(content) <= most:
+            return content.decode().replace("\r\n", "\n").replace("\r", "\n")
+    raise kind(f"{path} has more than {most >> 10} KiB; name a smaller file")
 
 
 def open_at_once(path: str) -> BinaryIO:

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iswitch import cli, engine
+from iswitch import cli, engine, files
 from iswitch.cli import boundary, main, processes, train_record
+from iswitch.outside import OutsideError
 from iswitch.soak import many
 from iswitch.soak.generate import generate
 from topologies import Topology, synthetic
@@ -523,19 +524,48 @@ def test_sentences_name_what_was_given(line: str, sentence: str, tell: Told) -> 
     assert sentence in said
 
 
+def as_npy(version: int) -> bytes:
+    """A small array, written in that version of the format."""
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.zeros(2), (version, 0))
+    return file.getvalue()
+
+
+def compressed() -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, names=NAMES, **{"0": UPDATES})
+    return file.getvalue()
+
+
+def test_a_text_that_is_too_large(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(bytes(5000))
+    assert files.read_text(str(path), most=5000) == "\0" * 5000
+    with pytest.raises(OutsideError, match=r"/text has more than 4 KiB; name a smaller file$"):
+        files.read_text(str(path), most=4999)
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
         (b"PK\3\4" + bytes(50), "it is no ZIP archive, or was cut short"),
         ({"0.npy": b""}, "it does not hold what a training saves"),
         ({"names.npy": b"", "1.npy": b""}, "it does not hold what a training saves"),
+        ({"names.npy": as_npy(1)}, "it holds no arrays"),
+        (
+            {"names.npy": as_npy(3), "0.npy": as_npy(1)},
+            "an array is written in version 3 of NPY; 1 and",
+        ),
+        (compressed(), "it is compressed; iswitch writes it plain"),
     ],
 )
 def test_why_a_file_is_no_checkpoint(content: Any, why: str, tell: Told, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.npz"
     path.write_bytes(content) if isinstance(content, bytes) else zipped(path, content)
     line = ["train", "ppo", "--env", "CartPole-v1", "--out", str(tmp_path), "--resume"]
-    assert f"is damaged: {why}; it is no checkpoint" in tell(line, refused=True)[1]
+    said = tell(line, refused=True)[1]
+    assert f"is damaged: {why}" in said
+    assert said.endswith("; it is no checkpoint\n")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -290,6 +291,40 @@ def test_a_full_house_makes_room_for_newcomers(monkeypatch: pytest.MonkeyPatch) 
         assert server.connections <= 8
         for client in idle:
             client.close()
+
+
+def test_a_full_house_keeps_those_that_wait_for_a_newer_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They take nothing since nothing was offered to them."""
+    monkeypatch.setattr(giving, "AT_ONCE", 1)
+    monkeypatch.setattr(giving, "STALL", 0.2)
+    with closing(Server(*HERE, 7, None, Giver(1000))) as server:
+        ours, theirs = socket.socketpair()
+        waits = giving.Connection(theirs, time.monotonic() - 1)
+        waits.request = bytes(REQUEST.size + DIGEST)
+        server._there = {theirs.fileno(): waits}
+        monkeypatch.setattr(server, "_look", lambda _: None)
+        idle = [socket.create_connection(server.where) for _ in range(3)]
+        eventually(lambda: server.dropped >= 2)
+        assert waits in server._there.values()
+        for client in (*idle, ours):
+            client.close()
+
+
+def test_closing_it_while_its_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread closes the descriptor that wakes it as soon as it sees that all is closed."""
+    server = Server(*HERE, 7, None, Giver(1000))
+    real = os.eventfd_write
+
+    def late(fd: int, value: int) -> None:
+        time.sleep(0.3)
+        real(fd, value)
+
+    with closing(socket.create_connection(server.where)):
+        eventually(lambda: server.connections == 1)  # so it looks around ten times a second
+        monkeypatch.setattr(os, "eventfd_write", late)
+        server.close()
 
 
 def test_no_memory_for_a_copy() -> None:

@@ -152,8 +152,9 @@ class Server:
     def close(self) -> None:
         """Answer nobody any more."""
         if not self._closed.is_set():
+            with suppress(OSError):  # it has ended by itself
+                os.eventfd_write(self._wake, 1)  # before the thread may close it
             self._closed.set()
-            os.eventfd_write(self._wake, 1)
             with suppress(OSError):  # the thread was quick to close it
                 self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -191,7 +192,7 @@ class Server:
         if len(self._there) >= AT_ONCE:
             # One that has not asked, or else that takes nothing, makes room; the first of them.
             idle = [one for one in self._there.values() if one.asks]
-            idle += [one for one in self._there.values() if now - one.moved > STALL]
+            idle += [one for one in self._there.values() if one.parts and now - one.moved > STALL]
             self.dropped += 1
             if not idle:
                 to.close()  # who asked will ask again

@@ -87,11 +87,15 @@ def _read(path: str, names: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
         with open(path, "rb") as file, _archive(file) as stored:
             entries = stored.infolist()
             size = os.fstat(file.fileno()).st_size
-            if any(e.compress_type for e in entries) or sum(e.file_size for e in entries) > size:
+            if any(entry.compress_type for entry in entries):
+                raise ValueError("it is compressed; iswitch writes it plain")
+            if sum(entry.file_size for entry in entries) > size:
                 raise ValueError("it announces more bytes than it has")
             wanted = {"names.npy", *(f"{i}.npy" for i in range(len(entries) - 1))}
             if {entry.filename for entry in entries} != wanted:
                 raise ValueError("it does not hold what a training saves")
+            if len(entries) == 1:
+                raise ValueError("it holds no arrays")
             label = _array(stored.read("names.npy"))
             arrays = [_array(stored.read(f"{i}.npy")) for i in range(len(entries) - 1)]
         if label.dtype.kind != "U" or label.shape:
@@ -131,7 +135,9 @@ def _array(content: bytes) -> npt.NDArray[Any]:
     """
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
-    parse = {(1, 0): "read_array_header_1_0", (2, 0): "read_array_header_2_0"}[version]
+    parse = {(1, 0): "read_array_header_1_0", (2, 0): "read_array_header_2_0"}.get(version)
+    if parse is None:
+        raise ValueError(f"an array is written in version {version[0]} of NPY; 1 and 2 are read")
     shape, by_column, dtype = getattr(np.lib.format, parse)(file)
     begin = file.tell()
     if by_column or dtype.hasobject or prod(shape) * dtype.itemsize != len(content) - begin:
