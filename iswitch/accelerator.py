@@ -237,8 +237,9 @@ class Accelerator(ABC):
     def _count_in(self, into: Vector, rows: Rows, first: bool, *marks: Mark) -> None:
         """Accumulate whole packets, and mark them as counted.
 
-        Either all of it happens or nothing: only the first step may lack memory, and does nothing
-        then. Else a contribution would be in a sum without a mark, and could be added once more.
+        Either all of it happens or nothing: memory can run out in the first step only, which then
+        does nothing. Else a contribution would be in a sum without a mark, and could be added once
+        more.
         """
         self._add(into, rows, first)
         for mark in marks:

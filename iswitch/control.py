@@ -119,13 +119,14 @@ class ControlPlane:
             MemoryError: there is none to do it to its end; nothing has changed.
         """
         header = Header.parse(payload)
-        self._see_room(self.jobs.get(header.job))
         key = self.keys.of(header.job)
-        if key is None:
-            return self._handle(peer, header, payload, now)
-        packet = key.opened(payload)
+        packet = key.opened(payload) if key else payload
         if packet is None:
             return self._deny(peer, header)
+        # A Join may take the address over from another job.
+        self._see_room(self.jobs.get(header.job), self.by_source.get(peer, (None, None))[0])
+        if key is None:
+            return self._handle(peer, header, packet, now)
         return self.keys.sealed(self._handle(peer, header, packet, now))
 
     def _see_room(self, *jobs: Job | None) -> None:
@@ -268,7 +269,7 @@ class ControlPlane:
         return sends + self.reevaluate(job, now)
 
     def reevaluate(self, job: Job, now: float) -> list[Outgoing]:
-        """Send what a change of members or threshold completes: if memory lacks, soon."""
+        """Send what a change of members or threshold completes: if memory runs out, soon."""
         try:
             return self._complete(job)
         except MemoryError:  # the change itself is done, and need not be given up
@@ -442,7 +443,7 @@ class ControlPlane:
 
     def deadline(self) -> float | None:
         """When `handle_timer` has something to do."""
-        if self.is_unsettled:  # until then memory may lack as before
+        if self.is_unsettled:  # until then memory may run out as before
             return self._retry_at
         due = self._next_expiry
         for job in self.jobs.values():

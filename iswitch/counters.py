@@ -74,7 +74,8 @@ DROPS: dict[str, str] = {
     "bad_frame": "frames too short, from a group address, or with headers that make no sense",
     "bad_checksum": "frames for the switch itself whose IP or UDP checksum is wrong",
     "unserved": "frames for the switch itself that are neither tagged, ARP nor ping",
-    "spoofed": "frames that claim an address of the switch, or of a member behind another port",
+    "spoofed": "frames that claim an address of the switch, or of a member behind another port, "
+    "or hide what they claim",
     "link_local": "frames for a group that no bridge forwards (spanning tree, LLDP, PAUSE)",
     "same_port": "frames for a station behind the port they came in at",
     "too_large": "frames larger than the MTU of the port they had to leave at",

@@ -38,6 +38,7 @@ from .wire import (
     SwitchJoin,
     Who,
     WireError,
+    later,
     round_distance,
 )
 
@@ -342,7 +343,7 @@ class Hierarchy:
         keyed = plane.keys.of(uplink.job) is not None
         if keyed and status is Status.DENIED and ack.action != Action.JOIN:
             return uplink.ask_anew(packet.request, ack.round, now)
-        asked = uplink.was_asked(packet.request)
+        asked = uplink.was_asked(packet.request) if ack.action == Action.HELP else None
         if asked and isinstance(ack, AckWho) and status is Status.OK:
             plane.neighbours.answered(self.parent, uplink.job, asked, ack)
             return []
@@ -350,7 +351,7 @@ class Hierarchy:
             return self._help_answered(uplink, job, status, ack, now)
         if ack.action == Action.JOIN and status is Status.NOT_MEMBER and not uplink.member:
             return []  # a late answer to a heartbeat, joining anew is under way
-        standing = self._standing(uplink)  # may lack memory: as long as the Ack can be repeated
+        standing = self._standing(uplink)  # memory may run out: as long as the Ack can be repeated
         request = uplink.answered(packet, ack)
         if request is None:
             plane.counters["unmatched_ack"] += 1
@@ -376,6 +377,8 @@ class Hierarchy:
         return sends
 
     def _left(self, uplink: Uplink, now: float) -> list[Outgoing]:
+        # Whoever begins the job again is outdone by none of the numbers that we have used.
+        self._incarnation = later(self._incarnation, uplink.last_request)
         del self.uplinks[uplink.job]
         sends: list[Outgoing] = []
         for peer, packet in uplink.waiting.items():

@@ -328,7 +328,7 @@ class Cutter:
         return None
 
     def _remember(self, round_: int) -> bytearray:
-        # While it is written a buffer belongs to nobody, should memory be lacking for that.
+        # While it is written a buffer belongs to nobody, should memory run out for that.
         if self._free:
             headers = self._free.pop()
         elif len(self._headers) >= self.ROUNDS:

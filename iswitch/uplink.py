@@ -121,6 +121,11 @@ class Uplink:
         self._asked[self._last] = who
         return [self._out(Control(Action.HELP, self.job, self._last, who))]
 
+    @property
+    def last_request(self) -> int:
+        """The largest number that a Request of ours has had."""
+        return self._last
+
     def was_asked(self, request: int) -> Who | None:
         """Which question a Request of ours asked, if it was one and is not answered yet."""
         return self._asked.pop(request, None)

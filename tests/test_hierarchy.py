@@ -143,6 +143,20 @@ def test_sums_are_those_of_a_flat_star(tree: Tree) -> None:
         assert_accounted(switch.counters)
 
 
+def test_a_job_that_begins_again_is_not_outdone_by_itself() -> None:
+    """The switch joins its parent with a number above all that it has used there."""
+    tree = Tree(1, 1)
+    tree.round_of_all()
+    for _ in range(5):
+        assert tree.ask(0, Action.RESET).status is Status.OK
+    assert tree.ask(0, Action.LEAVE).status is Status.OK
+    (below,) = tree.switches.keys() - {SWITCH}
+    assert not tree.switches[below].jobs or not tree.switches[below].jobs[7].members
+    tree.workers = [tree.join(1, SHAPE, at=below, expected=1, heartbeat=1.0)]
+    tree.all_there()
+    assert tree.switches[below].counters["joins_outdone"] == 0
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_under_loss(seed: int) -> None:
     """Sixteen workers under two levels, and others; everything is lost, doubled and reordered."""

@@ -19,6 +19,7 @@ import pytest
 
 from iswitch.buffers import HEADROOM, PASSING, REQUEST, Buffers
 from iswitch.control import ControlPlane
+from iswitch.keys import Keys
 from iswitch.limits import Limits
 from iswitch.packets import Address, Burst, Outgoing
 from iswitch.soak.generate import generate
@@ -113,15 +114,37 @@ def asked(switch: Switch, who: Address, action: Action, request: int, value: Any
 def a_job(buffers: Buffers, workers: int = 2) -> Switch:
     switch = Switch(Limits(buffers=buffers))
     for who in range(workers):
-        join = Join.for_shape(Shape.of(100), expected=workers)
+        join = Join.for_shape(Shape.of(1000), expected=workers)
         assert asked(switch, peer(who), Action.JOIN, 1000, join) == [Status.OK]
     return switch
+
+
+def test_a_packet_that_nobody_with_the_key_wrote_needs_no_room() -> None:
+    narrow = Narrow()
+    narrow.has_room = False
+    switch = Switch(Limits(buffers=narrow), keys=Keys(default=bytes(16)))
+    assert asked(switch, peer(0), Action.HALT, 1, None) == [Status.DENIED]
+    assert (switch.counters["bad_mac"], switch.counters["given_up"]) == (1, 0)
+
+
+def test_a_join_that_takes_an_address_over_needs_the_room_of_both_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    narrow = Narrow()
+    switch = a_job(narrow)
+    small = Join.for_shape(Shape.of(1))
+    packet = Control(Action.JOIN, 8, 2000, small).build()
+    seen: list[int] = []
+    monkeypatch.setattr(narrow, "leave_room", lambda segments, _=0: seen.append(segments))
+    switch.receive(Burst.single(peer(0), TOS_CONTROL, packet), 1.0)
+    assert seen[0] == switch.jobs[7].shape.segments  # type: ignore[union-attr]
+    assert peer(0) in switch.jobs[8].members.by_address
 
 
 @pytest.mark.parametrize(
     ("action", "value"),
     [
-        (Action.JOIN, Join.for_shape(Shape.of(100), expected=2)),
+        (Action.JOIN, Join.for_shape(Shape.of(1000), expected=2)),
         (Action.LEAVE, None),
         (Action.RESET, None),
         (Action.SETH, Threshold(1)),
