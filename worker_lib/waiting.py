@@ -62,7 +62,8 @@ class Waiting:
         """
         transfer = self.session.transfer
         assert transfer is not None
-        missing = transfer.missing()
+        # Nobody has sent yet what nobody has room for: that tells nothing of who is silent.
+        missing = transfer.missing(sent_only=True) or transfer.missing()
         first, stop = missing[0][0], missing[-1][1]
         who = Who(transfer.round, first, stop - first, question)
         return self.session.request(Action.HELP, who, now)
