@@ -67,8 +67,10 @@ def test_a_generated_job_says_how_large_it_is(
 
 def test_record_wants_to_say_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--to", str(tmp_path), "--capture", str(tmp_path), "--topology", "star:2"]
-    assert main(["record", *words, "--", "true"]) == 2
-    assert "leave --capture out" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as refused:
+        main(["record", *words, "--", "true"])
+    assert refused.value.code == 2
+    assert "--capture" in capsys.readouterr().err
 
 
 def test_record_keeps_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

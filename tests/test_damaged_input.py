@@ -157,6 +157,7 @@ def tell(
     def tell(line: list[str], *, refused: bool = False, named: str = "") -> tuple[int | None, str]:
         signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
         environment = dict(os.environ)  # commands prepare it for the processes they start
+        handlers = [(number, signal.getsignal(number)) for number in HANDLED]
         try:
             status: int | None = main(line)
         except SystemExit as end:  # of argparse
@@ -169,6 +170,8 @@ def tell(
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             os.environ.clear()
             os.environ.update(environment)
+            for number, handler in handlers:  # those of a switch hold its socket
+                signal.signal(number, handler)
         said = capsys.readouterr().err
         assert "Traceback" not in said, line
         assert status in (None, 0, 1, 2), (line, said)
@@ -191,6 +194,7 @@ def tell(
 
 
 PARSER = cache(cli.parser_of_all)
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def test_every_option_has_a_kind() -> None:

@@ -387,7 +387,7 @@ def test_what_a_worker_refuses_is_told(tmp_path: Path) -> None:
     arrays = {"0": np.zeros(3, np.float32), "1": np.array(70)}
     np.savez(tmp_path / "checkpoint.npz", names=np.array(names), **arrays)
     done = run("ppo", "--env", "CartPole-v1", "--out", str(tmp_path), "--resume")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "checkpoint.npz has weights of other shapes; name another --out\n" in done.stderr
     assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.npz"]
