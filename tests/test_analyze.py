@@ -66,7 +66,7 @@ def test_a_generated_job_says_how_large_it_is(
 
 
 def test_record_wants_to_say_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--to", str(tmp_path), "--capture", str(tmp_path), "--topology", "star:2"]
+    words = ["--to", str(tmp_path), "--topology", "star:2", "--capture", str(tmp_path)]
     with pytest.raises(SystemExit) as refused:
         main(["record", *words, "--", "true"])
     assert refused.value.code == 2
