@@ -14,7 +14,7 @@ train: $(VENV)/rl.ready
 	$(BIN)/python -m tests.bench.learning
 
 test: $(VENV)/dev.ready check tools
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadscope
 
 check: $(VENV)/dev.ready
 	$(BIN)/ruff check .

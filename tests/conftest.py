@@ -11,9 +11,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from .networks import left
 
@@ -37,11 +39,18 @@ ALONE = {
 }  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep those together that are not to disturb one another."""
-    for item in items:
-        if item.path.stem.removeprefix("test_") not in ALONE:
-            item.add_marker(pytest.mark.xdist_group("one after the other"))
+class Groups(LoadScopeScheduling):
+    """Deal out those of ALONE one by one, and give all others to one of pytest's processes."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = Path(nodeid.partition("::")[0]).stem.removeprefix("test_")
+        return nodeid if file in ALONE else "one after the other"
+
+
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+    """Keep those together that must not disturb one another."""
+    return Groups(config, log)
 
 
 def heed_interrupts() -> None:
