@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from .outside import OutsideError
 from .packets import Rows
 
 HEADROOM = 16 << 20  # bytes that a Join has to leave free, for what packets need in passing
 REQUEST = 4 << 20  # bytes that have to be free before a request is begun; it needs fewer
 PASSING = 256  # and these for each segment of the job: what a question about all of them needs
+MEND = "free some, or raise ulimit -v"
 
 
 class Buffers:
@@ -42,6 +44,29 @@ class Buffers:
 
     def refused(self, job: int, nbytes: int) -> None:
         """A Join of this job was refused, for these bytes could not be had."""
+
+
+class AllOrNothing(Buffers):
+    """Buffers without which a replay or a history ends, before it blames what it is to judge."""
+
+    def leave_room(self, segments: int, nbytes: int = HEADROOM) -> None:
+        """See that a job of so many segments can be served beside what is taken.
+
+        Raises:
+            OutsideError: it cannot.
+        """
+        try:
+            super().leave_room(segments, nbytes)
+        except MemoryError:
+            raise OutsideError(f"no memory for {nbytes:,} bytes in passing; {MEND}") from None
+
+    def refused(self, job: int, nbytes: int) -> None:
+        """End it.
+
+        Raises:
+            OutsideError: always.
+        """
+        raise OutsideError(f"no memory for {nbytes:,} bytes of job {job}; {MEND}")
 
 
 PLAIN = Buffers()

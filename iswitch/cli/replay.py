@@ -21,8 +21,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..buffers import Buffers
-from ..outside import OutsideError, reading, writing
+from ..outside import reading, writing
 from . import UsageError, check_unread, check_writable, host_port, quantity
 
 if TYPE_CHECKING:
@@ -179,22 +178,9 @@ def named_switch(args: argparse.Namespace) -> tuple[str, int] | None:
         ) from None
 
 
-class AllOrNothing(Buffers):
-    """Buffers without which the replay ends: it would blame the trace."""
-
-    def refused(self, job: int, nbytes: int) -> None:
-        """End it.
-
-        Raises:
-            OutsideError: always.
-        """
-        raise OutsideError(
-            f"no memory for {nbytes:,} bytes of job {job}; free some, or raise ulimit -v"
-        )
-
-
 def options(args: argparse.Namespace) -> Options:
     """Of the switch."""
+    from ..buffers import AllOrNothing
     from ..limits import Limits
     from ..paper import Counting
     from ..traces.paired import Options

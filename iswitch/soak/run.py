@@ -11,9 +11,11 @@ from random import Random
 from topologies import Topology
 from topologies.simulated import Simulation
 
+from ..buffers import AllOrNothing
 from ..impairment import Impairment
 from ..keys import Key
 from ..limits import Limits
+from ..outside import OutsideError
 from ..packets import Address, Burst
 from ..sim.network import is_uniform
 from ..sim.trace import Trace
@@ -64,12 +66,18 @@ def run(scenario: Scenario, trace: Trace | None = None) -> Result:
 
 
 def outcome(history: History) -> Result:
-    """Play a history, and say how it ended."""
+    """Play a history, and say how it ended.
+
+    Raises:
+        OutsideError: this machine has too little memory for it.
+    """
     violation = message = ""
     try:
         history.play()
     except Violation as broken:
         violation, message = broken.kind, str(broken)
+    except OutsideError:  # this machine's shortage, and no fault of theirs
+        raise
     except Exception as error:  # whatever the machines raise is what is looked for here
         violation = type(error).__name__
         message = f"{violation}: {error}"
@@ -91,7 +99,8 @@ class History:
         self.scenario = scenario
         links = f",{scenario.links}" if scenario.links else ""
         topology = replace(Topology.parse(scenario.topology + links), seed=scenario.seed)
-        limits = Limits(MEMORY, lease=scenario.lease or float("inf"))
+        lease = scenario.lease or float("inf")
+        limits = Limits(MEMORY, lease=lease, buffers=AllOrNothing())
         keys = {job.number: key for job in scenario.jobs if (key := key_of(job)) is not None}
         self.simulation = Simulation(
             topology, limits, trace, scenario.latency, keys, scenario.ports
