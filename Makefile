@@ -14,7 +14,7 @@ train: $(VENV)/rl.ready
 	$(BIN)/python -m tests.bench.learning
 
 test: $(VENV)/dev.ready check tools
-	$(BIN)/python -m pytest -n 2 --dist loadscope
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 check: $(VENV)/dev.ready
 	$(BIN)/ruff check .

@@ -27,24 +27,31 @@ Switch = tuple["subprocess.Popen[str]", Where]
 StartSwitch = Callable[..., Switch]
 
 
-# Of one process each, and of no clock; only the conformance cases wait, for a switch of their own.
-# `make test` runs them on a second core, beside all others, which measure, or have networks and
-# processes of their own, and go one after the other.
+# What `make test` deals out to its two processes. Those who build networks, or measure, go one
+# after the other: they count what is there, and clean up what others left. Others are dealt out by
+# the file, and those of ALONE, of one process each and of no clock, one by one.
+NETWORKS = {
+    "bench", "bench_paper", "crashes", "demo", "dissector", "docs", "doctor", "interfaces", "links",
+    "machine", "mininet", "mpi", "netns", "p4_switch", "ps", "raw", "raw_guard", "raw_tree",
+    "replay", "replay_live", "replication", "run", "shortages", "strategies", "strategies_doc",
+    "strategy_costs", "switch_command", "torchrun", "train", "worlds",
+}  # fmt: skip
 ALONE = {
-    "accelerator", "asynchronous", "conformance", "control", "counters", "express", "forwarding",
-    "frame", "frames_in_order", "guard", "hierarchy", "job", "keyed", "lanes", "layers", "limits",
-    "line", "membership", "model", "mutants", "packets", "packing", "paper", "protocol_doc",
-    "recovery", "relay", "replacement", "session", "sim", "snapshots", "soak", "soak_doors",
-    "standing", "stamps", "switch", "tampered", "topologies", "traces", "versions", "wire",
+    "accelerator", "allreduce", "asynchronous", "conformance", "control", "corpus",
+    "express", "forwarding", "frame", "guard", "hierarchy", "job", "keyed", "lanes", "membership",
+    "model", "mutants", "packets", "packing", "recovery", "relay", "replacement", "session", "soak",
+    "soak_doors", "switch", "tampered", "topologies", "traces", "versions", "wire",
 }  # fmt: skip
 
 
 class Groups(LoadScopeScheduling):
-    """Deal out those of ALONE one by one, and give all others to one of pytest's processes."""
+    """Deal out the tests as said above."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = Path(nodeid.partition("::")[0]).stem.removeprefix("test_")
-        return nodeid if file in ALONE else "one after the other"
+        if file in NETWORKS:
+            return "networks"
+        return nodeid if file in ALONE else file
 
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
