@@ -44,14 +44,24 @@ ALONE = {
 }  # fmt: skip
 
 
+def subject(file: str | Path) -> str:
+    """What a file of tests is about: guard, for tests/fuzz/test_guard.py, too."""
+    return Path(file).stem.removeprefix("test_")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the largest group, so that the other process does not end long before."""
+    items.sort(key=lambda item: subject(item.path) not in NETWORKS)
+
+
 class Groups(LoadScopeScheduling):
     """Deal out the tests as said above."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = Path(nodeid.partition("::")[0]).stem.removeprefix("test_")
-        if file in NETWORKS:
+        name = subject(nodeid.partition("::")[0])
+        if name in NETWORKS:
             return "networks"
-        return nodeid if file in ALONE else file
+        return nodeid if name in ALONE else name
 
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
