@@ -30,7 +30,9 @@ ROUND_MASK = 0xFFFFFFFF
 VERSIONS_KEPT = 8  # of every segment of an asynchronous job, for Help
 VERSIONS_AHEAD = VERSIONS_KEPT // 2  # by which one of its segments may be ahead of another
 MOST_AWAITED = 16  # that one Ack names
-NO_RANK = 0xFFFF  # of a switch
+RANKS = 4096  # 0 to 4095, in the whole tree
+NO_RANK = 0xFFFF  # in a Join: any; in an Ack: none so far, or none as of a switch
+UNRANKED = 0xFFFE  # of an awaited worker that has none so far
 HERE = "0.0.0.0"  # with port 0: the switch that answers
 HEARTBEAT = 3.0  # seconds between a member's heartbeats; a lease is some times longer
 
@@ -65,6 +67,7 @@ class Status(IntEnum):
     DENIED = 5
     HALTED = 6
     GONE = 7
+    RANK_TAKEN = 8
 
     @classmethod
     def of(cls, code: int) -> Status:
@@ -233,7 +236,7 @@ class _Value:
 
     def pack(self) -> bytes:
         """The bytes that follow the header."""
-        return self.FORMAT.pack(*(getattr(self, name) for name in self.__match_args__))  # type: ignore[attr-defined]
+        return self.FORMAT.pack(*_fields(self))
 
     @classmethod
     def takes(cls, length: int) -> bool:
@@ -316,6 +319,15 @@ class Join(_Value):
 
     FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBBBHHIHHI")
 
+    @property
+    def wanted(self) -> int:
+        """The rank that a worker asks for; NO_RANK: any."""
+        return NO_RANK
+
+    def asking(self, rank: int) -> Join:
+        """The Join of a worker that asks for a rank; with NO_RANK it is this one."""
+        return self if rank == NO_RANK else RankJoin(*_fields(self), rank)
+
     @classmethod
     def for_shape(
         cls, shape: Shape, type_: MemberType = MemberType.WORKER, expected: int = 0, flags: int = 0
@@ -355,6 +367,24 @@ class Join(_Value):
         shape.check()
         return shape
 
+    def checked(self) -> tuple[MemberType, Shape | None]:
+        """What the sender is, and the shape it names.
+
+        Raises:
+            ValueError: a field is out of its range, or the type does not go with the fields.
+        """
+        type_, shape = MemberType(self.type), self.shape()
+        if isinstance(self, SwitchJoin) and type_ is not MemberType.SWITCH:
+            raise WireError("only a switch stands for several workers")
+        if shape is None and type_ is not MemberType.CONTROLLER:
+            raise WireError("only a controller may leave the shape open")
+        if self.wanted != NO_RANK:
+            if type_ is not MemberType.WORKER:
+                raise WireError("only a worker has a rank")
+            if self.wanted >= min(RANKS, self.expected or RANKS):
+                raise WireError(f"no such rank: {self.wanted}")
+        return type_, shape
+
 
 @dataclass(frozen=True, slots=True)
 class SwitchJoin(Join):
@@ -363,6 +393,66 @@ class SwitchJoin(Join):
     workers: int = 0
 
     FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBBBHHIHHII")
+
+
+@dataclass(frozen=True, slots=True)
+class RankJoin(Join):
+    """The value of the Join of a worker that asks for a rank."""
+
+    rank: int = NO_RANK
+
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBBBHHIHHIH")
+
+    @property
+    def wanted(self) -> int:
+        """The rank that a worker asks for; NO_RANK: any."""
+        return self.rank
+
+
+BITMAPS = (0, 32, 512)  # bytes that a bitmap of ranks may have
+
+
+class _WithRanks(_Value):
+    """A value whose last field is a bitmap of ranks: rank r is bit r % 8 of byte r // 8."""
+
+    __slots__ = ()
+
+    def pack(self) -> bytes:
+        """The bytes that follow the header."""
+        *fixed, ranks = _fields(self)
+        size = next(n for n in BITMAPS if ranks < 1 << 8 * n)
+        return self.FORMAT.pack(*fixed) + ranks.to_bytes(size, "little")
+
+    @classmethod
+    def takes(cls, length: int) -> bool:
+        """Whether a value of this kind can have so many bytes."""
+        return length - cls.FORMAT.size in BITMAPS
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Self:
+        """Read the bytes that follow the header, of a length that it takes."""
+        fixed, ranks = value[: cls.FORMAT.size], value[cls.FORMAT.size :]
+        found = cls(*cls.FORMAT.unpack(fixed), int.from_bytes(ranks, "little"))
+        if len(found.pack()) < len(value):
+            raise WireError("a bitmap of ranks is no longer than it has to be")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class TreeJoin(_WithRanks, SwitchJoin):
+    """The value of a switch's Join that states also which ranks the workers below it have.
+
+    Attributes:
+        statement: counts up with every change of the two others.
+        unranked: how many of these workers are to be given some rank.
+        ranks: bitmap of those that they have, or ask for.
+    """
+
+    statement: int = 0
+    unranked: int = 0
+    ranks: int = 0
+
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBBBHHIHHIIIH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,13 +474,16 @@ class Ack(_Value):
 
     @property
     def missing(self) -> int:
-        """In the answer to Help: bitmap of the ranks whose contributions are missing."""
+        """In the answer to Help: bitmap of the seats whose contributions are missing."""
         return self.threshold << 32 | self.contributors
 
     def naming(self, total: int, awaited: tuple[Awaited, ...]) -> AckWho:
         """The answer to Who with what this one says."""
-        said = self.action, self.known, self.rank, self.threshold, self.round, self.contributors
-        return AckWho(*said, total, awaited)
+        return AckWho(*_fields(self), total, awaited)
+
+    def telling(self, statement: int, given: int, ranks: int) -> AckRanks:
+        """The answer to a `TreeJoin` with what this one says."""
+        return AckRanks(*_fields(self), statement, given, ranks)
 
 
 class Awaited(NamedTuple):
@@ -398,7 +491,7 @@ class Awaited(NamedTuple):
 
     host: str  # IPv4
     port: int
-    rank: int  # at its switch
+    rank: int  # of a worker, in the whole tree; UNRANKED: it has none so far
     switch_host: str = HERE  # where it is a member
     switch_port: int = 0
 
@@ -445,18 +538,39 @@ class AckWho(Ack):
         return cls(*(*cls.FORMAT.unpack(value[:size]), tuple(awaited)))
 
 
+@dataclass(frozen=True, slots=True)
+class AckRanks(_WithRanks, Ack):
+    """The value of the Ack to a `TreeJoin`: which ranks the workers below that switch have.
+
+    Attributes:
+        statement: the newest one that is decided; 0: none is.
+        given: how many of the ranks were given to those who had asked for none.
+        ranks: bitmap of all of them.
+    """
+
+    statement: int = 0
+    given: int = 0
+    ranks: int = 0
+
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBHIIIIH")
+
+
+def _fields(value: _Value) -> tuple[Any, ...]:
+    return tuple(getattr(value, name) for name in value.__match_args__)  # type: ignore[attr-defined]
+
+
 Value = Join | Segments | Who | Threshold | Round | Ack | None
 
 # The values each action may carry. Reset has none towards the switch, a round towards a worker.
 VALUES: dict[Action, tuple[type[Join | Segments | Who | Threshold | Round | Ack] | None, ...]] = {
-    Action.JOIN: (Join, SwitchJoin),
+    Action.JOIN: (Join, SwitchJoin, RankJoin, TreeJoin),
     Action.LEAVE: (None,),
     Action.RESET: (None, Round),
     Action.SETH: (Threshold,),
     Action.FBCAST: (Segments,),
     Action.HELP: (Segments, Who),
     Action.HALT: (None,),
-    Action.ACK: (Ack, AckWho),
+    Action.ACK: (Ack, AckWho, AckRanks),
 }
 
 _HEADER = struct.Struct(">BBHI")

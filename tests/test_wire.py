@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 
 from iswitch.keys import MAC_SIZE
 from iswitch.wire import (
+    BITMAPS,
     MAX_PAYLOAD,
     MOST_AWAITED,
     MTU_PAYLOAD,
+    RANKS,
     SEG_SIZE,
     VALUES,
     Ack,
+    AckRanks,
     AckWho,
     Action,
     Awaited,
@@ -34,6 +37,7 @@ from iswitch.wire import (
     Segments,
     Shape,
     Status,
+    TreeJoin,
     WireError,
     round_distance,
     split_seg,
@@ -52,10 +56,13 @@ def values(kind: type | None) -> st.SearchStrategy:
     if kind is None:
         return st.none()
     codes = kind.FORMAT.format.lstrip(">")
+    numbers = [st.integers(0, 2 ** BITS[code] - 1) for code in codes]
+    if kind in (TreeJoin, AckRanks):
+        bitmap = st.integers(0, RANKS).flatmap(lambda bits: st.integers(0, (1 << bits) - 1))
+        return st.builds(kind, *numbers, bitmap)
     if kind is AckWho:
-        numbers = [st.integers(0, 2 ** BITS[code] - 1) for code in codes]
         return st.builds(kind, *numbers, st.lists(awaited, max_size=MOST_AWAITED).map(tuple))
-    return st.builds(kind, *(st.integers(0, 2 ** BITS[code] - 1) for code in codes))
+    return st.builds(kind, *numbers)
 
 
 @st.composite
@@ -100,7 +107,10 @@ def test_any_bytes_parse_or_raise_wire_error(payload: bytes) -> None:
 def lengths(action: Action) -> set[int]:
     named = {20 + 14 * n for n in range(17)} if action is Action.ACK else set()
     fixed = {0 if kind is None else kind.FORMAT.size for kind in VALUES[action]}
-    return fixed | named
+    with_ranks = {
+        kind.FORMAT.size + n for kind in VALUES[action] if kind in (TreeJoin, AckRanks) for n in BITMAPS
+    }
+    return fixed | named | with_ranks
 
 
 @pytest.mark.parametrize("action", Action)

@@ -14,9 +14,7 @@ from ..wire import (
     DType,
     Header,
     Join,
-    MemberType,
     Shape,
-    SwitchJoin,
     WireError,
 )
 
@@ -40,19 +38,10 @@ def of_control(payload: bytes) -> str | None:
     try:
         packet = Control.parse(without_mac(payload))
         if isinstance(packet.value, Join):
-            check_join(packet.value)
+            packet.value.checked()
     except ValueError as error:
         return str(error)
     return None
-
-
-def check_join(join: Join) -> None:
-    """Raise ValueError if a field is out of its range, as the switch judges it."""
-    type_, shape = MemberType(join.type), join.shape()
-    if isinstance(join, SwitchJoin) and type_ is not MemberType.SWITCH:
-        raise WireError("only a switch stands for several workers")
-    if shape is None and type_ is not MemberType.CONTROLLER:
-        raise WireError("only a controller may leave the shape open")
 
 
 def of_data(index: int, size: int, shape: Shape | None, assumed: DType) -> str | None:
