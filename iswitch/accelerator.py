@@ -140,7 +140,7 @@ class Accelerator(ABC):
         self._recurring: dict[tuple[tuple[Address, ...], int], Recurring] = {}
 
     def bits_held(self) -> int:
-        """Bitmap of the ranks whose contribution is held in some segment, where that is known."""
+        """Bitmap of the seats whose contribution is held in some segment, where that is known."""
         return 0
 
     def _vectors(self) -> Rows:
@@ -149,15 +149,15 @@ class Accelerator(ABC):
         return self._buffers.take(slots * segments * size).reshape(slots, segments, size)
 
     @abstractmethod
-    def join(self, rank: int) -> None:
-        """A new member has this rank.
+    def join(self, seat: int) -> None:
+        """A new member has this seat.
 
         Raises:
             MemoryError: there is none for it; nothing has changed.
         """
 
     @abstractmethod
-    def accumulate(self, rank: int, stretch: Stretch, outcome: Outcome) -> None:
+    def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
         """Count one member's contribution; add to the outcome."""
 
     @abstractmethod
@@ -335,7 +335,8 @@ class SynchronousAccelerator(Accelerator):
             self.aggregates = self._vectors()
         self.state = [Table(self.RECORD, shape.segments) for _ in range(self.SLOTS)]
         self.reproducible = reproducible
-        self._parts: dict[int, Vector] = {}  # by rank, shaped as `_words`
+        self._parts: dict[int, Vector] = {}  # by seat, shaped as `_words`
+        self.order: dict[int, int] = {}  # what seats are sorted by when sums are in rank order
 
     @classmethod
     def memory(cls, shape: Shape, has_parent: bool = False) -> int:
@@ -349,31 +350,31 @@ class SynchronousAccelerator(Accelerator):
         """Bytes that each member needs on top."""
         return cls.SLOTS * shape.segments * shape.packet_size if reproducible else 0
 
-    def join(self, rank: int) -> None:
-        """A new member has this rank."""
-        lacks = self.reproducible and rank not in self._parts
+    def join(self, seat: int) -> None:
+        """A new member has this seat."""
+        lacks = self.reproducible and seat not in self._parts
         parts = self._vectors().view(self._dtype) if lacks else None
         self._buffers.leave_room(self.shape.segments)
         if parts is not None:
-            self._parts[rank] = parts
+            self._parts[seat] = parts
 
     def bits_held(self) -> int:
-        """Bitmap of the ranks whose contribution is held in some segment."""
+        """Bitmap of the seats whose contribution is held in some segment."""
         return int(np.bitwise_or.reduce([np.bitwise_or.reduce(t.words[:, 1]) for t in self.state]))
 
-    def accumulate(self, rank: int, stretch: Stretch, outcome: Outcome) -> None:
+    def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
         """Count one member's contribution, at most once per segment."""
         round_, start, rows, _, indices = stretch
         if indices is None:
             stop = start + len(rows)
             if self.state[round_ & 1].is_uniform(start, stop):
-                self._accumulate_run(rank, round_, start, stop, rows, outcome)
+                self._accumulate_run(seat, round_, start, stop, rows, outcome)
                 return
             indices = np.arange(start, stop)
-        self._accumulate_each(rank, round_, indices, rows, outcome)
+        self._accumulate_each(seat, round_, indices, rows, outcome)
 
     def _accumulate_run(
-        self, rank: int, round_: int, start: int, stop: int, rows: Rows, outcome: Outcome
+        self, seat: int, round_: int, start: int, stop: int, rows: Rows, outcome: Outcome
     ) -> None:
         slot = round_ & 1
         state = self.state[slot]
@@ -384,25 +385,25 @@ class SynchronousAccelerator(Accelerator):
             self.counters["late"] += len(rows)
             outcome.late.append(Run(slot, round_, start, stop))
             return
-        if how_far or bitmap >> rank & 1:
-            self.counters["duplicate" if bitmap >> rank & 1 else "late"] += len(rows)
+        if how_far or bitmap >> seat & 1:
+            self.counters["duplicate" if bitmap >> seat & 1 else "late"] += len(rows)
             return
-        into = self._parts[rank] if self.reproducible else self._words
+        into = self._parts[seat] if self.reproducible else self._words
         first = self.reproducible or not bitmap
-        bitmap |= 1 << rank
+        bitmap |= 1 << seat
         mark = state.mark(start, stop, round_, self.OPEN, bitmap)
         self._count_in(into[slot, start:stop], rows, first, mark)
         if self.complete(round_, bitmap):
             outcome.completed.append(self._finish(Run(slot, round_, start, stop), bitmap))
 
     def _accumulate_each(
-        self, rank: int, round_: int, indices: Indices, rows: Rows, outcome: Outcome
+        self, seat: int, round_: int, indices: Indices, rows: Rows, outcome: Outcome
     ) -> None:
         """The same for segments that are not consecutive, or not all in one state."""
         slot = round_ & 1
         words = self.state[slot].words
         held = words[indices]
-        bit = np.uint64(1 << rank)
+        bit = np.uint64(1 << seat)
         bitmaps = held[:, 1]
         other = held[:, 0] != round_  # not open in this round
         if other.any():
@@ -419,7 +420,7 @@ class SynchronousAccelerator(Accelerator):
             indices, rows, bitmaps = indices[taken], rows[taken], bitmaps[taken]
             if not len(indices):
                 return
-        into = self._parts[rank] if self.reproducible else self._words
+        into = self._parts[seat] if self.reproducible else self._words
         first = (bitmaps == 0) | self.reproducible
         states = np.empty((len(indices), 2), np.uint64)
         states[:, 0] = round_
@@ -493,12 +494,13 @@ class SynchronousAccelerator(Accelerator):
         return runs(slot, round_, indices)
 
     def _add_up(self, slot: int, start: int, stop: int, bitmap: int) -> None:
-        """Sum in rank order."""
-        ranks = [rank for rank in range(bitmap.bit_length()) if bitmap >> rank & 1]
+        """Sum in rank order; who has no rank comes by its seat."""
+        held = [seat for seat in range(bitmap.bit_length()) if bitmap >> seat & 1]
+        first, *others = sorted(held, key=lambda seat: (self.order.get(seat, seat), seat))
         total = self._words[slot, start:stop]
-        total[...] = self._parts[ranks[0]][slot, start:stop]
-        for rank in ranks[1:]:
-            self._combine(total, self._parts[rank][slot, start:stop], out=total)
+        total[...] = self._parts[first][slot, start:stop]
+        for seat in others:
+            self._combine(total, self._parts[seat][slot, start:stop], out=total)
 
     def _finish(self, run: Run, bitmap: int) -> Run:
         slot, round_, start, stop = run

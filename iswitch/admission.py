@@ -29,6 +29,7 @@ from .wire import (
     Shape,
     Status,
     SwitchJoin,
+    TreeJoin,
     WireError,
     later,
     round_distance,
@@ -47,12 +48,7 @@ class Admission:
     def join(self, peer: Address, packet: Control, join: Join, now: float) -> list[Outgoing]:
         """Take a member in, or keep it; with a parent, when that has taken us."""
         try:
-            type_ = MemberType(join.type)
-            shape = join.shape()
-            if isinstance(join, SwitchJoin) and type_ is not MemberType.SWITCH:
-                raise WireError("only a switch stands for several workers")
-            if shape is None and type_ is not MemberType.CONTROLLER:
-                raise WireError("only a controller may leave the shape open")
+            type_, shape = join.checked()
         except ValueError:
             return [self.plane.bare_answer(peer, packet, Status.BAD_REQUEST)]
         sends: list[Outgoing] = []
@@ -61,7 +57,11 @@ class Admission:
         except WireError:
             return [*sends, self.plane.bare_answer(peer, packet, Status.BAD_REQUEST)]
         except Refusal as refused:
+            self.plane.counters["ranks_refused"] += refused.status is Status.RANK_TAKEN
             return [*sends, self.plane.bare_answer(peer, packet, refused.status, **refused.told)]
+        finally:
+            if self.plane.hierarchy:
+                self.plane.hierarchy.reserve(packet.job, 0)
 
     def _join(
         self,
@@ -89,9 +89,11 @@ class Admission:
                     raise Refusal(Status.MISMATCH)
                 return self._join_again(packet, join, job, member, now)
             above = self.plane.hierarchy
-            if above and type_ is not MemberType.CONTROLLER and above.joins_anew(job.number):
-                # Until then the old one keeps its place: so we shall know whom the new one follows.
-                return above.admit(peer, packet, join, now) or []
+            if above and type_ is not MemberType.CONTROLLER:
+                if above.must_ask(job.number, join):
+                    # Until then the old one keeps its place: so we know whom the new one follows.
+                    return above.admit(peer, packet, join, now) or []
+                above.reserve(job.number, member.ranks)
             former = member if member.contributes else None
             sends += self.plane.remove(job, member, now)
             if job.shape is None:  # it was the last: the job goes on beyond all it has sent
@@ -100,6 +102,12 @@ class Admission:
             raise Refusal(Status.NOT_MEMBER)
         if type_ is not MemberType.CONTROLLER:
             sends += self._take_over(peer, packet, now)
+        silent = self.plane.ranks.vacated_by(job, peer, join.wanted, now) if job else None
+        if job is not None and silent is not None:
+            if self.plane.hierarchy:
+                self.plane.hierarchy.reserve(job.number, silent.ranks)
+            former = former or silent
+            sends += self.plane.end_lease(job, silent, now)
         if self.plane.hierarchy and type_ is not MemberType.CONTROLLER:
             waits = self.plane.hierarchy.admit(peer, packet, join, now)
             if waits is not None:
@@ -173,6 +181,8 @@ class Admission:
         # Fewer come with a Request of their own; else it is a late copy, or replayed.
         least = member.workers if same else 0
         sends: list[Outgoing] = []
+        if isinstance(join, TreeJoin):
+            self.plane.ranks.state(job, member, join, anew, now)
         if isinstance(join, SwitchJoin) and join.workers >= least:
             sends = self._recount(job, member, join, now)
         if anew and job.is_beyond(join):
@@ -194,9 +204,10 @@ class Admission:
 
     def gate_opened(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
         """As many workers have come as are expected: go on, all from the same round."""
+        sends = self.plane.ranks.number(job, now)
         if job.is_out_of_step():
-            return self._begin_anew(job, newcomer, now)
-        return self.plane.reevaluate(job, now)
+            return sends + self._begin_anew(job, newcomer, now)
+        return sends + self.plane.reevaluate(job, now)
 
     def _begin_anew(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
         """A place in a whole job was taken again: all go on from a round of their own."""
@@ -220,11 +231,6 @@ class Admission:
         sends = self.gate_opened(job, None, now) if members.count() else []
         return sends + (self.plane.hierarchy.changed(job, now) if self.plane.hierarchy else [])
 
-    def _workers(self, job: Job, now: float) -> int:
-        """Workers that are there: with a parent, as that tells of the whole tree."""
-        above = job.members.above
-        return job.workers_there(now, self.plane.limits.lease) if above is None else above
-
     def _joined(
         self, peer: Address, packet: Control, join: Join, job: Job, member: Member, now: float
     ) -> list[Outgoing]:
@@ -234,15 +240,19 @@ class Admission:
         """
         if job.awaits_reset and not join.flags & FLAG_HEARTBEAT:
             return []
-        ack = Request(job, member, Action.JOIN, None, now).ack(self._workers(job, now))
+        sends = self.plane.ranks.number(job, now)
+        ack = Request(job, member, Action.JOIN, None, now).ack(self.plane.workers(job, now))
         of_member = join.flags & (FLAG_HEARTBEAT | FLAG_STANDS_AT) and not join.flags & FLAG_NEW
         if of_member:  # maybe before its process was replaced by one with the same number
             ack = replace(ack, known=1)
         stays = bool(join.flags & FLAG_STANDS_AT) and member.first_round is None
         if stays and job.synchronous and join.round in job.window:
             ack = replace(ack, round=join.round)
+        stated = member.stated
+        if isinstance(join, TreeJoin) and stated is not None:
+            ack = ack.telling(stated.decided, stated.given, member.ranks)
         payload = Control(Action.ACK, packet.job, packet.request, ack).build()
-        return [Outgoing.control(peer, payload)]
+        return [Outgoing.control(peer, payload), *sends]
 
     def _admit(
         self,
@@ -278,13 +288,14 @@ class Admission:
         taken = 0
         if early and contributes and job.accelerator is not None:
             taken = job.accelerator.bits_held()
-        rank = job.members.free_rank(type_, taken)
-        if rank is None or len(job.members) >= MAX_MEMBERS:
+        seat = job.members.free_seat(type_, taken, join.wanted)
+        if seat is None or len(job.members) >= MAX_MEMBERS:
             raise Refusal(Status.FULL)
         last = self.plane.former.get(peer, packet.job).answers.last
-        member = Member(peer, type_, rank, packet.request, None, now, replaces=former is not None)
+        member = Member(peer, type_, seat, packet.request, None, now, replaces=former is not None)
         member.answers = Answers(later(last, packet.request))
         member.has_spoken = not join.flags & FLAG_NEW
+        member.expected = join.expected
         if join.flags & FLAG_STANDS_AT:
             member.named, member.begins = join.round, bool(join.flags & FLAG_FIRST)
         if isinstance(join, SwitchJoin):
@@ -292,7 +303,7 @@ class Admission:
         was_gathered = job.members.gathered
         if contributes:
             assert shape is not None
-            self._reserve(job, shape, rank, asks_rank_order or self.plane.reproducible)
+            self._reserve(job, shape, seat, asks_rank_order or self.plane.reproducible)
         self._take_in(job, member, join, early, former)
         if job.members.gathered and not was_gathered:
             sends += self.gate_opened(job, member, now)
@@ -317,7 +328,10 @@ class Admission:
             job.name(join.round, first=bool(join.flags & FLAG_FIRST))
         if job.synchronous:
             job.place(member, join, early, former)
+        self.plane.ranks.enter(job, member, join.wanted, former)
         job.members.add(member, join.expected, bool(join.flags & FLAG_WHOLE))
+        if isinstance(join, TreeJoin):
+            self.plane.ranks.state(job, member, join, False, now)
         self.plane.by_source[peer] = (job, member)
 
     @staticmethod
@@ -326,8 +340,8 @@ class Admission:
         expected = max(job.members.expected, join.expected)
         return expected > job.members.met and not job.completed_any
 
-    def _reserve(self, job: Job, shape: Shape, rank: int, reproducible: bool) -> None:
-        """Reserve, and have, all the memory that a contributor of this rank needs.
+    def _reserve(self, job: Job, shape: Shape, seat: int, reproducible: bool) -> None:
+        """Reserve, and have, all the memory that a contributor on this seat needs.
 
         Raises:
             Refusal: there is not enough; nothing has changed.
@@ -336,7 +350,7 @@ class Admission:
         if not begins:
             reproducible = job.reproducible
         needed = 0
-        if rank not in job.reserved:
+        if seat not in job.reserved:
             needed = memory_needed(shape, reproducible, begins, job.has_parent)
             if self.plane.reserved + needed > self.plane.limits.memory:
                 raise Refusal(Status.FULL)
@@ -346,16 +360,16 @@ class Admission:
             if begins:
                 if self.plane.hierarchy:
                     job.window = self.plane.hierarchy.uplinks[job.number].window()
-                job.begin(shape, reproducible and shape.mode is Mode.SYNCHRONOUS, rank)
+                job.begin(shape, reproducible and shape.mode is Mode.SYNCHRONOUS, seat)
             else:
                 assert job.accelerator is not None
-                job.accelerator.join(rank)
+                job.accelerator.join(seat)
         except MemoryError:
             job.window = window
             self.plane.counters["joins_without_memory"] += 1
             self.plane.limits.buffers.refused(job.number, needed)
             raise Refusal(Status.FULL) from None
-        job.reserved.setdefault(rank, needed)
+        job.reserved.setdefault(seat, needed)
 
 
 def _outdone_by(incarnation: int, last: int | None) -> Refusal:

@@ -56,15 +56,15 @@ class AsynchronousAccelerator(Accelerator):
         """Bytes that each member needs on top."""
         return shape.segments * cls.LAST.size
 
-    def join(self, rank: int) -> None:
-        """Whatever the rank's former owner sent is forgotten."""
+    def join(self, seat: int) -> None:
+        """Whatever the seat's former owner sent is forgotten."""
         last = Table(self.LAST, self.shape.segments)
         self._buffers.leave_room(self.shape.segments)
-        self._last[rank] = last
+        self._last[seat] = last
 
-    def accumulate(self, rank: int, stretch: Stretch, outcome: Outcome) -> None:
+    def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
         """Count one member's contribution of a number, if it is newer than its last."""
-        last = self._last[rank]
+        last = self._last[seat]
         for round_, index, rows, *_ in stretch.consecutive():
             for a, b in last.uniform(index, index + len(rows)):
                 counted, number = last.get(a)

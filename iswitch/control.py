@@ -24,6 +24,7 @@ from .limits import Limits, Throttle
 from .membership import Member
 from .packets import Address, Outgoing
 from .paper import Counting
+from .ranks import Ranks
 from .relay import Relays
 from .requests import Answer, Refusal, Request
 from .sources import Sources
@@ -93,6 +94,7 @@ class ControlPlane:
         self._retry_at = inf  # what was given up for want of memory is tried again
         self.former = FormerMembers()
         self.admission = Admission(self)
+        self.ranks = Ranks(self)
         self._methods: dict[Action, Callable[[Request], Answer]] = {
             Action.LEAVE: self._leave,
             Action.RESET: self._reset,
@@ -230,6 +232,11 @@ class ControlPlane:
         return Outgoing.control(
             peer, Control(Action.ACK, packet.job, packet.request, ack, status).build()
         )
+
+    def workers(self, job: Job, now: float) -> int:
+        """Workers that are there: with a parent, as that tells of the whole tree."""
+        above = job.members.above
+        return job.workers_there(now, self.limits.lease) if above is None else above
 
     def enter(self, peer: Address, workers: int, now: float) -> None:
         """From now on listen to this address, which stands for so many workers."""
@@ -394,7 +401,7 @@ class ControlPlane:
         """Name the workers among the members whose bits are set, and those the switches name."""
         parts: list[Awaiting] = []
         sends: list[Outgoing] = []
-        for member in job.members.ranks(absent):
+        for member in job.members.seated(absent):
             if member.type is MemberType.WORKER:
                 parts.append(worker(member.address, member.rank))
             elif member is not asker:
@@ -408,7 +415,7 @@ class ControlPlane:
         """Help for the members whose contribution is missing: their bits, and where."""
         sends: list[Outgoing] = []
         absent = reduce(or_, (bits for bits, _ in missing), 0)
-        for member in job.members.ranks(absent):
+        for member in job.members.seated(absent):
             for run in merge(run._replace(slot=0) for bits, run in missing if bits & member.bit):
                 asked = Segments(run.round, run.start, run.segments)
                 relayed = self.relays.send(member.address, Action.HELP, job.number, asked, now)

@@ -48,6 +48,8 @@ COUNTERS: dict[str, str] = {
     "joins_without_memory": "Joins within --memory that were refused: the system gave none",
     "given_up": "requests, timers and turns of the loop that lacked memory; they are repeated",
     "leases_run_out": "members taken out because nothing came from them for a lease time",
+    "ranks_refused": "Joins that asked for a rank which another worker has",
+    "ranks_lost": "members taken out because the switch above gave their rank to another worker",
     "joins_outdone": "Joins to the switch above made anew: the process before had a larger number",
 }
 

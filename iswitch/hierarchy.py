@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from .accelerator import Held, Run, SynchronousAccelerator, merge
 from .job import Job
 from .packets import Address, Outgoing, Rows
+from .ranks import taken
 from .requests import Refusal
 from .uplink import Uplink
 from .who import Awaiting
@@ -26,6 +27,7 @@ from .wire import (
     ROUND_MASK,
     TOS_DATA,
     Ack,
+    AckRanks,
     AckWho,
     Action,
     Control,
@@ -36,6 +38,7 @@ from .wire import (
     Segments,
     Status,
     SwitchJoin,
+    TreeJoin,
     Who,
     WireError,
     later,
@@ -87,19 +90,44 @@ class Hierarchy:
                 raise Refusal(Status.DENIED)
             self._incarnation = (self._incarnation + 1) & ROUND_MASK
             uplink = Uplink(self.parent, packet.job, self._incarnation)
-        elif uplink.member and not uplink.leaving:
+        elif uplink.member and not uplink.leaving and not uplink.lacks(join.wanted):
             return None
         # Else a Join of ours is under way: a newcomer's would not say where the others stand.
-        sends = self._first_join(uplink, join, now) if begins else []
         self.uplinks[packet.job] = uplink
         if len(uplink.waiting) < MAX_MEMBERS or peer in uplink.waiting:
             uplink.waiting[peer] = packet
-        return sends
+        if begins:
+            return self._first_join(uplink, join, now)
+        job = self.plane.jobs.get(packet.job)
+        return self.restate(job, now) if job is not None and job.shape is not None else []
 
-    def joins_anew(self, number: int) -> bool:
-        """Whether the parent is still to take us in again, in a job that has members here."""
+    def must_ask(self, number: int, join: Join) -> bool:
+        """Whether a newcomer has to wait for the parent, in a job that has members here.
+
+        It does if the parent is still to take us in again, or to confirm the newcomer's rank.
+        """
         uplink = self.uplinks.get(number)
-        return uplink is not None and not uplink.member and not uplink.leaving
+        if uplink is None or uplink.leaving:
+            return False
+        return not uplink.member or uplink.lacks(join.wanted)
+
+    def reserve(self, number: int, ranks: int) -> None:
+        """Go on stating ranks that one process hands over to the next."""
+        uplink = self.uplinks.get(number)
+        if uplink is not None:
+            uplink.statement.reserved = ranks
+
+    def restate(self, job: Job, now: float) -> list[Outgoing]:
+        """State to the parent which ranks the workers here have, if that has changed."""
+        uplink = self.uplinks.get(job.number)
+        if uplink is None or not uplink.member or uplink.leaving:
+            return []
+        return self.changed(job, now) if self._state(uplink, job, now) else []
+
+    def _state(self, uplink: Uplink, job: Job | None, now: float) -> bool:
+        statement = uplink.statement
+        claims = self.plane.ranks.claims(job, uplink.asked(), statement, now)
+        return statement.say(*claims)
 
     def _first_join(self, uplink: Uplink, join: Join, now: float) -> list[Outgoing]:
         """Join the parent with the layout and the place that the first worker here named."""
@@ -107,17 +135,23 @@ class Hierarchy:
         assert shape is not None
         uplink.named = join.round if join.flags & FLAG_STANDS_AT else None
         kept = FLAG_REPRODUCIBLE | FLAG_WHOLE | FLAG_STANDS_AT | FLAG_FIRST
-        value = SwitchJoin.for_shape(shape, MemberType.SWITCH, join.expected, join.flags & kept)
-        assert isinstance(value, SwitchJoin)
-        return uplink.join(replace(value, round=join.round), False, now)
+        value = TreeJoin.for_shape(shape, MemberType.SWITCH, join.expected, join.flags & kept)
+        value = replace(self._stating(uplink, None, value, now), round=join.round)
+        return uplink.join(value, False, now)
 
-    def _join_value(self, job: Job, flags: int, now: float) -> SwitchJoin:
+    def _stating(self, uplink: Uplink, job: Job | None, value: Join, now: float) -> TreeJoin:
+        self._state(uplink, job, now)
+        assert isinstance(value, TreeJoin)
+        said = uplink.statement
+        return replace(value, statement=said.number, unranked=said.unranked, ranks=said.ranks)
+
+    def _join_value(self, job: Job, flags: int, now: float) -> TreeJoin:
         members = job.members
         assert job.shape is not None
         flags |= FLAG_REPRODUCIBLE * job.reproducible | FLAG_WHOLE * members.whole
-        value = SwitchJoin.for_shape(job.shape, MemberType.SWITCH, members.expected, flags)
-        assert isinstance(value, SwitchJoin)
-        return replace(value, workers=job.workers_there(now, self.plane.limits.lease))
+        value = TreeJoin.for_shape(job.shape, MemberType.SWITCH, members.expected, flags)
+        value = replace(value, workers=job.workers_there(now, self.plane.limits.lease))
+        return self._stating(self.uplinks[job.number], job, value, now)
 
     def changed(self, job: Job, now: float) -> list[Outgoing]:
         """Contributors have come or gone: the parent has to know how many workers there are."""
@@ -178,19 +212,53 @@ class Hierarchy:
                 job.members.move_on(job.window.high)
             else:
                 ours = waiting_for
-        waiting, uplink.waiting = uplink.waiting, {}
-        for peer, packet in waiting.items():
-            assert isinstance(packet.value, Join)
-            sends += plane.admission.join(peer, packet, packet.value, now)
+        sends += self._take_ranks(uplink, job, ack, now)
         job = plane.jobs.get(uplink.job)
-        if job is None or job.shape is None:  # nobody could be taken in
-            return sends + ([] if uplink.leaving else self._give_up(uplink, now))
+        if job is None or job.shape is None:
+            return sends + self._nobody_here(uplink, now)
         job.members.above = ack.contributors
+        sends += self.restate(job, now)
         if job.members.count():
             sends += plane.admission.gate_opened(job, None, now)
         elif again and job.awaits_reset:  # the parent that was asked for it is no more
             sends += self.tell(job, Action.RESET, None, now)
         return sends + self.contribute(job, ours)
+
+    def _take_ranks(
+        self, uplink: Uplink, job: Job | None, ack: Ack, now: float
+    ) -> list[Outgoing]:
+        """Do what the parent says of ranks, and take in who waited for that, or refuse it."""
+        plane, said = self.plane, uplink.statement
+        if not isinstance(ack, AckRanks):  # it knows nothing of ranks: they are those of a switch
+            ack = ack.telling(said.number, 0, said.ranks | plane.ranks.own(job, said, now))
+        asked = said.ranks if ack.statement == said.number else 0
+        sends: list[Outgoing] = []
+        if ack.statement == said.number:
+            said.granted, said.decided = ack.ranks, True
+            sends += plane.ranks.settle(job, said, now) if job else []
+        waiting, uplink.waiting = uplink.waiting, {}
+        for peer, packet in waiting.items():
+            join = packet.value
+            assert isinstance(join, Join)
+            if not uplink.lacks(join.wanted):
+                sends += plane.admission.join(peer, packet, join, now)
+            elif asked >> join.wanted & 1:
+                told = taken(join.wanted)
+                plane.counters["ranks_refused"] += 1
+                sends.append(plane.bare_answer(peer, packet, told.status, **told.told))
+            else:
+                uplink.waiting[peer] = packet
+        return sends
+
+    def _nobody_here(self, uplink: Uplink, now: float) -> list[Outgoing]:
+        """Nobody could be taken in: leave, unless somebody waits for a rank still."""
+        join = next((packet.value for packet in uplink.waiting.values()), None)
+        if uplink.leaving or not isinstance(join, Join):
+            return [] if uplink.leaving else self._give_up(uplink, now)
+        new = self._state(uplink, None, now)
+        uplink.member = False
+        sends = self._first_join(uplink, join, now)
+        return sends if new else []  # else the repeat asks, soon
 
     def _give_up(self, uplink: Uplink, now: float) -> list[Outgoing]:
         uplink.leaving = True

@@ -15,7 +15,7 @@ from .accelerator import Outcome, Run, SynchronousAccelerator
 from .asynchronous import AsynchronousAccelerator
 from .buffers import PLAIN, Buffers
 from .counters import Counters
-from .membership import Member, Membership
+from .membership import Member, Membership, lowest
 from .packets import Rows, Stretch
 from .paper import Counting, PaperAccelerator
 from .wire import FLAG_FIRST, FLAG_STANDS_AT, ROUND_MASK, Join, Mode, Shape, round_distance
@@ -113,7 +113,7 @@ class Job:
     shape: Shape | None = None
     synchronous: bool = True  # counts in rounds
     reproducible: bool = False
-    reserved: dict[int, int] = field(default_factory=dict)  # bytes by rank
+    reserved: dict[int, int] = field(default_factory=dict)  # bytes by seat
     accelerator: JobAccelerator | None = None
     completed_any: bool = False
     awaits_reset: bool = False  # by the switch above; until then nothing completes
@@ -124,8 +124,8 @@ class Job:
         if self.has_parent:
             self.members.above = 0
 
-    def begin(self, shape: Shape, reproducible: bool, rank: int) -> None:
-        """The first contributor, of this rank, gives the job its shape.
+    def begin(self, shape: Shape, reproducible: bool, seat: int) -> None:
+        """The first contributor, on this seat, gives the job its shape.
 
         Raises:
             MemoryError: there is none for it; nothing has changed.
@@ -138,7 +138,7 @@ class Job:
                 shape, self.is_complete, self.counters, self.buffers
             )
             accelerator.reset(self.window.high)
-        accelerator.join(rank)
+        accelerator.join(seat)
         self.shape = shape
         self.reproducible = reproducible
         self.dormant_since = None
@@ -171,6 +171,12 @@ class Job:
         self.threshold = 0
         self.halted = False
         self.dormant_since = now
+
+    def give(self, member: Member, ranks: int) -> None:
+        """A member has these ranks from now on; a switch's place in rank order is its lowest."""
+        member.ranks = ranks
+        if ranks and isinstance(self.accelerator, SynchronousAccelerator):
+            self.accelerator.order[member.seat] = lowest(ranks)
 
     @property
     def counts_packets(self) -> bool:
@@ -262,8 +268,8 @@ class Job:
         """Who has said nothing for a lease time and is out, therefore.
 
         Contributors whose place is kept stay as long as one of them speaks; so do those of a job
-        that gathers: the same process could come back early, and contribute a second time under
-        another rank.
+        that gathers: the same process could come back early, and contribute a second time from
+        another seat.
         """
         members = list(self.members.by_address.values())
         silent = [m for m in members if m.last_seen + lease <= now]
@@ -295,7 +301,7 @@ class Job:
         if reason:
             self.counters[reason] += len(stretch.rows)
         else:
-            self.accelerator.accumulate(member.rank, stretch, outcome)
+            self.accelerator.accumulate(member.seat, stretch, outcome)
 
     def _well_formed(self, shape: Shape, stretch: Stretch) -> Iterator[Stretch]:
         """What has the length and the indices that the job's vectors have."""

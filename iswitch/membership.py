@@ -1,7 +1,8 @@
 """Who belongs to a job, by address, and in which rounds each member takes part.
 
-Rules of docs/protocol.md, "Joining". A contributor has a rank 0..63, which is its bit in the
-contributor bitmaps; controllers are numbered from 63 down, so that they take no worker's rank.
+Rules of docs/protocol.md, "Joining". Every member has a seat 0..63 at its switch, which is a
+contributor's bit in the bitmaps; controllers have those from 63 down. A worker's rank is another
+number, of the whole tree (`ranks.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 
 from .answers import Answers
 from .packets import Address
-from .wire import MAX_MEMBERS, MemberType, round_distance
+from .wire import MAX_MEMBERS, NO_RANK, MemberType, round_distance
 
 
 @dataclass(slots=True)
@@ -25,7 +26,7 @@ class Member:
 
     address: Address
     type: MemberType
-    rank: int
+    seat: int
     incarnation: int
     first_round: int | None
     last_seen: float
@@ -36,6 +37,9 @@ class Member:
     replaces: bool = False  # an older process at its address
     workers: int = 1  # for how many it stands, if it is a switch
     has_spoken: bool = True  # more than Joins of a new process, and Acks of what was relayed
+    expected: int = 0  # workers, by its Join
+    ranks: int = 0  # bitmap of the ranks that it has: a worker one; a switch those below it
+    stated: Stated | None = None  # what it last stated of them, if it is a switch
     answers: Answers = field(default_factory=Answers)
 
     @property
@@ -46,7 +50,17 @@ class Member:
     @property
     def bit(self) -> int:
         """Its bit in a contributor bitmap."""
-        return 1 << self.rank
+        return 1 << self.seat
+
+    @property
+    def rank(self) -> int:
+        """A worker's rank; NO_RANK: it has none so far, or is no worker."""
+        return lowest(self.ranks) if self.type is MemberType.WORKER else NO_RANK
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is a worker that is to be given a rank."""
+        return self.type is MemberType.WORKER and not self.ranks
 
     def stands_at(self, round_: int) -> bool:
         """Whether it has no use for rounds before `round_` any more.
@@ -60,6 +74,34 @@ class Member:
     def takes_part_in(self, round_: int) -> bool:
         """Whether its contribution to this round counts."""
         return self.first_round is None or round_distance(round_, self.first_round) >= 0
+
+
+@dataclass(slots=True)
+class Stated:
+    """What a switch below states of the ranks of its workers.
+
+    Attributes:
+        number: of the statement.
+        ranks: bitmap of those that they have or ask for.
+        unranked: how many more are to be given.
+        given: how many of these were.
+        decided: the newest statement to which the answer is known.
+        kept: ranks that a former process of the switch had, and nobody else may have before
+            `until`: their workers may come back.
+    """
+
+    number: int = 0
+    ranks: int = 0
+    unranked: int = 0
+    given: int = 0
+    decided: int = 0
+    kept: int = 0
+    until: float = 0.0
+
+
+def lowest(bits: int) -> int:
+    """The number of the lowest bit that is set; NO_RANK: none is."""
+    return (bits & -bits).bit_length() - 1 if bits else NO_RANK
 
 
 class Membership:
@@ -79,12 +121,12 @@ class Membership:
         return len(self.by_address)
 
     def contributors(self) -> list[Member]:
-        """Workers and child switches, by rank."""
+        """Workers and child switches, by seat."""
         members = (m for m in self.by_address.values() if m.contributes)
-        return sorted(members, key=lambda m: m.rank)
+        return sorted(members, key=lambda m: m.seat)
 
     def contributor_addresses(self) -> tuple[Address, ...]:
-        """Where broadcasts go, by rank."""
+        """Where broadcasts go, by seat."""
         if self._addresses is None:
             self._addresses = tuple(member.address for member in self.contributors())
         return self._addresses
@@ -94,12 +136,16 @@ class Membership:
         """Whether as many workers have been there at once as the largest `expected` names."""
         return self.expected <= self.met
 
-    def free_rank(self, type_: MemberType, taken: int = 0) -> int | None:
-        """The number a new member gets, None if there is none left; `taken` are bits to avoid."""
+    def free_seat(self, type_: MemberType, taken: int = 0, wish: int = NO_RANK) -> int | None:
+        """The seat of a new member, the one it wishes if that is free; None if there is none left.
+
+        `taken` are bits to avoid.
+        """
         taken |= sum(m.bit for m in self.by_address.values())
-        ranks = range(MAX_MEMBERS)
-        order = ranks if type_ is not MemberType.CONTROLLER else reversed(ranks)
-        return next((rank for rank in order if not taken >> rank & 1), None)
+        seats = range(MAX_MEMBERS)
+        order = seats if type_ is not MemberType.CONTROLLER else reversed(seats)
+        free = [seat for seat in order if not taken >> seat & 1]
+        return wish if wish in free else next(iter(free), None)
 
     def add(self, member: Member, expected: int = 0, whole: bool = False) -> None:
         """Take a member in; a contributor's `expected` raises the number waited for.
@@ -161,7 +207,7 @@ class Membership:
             self._participants[round_] = bits
         return bits
 
-    def ranks(self, bits: int) -> list[Member]:
+    def seated(self, bits: int) -> list[Member]:
         """The contributors whose bits are set."""
         return [m for m in self.contributors() if bits & m.bit]
 

@@ -32,7 +32,7 @@ class PaperAccelerator(SynchronousAccelerator):
         """Nobody knows."""
         return 0
 
-    def accumulate(self, rank: int, stretch: Stretch, outcome: Outcome) -> None:  # noqa: ARG002
+    def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:  # noqa: ARG002
         """Count packets, whoever sent them."""
         for round_, index, rows, *_ in stretch.consecutive():
             for start, stop in self.state[round_ & 1].uniform(index, index + len(rows)):

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from .job import Window
 from .packets import Address, Outgoing
+from .ranks import Statement
 from .wire import (
     FLAG_NEW,
     HEARTBEAT,
+    NO_RANK,
     ROUND_MASK,
     Ack,
     Action,
@@ -63,6 +65,7 @@ class Uplink:
     waiting: dict[Address, Control] = field(default_factory=dict)  # Joins that wait for ours
     forwarded: dict[int, tuple[Address, Control]] = field(default_factory=dict)  # by our Request
     told: int = 0  # workers, by our last Join
+    statement: Statement = field(default_factory=Statement)  # of ranks
     next_join: float | None = None  # when to ask who is there, or to be a member still
     _pending: dict[tuple[bool, int], _Pending] = field(default_factory=dict)  # a Join? Request
     _seen: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
@@ -80,8 +83,18 @@ class Uplink:
             value = replace(value, flags=value.flags | FLAG_NEW)
         self.forget_join()
         self.told = value.workers
-        self.next_join = now + (HEARTBEAT if gathered else GATHER_PAUSE)
+        settled = gathered and self.statement.decided
+        self.next_join = now + (HEARTBEAT if settled else GATHER_PAUSE)
         return self._ask(Control(Action.JOIN, self.job, self.incarnation, value), now)
+
+    def lacks(self, rank: int) -> bool:
+        """Whether the parent has not confirmed a rank that a newcomer asks for."""
+        return rank != NO_RANK and not self.statement.granted >> rank & 1
+
+    def asked(self) -> list[int]:
+        """Ranks that newcomers wait for."""
+        joins = (packet.value for packet in self.waiting.values())
+        return [j.wanted for j in joins if isinstance(j, Join) and j.wanted != NO_RANK]
 
     def outdo(self, last: int, value: SwitchJoin, now: float) -> list[Outgoing]:
         """Join with a number above `last`: the process before at this address had used it."""

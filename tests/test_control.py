@@ -21,6 +21,7 @@ from iswitch.wire import (
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
+    NO_RANK,
     TOS_CONTROL,
     TOS_DATA,
     Ack,
@@ -65,7 +66,7 @@ def fresh() -> Bench:
     bench = Bench()
     bench.gather(SHAPE, 2)
     status, ack, _ = bench.join(CONTROLLER, None, MemberType.CONTROLLER)
-    assert (status, ack.rank) == (Status.OK, 63)
+    assert (status, ack.rank) == (Status.OK, NO_RANK)
     return bench
 
 
@@ -270,13 +271,13 @@ def test_bare_answers_are_bare(case: Case) -> None:
     if case.status is Status.NOT_MEMBER or unparsed:
         assert ack == Ack(case.action)
     else:
-        assert ack.rank == {CONTROLLER: 63}.get(case.who, case.who)
+        assert ack.rank == {CONTROLLER: NO_RANK}.get(case.who, case.who)
 
 
 def test_every_action_and_status_is_in_the_table() -> None:
     assert {case.action for case in CASES.values()} == set(Action) - {A.JOIN, A.ACK}
     asked = {case.status for case in CASES.values()}
-    assert asked == set(Status) - {S.MISMATCH, S.FULL, S.DENIED}  # these answer Joins
+    assert asked == set(Status) - {S.MISMATCH, S.FULL, S.DENIED, S.RANK_TAKEN}  # these answer Joins
 
 
 # Requests that are none
@@ -333,9 +334,9 @@ MISFITS = [{"dtype": 0}, {"op": Op.MAX}, {"mode": 1}, {"elements": 3}, {"last": 
 JOINS = [
     # state, who, job, Join, status, rank, threshold, round, contributors
     (nothing, 0, JOB, join(), S.OK, 0, 1, 0, 1),
-    (nothing, 0, JOB, join(type=1), S.OK, 0, 1, 0, 1),
-    (nothing, 0, JOB, Join(2), S.OK, 63, 0, 0, 0),
-    (nothing, 0, JOB, join(type=2), S.OK, 63, 0, 0, 0),
+    (nothing, 0, JOB, join(type=1), S.OK, NO_RANK, 1, 0, 1),
+    (nothing, 0, JOB, Join(2), S.OK, NO_RANK, 0, 0, 0),
+    (nothing, 0, JOB, join(type=2), S.OK, NO_RANK, 0, 0, 0),
     (nothing, 0, JOB, join(flags=FLAG_STANDS_AT, round=41), S.OK, 0, 1, 41, 1),
     (nothing, 0, JOB, join(flags=FLAG_REPRODUCIBLE), S.OK, 0, 1, 0, 1),
     (nothing, 0, JOB, join(flags=FLAG_REPRODUCIBLE, mode=1), S.BAD_REQUEST, 0, 0, 0, 0),
@@ -353,10 +354,10 @@ JOINS = [
     (half, 5, JOB, join(), S.OK, 2, 3, 1, 3),
     (third_round, 5, JOB, join(), S.OK, 2, 3, 3, 3),
     (halted, 5, JOB, join(), S.OK, 2, 3, 1, 3),
-    (commander, 5, JOB, join(expected=3), S.OK, 0, 1, 0, 1),
-    (fresh, 5, JOB, Join(2), S.OK, 62, 2, 0, 2),
+    (commander, 5, JOB, join(expected=3), S.OK, NO_RANK, 1, 0, 1),
+    (fresh, 5, JOB, Join(2), S.OK, NO_RANK, 2, 0, 2),
     (fresh, 0, 8, join(), S.OK, 0, 1, 0, 1),  # a later process: it takes the address over
-    (fresh, 0, 8, Join(2), S.OK, 63, 0, 0, 0),
+    (fresh, 0, 8, Join(2), S.OK, NO_RANK, 0, 0, 0),
     (fresh, CONTROLLER, 8, join(), S.OK, 0, 1, 0, 1),
     (versions, 5, JOB, join(mode=1), S.OK, 2, 3, 9, 3),
 ]
@@ -485,14 +486,17 @@ def test_each_process_begins_beyond_the_one_before() -> None:
     assert bench.counters.drops() == {"before_join": 6}
 
 
-def test_a_rank_whose_bit_is_held_is_not_given_away() -> None:
+def test_a_seat_whose_bit_is_held_is_not_given_away() -> None:
     """Worker 1 contributes and leaves before all have come; its bit is in the sum of round 0."""
     bench = Bench()
     for who in (0, 1):
         bench.join(who, SHAPE, expected=3)
     bench.contribute(1, SHAPE, 0, ONES)
     bench.control(1, A.LEAVE)
-    assert [bench.join(who, SHAPE, expected=3)[1].rank for who in (2, 3)] == [2, 3]
+    assert [bench.join(who, SHAPE, expected=3)[1].rank for who in (2, 3)] == [NO_RANK, 2]
+    members = bench.switch.jobs[JOB].members.by_address
+    assert {who: members[peer(who)].seat for who in (0, 2, 3)} == {0: 0, 2: 2, 3: 3}
+    assert {who: members[peer(who)].rank for who in (0, 2, 3)} == {0: 0, 2: 1, 3: 2}
     sent = [bench.contribute(who, SHAPE, 0, ONES) for who in (0, 2, 3)]
     assert sent == [{}, {}, {packet: {peer(0), peer(2), peer(3)} for packet in sums(0, 4)}]
     assert bench.counters.drops() == {}
@@ -504,7 +508,7 @@ def test_newer_incarnation_of_a_switch_goes_on() -> None:
         bench.join(who, SHAPE, MemberType.SWITCH, expected=2)
     bench.contribute(0, SHAPE, 0, ONES)
     status, ack, sends = bench.join(0, SHAPE, MemberType.SWITCH, request=1001)
-    assert (status, ack.rank, ack.round, sends) == (S.OK, 0, 0, [])
+    assert (status, ack.rank, ack.round, sends) == (S.OK, NO_RANK, 0, [])
     bench.contribute(0, SHAPE, 0, ONES)
     assert bench.counters.drops() == {"duplicate": 3}
 
@@ -714,7 +718,7 @@ def test_full_by_jobs() -> None:
 
 
 @pytest.mark.parametrize("type_", [MemberType.WORKER, MemberType.CONTROLLER])
-def test_full_by_ranks(type_: MemberType) -> None:
+def test_full_by_seats(type_: MemberType) -> None:
     bench = Bench()
     for who in range(64):
         shape = None if who % 2 else SHAPE
@@ -726,7 +730,7 @@ def test_full_by_ranks(type_: MemberType) -> None:
     bench.control(10, A.LEAVE)
     assert bench.join(99, SHAPE, type_)[:2] == (
         S.OK,
-        Ack(A.JOIN, 0, 5, 32 - (type_ == 2), 0, 32 - (type_ == 2)),
+        Ack(A.JOIN, 0, NO_RANK if type_ == 2 else 5, 32 - (type_ == 2), 0, 32 - (type_ == 2)),
     )
 
 

@@ -92,7 +92,7 @@ def test_a_controller_outdoes_the_one_before(
         monkeypatch.setattr(arguments.time, "time", lambda second=second: float(second))
         with Controller(switch, 1, bind=here, key=b"of the job") as controller:
             here = controller.address.host, controller.address.port
-            assert controller.join().rank == 63
+            assert controller.join().rank == NO_RANK
             controller.request(Action.SETH, Threshold(0))
             assert controller._incarnation >= 5_000
 

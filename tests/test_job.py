@@ -30,7 +30,7 @@ def take(job: Job, member: Member, rows: Rows, outcome: Outcome) -> None:
 
 def a_job(workers: int = 1, shape: Shape = SHAPE, expected: int = 0) -> Job:
     job = Job(7, Counters())
-    job.begin(shape, reproducible=False, rank=0)
+    job.begin(shape, reproducible=False, seat=0)
     assert job.accelerator is not None
     for rank in range(workers):
         job.members.add(Member(peer(rank), MemberType.WORKER, rank, 1000, None, 0.0), expected)
@@ -277,7 +277,7 @@ def test_end_frees_and_keeps_the_place() -> None:
 def test_asynchronous_job_goes_on_from_its_place() -> None:
     job = Job(7, Counters())
     job.window.name(41, False)
-    job.begin(ASYNC, reproducible=False, rank=0)
+    job.begin(ASYNC, reproducible=False, seat=0)
     assert job.accelerator is not None
     job.members.add(Member(peer(0), MemberType.WORKER, 0, 1000, None, 0.0))
     job.accelerator.join(0)

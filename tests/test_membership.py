@@ -63,11 +63,11 @@ def test_stands_at(first: int | None, contributed: int | None, round_: int, stan
     assert member(0, first=first, contributed=contributed).stands_at(round_) is stands
 
 
-def test_contributors_by_rank() -> None:
+def test_contributors_by_seat() -> None:
     members = group(member(5), member(63, C), member(0, S), member(3))
-    assert [m.rank for m in members.contributors()] == [0, 3, 5]
+    assert [m.seat for m in members.contributors()] == [0, 3, 5]
     assert members.contributor_addresses() == (peer(0), peer(3), peer(5))
-    assert [m.rank for m in members.ranks(0b101000 | 1 << 63)] == [3, 5]
+    assert [m.seat for m in members.seated(0b101000 | 1 << 63)] == [3, 5]
     assert len(members) == 4
     members.remove(members.by_address[peer(3)])
     assert members.contributor_addresses() == (peer(0), peer(5))
@@ -92,8 +92,8 @@ def test_contributors_by_rank() -> None:
         ([], W, 2**64 - 1, None),
     ],
 )
-def test_free_rank(ranks: list[int], type_: MemberType, taken: int, free: int | None) -> None:
-    assert group(*map(member, ranks)).free_rank(type_, taken) == free
+def test_free_seat(ranks: list[int], type_: MemberType, taken: int, free: int | None) -> None:
+    assert group(*map(member, ranks)).free_seat(type_, taken) == free
 
 
 def test_expected_is_the_largest_named_by_contributors() -> None:

@@ -34,16 +34,16 @@ class PipelineAccelerator(SynchronousAccelerator):
         self.cutter = Cutter(shape)
         self.state = [Table(self.RECORD, shape.segments) for _ in range(self.SLOTS)]
 
-    def join(self, rank: int) -> None:
-        """The data plane needs nothing for one more rank."""
+    def join(self, seat: int) -> None:
+        """The data plane needs nothing for one more seat."""
 
     def bits_held(self) -> int:
-        """Bitmap of the ranks whose contribution may be held in some segment."""
+        """Bitmap of the seats whose contribution may be held in some segment."""
         return self.pipeline.contributors(self.job)
 
-    def accumulate(self, rank: int, stretch: Stretch, outcome: Outcome) -> None:  # noqa: ARG002
+    def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:  # noqa: ARG002
         """Let a contribution in that came to the control plane; its effects are there, too."""
-        (member,) = self.job.members.ranks(1 << rank)
+        (member,) = self.job.members.seated(1 << seat)
         n, tail = len(stretch.rows), stretch.tail
         for i, row in enumerate(stretch.rows, 1):
             self.pipeline.accept(member, row.tobytes() if i < n else row[:tail].tobytes())
@@ -105,9 +105,9 @@ class PipelineJob(Job):
         """In the data plane."""
         return PipelineAccelerator(self, shape, cast("Pipeline", self.pipeline))
 
-    def begin(self, shape: Shape, reproducible: bool, rank: int) -> None:
+    def begin(self, shape: Shape, reproducible: bool, seat: int) -> None:
         """Take a place there, too."""
-        super().begin(shape, reproducible, rank)
+        super().begin(shape, reproducible, seat)
         cast("Pipeline", self.pipeline).begin(self)
 
     def tells_ranks_apart(self, mode: Mode) -> bool:  # noqa: ARG002

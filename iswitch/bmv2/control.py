@@ -56,10 +56,10 @@ class PipelineAdmission(Admission):
             return [self.plane.bare_answer(peer, packet, Status.BAD_REQUEST)]
         return super().join(peer, packet, join, now)
 
-    def _reserve(self, job: Job, shape: Shape, rank: int, reproducible: bool) -> None:  # noqa: ARG002
+    def _reserve(self, job: Job, shape: Shape, seat: int, reproducible: bool) -> None:  # noqa: ARG002
         if job.shape is None and not self.plane.pipeline.has_room(shape):
             raise Refusal(Status.FULL)
-        super()._reserve(job, shape, rank, False)
+        super()._reserve(job, shape, seat, False)
 
 
 class PipelineControl(ControlPlane):

@@ -56,13 +56,13 @@ def job_entries(
     members = job.members.contributors()
     found = [_job(job, place, parent), *_rules(job, place, members)]
     found += [_member(place, member) for member in members]
-    receivers = [(member.rank, member.address) for member in members]
+    receivers = [(member.seat, member.address) for member in members]
     if parent is not None:
         receivers.append((SIZES["PARENT"], parent))
-    for rank, peer in receivers:
+    for seat, peer in receivers:
         mac = macs.get((peer.host, peer.ingress))
         if mac is not None:
-            found.append(_receiver(place, rank, peer, mac))
+            found.append(_receiver(place, seat, peer, mac))
     return found
 
 
@@ -101,7 +101,7 @@ def _member(place: Place, member: Member) -> Entry:
     first = member.first_round
     parameters = (
         place.number,
-        member.rank,
+        member.seat,
         member.bit,
         member.held_back,
         first is not None,
@@ -111,8 +111,8 @@ def _member(place: Place, member: Member) -> Entry:
     return Entry("members", _source(member.address), "member", numbers)
 
 
-def _receiver(place: Place, rank: int, peer: Address, mac: bytes) -> Entry:
-    match = (str(place.number), str(rank))
+def _receiver(place: Place, seat: int, peer: Address, mac: bytes) -> Entry:
+    match = (str(place.number), str(seat))
     return Entry("receivers", match, "receiver", (mac.hex(":"), peer.host, str(peer.port)))
 
 

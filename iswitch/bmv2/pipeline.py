@@ -83,11 +83,11 @@ class Installed:
     """What the data plane has of one job."""
 
     entries: dict[tuple[str, tuple[str, ...]], tuple[Entry, int]] = field(default_factory=dict)
-    nodes: dict[int, tuple[int, int]] = field(default_factory=dict)  # port and handle, by rank
+    nodes: dict[int, tuple[int, int]] = field(default_factory=dict)  # port and handle, by seat
     epoch: int = -1
     high: int = -1
     flags: int = -1
-    contributed: dict[Address, tuple[int, int | None]] = field(default_factory=dict)  # with rank
+    contributed: dict[Address, tuple[int, int | None]] = field(default_factory=dict)  # with seat
     contributors: int = 0
 
 
@@ -196,7 +196,7 @@ class Pipeline:
         installed = self._installed[place.number]
         if installed.epoch != place.epoch:
             return
-        look = [CpuHeader(Cpu.LOOK, job=place.number, rank=m.rank) for m in members]
+        look = [CpuHeader(Cpu.LOOK, job=place.number, rank=m.seat) for m in members]
         (first,) = self.link.ask(look[:1])
         if not first.contributors and not first.flags & Flag.HIGH_CONTRIBUTED:
             return  # so many may be joining, each asking again and again
@@ -207,12 +207,12 @@ class Pipeline:
         installed.contributors = first.contributors
         installed.high, installed.flags = job.window.high, _flags(job)
         for member, answer in zip(members, answers, strict=True):
-            if installed.contributed.get(member.address, (-1, None))[0] != member.rank:
+            if installed.contributed.get(member.address, (-1, None))[0] != member.seat:
                 continue
             if answer.flags & Flag.HAS_CONTRIBUTED:
                 member.contributed = answer.contributed
                 member.has_spoken = True
-            installed.contributed[member.address] = (member.rank, member.contributed)
+            installed.contributed[member.address] = (member.seat, member.contributed)
             ago = (answer.now - answer.seen) / 1e6
             member.last_seen = max(member.last_seen, now - ago)
         job.members.move_on(job.window.high)
@@ -231,7 +231,7 @@ class Pipeline:
         )
 
     def contributors(self, job: Job) -> int:
-        """Bitmap of the ranks that have contributed since the job began, or was reset."""
+        """Bitmap of the seats that have contributed since the job began, or was reset."""
         place = self.place(job)
         return 0 if place is None else self._installed[place.number].contributors
 
@@ -267,7 +267,7 @@ class Pipeline:
         packet = (round_ << 32 | index).to_bytes(8, "big").ljust(size, b"\0")
         peer = member.address if member else Address("0.0.0.0", 0)
         header = CpuHeader(
-            op, port=peer.ingress, job=place.number, rank=member.rank if member else 0
+            op, port=peer.ingress, job=place.number, rank=member.seat if member else 0
         )
         self._orders.append((header, self._frame(peer, packet)))
 
@@ -319,7 +319,7 @@ class Pipeline:
             if mac is not None:
                 macs[peer.host, peer.ingress] = mac
         self._install(installed, job_entries(job, place, macs, self.parent))
-        self._replicate(number, installed, {m.rank: m.address.ingress for m in members})
+        self._replicate(number, installed, {m.seat: m.address.ingress for m in members})
         self._keep(number, job, place, installed, members)
 
     def _keep(
@@ -345,7 +345,7 @@ class Pipeline:
             )
         kept = {}
         for member in members:
-            state = kept[member.address] = (member.rank, member.contributed)
+            state = kept[member.address] = (member.seat, member.contributed)
             if installed.contributed.get(member.address) != state:
                 flags = Flag.KEEP_MEMBER
                 if member.contributed is not None:
@@ -355,7 +355,7 @@ class Pipeline:
                         Cpu.KEEP,
                         flags,
                         job=number,
-                        rank=member.rank,
+                        rank=member.seat,
                         contributed=member.contributed or 0,
                     )
                 )
@@ -373,17 +373,17 @@ class Pipeline:
                 installed.entries[entry.key] = (entry, handle(answer))
 
     def _replicate(self, number: int, installed: Installed, wanted: Mapping[int, int]) -> None:
-        """A node of the multicast group for each member, with its rank and port."""
+        """A node of the multicast group for each member, with its seat and port."""
         group = 1 + number
         lines = []
-        for rank, (port, node) in list(installed.nodes.items()):
-            if wanted.get(rank) != port:
+        for seat, (port, node) in list(installed.nodes.items()):
+            if wanted.get(seat) != port:
                 lines += [f"mc_node_dissociate {group} {node}", f"mc_node_destroy {node}"]
-                del installed.nodes[rank]
-        new = [(rank, port) for rank, port in wanted.items() if rank not in installed.nodes]
+                del installed.nodes[seat]
+        new = [(seat, port) for seat, port in wanted.items() if seat not in installed.nodes]
         if not lines and not new:
             return
-        made = self.runtime.run([*lines, *(f"mc_node_create {rank} {port}" for rank, port in new)])
+        made = self.runtime.run([*lines, *(f"mc_node_create {seat} {port}" for seat, port in new)])
         nodes = [handle(answer) for answer in made[len(lines) :]]
         installed.nodes |= {r: (p, node) for (r, p), node in zip(new, nodes, strict=True)}
         self.runtime.run([f"mc_node_associate {group} {node}" for node in nodes])
