@@ -139,9 +139,8 @@ class Hierarchy:
         value = replace(self._stating(uplink, None, value, now), round=join.round)
         return uplink.join(value, False, now)
 
-    def _stating(self, uplink: Uplink, job: Job | None, value: Join, now: float) -> TreeJoin:
+    def _stating(self, uplink: Uplink, job: Job | None, value: TreeJoin, now: float) -> TreeJoin:
         self._state(uplink, job, now)
-        assert isinstance(value, TreeJoin)
         said = uplink.statement
         return replace(value, statement=said.number, unranked=said.unranked, ranks=said.ranks)
 
@@ -224,9 +223,7 @@ class Hierarchy:
             sends += self.tell(job, Action.RESET, None, now)
         return sends + self.contribute(job, ours)
 
-    def _take_ranks(
-        self, uplink: Uplink, job: Job | None, ack: Ack, now: float
-    ) -> list[Outgoing]:
+    def _take_ranks(self, uplink: Uplink, job: Job | None, ack: Ack, now: float) -> list[Outgoing]:
         """Do what the parent says of ranks, and take in who waited for that, or refuse it."""
         plane, said = self.plane, uplink.statement
         if not isinstance(ack, AckRanks):  # it knows nothing of ranks: they are those of a switch

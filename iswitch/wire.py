@@ -326,12 +326,15 @@ class Join(_Value):
 
     def asking(self, rank: int) -> Join:
         """The Join of a worker that asks for a rank; with NO_RANK it is this one."""
-        return self if rank == NO_RANK else RankJoin(*_fields(self), rank)
+        if rank == NO_RANK:
+            return self
+        fields: tuple[int, ...] = _fields(self)
+        return RankJoin(*(*fields, rank))
 
     @classmethod
     def for_shape(
         cls, shape: Shape, type_: MemberType = MemberType.WORKER, expected: int = 0, flags: int = 0
-    ) -> Join:
+    ) -> Self:
         """A Join of a member that contributes vectors of this shape."""
         return cls(
             type_,
@@ -421,7 +424,8 @@ class _WithRanks(_Value):
         """The bytes that follow the header."""
         *fixed, ranks = _fields(self)
         size = next(n for n in BITMAPS if ranks < 1 << 8 * n)
-        return self.FORMAT.pack(*fixed) + ranks.to_bytes(size, "little")
+        bitmap: bytes = ranks.to_bytes(size, "little")
+        return self.FORMAT.pack(*fixed) + bitmap
 
     @classmethod
     def takes(cls, length: int) -> bool:
@@ -432,7 +436,7 @@ class _WithRanks(_Value):
     def unpack(cls, value: bytes) -> Self:
         """Read the bytes that follow the header, of a length that it takes."""
         fixed, ranks = value[: cls.FORMAT.size], value[cls.FORMAT.size :]
-        found = cls(*cls.FORMAT.unpack(fixed), int.from_bytes(ranks, "little"))
+        found = cls(*(*cls.FORMAT.unpack(fixed), int.from_bytes(ranks, "little")))
         if len(found.pack()) < len(value):
             raise WireError("a bitmap of ranks is no longer than it has to be")
         return found
@@ -479,11 +483,13 @@ class Ack(_Value):
 
     def naming(self, total: int, awaited: tuple[Awaited, ...]) -> AckWho:
         """The answer to Who with what this one says."""
-        return AckWho(*_fields(self), total, awaited)
+        said = self.action, self.known, self.rank, self.threshold, self.round, self.contributors
+        return AckWho(*said, total, awaited)
 
     def telling(self, statement: int, given: int, ranks: int) -> AckRanks:
         """The answer to a `TreeJoin` with what this one says."""
-        return AckRanks(*_fields(self), statement, given, ranks)
+        fields: tuple[int, ...] = _fields(self)
+        return AckRanks(*(*fields, statement, given, ranks))
 
 
 class Awaited(NamedTuple):

@@ -126,7 +126,7 @@ class Bench:
     def gather(self, shape: Shape, workers: int, flags: int = 0, job: int = JOB) -> None:
         """Let workers 0.. join, expecting one another."""
         for who in range(workers):
-            status, ack, more = self.join(who, shape, expected=workers, flags=flags, job=job)
+            status, _, more = self.join(who, shape, expected=workers, flags=flags, job=job)
             assert (status, more) == (Status.OK, [])
 
     def contribute(

@@ -10,7 +10,18 @@ import pytest
 
 from iswitch.packets import Burst
 from iswitch.switch import Switch
-from iswitch.wire import TOS_CONTROL, Ack, Action, Control, Join, Mode, Shape, Status, Threshold
+from iswitch.wire import (
+    NO_RANK,
+    TOS_CONTROL,
+    Ack,
+    Action,
+    Control,
+    Join,
+    Mode,
+    Shape,
+    Status,
+    Threshold,
+)
 from worker_lib import Worker, arguments
 from worker_lib.controller import Controller
 from worker_lib.errors import Refused

@@ -108,7 +108,10 @@ def lengths(action: Action) -> set[int]:
     named = {20 + 14 * n for n in range(17)} if action is Action.ACK else set()
     fixed = {0 if kind is None else kind.FORMAT.size for kind in VALUES[action]}
     with_ranks = {
-        kind.FORMAT.size + n for kind in VALUES[action] if kind in (TreeJoin, AckRanks) for n in BITMAPS
+        kind.FORMAT.size + n
+        for kind in VALUES[action]
+        if kind in (TreeJoin, AckRanks)
+        for n in BITMAPS
     }
     return fixed | named | with_ranks
 

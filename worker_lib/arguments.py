@@ -16,7 +16,17 @@ from iswitch.keys import Key, KeyUnusable
 from iswitch.outside import LIMITS, reason
 from iswitch.packets import Address
 from iswitch.ports.udp import UdpPort
-from iswitch.wire import IP_UDP_HEADERS, ROUND_MASK, DType, Mode, Op, Shape, WireError
+from iswitch.wire import (
+    IP_UDP_HEADERS,
+    NO_RANK,
+    RANKS,
+    ROUND_MASK,
+    DType,
+    Mode,
+    Op,
+    Shape,
+    WireError,
+)
 
 from .errors import BindError, SwitchUnreachable
 from .waiting import CHOICES, OnMemberLost
@@ -47,6 +57,25 @@ def seconds(name: str, value: object) -> float:
     if isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0:
         return float(value)
     raise ValueError(f"{name} = {value!r}: pass seconds, more than 0")
+
+
+def rank(value: object, num_workers: int | None) -> int:
+    """The rank to ask for; NO_RANK for None, which is any."""
+    if value is None:
+        return NO_RANK
+    if num_workers is None:
+        return whole("rank", value, 0, RANKS - 1, f"a rank is 0..{RANKS - 1}, or None for any")
+    hint = (
+        f"the ranks of {num_workers} workers are 0..{num_workers - 1}; mend the rank (RANK in the "
+        "environment?) or num_workers (WORLD_SIZE)"
+    )
+    return whole("rank", value, 0, num_workers - 1, hint)
+
+
+def num_workers(value: object) -> int:
+    """How many workers a job has."""
+    hint = f"a job has 1 to {RANKS} workers, and at each switch 64 at most"
+    return whole("num_workers", value, 1, RANKS, hint)
 
 
 def job_number(value: object) -> int:

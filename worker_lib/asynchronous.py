@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 from iswitch.packets import Address
 from iswitch.wire import (
-    MAX_MEMBERS,
+    NO_RANK,
     ROUND_MASK,
     VERSIONS_AHEAD,
+    Ack,
     Action,
     Mode,
     Status,
@@ -39,6 +40,7 @@ from .errors import (
     VersionTimeout,
     WorkerError,
     as_if_lost,
+    owner,
 )
 from .events import Answered, Told, WasReset
 from .peers import Peers
@@ -55,6 +57,7 @@ GREETING_PAUSE = 0.05  # seconds between two greetings; doubles
 GREETING_CEILING = 1.0
 AGAIN_PAUSE = 0.02  # seconds until a worker that is behind looks again how the others stand
 REFUSED_PATIENCE = 5.0  # seconds to wait where no process listens; the switch may be starting
+JOIN_PAUSE = 0.02  # seconds between two questions for a rank
 WHO_PAUSE = 0.5  # seconds between two questions how many workers have joined
 LEAVE_PATIENCE = 1.0  # seconds for an answer to Leave
 
@@ -73,6 +76,7 @@ class AsynchronousWorker:
             contributions. It must depend on nothing but these and `state`.
         state: weights first, then moments of the optimizer and so on: all that `update` reads and
             writes; C-contiguous. At the start all workers get the state of one of them.
+        rank: this worker's number among all, as for `Worker`; None: any.
         threshold: H, the contributions that make a version; None: as many as there are members.
         staleness: S, the versions by which a gradient may be older than the current one.
         timeout: seconds that joining and every call may take.
@@ -97,6 +101,7 @@ class AsynchronousWorker:
         *,
         update: Update,
         state: Sequence[npt.NDArray[Any]],
+        rank: int | None = None,
         threshold: int | None = None,
         staleness: int = 3,
         timeout: float = arguments.TIMEOUT,
@@ -110,8 +115,7 @@ class AsynchronousWorker:
         switch = arguments.address("switch", switch, least_port=1)
         bind = arguments.address("bind", bind)
         self.job = arguments.job_number(job)
-        most = "a switch takes 1 to 64 workers a job"
-        self.num_workers = arguments.whole("num_workers", num_workers, 1, MAX_MEMBERS, most)
+        self.num_workers = arguments.num_workers(num_workers)
         self.numel = arguments.whole("numel", numel, 1, 0xFFFFFFFF, "pass the gradient's elements")
         hint = f"pass 1 to num_workers ({num_workers}) contributions, or None for everybody's"
         if threshold is not None:
@@ -139,6 +143,7 @@ class AsynchronousWorker:
                 shape,
                 incarnation=incarnation,
                 expected=self.num_workers,
+                rank=arguments.rank(rank, self.num_workers),
                 threshold=threshold or 0,
                 watch=self.numel,
                 ceiling=min(CEILING, self._port.buffer),
@@ -226,7 +231,7 @@ class AsynchronousWorker:
 
     @property
     def rank(self) -> int:
-        """This worker's number in the job."""
+        """This worker's number in the job, as `Worker.rank`."""
         return self._session.rank
 
     @property
@@ -402,6 +407,8 @@ class AsynchronousWorker:
                 self._ensure_open()
                 now = time.monotonic()
                 refused = self._port.refused and now - began > REFUSED_PATIENCE
+                if self._session.taken is not None and now >= limit:
+                    raise self._refused(Status.RANK_TAKEN, self._session.taken)
                 if not self._session.member and (now >= limit or refused):
                     raise SwitchUnreachable.silent(
                         self._address,
@@ -416,7 +423,8 @@ class AsynchronousWorker:
                         f"{self.job} within {self.timeout:g} s, and no state to begin with was "
                         "found; are all of them running, with the same job number and switch?"
                     )
-                if self._session.member and now >= asked + WHO_PAUSE:  # how many there are
+                pause = JOIN_PAUSE if self._session.rank == NO_RANK else WHO_PAUSE
+                if self._session.member and now >= asked + pause:  # how many there are
                     self._session.join(asked := now)
                 self._changed.wait(min(LOOK_PAUSE, limit - now))
         arguments.tell_of_clock(self._session.clock_behind, self._session.incarnation)
@@ -426,6 +434,11 @@ class AsynchronousWorker:
                 self._ensure_open()
                 self._greet()  # some may not have heard of it
                 self._changed.wait(LOOK_PAUSE)
+
+    def _refused(self, status: Status, ack: Ack) -> Refused:
+        taken = status is Status.RANK_TAKEN
+        detail = owner(ack, environment.hosts(os.environ)) if taken else ""
+        return Refused(Action.JOIN, status, self.job, detail, ack.contributors, ack.round)
 
     def _all_have_begun(self) -> bool:
         """Whether all others have a state, from this worker or from one another."""
@@ -476,9 +489,7 @@ class AsynchronousWorker:
                     self._directory.learn(elements)
                 case Answered(action=Action.JOIN, status=status, ack=ack):
                     if status is not Status.OK:
-                        raise Refused(
-                            Action.JOIN, status, self.job, "", ack.contributors, ack.round
-                        )
+                        raise self._refused(status, ack)
                 case WasReset():
                     self._counts["resets"] += 1
 
@@ -544,7 +555,7 @@ class AsynchronousWorker:
                     self._session.resume_at(version, time.monotonic())
                     self._is_at(version)
             return
-        if own.version is None:
+        if own.version is None and self.rank != NO_RANK:
             self._greet()
         with self._changed:
             self._changed.wait_for(self._left.is_set, AGAIN_PAUSE)
@@ -552,6 +563,8 @@ class AsynchronousWorker:
     def _is_listed(self) -> bool:
         """Whether others know this worker, and can take its state."""
         directory = self._directory
+        if self.rank == NO_RANK:
+            return False
         return self._peers.where in directory.addresses or self.rank >= directory.places
 
     def _greet(self) -> None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from iswitch.packets import Address
 from iswitch.wire import (
     HEARTBEAT,
-    MAX_MEMBERS,
+    NO_RANK,
     ROUND_MASK,
     Ack,
     Action,
@@ -42,6 +42,7 @@ from .errors import (
     TooFewWorkers,
     WorkerError,
     as_if_lost,
+    owner,
 )
 from .session import Answered, Dropped, Gone, Halted, Session, WasReset
 from .waiting import LOOK_PAUSE, OnMemberLost, Waiting, ranks_in
@@ -70,6 +71,9 @@ class Worker:
         numel: elements of every vector.
         num_workers: wait until so many have joined, and take no sum of fewer contributions; None:
             join alone, whoever else comes.
+        rank: this worker's number among all of the job, which no other has; below `num_workers`.
+            None: any, given by the switch, also where RANK is set: a process may have several
+            Workers. `from_env` reads it.
         on_member_lost: when a worker of `num_workers` leaves or dies: "wait" until another takes
             its place; "continue" with the sums of the others; "raise" `MemberLost` in each of them.
         dtype: element type: float32, float16, bfloat16 (from ml_dtypes) or int32.
@@ -101,6 +105,7 @@ class Worker:
         numel: int,
         num_workers: int | None = None,
         *,
+        rank: int | None = None,
         on_member_lost: OnMemberLost = "wait",
         dtype: npt.DTypeLike = np.float32,
         op: Literal["sum", "max", "min"] = "sum",
@@ -117,8 +122,7 @@ class Worker:
         bind = arguments.address("bind", bind)
         job = arguments.job_number(job)
         if num_workers is not None:
-            most = "a switch takes 1 to 64 workers a job"
-            num_workers = arguments.whole("num_workers", num_workers, 1, MAX_MEMBERS, most)
+            num_workers = arguments.num_workers(num_workers)
         shape = arguments.shape(numel, dtype, op, elements_per_segment)
         arguments.key(key)
         self.job = job
@@ -141,6 +145,7 @@ class Worker:
             self._address,
             job,
             expected=num_workers or 0,
+            rank=arguments.rank(rank, num_workers),
             whole=num_workers is not None and on_member_lost != "continue",
             reproducible=self.reproducible,
             restart_safe=bool(restart_safe),
@@ -175,13 +180,15 @@ class Worker:
         """Make the worker that `iswitch run` started this process to be.
 
         The switch, the job and the number of workers are those in the environment variables
-        ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE, and `bind` is ISWITCH_BIND: with it a process
+        ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE, the rank is that in RANK, or what another
+        launcher has set (environment.RANKS), and `bind` is ISWITCH_BIND: with it a process
         that is started again (`--max-restarts`) takes the place of the one that failed. The key, if
         there is one, is ISWITCH_KEY, or in the file ISWITCH_KEY_FILE.
 
         Args:
             numel: elements of every vector.
-            kwargs: all else that `Worker` takes; `bind` goes before ISWITCH_BIND.
+            kwargs: all else that `Worker` takes; `bind`, `rank` and `key` go before the variables.
+                A process that makes several Workers in one job gives each another rank, or None.
 
         Raises:
             ValueError: one of the variables lacks or is wrong; the message names it.
@@ -197,7 +204,12 @@ class Worker:
 
     @property
     def rank(self) -> int:
-        """This worker's number in the job, 0 for the first."""
+        """This worker's number in the job: no other of the whole tree has it at the same time.
+
+        The one it asked for; or one that the switch has given it, and that it keeps, but for one
+        case: a switch that lost its state has meanwhile given it to another worker, in a job
+        without `num_workers`.
+        """
         return self._session.rank
 
     @property
@@ -529,6 +541,9 @@ class Worker:
             if not more or (self._port.refused and time.monotonic() - began > REFUSED_PATIENCE):
                 seconds = f"{time.monotonic() - began:.1f}"
                 assigned = os.environ.get("ISWITCH_SWITCH", "")
+                taken = self._session.taken
+                if taken is not None:
+                    raise self._refused(Answered(0, Action.JOIN, Status.RANK_TAKEN, taken))
                 refused = self._port.refused
                 denied = self._session.denied
                 raise SwitchUnreachable.silent(self._address, seconds, refused, assigned, denied)
@@ -541,6 +556,8 @@ class Worker:
                 f" (this worker's: {shape.numel} elements of {self._dtype}, {shape.op.name.lower()}"
                 f", E = {shape.elements}{', reproducible' * self.reproducible})"
             )
+        if answer.status is Status.RANK_TAKEN:
+            detail = owner(answer.ack, self._hosts)
         ack = answer.ack
         return Refused(answer.action, answer.status, self.job, detail, ack.contributors, ack.round)
 
@@ -563,7 +580,7 @@ class Worker:
                 if not most:  # else it has answered before, and only the time is up
                     raise
             most = max(most, self._session.joined)
-            if most >= (self.num_workers or 0):
+            if most >= (self.num_workers or 0) and self._session.rank != NO_RANK:
                 self._notice = None  # a reset while all were gathering: nothing was under way
                 arguments.tell_of_clock(self._session.clock_behind, self._session.incarnation)
                 return

@@ -11,6 +11,13 @@ from . import arguments
 
 ANY = ("0.0.0.0", 0)
 MOST = 0xFFFFFFFF  # of any number there
+RANKS = (  # the first that is set tells a process its number among all
+    "ISWITCH_RANK",
+    "RANK",  # `iswitch run`, torchrun
+    "OMPI_COMM_WORLD_RANK",  # Open MPI's mpirun
+    "PMI_RANK",  # MPICH's and Intel MPI's
+    "SLURM_PROCID",  # srun
+)
 
 
 class Place(NamedTuple):
@@ -21,18 +28,19 @@ class Place(NamedTuple):
     num_workers: int
     bind: tuple[str, int]  # of this side; port 0: any
     key: bytes | None
+    rank: int | None
 
     @property
     def own(self) -> dict[str, Any]:
         """Those that the caller's keywords go before."""
-        return {"bind": self.bind, "key": self.key}
+        return {"bind": self.bind, "key": self.key, "rank": self.rank}
 
 
 def read(environment: Mapping[str, str]) -> Place:
-    """The place of a worker, from ISWITCH_SWITCH, ISWITCH_JOB, WORLD_SIZE and ISWITCH_BIND.
+    """The place of a worker, from ISWITCH_SWITCH, ISWITCH_JOB, WORLD_SIZE, ISWITCH_BIND and RANKS.
 
-    The last need not be there: a process that would be started again has it, to be the same member.
-    Nor need a key.
+    ISWITCH_BIND need not be there: a process that would be started again has it, to be the same
+    member. Nor need a key or a rank.
 
     Raises:
         ValueError: one of them lacks or is wrong; the message names it.
@@ -42,7 +50,21 @@ def read(environment: Mapping[str, str]) -> Place:
     bind = ANY
     if environment.get("ISWITCH_BIND"):
         bind = address(environment, "ISWITCH_BIND", "127.0.0.1:40000")
-    return Place(switch, job, number(environment, "WORLD_SIZE"), bind, key_in(environment))
+    workers, own = number(environment, "WORLD_SIZE"), rank(environment)
+    if own is not None and own[1] >= workers:
+        name, value = own
+        raise ValueError(
+            f"{name} is {value}, WORLD_SIZE {workers}: ranks are 0 to {workers - 1}; start as many "
+            "processes as WORLD_SIZE says, each with a rank of its own"
+        )
+    key = key_in(environment)
+    return Place(switch, job, workers, bind, key, None if own is None else own[1])
+
+
+def rank(environment: Mapping[str, str]) -> tuple[str, int] | None:
+    """The number of this process among all, and the variable that tells it; None: none does."""
+    name = next((name for name in RANKS if environment.get(name)), None)
+    return None if name is None else (name, number(environment, name))
 
 
 def hosts(environment: Mapping[str, str]) -> dict[str, str]:

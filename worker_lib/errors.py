@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Self
 
 from iswitch.packets import Address
-from iswitch.wire import Action, Awaited, Status
+from iswitch.wire import Ack, Action, Awaited, Status
 
 KEY_MEND = (
     "give it the switch's key for this job: key=..., or ISWITCH_KEY or ISWITCH_KEY_FILE in the "
@@ -79,6 +79,9 @@ class Refused(WorkerError):
         "asynchronous ones not at all), or the job is keyed: " + KEY_MEND,
         Status.HALTED: "the job is halted; reset() resumes it",
         Status.GONE: "the switch no longer keeps that round; catch up (take weights from a peer)",
+        Status.RANK_TAKEN: "another worker has that rank; give every worker one of its own "
+        "(rank=..., or RANK in the environment, which Worker.from_env reads), or none at all: then "
+        "the switch numbers them",
     }
 
     TAKEN: ClassVar[str] = (
@@ -214,6 +217,16 @@ class MembershipLost(WorkerError):
 
 class VersionTimeout(WorkerError):
     """Something an `AsynchronousWorker` waited for did not happen within its timeout."""
+
+
+def owner(ack: Ack, hosts: Mapping[str, str]) -> str:
+    """Who has the rank that was refused, in words."""
+    if not ack.round:
+        return f" (rank {ack.rank} is that of a worker at another switch)"
+    host = ".".join(map(str, ack.threshold.to_bytes(4, "big")))
+    named = f"{hosts[host]}, " if host in hosts else ""
+    heard = f"{ack.contributors / 1000:.1f} s ago"
+    return f" (rank {ack.rank} is that of the worker at {named}{host}:{ack.round}, heard {heard})"
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from iswitch.wire import (
     FLAG_HEARTBEAT,
     FLAG_NEW,
     HEARTBEAT,
+    NO_RANK,
     ROUND_MASK,
     SEG_SIZE,
     TOS_CONTROL,
@@ -46,6 +47,7 @@ RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
 REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
 REPEAT_CEILING = 1.0
 REMEMBERED_RELAYS = 64
+TAKEN_PAUSE = 0.5  # seconds before asking again for a rank whose owner may be dead
 MOST_OUTDONE = 16  # larger incarnations tried; one is enough where a switch is in its senses
 
 E = TypeVar("E")
@@ -74,6 +76,7 @@ class Member(ABC, Generic[E]):
         shape: layout of the vectors.
         incarnation: Request of the Join; larger in a new process at the same address.
         expected: how many members the job is known to have; 0: any number.
+        rank: to ask for; NO_RANK: any.
         flags: of every Join.
         ceiling: most bytes to have under way.
         most: packets of a super-datagram that the way to the switch takes whole.
@@ -89,6 +92,7 @@ class Member(ABC, Generic[E]):
         incarnation: int,
         *,
         expected: int = 0,
+        rank: int = NO_RANK,
         flags: int = 0,
         ceiling: int = CEILING,
         most: int = MAX_SEGMENTS,
@@ -105,7 +109,10 @@ class Member(ABC, Generic[E]):
         self.denied = False  # somebody without the key says that the switch has another, or none
         self.member = False
         self.leaving = False
-        self.rank = 0
+        self.asks_for = rank
+        self.rank = NO_RANK
+        self.taken: Ack | None = None  # who has the rank that it asks for, as long as that may die
+        self._taken_since = self._ask_again = 0.0
         self.joined = 0  # workers that have joined, or are members since all had; by the last Ack
         self.threshold = 0  # H in force, by the last Ack
         self.told = float("-inf")  # when that Ack came
@@ -144,8 +151,11 @@ class Member(ABC, Generic[E]):
         elif not self._settled:
             flags |= FLAG_NEW
         join = Join.for_shape(self.shape, MemberType.WORKER, self.expected, flags)
+        join = replace(join, round=round_)
+        if not self.member:  # who comes back keeps the rank it has had
+            join = join.asking(self.asks_for if self.rank == NO_RANK else self.rank)
         self._next_heartbeat = now + self.heartbeat
-        packet = Control(Action.JOIN, self.job, self.incarnation, replace(join, round=round_))
+        packet = Control(Action.JOIN, self.job, self.incarnation, join)
         self._ask(packet, now)
 
     def request(self, action: Action, value: Value, now: float) -> int:
@@ -200,6 +210,8 @@ class Member(ABC, Generic[E]):
     def deadline(self) -> float | None:
         """When `handle_timer` wants to be called."""
         due = self._next_heartbeat if self.member and not self.leaving else None
+        if self.taken is not None:
+            due = self._ask_again
         for pending in self._pending.values():
             if due is None or pending.due < due:
                 due = pending.due
@@ -213,6 +225,9 @@ class Member(ABC, Generic[E]):
                 pending.due = now + pending.pause
                 self._out.append(Outgoing.control(self.switch, pending.packet.build()))
         self._do_what_is_due(now)
+        if self.taken is not None and self._ask_again <= now:
+            self._ask_again = now + TAKEN_PAUSE
+            self.join(now)
         if self.member and not self.leaving and self._next_heartbeat <= now:
             self.join(now)
 
@@ -369,6 +384,8 @@ class Member(ABC, Generic[E]):
         if denied and pending.packet.action is Action.JOIN and self._outdo(ack, now):
             return
         del self._pending[packet.request]
+        if status is Status.RANK_TAKEN and self._is_to_ask_again(ack, now):
+            return
         if pending.packet.action is Action.JOIN:
             if status is Status.OK:
                 self._joined(ack, now)
@@ -379,6 +396,24 @@ class Member(ABC, Generic[E]):
         elif pending.packet.action is Action.RESET and status is Status.OK:
             self._has_reset(ack.round)
         self._events.append(Answered(pending.asked, pending.packet.action, status, ack))
+
+    def _is_to_ask_again(self, ack: Ack, now: float) -> bool:
+        """Another worker has our rank: whether to join once more, now or soon.
+
+        If it has been heard since we first asked, it is alive, and keeps it. If not, it may be a
+        process that was killed, whose lease has still to run out.
+        """
+        if self.asks_for == NO_RANK:  # ours had been given: any other will do
+            self.rank = NO_RANK
+            self.join(now)
+            return True
+        if self.taken is None:
+            self._taken_since = now
+        if ack.contributors < 1000 * (now - self._taken_since):
+            self.taken = None
+            return False
+        self.taken, self._ask_again = ack, now + TAKEN_PAUSE
+        return True
 
     def _outdo(self, ack: Ack, now: float) -> bool:
         """Ask anew with a larger incarnation than the process before had at this address.
@@ -401,7 +436,7 @@ class Member(ABC, Generic[E]):
         self.incarnation = self._request = incarnation
 
     def _joined(self, ack: Ack, now: float) -> None:
-        self.rank = ack.rank
+        self.rank, self.taken = ack.rank, None
         self.joined = ack.contributors
         self.threshold = ack.threshold
         self.told = now

@@ -27,6 +27,7 @@ from iswitch.wire import (
     FLAG_STANDS_AT,
     FLAG_WHOLE,
     HEARTBEAT,
+    NO_RANK,
     ROUND_MASK,
     TOS_DATA,
     Ack,
@@ -72,6 +73,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         shape: layout of the vectors.
         incarnation: Request of the Join; larger in a new process at the same address.
         expected: how many members the job is known to have; 0: any number.
+        rank: to ask for; NO_RANK: any.
         whole: ask that no sum hold fewer than `expected` contributions.
         reproducible: ask for sums in rank order.
         restart_safe: keep the last contribution until the round after it is under way, so that a
@@ -92,6 +94,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         incarnation: int,
         *,
         expected: int = 0,
+        rank: int = NO_RANK,
         whole: bool = False,
         reproducible: bool = False,
         restart_safe: bool = True,
@@ -108,6 +111,7 @@ class Session(Member[Dropped | Gone | WasReset]):
             shape,
             incarnation,
             expected=expected,
+            rank=rank,
             flags=flags,
             ceiling=ceiling,
             most=most,

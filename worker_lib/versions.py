@@ -23,6 +23,7 @@ from iswitch.packets import MAX_SEGMENTS, Address, Cutter, Indices, Outgoing, Ro
 from iswitch.wire import (
     FLAG_STANDS_AT,
     HEARTBEAT,
+    NO_RANK,
     ROUND_MASK,
     TOS_DATA,
     VERSIONS_AHEAD,
@@ -79,6 +80,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
         shape: layout of the vectors; its mode is asynchronous.
         incarnation: Request of the Join; larger in a new process at the same address.
         expected: how many members the job is known to have; 0: any number.
+        rank: to ask for; NO_RANK: any.
         threshold: H to be set whenever it joins; 0: as it is at the switch.
         watch: the first element of those that are told of every version, `Told`; None: none.
         ceiling: most bytes to have under way.
@@ -95,6 +97,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
         incarnation: int,
         *,
         expected: int = 0,
+        rank: int = NO_RANK,
         threshold: int = 0,
         watch: int | None = None,
         ceiling: int = CEILING,
@@ -108,6 +111,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
             shape,
             incarnation,
             expected=expected,
+            rank=rank,
             ceiling=ceiling,
             most=most,
             heartbeat=heartbeat,

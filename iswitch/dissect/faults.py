@@ -15,7 +15,6 @@ from ..wire import (
     Header,
     Join,
     Shape,
-    WireError,
 )
 
 HEADER_SIZE = 8  # of control
