@@ -295,7 +295,7 @@ class Admission:
         member = Member(peer, type_, seat, packet.request, None, now, replaces=former is not None)
         member.answers = Answers(later(last, packet.request))
         member.has_spoken = not join.flags & FLAG_NEW
-        member.expected = join.expected
+        member.expected, member.since = join.expected, now
         if join.flags & FLAG_STANDS_AT:
             member.named, member.begins = join.round, bool(join.flags & FLAG_FIRST)
         if isinstance(join, SwitchJoin):

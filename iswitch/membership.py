@@ -38,6 +38,7 @@ class Member:
     workers: int = 1  # for how many it stands, if it is a switch
     has_spoken: bool = True  # more than Joins of a new process, and Acks of what was relayed
     expected: int = 0  # workers, by its Join
+    since: float = 0.0  # when it joined
     ranks: int = 0  # bitmap of the ranks that it has: a worker one; a switch those below it
     stated: Stated | None = None  # what it last stated of them, if it is a switch
     answers: Answers = field(default_factory=Answers)
@@ -85,6 +86,7 @@ class Stated:
         ranks: bitmap of those that they have or ask for.
         unranked: how many more are to be given.
         given: how many of these were.
+        since: when it came.
         decided: the newest statement to which the answer is known.
         kept: ranks that a former process of the switch had, and nobody else may have before
             `until`: their workers may come back.
@@ -94,9 +96,15 @@ class Stated:
     ranks: int = 0
     unranked: int = 0
     given: int = 0
+    since: float = 0.0
     decided: int = 0
     kept: int = 0
     until: float = 0.0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that it asks for is answered."""
+        return self.decided == self.number and self.given >= self.unranked
 
 
 def lowest(bits: int) -> int:

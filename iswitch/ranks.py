@@ -20,7 +20,6 @@ from .wire import NO_RANK, RANKS, ROUND_MASK, MemberType, Status, TreeJoin, roun
 if TYPE_CHECKING:
     from .control import ControlPlane
 
-ALL = (1 << RANKS) - 1
 UNKNOWN = 0xFFFFFFFF  # milliseconds since the holder of a rank was heard: it is elsewhere
 
 
@@ -95,17 +94,24 @@ class Ranks:
         if self.plane.hierarchy:
             return self.plane.hierarchy.restate(job, now)
         for member in due:
-            job.give(member, self._free(job, 1, now))
+            most = self._most(member.expected, member.since, now)
+            job.give(member, self._free(job, 1, most, now))
         return []
 
-    def _is_due(self, job: Job, member: Member, now: float) -> bool:
-        """Whether a worker without a rank is to be given one.
+    def _most(self, expected: int, since: float, now: float) -> int:
+        """How many ranks there are for those who ask for none.
 
-        Those who ask for one come first, as long as the others wait for them.
+        Where it is known how many workers there are, no more: who finds none free waits for a lease
+        to run out, unless it has waited for one already.
         """
-        if not member.is_due:
-            return False
-        return job.members.gathered or self.plane.workers(job, now) >= member.expected
+        return RANKS if not expected or now >= since + self.plane.limits.lease else expected
+
+    def _is_due(self, job: Job, member: Member, now: float) -> bool:
+        """Whether a worker without a rank is to be given one: when as many have come as it expects.
+
+        So those come first who ask for a rank.
+        """
+        return member.is_due and self.plane.workers(job, now) >= member.expected
 
     def _holder(self, job: Job, rank: int, now: float) -> Member | None:
         if rank == NO_RANK:
@@ -113,9 +119,10 @@ class Ranks:
         members = job.members.contributors()
         return next((m for m in members if _held_by(m, now) >> rank & 1), None)
 
-    def _free(self, job: Job, count: int, now: float, wanted: int = 0) -> int:
-        """Bitmap of the lowest ranks that nobody has, nor `wanted` names."""
-        return _some(ALL & ~wanted & ~_held(job, None, now), count)[0]
+    def _free(self, job: Job, count: int, most: int, now: float, wanted: int = 0) -> int:
+        """Bitmap of the lowest of these ranks that nobody has, nor `wanted` names."""
+        free = (1 << most) - 1 & ~wanted & ~_held(job, None, now)
+        return _some(free, count)[0]
 
     # Switches below
 
@@ -126,17 +133,26 @@ class Ranks:
             kept = switch.ranks if anew else 0
             stated = switch.stated = Stated(kept=kept, until=now + self.plane.limits.lease)
             switch.ranks = 0
-        elif round_distance(join.statement, stated.number) <= 0:
+        elif round_distance(join.statement, stated.number) < 0:
             return
-        stated.number, stated.ranks, stated.unranked = join.statement, join.ranks, join.unranked
-        job.give(switch, switch.ranks & join.ranks)
-        if not self.plane.hierarchy:
-            granted = join.ranks & ~_held(job, switch, now)
-            self._decide(job, switch, granted, self._free(job, join.unranked, now, granted))
+        if join.statement != stated.number:
+            stated.number, stated.ranks, stated.unranked = (
+                join.statement,
+                join.ranks,
+                join.unranked,
+            )
+            stated.given, stated.since = 0, now
+            job.give(switch, switch.ranks & join.ranks)
+            if not self.plane.hierarchy:
+                self._decide(job, switch, join.ranks & ~_held(job, switch, now), 0)
+        if not self.plane.hierarchy and stated.given < stated.unranked:
+            most = self._most(join.expected, stated.since, now)
+            count = stated.unranked - stated.given
+            self._decide(job, switch, switch.ranks, self._free(job, count, most, now))
 
     def _decide(self, job: Job, switch: Member, granted: int, given: int) -> None:
         assert switch.stated is not None
-        switch.stated.given = given.bit_count()
+        switch.stated.given += given.bit_count()
         switch.stated.decided = switch.stated.number
         job.give(switch, granted | given)
 
@@ -152,16 +168,16 @@ class Ranks:
         for member in job.members.contributors() if job else ():
             ranks |= _held_by(member, now)
             stated = member.stated
-            if stated is not None and stated.decided != stated.number:
+            if stated is not None and not stated.is_settled:
                 ranks |= stated.ranks
-                unranked += stated.unranked
+                unranked += stated.unranked - stated.given
             elif job is not None and self._is_due(job, member, now):
                 unranked += 1
         return ranks, unranked
 
     def own(self, job: Job | None, statement: Statement, now: float) -> int:
         """Ranks for those who are due, from a parent that knows nothing of ranks."""
-        return self._free(job, statement.unranked, now, statement.ranks) if job else 0
+        return self._free(job, statement.unranked, RANKS, now, statement.ranks) if job else 0
 
     def settle(self, job: Job, statement: Statement, now: float) -> list[Outgoing]:
         """Do as the parent has decided; who has lost its rank is out."""
@@ -172,9 +188,9 @@ class Ranks:
         free = statement.granted & ~statement.ranks & ~_held(job, None, now)
         for member in members:
             stated = member.stated
-            if stated is not None and stated.decided != stated.number:
+            if stated is not None and not stated.is_settled:
                 granted = stated.ranks & statement.granted & ~_held(job, member, now)
-                given, free = _some(free, stated.unranked)
+                given, free = _some(free, stated.unranked - stated.given)
                 self._decide(job, member, granted, given)
             elif self._is_due(job, member, now) and member not in lost:
                 given, free = _some(free, 1)

@@ -400,8 +400,9 @@ class Member(ABC, Generic[E]):
     def _is_to_ask_again(self, ack: Ack, now: float) -> bool:
         """Another worker has our rank: whether to join once more, now or soon.
 
-        If it has been heard since we first asked, it is alive, and keeps it. If not, it may be a
-        process that was killed, whose lease has still to run out.
+        If it has been heard since we first asked (with half a second to spare, for packets that were
+        under way), it is alive, and keeps it. If not, it may be a process that was killed, whose
+        lease has still to run out.
         """
         if self.asks_for == NO_RANK:  # ours had been given: any other will do
             self.rank = NO_RANK
@@ -409,7 +410,7 @@ class Member(ABC, Generic[E]):
             return True
         if self.taken is None:
             self._taken_since = now
-        if ack.contributors < 1000 * (now - self._taken_since):
+        if ack.contributors < 1000 * (now - self._taken_since - TAKEN_PAUSE):
             self.taken = None
             return False
         self.taken, self._ask_again = ack, now + TAKEN_PAUSE

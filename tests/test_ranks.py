@@ -1,0 +1,440 @@
+"""Ranks: one for every worker of a tree, no two with the same, whatever is lost and whoever dies."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from iswitch.limits import Limits
+from iswitch.packets import Address
+from iswitch.switch import Switch
+from iswitch.wire import (
+    FLAG_WHOLE,
+    NO_RANK,
+    RANKS,
+    Ack,
+    AckRanks,
+    Action,
+    DType,
+    Join,
+    MemberType,
+    Shape,
+    Status,
+    TreeJoin,
+)
+from worker_lib.session import Answered, Session
+
+from .parts import JOB, Bench, peer
+from .test_control import LEASE
+from .world import SWITCH, Faults, World, worker_address
+
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "60"))  # `make model` takes more
+SHAPE = Shape.of(3, DType.FLOAT32, elements=3)
+OK, TAKEN = Status.OK, Status.RANK_TAKEN
+
+
+def ask(
+    bench: Bench, who: int, rank: int = NO_RANK, expected: int = 0, request: int = 1000, **kw: int
+) -> tuple[Status, Ack]:
+    join = Join.for_shape(SHAPE, MemberType.WORKER, expected, kw.get("flags", 0)).asking(rank)
+    status, ack, _ = bench.control(who, Action.JOIN, join, request=request)
+    return status, ack
+
+
+def ranks(bench: Bench) -> dict[int, int]:
+    """By worker, as the switch has them."""
+    members = bench.switch.jobs[JOB].members.by_address
+    return {who: members[peer(who)].rank for who in range(20) if peer(who) in members}
+
+
+# At one switch
+
+
+def test_who_asks_gets_it_and_who_does_not_the_lowest_that_is_free() -> None:
+    bench = Bench()
+    wanted = (2, NO_RANK, 4, NO_RANK, 100)
+    assert [ask(bench, who, rank)[1].rank for who, rank in enumerate(wanted)] == [2, 0, 4, 1, 100]
+
+
+def test_with_num_workers_those_who_ask_come_first() -> None:
+    """Whoever asks for none learns its rank when all are there: nobody's is given away."""
+    bench = Bench()
+    assert [ask(bench, 0, expected=3)[1].rank, ask(bench, 1, expected=3)[1].rank] == [NO_RANK] * 2
+    assert ask(bench, 2, 0, expected=3)[1].rank == 0
+    assert [ask(bench, who, expected=3)[1].rank for who in (0, 1)] == [1, 2]
+
+
+def test_a_rank_that_a_living_worker_has_is_refused() -> None:
+    bench = Bench()
+    ask(bench, 0, 1)
+    bench.now = 1.5
+    status, ack = ask(bench, 5, 1)
+    assert status is TAKEN
+    where = ".".join(map(str, ack.threshold.to_bytes(4, "big"))), ack.round
+    assert (ack.rank, where, ack.contributors) == (1, tuple(peer(0)[:2]), 1500)
+    assert bench.counters["ranks_refused"] == 1
+    assert ranks(bench) == {0: 1}
+
+
+def test_a_rank_is_free_when_its_owner_has_left() -> None:
+    bench = Bench()
+    ask(bench, 0, 1)
+    bench.control(0, Action.LEAVE)
+    assert ask(bench, 5, 1) [0] is OK
+
+
+@pytest.mark.parametrize("asks", [1, NO_RANK])
+def test_a_new_process_at_an_address_has_the_rank_of_the_old_one(asks: int) -> None:
+    bench = Bench()
+    ask(bench, 0, 0)
+    ask(bench, 1, 1)
+    ask(bench, 2, 2)
+    assert ask(bench, 1, asks, request=1001)[1].rank == 1
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_who_dies_makes_room_for_who_asks_for_its_rank(whole: bool) -> None:
+    """In a whole job, too, where two are silent: the right one of them goes."""
+    bench = Bench()
+    flags = FLAG_WHOLE * whole
+    for who in range(3):
+        ask(bench, who, who, expected=3, flags=flags)
+    bench.now = LEASE
+    bench.heartbeat(0, SHAPE)
+    assert ask(bench, 7, 2, expected=3, flags=flags)[0] is OK
+    assert ranks(bench)[7] == 2
+    assert 2 not in ranks(bench)
+    assert 1 in ranks(bench)
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(3, 3), (RANKS, 0), (NO_RANK - 1, 0)])
+def test_there_is_no_such_rank(rank: int, expected: int) -> None:
+    assert ask(Bench(), 0, rank, expected)[0] is Status.BAD_REQUEST
+
+
+@pytest.mark.parametrize("type_", [MemberType.SWITCH, MemberType.CONTROLLER])
+def test_only_workers_have_ranks(type_: MemberType) -> None:
+    join = Join.for_shape(SHAPE, type_).asking(0)
+    assert Bench().control(0, Action.JOIN, join)[0] is Status.BAD_REQUEST
+
+
+def test_a_repeat_changes_nothing() -> None:
+    bench = Bench()
+    ask(bench, 0, 1)
+    assert ask(bench, 0, 2)[1].rank == 1
+
+
+def test_sums_in_rank_order() -> None:
+    """The seats are in the order of joining, the sum is not: its bits tell."""
+    values = np.float32([1e8, 1.0, -1e8])
+    order = [2, 0, 1]  # ranks by worker; 64 more: seats are other numbers
+    bench = Bench(Switch(reproducible=True))
+    for who, rank in enumerate(order):
+        assert ask(bench, who, rank + 64, expected=0)[1].rank == rank + 64
+    for who in (1, 0, 2):
+        sent = bench.contribute(who, SHAPE, 0, np.full(3, values[order[who]]))
+    (packet,) = sent
+    in_order = (values[0] + values[1]) + values[2]
+    assert (np.frombuffer(packet[8:], np.float32) == in_order).all()
+    assert in_order != (values[2] + values[0]) + values[1]
+
+
+# What a switch below states
+
+
+def state(
+    bench: Bench, who: int, statement: int, ranks: int, unranked: int = 0, request: int = 1000
+) -> AckRanks:
+    join = Join.for_shape(SHAPE, MemberType.SWITCH)
+    fields = (getattr(join, name) for name in Join.__match_args__)
+    value = TreeJoin(*fields, 1, statement, unranked, ranks)
+    status, ack, _ = bench.control(who, Action.JOIN, value, request=request)
+    assert status is OK
+    assert isinstance(ack, AckRanks)
+    return ack
+
+
+def test_the_root_decides() -> None:
+    bench = Bench()
+    ask(bench, 9, 0)
+    assert state(bench, 0, 1, 0b0111).ranks == 0b0110
+    ack = state(bench, 1, 1, 0b1010, unranked=2)
+    assert (ack.statement, ack.given, ack.ranks) == (1, 2, 0b111000)
+    assert ask(bench, 8, 4)[0] is TAKEN
+    assert ask(bench, 8)[1].rank == 6
+
+
+def test_an_older_statement_is_not_heeded() -> None:
+    bench = Bench()
+    state(bench, 0, 2, 0b11)
+    assert state(bench, 0, 1, 0b0).ranks == 0b11
+    assert ask(bench, 8, 1)[0] is TAKEN
+    assert state(bench, 0, 3, 0b01).ranks == 0b01
+    assert ask(bench, 8, 1)[0] is OK
+
+
+def test_numbers_are_given_once() -> None:
+    """The answer to a statement that is repeated is the same."""
+    bench = Bench()
+    first = state(bench, 0, 1, 0, unranked=3)
+    assert state(bench, 0, 1, 0, unranked=3) == first
+    assert first.ranks == 0b111
+
+
+def test_a_restarted_switch_finds_the_ranks_that_it_had() -> None:
+    """For a lease: its workers come back one by one."""
+    bench = Bench()
+    state(bench, 0, 5, 0b111)
+    assert state(bench, 0, 1, 0b010, request=1001).ranks == 0b010
+    assert ask(bench, 8, 2)[0] is TAKEN
+    assert ask(bench, 8)[1].rank == 3
+    assert state(bench, 0, 2, 0b110, request=1001).ranks == 0b110
+    bench.now = LEASE
+    state(bench, 0, 2, 0b110, request=1001)
+    assert ask(bench, 9, 0)[0] is OK
+
+
+# A model: processes that want ranks, at random places of random trees
+
+
+@dataclass
+class Process:
+    """A worker's process; `Worker` joins in the same way."""
+
+    session: Session
+    address: Address
+    wants: int
+    refused: bool = False
+    full: bool = False
+    asked: float = 0.0
+    born: float = 0.0
+
+
+@dataclass
+class Plan:
+    loss: float
+    restarts: bool
+    doubles: bool
+    whole: bool
+
+
+@dataclass
+class History:
+    """Processes join, leave, die and come again; switches lose their state."""
+
+    seed: int
+    lease: float = 10.0  # three heartbeats of a switch, and more
+    running: dict[int, Process] = field(default_factory=dict)  # by the number of their address
+
+    def __post_init__(self) -> None:
+        draw = self.draw = random.Random(self.seed)
+        self.plan = Plan(
+            loss=draw.choice([0, 0.05, 0.2]),
+            restarts=draw.random() < 0.5,
+            doubles=draw.random() < 0.3,
+            whole=draw.random() < 0.4,
+        )
+        faults = Faults(self.plan.loss, 0.05 * (draw.random() < 0.5), draw.choice([0, 3e-4, 5e-3]))
+        self.world = World(Switch(self.limits), faults, self.seed)
+        self.above: dict[Address, Address] = {}
+        level, number = [SWITCH], 0
+        fan_outs = draw.choice([(), (2,), (3,), (2, 2), (1, 2)])
+        for fan_out in fan_outs:
+            below = []
+            for parent in level:
+                for _ in range(fan_out):
+                    number += 1
+                    at = Address(f"10.0.1.{number}", 26963)
+                    self.above[at] = parent
+                    self.world.switches[at] = self.new_switch(at)
+                    below.append(at)
+            level = below
+        self.leaves = level
+        self.n = len(level) * draw.randint(1, 3)
+        ranks: list[int] = list(range(self.n))
+        draw.shuffle(ranks)
+        asks = draw.choice([0.0, 0.5, 1.0])
+        self.wants = [rank if draw.random() < asks else NO_RANK for rank in ranks]
+        self.expects = draw.random() < 0.7
+        self.numbers = 0
+        self.incarnations = 1000
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(lease=self.lease)
+
+    def new_switch(self, at: Address) -> Switch:
+        self.incarnations_of_switches = getattr(self, "incarnations_of_switches", 1000) + 1000
+        return Switch(self.limits, False, self.above[at], self.incarnations_of_switches)
+
+    def restart(self, at: Address) -> None:
+        if at == SWITCH:
+            self.world.switch = Switch(self.limits)
+        else:
+            self.world.switches[at] = self.new_switch(at)
+
+    def start(self, wants: int, at: Address, number: int | None = None) -> int:
+        if number is None:
+            number, self.numbers = self.numbers, self.numbers + 1
+        self.incarnations += 1
+        session = self.world.join(
+            number,
+            SHAPE,
+            at=at,
+            incarnation=self.incarnations,
+            expected=self.n if self.expects else 0,
+            whole=self.plan.whole and self.expects,
+            rank=wants,
+            heartbeat=1.0,
+        )
+        process = Process(session, worker_address(number), wants, born=self.world.now)
+        self.running[number] = process
+        return number
+
+    def kill(self, number: int, leaves: bool = False) -> Process:
+        process = self.running.pop(number)
+        if leaves and process.session.member:
+            process.session.request(Action.LEAVE, None, self.world.now)
+            self.run(0.002)
+        del self.world.sessions[process.address]
+        return process
+
+    def run(self, seconds: float) -> None:
+        """Let time pass; what `Worker` does when it joins, and what is promised at any time."""
+        world, end = self.world, self.world.now + seconds
+        while world.now < end:
+            for process in self.running.values():
+                self.attend(process)
+            self.check()
+            if not world.step() or world.now > end:
+                break
+        world.now = max(world.now, end)
+        world.pump()
+
+    def attend(self, process: Process) -> None:
+        session, now = process.session, self.world.now
+        for event in self.world.events[process.address]:
+            if isinstance(event, Answered) and event.action is Action.JOIN:
+                process.refused = event.status is not OK
+                process.full = event.status is Status.FULL
+        self.world.events[process.address].clear()
+        waits = session.member and session.rank == NO_RANK
+        if process.full and now >= process.asked + 0.5:  # the place of a dead one becomes free
+            process.full, process.asked = False, now
+            session.join(now)
+        elif waits and now >= process.asked + 0.02:
+            process.asked = now
+            session.join(now)
+
+    # What is promised
+
+    def is_confirmed(self, process: Process) -> bool:
+        """Whether every switch up to the root has this process's rank as its own."""
+        session, peer_ = process.session, process.address
+        if not session.member or session.rank == NO_RANK:
+            return False
+        at: Address | None = session.switch
+        while at is not None:
+            job = self.world.switches[at].jobs.get(JOB)
+            member = job.members.by_address.get(peer_) if job else None
+            if member is None or not member.ranks >> session.rank & 1:
+                return False
+            if peer_ == process.address and member.incarnation != session.incarnation:
+                return False
+            peer_, at = at, self.above.get(at)
+        return True
+
+    def check(self) -> None:
+        """No two have the same rank."""
+        sessions = [p.session for p in self.running.values() if p.session.member]
+        if self.plan.restarts:  # a switch that forgot whom it knew may take others in first
+            sessions = [p.session for p in self.running.values() if self.is_confirmed(p)]
+        told = [s.rank for s in sessions if s.rank != NO_RANK]
+        assert len(told) == len(set(told)), sorted(told)
+        for process in self.running.values():
+            rank = process.session.rank
+            assert process.wants == NO_RANK or rank in (NO_RANK, process.wants)
+        for at, switch in self.world.switches.items():
+            for job in switch.jobs.values():
+                self.check_switch(at, [m.ranks for m in job.members.contributors()])
+
+    def check_switch(self, at: Address, held: list[int]) -> None:
+        together = 0
+        for bits in held:
+            assert not together & bits, at
+            together |= bits
+
+    def play(self) -> None:
+        draw = self.draw
+        places = [self.leaves[i % len(self.leaves)] for i in range(self.n)]
+        order = list(range(self.n))
+        draw.shuffle(order)
+        for i in order:
+            self.start(self.wants[i], places[i])
+            self.run(draw.choice([0, 0.001, 0.05]))
+        for _ in range(draw.randint(0, 8)):
+            self.happens()
+            self.run(draw.choice([0.001, 0.02, 0.3, 15.0]))
+        self.world.faults = Faults()
+        while len(self.running) < self.n:  # those who are missing come again, as they were
+            lacks = self.missing.pop()
+            self.start(lacks.wants, lacks.session.switch)
+        self.run(5 * self.lease)
+        self.check_end()
+
+    missing: list[Process] = field(default_factory=list)
+
+    def happens(self) -> None:
+        draw = self.draw
+        what = draw.choice(["leave", "kill", "again", "elsewhere", "restart", "double"])
+        if what == "restart" and self.plan.restarts:
+            self.restart(draw.choice(list(self.world.switches)))
+        elif what == "double" and self.plan.doubles and len(self.running) >= self.n:
+            like = draw.choice(list(self.running.values()))
+            if like.wants != NO_RANK:
+                self.doubles += 1
+                self.start(like.wants, draw.choice(self.leaves))
+        elif what in ("leave", "kill", "again", "elsewhere") and self.running:
+            number = draw.choice(list(self.running))
+            gone = self.kill(number, leaves=what == "leave")
+            if what == "again":
+                self.start(gone.wants, gone.session.switch, number)
+            elif what == "elsewhere":
+                self.start(gone.wants, gone.session.switch)
+            else:
+                self.missing.append(gone)
+
+    doubles: int = 0
+
+    def check_end(self) -> None:
+        """Everybody has got one in the end, but who asks for another's."""
+        for rank in {p.wants for p in self.running.values()} - {NO_RANK}:
+            rivals = [p for p in self.running.values() if p.wants == rank]
+            have = [p for p in rivals if p.session.member and p.session.rank == rank]
+            assert len(have) == 1, (rank, [(p.session.member, p.refused) for p in rivals])
+            if len(rivals) == 1:
+                assert not rivals[0].refused
+        if not self.doubles:
+            told = sorted(p.session.rank for p in self.running.values())
+            assert len(set(told)) == len(told) == self.n
+            if self.expects and not self.keeps_a_dead_one():
+                assert told == list(range(self.n))
+
+    def keeps_a_dead_one(self) -> bool:
+        """In a whole job its place is kept where it was, and so is its rank."""
+        alive = {process.address for process in self.running.values()}
+        return any(
+            m.address not in alive and m.type is MemberType.WORKER
+            for switch in self.world.switches.values()
+            for job in switch.jobs.values()
+            for m in job.members.contributors()
+        )
+
+
+@pytest.mark.parametrize("seed", range(4 * SEEDS))
+def test_histories(seed: int) -> None:
+    History(seed).play()
