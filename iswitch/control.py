@@ -387,6 +387,8 @@ class ControlPlane:
                 waits = True
                 if what is not Held.SENT:
                     absent |= self._lacking(job, round_, bitmap, request.member)
+        if start == stop:
+            absent = job.lost(request.now, self.limits.lease)
         below, sends = self.ask_for_whom(job, who, absent, request.member, request.now)
         above = NOBODY
         if self.hierarchy and waits:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .packets import Address, Outgoing
-from .wire import MOST_AWAITED, NO_RANK, AckWho, Awaited, Who
+from .wire import MOST_AWAITED, NO_RANK, UNRANKED, AckWho, Awaited, Who
 
 REMEMBERED = 1024  # answers of neighbours, the newest; of about 1 kB each
 
@@ -40,6 +40,7 @@ def together(parts: list[Awaiting]) -> Awaiting:
 
 def worker(address: Address, rank: int) -> Awaiting:
     """One worker, at the switch that answers."""
+    rank = UNRANKED if rank == NO_RANK else rank
     return Awaiting(1, (Awaited(address.host, address.port, rank),))
 
 

@@ -40,9 +40,9 @@ from .errors import (
     VersionTimeout,
     WorkerError,
     as_if_lost,
-    owner,
 )
 from .events import Answered, Told, WasReset
+from .naming import owner
 from .peers import Peers
 from .snapshots import Offer
 from .standing import Standing, Way, choose

@@ -42,10 +42,10 @@ from .errors import (
     TooFewWorkers,
     WorkerError,
     as_if_lost,
-    owner,
 )
+from .naming import owner
 from .session import Answered, Dropped, Gone, Halted, Session, WasReset
-from .waiting import LOOK_PAUSE, OnMemberLost, Waiting, ranks_in
+from .waiting import LOOK_PAUSE, OnMemberLost, Waiting
 from .window import CEILING
 
 LOOK_AGAIN = 0.001  # seconds since something came after which to look before an allreduce
@@ -224,8 +224,11 @@ class Worker:
 
     @property
     def waits_for(self) -> list[int]:
-        """Ranks whose contribution is missing at the switch, by its last answer."""
-        return ranks_in(self._session.waiting_for or 0)
+        """Ranks whose contributions to the round under way are missing, as far as that is known.
+
+        It is asked for when nothing has come for a quarter of a second.
+        """
+        return self._waiting.ranks
 
     # Collectives
 
@@ -330,6 +333,7 @@ class Worker:
             now = time.monotonic()
             if (lost := self._waiting.lost(now)) is not None:
                 raise lost
+            self._waiting.look(now)
             if not in_time and not transfer.done:
                 failed = self._port.counters["tx_failed"]
                 raise self._waiting.too_late(limit - began, now, failed)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Self
 
 from iswitch.packets import Address
-from iswitch.wire import Ack, Action, Awaited, Status
+from iswitch.wire import Action, Awaited, Status
+
+from .naming import ranks
 
 KEY_MEND = (
     "give it the switch's key for this job: key=..., or ISWITCH_KEY or ISWITCH_KEY_FILE in the "
@@ -125,10 +127,10 @@ class AllreduceTimeout(WorkerError):
     Attributes:
         round: the round.
         missing: ranges (start, stop) of segments whose aggregate has not come.
-        ranks: the ranks whose contributions are missing at the switch, if it answered.
-        awaited: of the whole tree the workers whose contributions are missing, the first 16: host,
-            port, rank, and the switch at which that is its rank. With NO_RANK (0xFFFF) a switch
-            that has not answered.
+        ranks: the ranks whose contributions are missing, of the first 16 in the whole tree; None:
+            the switch did not answer.
+        awaited: these workers: host, port, rank, and their switch. With rank NO_RANK (0xFFFF) a
+            switch that has not answered.
     """
 
     def __init__(
@@ -160,18 +162,22 @@ class MemberLost(WorkerError):
         round: the round.
         ranks: the ranks of those whose leases have run out at the switch; none for who has left,
             or is a member of another switch.
+        awaited: these workers, the first 16: host, port, rank.
     """
 
-    def __init__(self, round_: int, ranks: Sequence[int], there: int, num_workers: int) -> None:
+    def __init__(
+        self, round_: int, lost: Sequence[Awaited], who: str, there: int, num_workers: int
+    ) -> None:
         self.round = round_
-        self.ranks = list(ranks)
-        named = ", ".join(map(str, ranks))
-        who = f"rank{'s' * (len(ranks) > 1)} {named}" if ranks else "a worker"
-        where = "" if ranks else " (it has left, or is one of another switch)"
+        self.awaited = list(lost)
+        self.ranks = ranks(lost)
+        several = len(lost) > 1
+        where = "" if lost else " (it has left, or is one of another switch)"
         super().__init__(
-            f"{who} is lost{where}: {there} of {num_workers} workers are there, and round {round_} "
-            "waits; start another in its place (with the same `bind`, if it had one), or go on "
-            "with those who are left by set_threshold(n)"
+            f"{who or 'a worker'} {'are' if several else 'is'} lost{where}: {there} of "
+            f"{num_workers} workers are there, and round {round_} waits; start "
+            f"{'others in their places' if several else 'another in its place'} (with the same "
+            "`bind`, if it had one), or go on with those who are left by set_threshold(n)"
         )
 
 
@@ -217,16 +223,6 @@ class MembershipLost(WorkerError):
 
 class VersionTimeout(WorkerError):
     """Something an `AsynchronousWorker` waited for did not happen within its timeout."""
-
-
-def owner(ack: Ack, hosts: Mapping[str, str]) -> str:
-    """Who has the rank that was refused, in words."""
-    if not ack.round:
-        return f" (rank {ack.rank} is that of a worker at another switch)"
-    host = ".".join(map(str, ack.threshold.to_bytes(4, "big")))
-    named = f"{hosts[host]}, " if host in hosts else ""
-    heard = f"{ack.contributors / 1000:.1f} s ago"
-    return f" (rank {ack.rank} is that of the worker at {named}{host}:{ack.round}, heard {heard})"
 
 
 @contextmanager

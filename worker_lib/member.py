@@ -400,9 +400,9 @@ class Member(ABC, Generic[E]):
     def _is_to_ask_again(self, ack: Ack, now: float) -> bool:
         """Another worker has our rank: whether to join once more, now or soon.
 
-        If it has been heard since we first asked (with half a second to spare, for packets that were
-        under way), it is alive, and keeps it. If not, it may be a process that was killed, whose
-        lease has still to run out.
+        If it has been heard since we first asked, it is alive, and keeps it. (Half a second is left
+        for packets that were under way.) If not, it may be a process that was killed, whose lease
+        has still to run out.
         """
         if self.asks_for == NO_RANK:  # ours had been given: any other will do
             self.rank = NO_RANK

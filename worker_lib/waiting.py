@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, get_args
+from zlib import crc32
 
-from iswitch.wire import MAX_MEMBERS, NO_RANK, AckWho, Action, Awaited, Segments, Status, Who
+from iswitch.wire import NO_RANK, AckWho, Action, Awaited, Status, Who
 
+from . import naming
 from .errors import AllreduceTimeout, JobHalted, MemberLost
 from .session import Answered, Session
 
 OnMemberLost = Literal["wait", "continue", "raise"]
 CHOICES: tuple[OnMemberLost, ...] = get_args(OnMemberLost)
 LOOK_PAUSE = 1.0  # seconds between two questions who is there, with "raise"
+WHO_PAUSE = 0.25  # seconds without progress after which to ask for whom the round waits
 ELSEWHERE = 2.0  # seconds without progress, before it is a member of another switch that lacks
 
 
@@ -43,6 +46,7 @@ class Waiting:
         self.on_member_lost = on_member_lost
         self._hosts = hosts or {}
         self._threshold = 0  # H when all were there
+        self._questions = 0
         self.begin(float("-inf"))
 
     def begin(self, now: float) -> None:
@@ -50,9 +54,37 @@ class Waiting:
         self._began = now  # what was told before, others may have seen to
         self._since: float | None = None  # when somebody was found to be absent, or came progress
         self._remaining = 0
-        self._asked: int | None = None  # the Request that asks for the ranks
-        self._ranks: list[int] | None = None
+        self._asked: int | None = None  # the Request that asks who is lost
+        self._lost: AckWho | None = None
         self._told: AckWho | None = None
+        self._looked = -1, now  # segments that were missing then, and when
+        self._look: int | None = None  # the Request that asks for whom the round waits
+
+    def look(self, now: float) -> None:
+        """Ask for whom the round waits, if nothing comes."""
+        transfer = self.session.transfer
+        if transfer is None or transfer.done or self.session.halted or not self.session.member:
+            return
+        remaining, since = self._looked
+        if remaining != transfer.remaining:
+            self._looked, self._told = (transfer.remaining, now), None
+        elif now >= since + WHO_PAUSE and self.session.waiting_for:
+            if self._look is not None:
+                self.session.forget(self._look)
+            self._looked = remaining, now
+            self._look = self.ask_for_whom(self._question(), now)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those for whom the round waits, as far as the switch has said."""
+        return [] if self._told is None else naming.ranks(self._told.awaited)
+
+    def _question(self) -> int:
+        """A number that is no other question's."""
+        self._questions += 1
+        session = self.session
+        whose = session.incarnation, session.rank, self._questions
+        return crc32(repr(whose).encode())
 
     def ask_for_whom(self, question: int, now: float) -> int:
         """Ask the switch whose contributions are missing in the whole tree; the Request.
@@ -90,20 +122,25 @@ class Waiting:
         if self._since is None or transfer.remaining != self._remaining:
             self._since, self._remaining = now, transfer.remaining
             session.forget_who_is_missing()  # what was missing before says nothing
-            self._ranks = None
-            nothing = Segments(transfer.round, 0, 0)  # so that the answer says who is lost
+            self._lost = None
+            # It names no segment, so that the answer says who is lost.
+            nothing = Who(transfer.round, 0, 0, self._question())
             self._asked = session.request(Action.HELP, nothing, now)
-        if self._ranks is None or session.waiting_for is None:
+        lost = self._lost
+        if lost is None or session.waiting_for is None:
             return None
         if not session.waiting_for and now < self._since + ELSEWHERE:
             return None
-        return MemberLost(transfer.round, self._ranks, session.joined, self.num_workers)
+        who = naming.workers(lost.awaited, lost.total, self._hosts)
+        return MemberLost(transfer.round, lost.awaited, who, session.joined, self.num_workers)
 
     def answered(self, answer: Answered) -> None:
         """Take an answer; it may be to what was asked here."""
-        if answer.request == self._asked and answer.status is Status.OK:
-            self._ranks = ranks_in(answer.ack.missing)
-        if isinstance(answer.ack, AckWho) and answer.status is Status.OK:
+        if not isinstance(answer.ack, AckWho) or answer.status is not Status.OK:
+            return
+        if answer.request == self._asked:
+            self._lost = answer.ack
+        else:
             self._told = answer.ack
 
     def too_late(self, seconds: float, now: float, failed: int) -> AllreduceTimeout:
@@ -134,11 +171,11 @@ class Waiting:
                 None,
             )
         told = self._told
-        ranks = ranks_in((session.waiting_for or 0) if told is None else told.missing)
-        whom = self._whom(ranks)
+        whom = self._whom()
         if failed:
             whom += f" ({failed} packets of this worker could not be sent: is the MTU too small?)"
         awaited = [self._placed(one) for one in told.awaited] if told else []
+        ranks = naming.ranks(awaited) if told else None
         return AllreduceTimeout(f"{what}: {segments}; {whom}", round_, missing, ranks, awaited)
 
     def _placed(self, one: Awaited) -> Awaited:
@@ -149,32 +186,21 @@ class Waiting:
             switch_host=self.session.switch.host, switch_port=self.session.switch.port
         )
 
-    def _contributions(self, ranks: Sequence[int]) -> tuple[str, int]:
+    def _contributions(self) -> tuple[str, int]:
         """Whose contributions are missing, in words, and how many are."""
         if self._told is None:
-            return f"rank{_plural(ranks)}", len(ranks)
+            number = (self.session.waiting_for or 0).bit_count()
+            return f"{number} worker{'s' * (number > 1)}", number
         total, awaited = self._told.total, self._told.awaited
-        named = [self._named(one) for one in awaited]
-        more = f" and {total - len(named)} more" * (total > len(named))
-        return ", ".join(named) + more, total
+        return naming.workers(awaited, total, self._hosts), total
 
-    def _named(self, one: Awaited) -> str:
-        """A worker by its rank, or a switch."""
-        where = f"{one.host}:{one.port}"
-        if one.host in self._hosts:
-            where = f"{self._hosts[one.host]}, {where}"
-        if one.rank == NO_RANK:
-            return f"some behind the switch at {where}, which has not answered"
-        at = f" at switch {one.switch_host}:{one.switch_port}" * bool(one.switch_port)
-        return f"rank {one.rank}{at} ({where})"
-
-    def _whom(self, ranks: Sequence[int]) -> str:
+    def _whom(self) -> str:
         """For whom the round waits, in words."""
         session = self.session
         elastic = self.on_member_lost == "continue"
         too_few = session.joined < self.num_workers
         there = f"{session.joined} of {self.num_workers} workers are in job {session.job}"
-        names, number = self._contributions(ranks)
+        names, number = self._contributions()
         if number:  # whoever else has left meanwhile, for he waited in vain, too
             several = number > 1
             whose = f"the contribution{'s' * several} of {names}"
@@ -193,14 +219,5 @@ class Waiting:
         return "no contribution is missing: the aggregates are lost on their way here"
 
 
-def ranks_in(bits: int) -> list[int]:
-    """The ranks of a bitmap."""
-    return [rank for rank in range(MAX_MEMBERS) if bits >> rank & 1]
-
-
 def _range(start: int, stop: int) -> str:
     return str(start) if stop - start == 1 else f"{start}-{stop - 1}"
-
-
-def _plural(ranks: Sequence[int]) -> str:
-    return ("s " if len(ranks) > 1 else " ") + ", ".join(map(str, ranks))
