@@ -57,8 +57,7 @@ for time_ in Path("/proc/sys/net/ipv4/neigh").glob("h*-eth0/base_reachable_time_
 
 for name in names:
     strategy, _, count = name.partition(":")
-    options = {"own_rank": False} if name == "iswitch" else {}
-    options |= {"servers": int(count)} if count else {}
+    options = {"servers": int(count)} if count else {}
     with make(strategy, numel, timeout=60, **options) as strategy:
         for call in range(1 + rounds):
             if call == 1:

@@ -223,10 +223,8 @@ def test_a_run_in_rank_order_can_be_repeated(switch: Where, job: int) -> None:
         with groups(switch, job + 2 * again, 3, options=Options(reproducible=True)) as made:
             tensors = [values[rank].reshape(1).clone() for rank in range(3)]
             each(made, lambda group, t=tensors: group.allreduce([t[group.rank()]]).wait())
-            members = made[0].channels._channels[np.dtype(np.float32), "sum"].ranks
-            order = [members[member] for member in range(3)]
-            first, second, third = (values[rank] for rank in order)
-            assert all(tensor.item() == (first + second) + third for tensor in tensors)
+            in_order = (values[0] + values[1]) + values[2]
+            assert all(tensor.item() == in_order for tensor in tensors)
 
 
 # What gloo does
@@ -308,6 +306,8 @@ def test_the_end_may_come_in_the_thread_of_the_works(switch: Where, job: int) ->
 
 # What goes wrong
 
+SILENT = r"rank 1 \(127\.0\.0\.1:\d+\) does not contribute"
+
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_a_timeout_names_the_rank(switch: Where, job: int, lost: int) -> None:
@@ -318,10 +318,10 @@ def test_a_timeout_names_the_rank(switch: Where, job: int, lost: int) -> None:
 
         def fail(group: SwitchGroup) -> None:
             work = group.allreduce([torch.ones(3)])
-            named = f"not done within 1 s: rank {lost} does not contribute"
+            named = rf"not done within 1 s: rank {lost} \(\S+\) does not contribute"
             with pytest.raises(DistBackendError, match=named):
                 work.wait()
-            assert named in str(work.exception())
+            assert re.search(named, str(work.exception()))
             with pytest.raises(RuntimeError, match=named):
                 work.get_future().wait()
             with pytest.raises(DistBackendError, match=r"failed before: .*begin anew"):
@@ -334,7 +334,7 @@ def test_a_collective_has_its_own_timeout(switch: Where, job: int) -> None:
     with groups(switch, job, 2) as (zero, _):
         opts = options(BarrierOptions, timeout=timedelta(seconds=0.3))
         began = time.monotonic()
-        with pytest.raises(DistBackendError, match="rank 1 does not contribute"):
+        with pytest.raises(DistBackendError, match=SILENT):
             zero.barrier(opts).wait()
         assert 0.3 <= time.monotonic() - began < 5
 
@@ -353,7 +353,7 @@ def test_rounds_share_the_timeout_of_their_collective(switch: Where, job: int) -
         worker.allreduce = late  # type: ignore[method-assign]
         one.allreduce([torch.ones(5000)], options(AllreduceOptions, timeout=timedelta(seconds=4)))
         opts = options(AllreduceOptions, timeout=timedelta(seconds=1.2))
-        with pytest.raises(DistBackendError, match=r"not done within 1\.2 s: rank 1 does not"):
+        with pytest.raises(DistBackendError, match=rf"not done within 1\.2 s: {SILENT}"):
             zero.allreduce([torch.ones(5000)], opts).wait()
 
 
@@ -361,7 +361,7 @@ def test_a_wait_has_its_own_timeout(switch: Where, job: int) -> None:
     """The collective goes on."""
     with groups(switch, job, 2) as (zero, one):
         work = zero.allreduce([torch.ones(3)])
-        with pytest.raises(DistBackendError, match=r"within 0\.5 s: rank 1 does not contribute"):
+        with pytest.raises(DistBackendError, match=rf"within 0\.5 s: {SILENT}"):
             work.wait(timedelta(seconds=0.5))
         one.allreduce([torch.ones(3)])
         assert work.wait()
@@ -376,7 +376,7 @@ def test_a_rank_that_dies_is_named(start_switch: StartSwitch, job: int) -> None:
             channel.worker._port.close()
 
         def fail(group: SwitchGroup) -> None:
-            with pytest.raises(DistBackendError, match="rank 1 does not contribute: lost"):
+            with pytest.raises(DistBackendError, match=f"{SILENT}: lost"):
                 group.barrier().wait()
 
         each([made[0], made[2]], fail)

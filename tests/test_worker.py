@@ -553,7 +553,9 @@ def test_a_worker_is_killed_in_the_middle_of_a_round(
             assert 4 < time.monotonic() - died < 10
         elif how == "raise":
             for future in (begun, other):
-                with pytest.raises(MemberLost, match=rf"rank {lost} \(\S+\) is lost: 2 of 3") as error:
+                with pytest.raises(
+                    MemberLost, match=rf"rank {lost} \(\S+\) is lost: 2 of 3"
+                ) as error:
                     future.result(PATIENCE)
                 assert error.value.ranks == [lost]
             assert 4 < time.monotonic() - died < 10

@@ -21,6 +21,8 @@ from . import arguments
 if TYPE_CHECKING:
     from .client import Worker
 
+_RANKS = "ranks are 0..{} here; leave it out for worker.rank, or make the Worker with num_workers"
+
 Units = npt.NDArray[np.unsignedinteger[Any]]
 
 
@@ -38,8 +40,7 @@ def catch_up(
         arrays: what makes up the state (weights, moments of the optimizer, ...), C-contiguous; the
             same number of bytes in all workers. They are written to when all has come.
         step: how far this worker is, 0 for one that has only begun.
-        rank: this worker's number among all, 0 to 63. Default: `worker.rank`, which numbers the
-            workers of one switch; with switches above switches name RANK (of `iswitch run`).
+        rank: this worker's number among all, if that is not to be `worker.rank`.
 
     Returns:
         the step to go on from: that of the furthest, whose state the arrays hold now.
@@ -53,7 +54,7 @@ def catch_up(
     if not worker.shape.numel:
         raise ValueError("vectors of no elements carry nothing; make the Worker with numel > 0")
     rank = worker.rank if rank is None else rank
-    rank = arguments.whole("rank", rank, 0, MAX_MEMBERS - 1, "a rank is 0..63")
+    rank = arguments.whole("rank", rank, 0, _places(worker) - 1, _RANKS.format(_places(worker) - 1))
     step = arguments.whole("step", step, 0, 2**62, "pass the steps that are done, 0 or more")
     for array in arrays:
         if not (array.flags.c_contiguous and array.flags.writeable):
@@ -82,19 +83,22 @@ def _tell(worker: Worker, rank: int, step: int, size: int) -> dict[int, int]:
     unit = _unit(worker)
     told = np.array([step, size], "<u8").view(unit)
     ours = np.concatenate([np.ones(1, unit), told])  # the one says that somebody is there
-    places = _exchange(worker, ours, rank * len(ours), MAX_MEMBERS * len(ours))
-    places = places.reshape(MAX_MEMBERS, -1)
-    there = [r for r in range(MAX_MEMBERS) if places[r, 0] != _neutral(worker)]
+    count = _places(worker)
+    places = _exchange(worker, ours, rank * len(ours), count * len(ours))
+    places = places.reshape(count, -1)
+    there = [r for r in range(count) if places[r, 0] != _neutral(worker)]
     if (places[there, 0] > 1).any():
-        raise ValueError(
-            "two workers have the same rank: worker.rank numbers those of one switch; pass "
-            "rank=int(os.environ['RANK']) where switches stand above switches"
-        )
+        raise ValueError("two workers pass the same rank; leave it out, worker.rank is unique")
     values = {r: places[r, 1:].astype(unit).view("<u8").tolist() for r in there}
     if len({its_size for _, its_size in values.values()}) > 1:
         sizes = ", ".join(f"{its_size} at rank {r}" for r, (_, its_size) in values.items())
         raise ValueError(f"the arrays must have as many bytes in all workers; they have {sizes}")
     return {r: its_step for r, (its_step, _) in values.items()}
+
+
+def _places(worker: Worker) -> int:
+    """How many workers can tell how far they are."""
+    return max(MAX_MEMBERS, worker.num_workers or 0)
 
 
 def _exchange(worker: Worker, ours: Units, start: int, count: int) -> npt.NDArray[np.int64]:

@@ -24,6 +24,7 @@ from iswitch.wire import (
     ROUND_MASK,
     Ack,
     Action,
+    Awaited,
     Segments,
     Shape,
     Status,
@@ -32,7 +33,7 @@ from iswitch.wire import (
     Vector,
 )
 
-from . import arguments, environment
+from . import arguments, environment, naming
 from .errors import (
     JobReset,
     MembershipLost,
@@ -43,7 +44,6 @@ from .errors import (
     WorkerError,
     as_if_lost,
 )
-from .naming import owner
 from .session import Answered, Dropped, Gone, Halted, Session, WasReset
 from .waiting import LOOK_PAUSE, OnMemberLost, Waiting
 from .window import CEILING
@@ -224,11 +224,16 @@ class Worker:
 
     @property
     def waits_for(self) -> list[int]:
-        """Ranks whose contributions to the round under way are missing, as far as that is known.
+        """Ranks whose contributions to the round under way are missing, as far as that is known."""
+        return naming.ranks(self.awaited)
+
+    @property
+    def awaited(self) -> list[Awaited]:
+        """The same workers with host and port: the first 16 of them.
 
         It is asked for when nothing has come for a quarter of a second.
         """
-        return self._waiting.ranks
+        return self._waiting.awaited
 
     # Collectives
 
@@ -561,7 +566,7 @@ class Worker:
                 f", E = {shape.elements}{', reproducible' * self.reproducible})"
             )
         if answer.status is Status.RANK_TAKEN:
-            detail = owner(answer.ack, self._hosts)
+            detail = naming.owner(answer.ack, self._hosts)
         ack = answer.ack
         return Refused(answer.action, answer.status, self.job, detail, ack.contributors, ack.round)
 

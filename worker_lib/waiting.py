@@ -75,9 +75,9 @@ class Waiting:
             self._look = self.ask_for_whom(self._question(), now)
 
     @property
-    def ranks(self) -> list[int]:
-        """Those for whom the round waits, as far as the switch has said."""
-        return [] if self._told is None else naming.ranks(self._told.awaited)
+    def awaited(self) -> list[Awaited]:
+        """For whom the round waits, as far as the switch has said."""
+        return [] if self._told is None else list(self._told.awaited)
 
     def _question(self) -> int:
         """A number that is no other question's."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .bench_network import Build
 
 # Options of strategies that a benchmark sets itself, or that need an object, or make sums others.
-NOT_HERE = ("bind", "dtype", "filter", "key", "network", "op", "own_rank")
+NOT_HERE = ("bind", "dtype", "filter", "key", "network", "op", "rank")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -120,9 +120,7 @@ def start(
     shared = group_variables(world, [host.name for host in site.workers], 0, port)
     shared |= {"OMP_NUM_THREADS": "1", "LOCAL_RANK": "0"}
     options: dict[str, Any] = {}
-    if way.name in ("iswitch", FORWARD):
-        options["own_rank"] = len(world.topology.tree) == 1
-    elif way.servers:
+    if way.servers:
         options["servers"], processes = start_servers(way, site, fleet)
         serving += processes
     workers = []

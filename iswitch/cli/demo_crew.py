@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from .demo import JOB, DemoFailed, Training, WorkerProcess
-from .demo_sums import first_ranks
 from .launch import bindings
 from .processes import Child, Fleet
 from .restarts import Restarts
@@ -47,9 +46,8 @@ class DemoCrew:
     def start(self) -> None:
         """Start them."""
         training, topology = self.training, self.switches.world.topology
-        first = first_ranks(topology)
         hosts = [host.name for host in topology.hosts]
-        for number, (host, bind) in enumerate(
+        for rank, (host, bind) in enumerate(
             zip(hosts, bindings(self.switches.world, hosts), strict=True)
         ):
             options = {
@@ -58,8 +56,7 @@ class DemoCrew:
                 "seed": training.seed,
                 "iterations": training.iterations,
                 "switch": self.switches.at(host),
-                "first-rank": first[topology.switch_of(host)],
-                "number": number,
+                "rank": rank,
                 "bind": bind["ISWITCH_BIND"],
                 "any-order": int(training.any_order),
             }

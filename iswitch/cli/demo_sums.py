@@ -1,8 +1,7 @@
 """What the sum of a round is, to the last bit, from its contributions.
 
 Floating-point addition is not associative: the sum depends on the order. Every switch adds in the
-order of its members' ranks. Those of workers are known, those of child switches are not: they are
-the order in which they came. So with switches above switches there are several sums that are right.
+order of its members' ranks; that of a switch below is the lowest among its workers.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from topologies import Topology
+    from topologies import Host, Topology
 
     from .demo import Training
 
@@ -40,11 +39,11 @@ def sum_is_exact(training: Training) -> bool:
         assert topology is not None
         somehow = any_order(topology, topology.root.name, vectors)
         return len(got) == 1 and added_somehow(somehow, got.pop(), elements)
-    if topology is None or len(topology.tree) == 1:
-        right = {_added([vectors[host] for host in sorted(vectors, key=ranks.__getitem__)])}
+    if topology is None:
+        right = _added([vectors[host] for host in sorted(vectors, key=ranks.__getitem__)])
     else:
-        right = set(sums(topology, topology.root.name, ranks, vectors))
-    return len(got) == 1 and got <= right
+        right = in_rank_order(topology, topology.root.name, ranks, vectors).tobytes()
+    return got == {right}
 
 
 def added_somehow(somehow: Iterator[Vector], got: bytes, elements: int) -> bool:
@@ -80,44 +79,20 @@ def any_orders(topology: Topology, switch: str) -> int:
     return own * prod(any_orders(topology, child) for child in children)
 
 
-def first_ranks(topology: Topology) -> dict[str, int]:
-    """By switch: what its members' ranks there are counted on from, to be their own in the job."""
-    first, found = 0, {}
-    for switch in topology.tree:
-        found[switch.name] = first
-        first += len(topology.hosts_at(switch.name)) + len(topology.children(switch.name))
-    return found
-
-
-def orders(topology: Topology, switch: str) -> int:
-    """How many orders of additions there are below a switch."""
-    children = [child.name for child in topology.children(switch)]
-    return factorial(len(children)) * prod(orders(topology, child) for child in children)
-
-
-def sums(
+def in_rank_order(
     topology: Topology, switch: str, ranks: Mapping[str, int], vectors: Mapping[str, Vector]
-) -> Iterator[bytes]:
-    """What the sum of a switch can be, by ranks and contributions of the hosts.
+) -> Vector:
+    """The sum of a switch: its members' by rank, that of a switch being the lowest below it."""
+    members = {ranks[h.name]: vectors[h.name] for h in topology.hosts_at(switch)}
+    for child in topology.children(switch):
+        below = [ranks[host.name] for host in _hosts_below(topology, child.name)]
+        members[min(below)] = in_rank_order(topology, child.name, ranks, vectors)
+    return np.frombuffer(_added([members[rank] for rank in sorted(members)]), np.float32)
 
-    Workers have their places in the order of its members, switches take those that are left.
-    """
-    first = first_ranks(topology)[switch]
-    members = {ranks[h.name] - first: vectors[h.name] for h in topology.hosts_at(switch)}
-    below = [
-        [
-            np.frombuffer(sum_, np.float32)
-            for sum_ in set(sums(topology, child.name, ranks, vectors))
-        ]
-        for child in topology.children(switch)
-    ]
-    # Ranks may have gaps, after restarts.
-    last = max(len(members) + len(below), 1 + max(members, default=0))
-    free = [place for place in range(last) if place not in members]
-    for chosen in product(*below):
-        for places in permutations(free, len(chosen)):
-            placed = members | dict(zip(places, chosen, strict=True))
-            yield _added([placed[place] for place in sorted(placed)])
+
+def _hosts_below(topology: Topology, switch: str) -> list[Host]:
+    children = [_hosts_below(topology, child.name) for child in topology.children(switch)]
+    return [*topology.hosts_at(switch), *(host for hosts in children for host in hosts)]
 
 
 def _added(vectors: Sequence[Vector]) -> bytes:

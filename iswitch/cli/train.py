@@ -229,7 +229,6 @@ def plan_of(args: argparse.Namespace, topology: Topology) -> Plan:
         settings=settings,
         mode=args.mode,
         strategy=args.strategy,
-        own_rank=len(topology.tree) == 1,
         reproducible=args.reproducible,
         staleness=STALENESS if args.staleness is None else args.staleness,
         threshold=args.threshold,

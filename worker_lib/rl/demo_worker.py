@@ -60,8 +60,6 @@ class Training:
         worker: a member of the job.
         learner: what it trains.
         num_workers: over how many gradients are averaged.
-        number: this worker's number among all.
-        first_rank: what its rank is counted from, in reports.
         report: tells whoever started this.
     """
 
@@ -70,15 +68,11 @@ class Training:
         worker: Worker,
         learner: ActorCritic,
         num_workers: int,
-        number: int,
-        first_rank: int,
         report: Report,
     ) -> None:
         self.worker = worker
         self.learner = learner
         self.num_workers = num_workers
-        self.number = number
-        self.first_rank = first_rank
         self.report = report
         self._aggregate = np.empty_like(learner.weights)
 
@@ -96,7 +90,7 @@ class Training:
     def _go_on(self) -> None:
         """Train from where the furthest is."""
         learner, iterations = self.learner, self.learner.settings.iterations
-        start = catch_up(self.worker, learner.state(), learner.num_updates, self.number)
+        start = catch_up(self.worker, learner.state(), learner.num_updates)
         learner.go_on_from(start)
         middle = iterations // 2
         for iteration in range(start, iterations):
@@ -125,7 +119,7 @@ class Training:
                 {
                     "event": "round",
                     "iteration": iteration,
-                    "rank": self.first_rank + self.worker.rank,
+                    "rank": self.worker.rank,
                     "elements": self.worker.shape.elements,
                     "contribution": encode(gradient),
                     "aggregate": encode(aggregate),
@@ -152,8 +146,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--iterations", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--first-rank", type=int, default=0, help="of the members of this switch")
-    parser.add_argument("--number", type=int, required=True, help="of this worker among all")
+    parser.add_argument("--rank", type=int, required=True, help="of this worker among all")
     parser.add_argument("--bind", default="0.0.0.0:0", metavar="HOST:PORT", help="local address")
     parser.add_argument("--any-order", type=int, default=0, help="1: sums need not be repeatable")
     args = parser.parse_args()
@@ -172,16 +165,15 @@ def main() -> int:
             args.job,
             probe.weights.size,
             args.workers,
+            rank=args.rank,
             reproducible=not args.any_order,
             key=key_in(os.environ),
             bind=address(args.bind),
         ) as worker:
-            rank = args.first_rank + worker.rank
-            report({"event": "joined", "rank": rank, "pid": os.getpid()})
-            seed = args.seed * 1000 + rank
+            report({"event": "joined", "rank": worker.rank, "pid": os.getpid()})
+            seed = args.seed * 1000 + worker.rank
             learner = ActorCritic(seed=seed, weights_seed=args.seed, settings=settings)
-            numbers = (args.workers, args.number, args.first_rank)
-            Training(worker, learner, *numbers, report).run()
+            Training(worker, learner, args.workers, report).run()
     except WorkerError as error:
         report({"event": "error", "message": str(error)})
         return 1

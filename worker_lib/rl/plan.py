@@ -28,7 +28,6 @@ class Plan:
 
     mode: str = "sync"  # or "async"
     strategy: str = "iswitch"  # of synchronous ones
-    own_rank: bool = True  # one switch, which numbers the workers
     reproducible: bool = False  # sums in rank order
     staleness: int = 3  # of asynchronous ones: updates that a gradient may be late
     threshold: int | None = None  # contributions in an aggregate; None: as many as workers

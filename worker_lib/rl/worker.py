@@ -86,7 +86,7 @@ class Training:
         plan = self.plan
         options: dict[str, Any] = {"timeout": plan.timeout}
         if plan.strategy == "iswitch":
-            options |= {"own_rank": plan.own_rank, "reproducible": plan.reproducible}
+            options["reproducible"] = plan.reproducible
         with make(plan.strategy, self.message.size, **options) as strategy:
             meter = self._prepare(strategy.rank, self.updater.model)
             synchronous(strategy, self.progress, self.message, meter)

@@ -7,12 +7,10 @@ one above it.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from iswitch.wire import SEG_SIZE, DType, Op, Shape
 
-from .. import environment
 from ..client import Worker
 from . import Vector
 from .base import TIMEOUT, Base, check_timeout
@@ -22,9 +20,9 @@ from .cost import Cost, Node
 class Switched(Base):
     """A member of a job of a switch."""
 
-    def __init__(self, worker: Worker, rank: int, numel: int) -> None:
+    def __init__(self, worker: Worker, numel: int) -> None:
         assert worker.num_workers is not None
-        super().__init__(rank, worker.num_workers, numel)
+        super().__init__(worker.rank, worker.num_workers, numel)
         self.worker = worker
 
     def close(self) -> None:
@@ -58,16 +56,12 @@ def cost(numel: int, num_workers: int, levels: int = 1) -> Cost:
     return Cost(2 * levels, flows)
 
 
-def join(numel: int, *, own_rank: bool = False, **options: Any) -> Switched:
+def join(numel: int, **options: Any) -> Switched:
     """Join the job that the environment names (`Worker.from_env`).
 
     Args:
         numel: elements of every vector.
-        own_rank: number the workers as their one switch does, which in a reproducible job adds in
-            that order, rather than by RANK.
         options: as of `Worker`.
     """
     check_timeout(options.get("timeout", TIMEOUT))
-    rank = 0 if own_rank else environment.number(os.environ, "RANK")
-    worker = Worker.from_env(numel, **options)
-    return Switched(worker, worker.rank if own_rank else rank, numel)
+    return Switched(Worker.from_env(numel, **options), numel)

@@ -11,7 +11,6 @@ contributes zeros, and sums of int32 are exact.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import threading
 import time
@@ -24,7 +23,9 @@ import numpy.typing as npt
 from torch import distributed
 
 from iswitch.keyfiles import key_in
+from iswitch.wire import Awaited
 
+from .. import environment, naming
 from ..client import Worker
 from ..errors import AllreduceTimeout, MemberLost, WorkerError
 from .place import Place
@@ -57,21 +58,10 @@ class Options:
 
 
 class Channel:
-    """One job, and which rank of the group each of its members is."""
+    """One job; the ranks of its members are those of the group."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self.ranks: dict[int, int] = {}
-
-    def introduce(self, rank: int, size: int, words: Channel) -> None:
-        """Find out, over another channel or this one itself, which rank has which number."""
-        address = self.worker.address
-        own = int(ipaddress.IPv4Address(address.host)) - 2**31, address.port
-        known = np.zeros((size, 3), np.int32)
-        known[rank] = (*own, self.worker.rank)
-        words.allreduce(known.reshape(-1))
-        same_switch = (known[:, 0] == own[0]) & (known[:, 1] == own[1])
-        self.ranks = {int(known[r, 2]): int(r) for r in np.flatnonzero(same_switch)}
 
     def allreduce(self, vector: Array, timeout: float | None = None) -> None:
         """Replace a flat contiguous vector by the combination of all ranks' vectors.
@@ -116,7 +106,6 @@ class Channels:
         self._failure: distributed.DistBackendError | None = None
         self._closed = threading.Event()
         self._words = self._open(INT32, "sum")
-        self._words.introduce(rank, size, self._words)
 
     def allreduce(self, vector: Array, op: Op, timeout: float | None = None) -> None:
         """Replace a flat contiguous vector by the combination of all ranks' vectors.
@@ -149,8 +138,8 @@ class Channels:
     def whom(self) -> str:
         """For whom the collective under way waits, as far as the switch has said."""
         channel = self._current
-        waited_for = channel.worker.waits_for if channel is not None else []
-        return self._named(channel, waited_for) if waited_for else "it is under way"
+        awaited = channel.worker.awaited if channel is not None else []
+        return _silent(awaited) if awaited else "it is under way"
 
     def close(self) -> None:
         """Leave all jobs."""
@@ -169,7 +158,6 @@ class Channels:
             # Who lacks is told by name only where all have met before.
             self._use(self._words).allreduce(np.zeros(1, np.int32), timeout)
             found = self._open(dtype, op)
-            found.introduce(self.rank, self.size, self._words)
         return found
 
     def _open(self, dtype: np.dtype[Any], op: Op) -> Channel:
@@ -181,6 +169,7 @@ class Channels:
             self._number(),
             capacity // dtype.itemsize,
             self.size,
+            rank=self.rank,
             dtype=dtype,
             op=op,
             on_member_lost="raise",
@@ -195,19 +184,19 @@ class Channels:
     def _fail(self, error: WorkerError, timeout: float) -> NoReturn:
         message = str(error)
         if isinstance(error, MemberLost) and error.ranks:
-            message = f"{self._named(self._current, error.ranks)}: lost, its lease has run out"
+            message = f"{_silent(error.awaited)}: lost, its lease has run out"
         elif isinstance(error, AllreduceTimeout):
             why = message.partition(": ")[2]  # before it, the time that was left to the round
             if error.ranks:
-                why = f"{self._named(self._current, error.ranks)}: did it stop?"
+                why = f"{_silent(error.awaited)}: did it stop?"
             message = f"not done within {timeout:g} s: {why}"
         self._failure = distributed.DistBackendError(f"{message} [rank {self.rank} says so]")
         raise self._failure from error
 
-    def _named(self, channel: Channel | None, members: list[int]) -> str:
-        """Members of a job by their ranks in the group."""
-        ranks = {} if channel is None else channel.ranks
-        names = sorted(ranks[m] for m in members if m in ranks)
-        if not names:
-            return f"member {', '.join(map(str, members))} of the job does not contribute"
-        return f"rank{'s' * (len(names) > 1)} {', '.join(map(str, names))} does not contribute"
+
+def _silent(awaited: list[Awaited]) -> str:
+    """Who does not contribute, by rank in the group and place."""
+    named = [one._replace(switch_port=0) for one in awaited]
+    several = len(named) > 1
+    who = naming.workers(named, len(named), environment.hosts(os.environ))
+    return f"{who} do{'' if several else 'es'} not contribute"

@@ -133,9 +133,17 @@ def _store_through_the_switch(place: Place, rank: int, size: int, timeout: timed
         told[:] = int(ipaddress.IPv4Address(host)) - 2**31, store.port
     seconds = timeout.total_seconds()
     key = key_in(os.environ)
-    with Worker(
-        place.switch, place.job, told.size, size, dtype=np.int32, timeout=seconds, key=key
-    ) as worker:
+    worker = Worker(
+        place.switch,
+        place.job,
+        told.size,
+        size,
+        rank=rank,
+        dtype=np.int32,
+        timeout=seconds,
+        key=key,
+    )
+    with worker:
         number, port = worker.allreduce(told).tolist()
     if rank:
         host = str(ipaddress.IPv4Address(number + 2**31))
