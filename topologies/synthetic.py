@@ -69,6 +69,7 @@ class Worker:
             shape,
             INCARNATION,
             expected=hosts,
+            rank=rank,
             whole=True,
             reproducible=job.reproducible,
             key=job.key,

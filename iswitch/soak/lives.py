@@ -15,7 +15,7 @@ from worker_lib.waiting import LOOK_PAUSE, OnMemberLost, Waiting
 
 from ..packets import Address
 from ..sim.network import Network
-from ..wire import VERSIONS_KEPT, Action, Segments, Status, Threshold, Vector
+from ..wire import NO_RANK, VERSIONS_KEPT, Action, Segments, Status, Threshold, Vector
 from .oracle import Rounds, Versions
 from .scenario import WHOLE, Job, Scenario
 from .strangers import key_of
@@ -27,6 +27,11 @@ WAITS_ON = 0.5  # seconds from a MemberLost until the round is waited for again
 ASKS = 0.2  # of the contributions to versions are followed by Help for an old one
 RECOVERY = "probes", "helps", "helped", "sent_again"  # what a session counts of it
 ENOUGH = 3  # rounds that everybody has to do when faults are over
+
+
+def rank_of(job: Job, host: str) -> int:
+    """The rank that the worker of a host asks for: in every other job its place among the hosts."""
+    return job.hosts.index(host) if job.number % 2 else NO_RANK
 
 
 class Application(ABC):
@@ -117,6 +122,7 @@ class Life(Application):
             job.shape(),
             incarnation,
             expected=expected,
+            rank=rank_of(job, host),
             whole=job.mode == WHOLE,
             reproducible=job.reproducible,
             heartbeat=LOOK_PAUSE if job.tells else HEARTBEAT,
@@ -236,7 +242,8 @@ class Life(Application):
     def _joined(self) -> None:
         job = self.oracle.job
         if not self._all_came:
-            self._all_came = self.session.joined >= len(job.hosts)
+            numbered = self.session.rank != NO_RANK
+            self._all_came = self.session.joined >= len(job.hosts) and numbered
             if not self._all_came:  # ask again, as `Worker` does
                 self.network.at(self.network.now + JOIN_PAUSE, self._join_again)
         if job.threshold and self.identity == 0 and self.oracle.automatic:
@@ -278,6 +285,7 @@ class Contributing(Application):
             shape,
             1000,
             expected=len(job.hosts),
+            rank=rank_of(job, host),
             threshold=threshold,
             heartbeat=HEARTBEAT,
         )

@@ -26,6 +26,7 @@ from .books import Books, check_links
 from .conduct import Conduct
 from .drawing import NUMBERS
 from .lives import ENOUGH, Contributing, Life
+from .numbering import check_ranks
 from .oracle import Rounds, Versions
 from .scenario import ELASTIC, STRANGE, Event, Job, Scenario
 from .strangers import PACE, PLACE, TIMES, Stranger, key_of
@@ -582,6 +583,9 @@ class History:
 
     def _look(self) -> None:
         """Look into the switches."""
+        for job in self.scenario.jobs:
+            lives = (life for life in self._alive() if self._job_of(life.host) is job)
+            check_ranks(self.simulation, job, lives)
         rounds = [oracle for oracle in self.oracles.values() if isinstance(oracle, Rounds)]
         begun = {o.job.number: o.job.shape().segments * len(o.begun) for o in rounds}
         for name, books in self.books.items():

@@ -11,15 +11,13 @@ import numpy as np
 from ..accelerator import Run
 from ..arbiter import Traffic, classify
 from ..packets import Address, Cutter
-from ..wire import SEG_SIZE, Ack, Action, Join, Segments, WireError
+from ..wire import RANKS, SEG_SIZE, Ack, Action, Join, Segments, WireError
 from .batch import gather
 from .groups import FROM_SWITCH, TO_SWITCH, Group
 from .links import IP
 from .observed import JobSeen, Seen
 from .replay import Replayer
-from .survey import parse
-
-MOST_CONTROL = 128  # bytes of a control packet and its MAC
+from .survey import CONTROL_BYTES, parse
 
 
 class HostView(Replayer):
@@ -37,7 +35,7 @@ class HostView(Replayer):
         peer = group.peer(source=to_switch)._replace(ingress=0)
         at = group.at
         if classify(group.head[IP + 1]) is Traffic.CONTROL:
-            for row in gather(self.reader.data, at, max(min(group.size, MOST_CONTROL), 1)):
+            for row in gather(self.reader.data, at, max(min(group.size, CONTROL_BYTES), 1)):
                 self._control(peer, row.tobytes(), to_switch)
         elif peer in self._known() and group.size >= SEG_SIZE:
             self._data(peer, group, to_switch)
@@ -50,7 +48,7 @@ class HostView(Replayer):
 
     def _control(self, peer: Address, payload: bytes, to_switch: bool) -> None:
         if not to_switch:
-            self.watch.answered(payload)
+            self.watch.answered(payload, peer)
         found = self.watch.spoke(payload) if to_switch else None
         parsed = parse(payload)
         if parsed is None:
@@ -64,7 +62,8 @@ class HostView(Replayer):
                 return
             if shape is not None:
                 job = self.watch.job(parsed[0].job, shape)
-                known = job, self.watch.member(job, peer, len(job.members)), Cutter(shape)
+                rank = value.wanted if value.wanted < RANKS else len(job.members)
+                known = job, self.watch.member(job, peer, rank), Cutter(shape)
                 self._cutters[peer] = known
         if known is None:
             return
@@ -73,7 +72,7 @@ class HostView(Replayer):
             member.actions[found[0]] += 1
             if parsed[0].action is Action.HELP and isinstance(value, Segments):
                 job.rounds.helped(value.round)
-        elif isinstance(value, Ack) and value.action == Action.JOIN:
+        elif isinstance(value, Ack) and value.action == Action.JOIN and value.rank < RANKS:
             member.rank = value.rank
 
     def _data(self, peer: Address, group: Group, to_switch: bool) -> None:

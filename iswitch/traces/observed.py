@@ -13,9 +13,10 @@ import numpy.typing as npt
 from ..accelerator import Run
 from ..arbiter import Traffic, classify
 from ..job import Job
+from ..membership import Member
 from ..packets import Address, Burst, Outgoing
 from ..switch import Switch
-from ..wire import SEG_SIZE, Action, DType, Mode, Op, Shape
+from ..wire import NO_RANK, RANKS, SEG_SIZE, Ack, Action, DType, Mode, Op, Shape
 from .batch import Ints
 from .rounds import Rounds, Versions
 from .survey import parse
@@ -60,6 +61,7 @@ class Watch:
         self.came: tuple[Ints, Floats] | None = None  # their segments, ascending, and when
         self.actions: Counter[str] = Counter()  # to the switch
         self.answers: Counter[str] = Counter()  # from the switch that was captured
+        self.ranks: dict[tuple[int, Address], int] = {}  # as that switch told them
         self.detailed = detailed
 
     def when(self, runs: Collection[Run]) -> float:
@@ -96,10 +98,18 @@ class Watch:
         self.actions[name] += 1
         return (name, parsed[0]) if parsed else None
 
-    def answered(self, payload: bytes) -> None:
-        """A control packet from the switch that was captured."""
+    def answered(self, payload: bytes, peer: Address) -> None:
+        """A control packet from the switch that was captured, to this member."""
         parsed = parse(payload)
         self.answers[parsed[0].action.name if parsed else "UNKNOWN"] += 1
+        ack = parsed[0].value if parsed else None
+        if parsed and isinstance(ack, Ack) and ack.action == Action.JOIN and ack.rank < RANKS:
+            self.ranks[parsed[0].job, peer] = ack.rank
+
+    def rank(self, job: int, member: Member) -> int:
+        """A member's rank: as it was told; or as this switch gives it; or its seat."""
+        told = self.ranks.get((job, member.address), member.rank)
+        return member.seat if told == NO_RANK else told
 
     def close(self) -> None:
         """There will be no more."""
@@ -143,7 +153,8 @@ class ObservedSwitch(Switch):
         before = [counters[name] for name in TAKEN]
         heads = np.ascontiguousarray(burst.rows[:, :SEG_SIZE]).view(">u4").astype(np.int64)
         seen = self.watch.job(job.number, job.shape)
-        who = self.watch.member(seen, burst.peer, member.rank)
+        rank = self.watch.rank(job.number, member)
+        who = self.watch.member(seen, burst.peer, rank)
         who.packets += len(heads)
         last = job.shape.segments - 1
         sends = super().receive(burst, now)
@@ -153,7 +164,7 @@ class ObservedSwitch(Switch):
         if taken or duplicates or late:
             watch, indices = self.watch, np.minimum(heads[:, 1], last)
             share = seen.rounds.contributed(
-                member.rank, int(heads[0, 0]), indices, watch.span, watch.window
+                rank, int(heads[0, 0]), indices, watch.span, watch.window
             )
             share.duplicates += duplicates
             share.late += late
@@ -171,7 +182,8 @@ class ObservedSwitch(Switch):
             if job is None or member is None or job.shape is None:
                 continue
             seen = self.watch.job(job.number, job.shape)
-            self.watch.member(seen, burst.peer, member.rank).actions[name] += 1
+            rank = self.watch.rank(job.number, member)
+            self.watch.member(seen, burst.peer, rank).actions[name] += 1
             if packet.action is Action.HELP:
                 seen.rounds.helped(packet.value.round)
 

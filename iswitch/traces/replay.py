@@ -39,7 +39,7 @@ from .observed import Watch
 from .paired import MagnitudesSwitch, Options, PairedSwitch, Unguarded, UnwrittenChassis
 from .reader import Reader
 from .stamps import settled
-from .survey import NothingToReplay, Setting
+from .survey import CONTROL_BYTES, NothingToReplay, Setting
 
 MOST = 1024  # packets of a group: their bytes stay in the processor's caches
 MOST_PASSING = 32  # of different lengths
@@ -509,12 +509,12 @@ class Replayer:
         self.damaged += int(np.count_nonzero(~self.sound(group)))
         peer = group.peer(source=False)
         for payload in self._payloads(group):
-            self.watch.answered(payload)
+            self.watch.answered(payload, peer)
             self._release(self._leaves.answered(peer, payload))
 
     def _payloads(self, group: Group) -> list[bytes]:
-        """What control packets begin with: all of it, without a MAC."""
-        rows = gather(self.reader.data, group.at, max(min(group.size, 64), 1))
+        """Control packets, without what is behind the longest."""
+        rows = gather(self.reader.data, group.at, max(min(group.size, CONTROL_BYTES), 1))
         return [row.tobytes() for row in rows]
 
 

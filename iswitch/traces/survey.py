@@ -19,7 +19,7 @@ from ..frame import MAC_SIZE
 from ..keys import MAC_SIZE as SEAL
 from ..packets import Address
 from ..pcapng import OUTSIDE, OWN
-from ..wire import Ack, Action, Control, Join, MemberType, WireError
+from ..wire import BITMAPS, Ack, Action, Control, Join, MemberType, TreeJoin, WireError
 from .batch import OUT
 from .links import IP, TAGGED, UDP, LinkLayer, Packets
 from .reader import Reader
@@ -181,6 +181,9 @@ def _read(reader: Reader, packets: Packets, i: int) -> Spoken | None:
         keyed,
         packet,
     )
+
+
+CONTROL_BYTES = 8 + TreeJoin.FORMAT.size + BITMAPS[-1] + SEAL  # of the longest control packet
 
 
 def parse(payload: bytes) -> tuple[Control, bool] | None:
