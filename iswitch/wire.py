@@ -415,6 +415,11 @@ class RankJoin(Join):
 BITMAPS = (0, 32, 512)  # bytes that a bitmap of ranks may have
 
 
+def bitmap(ranks: int) -> bytes:
+    """A bitmap of ranks, of as many bytes as it needs."""
+    return ranks.to_bytes(next(n for n in BITMAPS if ranks < 1 << 8 * n), "little")
+
+
 class _WithRanks(_Value):
     """A value whose last field is a bitmap of ranks: rank r is bit r % 8 of byte r // 8."""
 
@@ -423,9 +428,7 @@ class _WithRanks(_Value):
     def pack(self) -> bytes:
         """The bytes that follow the header."""
         *fixed, ranks = _fields(self)
-        size = next(n for n in BITMAPS if ranks < 1 << 8 * n)
-        bitmap: bytes = ranks.to_bytes(size, "little")
-        return self.FORMAT.pack(*fixed) + bitmap
+        return self.FORMAT.pack(*fixed) + bitmap(ranks)
 
     @classmethod
     def takes(cls, length: int) -> bool:

@@ -25,6 +25,7 @@ from iswitch.dissect import fields, jobs
 from iswitch.dissect import scapy as layers
 from iswitch.dissect.scapy import (
     ISwitchAck,
+    ISwitchAckRanks,
     ISwitchAckWho,
     ISwitchAwaited,
     ISwitchControl,
@@ -34,10 +35,12 @@ from iswitch.dissect.scapy import (
     ISwitchJoin,
     ISwitchMAC,
     ISwitchMalformed,
+    ISwitchRankJoin,
     ISwitchReset,
     ISwitchSetH,
     ISwitchSuper,
     ISwitchSwitchJoin,
+    ISwitchTreeJoin,
     ISwitchWho,
     capture,
     sealed,
@@ -78,6 +81,9 @@ KINDS: dict[Any, type[Packet]] = {
     (Action.HELP, wire.Who): ISwitchWho,
     (Action.ACK, Ack): ISwitchAck,
     (Action.ACK, wire.AckWho): ISwitchAckWho,
+    (Action.JOIN, wire.RankJoin): ISwitchRankJoin,
+    (Action.JOIN, wire.TreeJoin): ISwitchTreeJoin,
+    (Action.ACK, wire.AckRanks): ISwitchAckRanks,
 }
 
 
@@ -136,6 +142,8 @@ def as_layers(control: Control) -> Packet:
         given[-1] = [
             ISwitchAwaited(**dict(zip(entry, one, strict=True))) for one in control.value.awaited
         ]
+    if isinstance(control.value, wire.TreeJoin | wire.AckRanks):
+        named.append("ranks")
     return header / KINDS[control.action, kind](**dict(zip(named, given, strict=True)))
 
 
@@ -159,7 +167,12 @@ def controls() -> st.SearchStrategy[Control]:
     """Any control packet that `iswitch.wire` builds."""
     word = {1: st.integers(0, 255), 2: st.integers(0, 0xFFFF), 4: st.integers(0, 0xFFFFFFFF)}
 
-    entries = {wire.AckWho: [st.lists(awaited, max_size=wire.MOST_AWAITED).map(tuple)]}
+    bitmaps = st.sets(st.integers(0, wire.RANKS - 1)).map(lambda ranks: sum(1 << r for r in ranks))
+    entries: dict[Any, list[st.SearchStrategy[Any]]] = {
+        wire.AckWho: [st.lists(awaited, max_size=wire.MOST_AWAITED).map(tuple)],
+        wire.TreeJoin: [bitmaps],
+        wire.AckRanks: [bitmaps],
+    }
 
     def of(action: Action) -> st.SearchStrategy[Control]:
         values = [

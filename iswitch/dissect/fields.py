@@ -18,14 +18,14 @@ Kind = type[wire.Join | wire.Segments | wire.Who | wire.Threshold | wire.Round |
 
 
 class Field(NamedTuple):
-    """An unsigned big-endian integer in a packet."""
+    """An unsigned big-endian integer in a packet, or a bitmap."""
 
     name: str
     filter: str  # in Wireshark, after "iswitch."
     label: str
     offset: int  # from the beginning of the packet
     size: int  # bytes
-    codes: str | None  # of CODES, "flags": bits of FLAGS, or "ipv4"
+    codes: str | None  # of CODES, "flags": bits of FLAGS, "ipv4", or "bitmap"
 
 
 ENUMS: dict[str, type[IntEnum]] = {  # of a Join
@@ -65,7 +65,11 @@ _LABELS = {
     "last": "Last (elements of the last segment)",
     "threshold": "Threshold (H)",
     "workers": "Workers below",
+    "statement": "Statement of ranks",
+    "unranked": "Workers to be given a rank",
+    "given": "Ranks that were given",
 }
+VARIABLE = "awaited", "ranks"  # what follows the fixed fields of a value
 
 
 def _layout(names: tuple[str, ...], layout: Struct, offset: int) -> tuple[Field, ...]:
@@ -80,7 +84,7 @@ def _layout(names: tuple[str, ...], layout: Struct, offset: int) -> tuple[Field,
 
 
 def _value(kind: Kind) -> tuple[Field, ...]:
-    names = tuple(name for name in kind.__match_args__ if str(name) != "awaited")
+    names = tuple(name for name in kind.__match_args__ if name not in VARIABLE)
     fields = _layout(names, kind.FORMAT, len(_HEADER_BYTES))
     if not issubclass(kind, wire.Ack):
         return fields
@@ -119,6 +123,11 @@ def entry(at: int) -> tuple[Field, ...]:
 def layouts(kind: Kind) -> dict[int, tuple[Field, ...]]:
     """What a value holds, by its length."""
     made = {kind.FORMAT.size: VALUES[kind]}
+    if kind in (wire.TreeJoin, wire.AckRanks):
+        at = kind.FORMAT.size
+        for size in wire.BITMAPS[1:]:
+            bitmap = Field("ranks", "ranks", "Ranks", len(_HEADER_BYTES) + at, size, "bitmap")
+            made[at + size] = (*VALUES[kind], bitmap)
     if kind is wire.AckWho:
         for _ in range(wire.MOST_AWAITED):
             size, fields = list(made.items())[-1]

@@ -36,7 +36,7 @@ from scapy.fields import (
 )
 from scapy.layers.inet import IP, UDP
 from scapy.packet import Packet, bind_bottom_up, bind_layers, bind_top_down
-from scapy.volatile import RandBin
+from scapy.volatile import RandBin, RandShort
 
 from .. import wire
 from ..keys import MAC_SIZE, Key
@@ -286,6 +286,32 @@ class _EntriesField(PacketListField):
         ]
 
 
+class _RanksField(Field[int, bytes]):
+    """A bitmap of ranks, of as many bytes as it needs; it goes to the end, or to the MAC."""
+
+    def addfield(self, _: Packet, s: bytes, val: int | None) -> bytes:
+        """The bytes of the bitmap."""
+        return s + wire.bitmap(val or 0)
+
+    def getfield(self, _: Packet, s: bytes) -> tuple[bytes, int]:
+        """The bitmap, and what is behind it."""
+        end = len(s) if len(s) in wire.BITMAPS else len(s) - MAC_SIZE
+        return s[max(end, 0) :], int.from_bytes(s[: max(end, 0)], "little")
+
+    def i2repr(self, _: Packet | None, x: int) -> str:
+        """The ranks in it."""
+        return ", ".join(map(str, ranks_in(x))) or "none"
+
+    def randval(self) -> Any:
+        """For scapy's `fuzz`."""
+        return RandShort()
+
+
+def ranks_in(bits: int) -> list[int]:
+    """The ranks of a bitmap."""
+    return [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
+
+
 def _fields(kind: fields.Kind) -> list[Any]:
     return [_field(field) for field in fields.VALUES[kind]]
 
@@ -302,6 +328,20 @@ class ISwitchSwitchJoin(_Value):
 
     name = "iSwitch Join of a switch"
     fields_desc: ClassVar[list[Any]] = _fields(wire.SwitchJoin)
+
+
+class ISwitchRankJoin(_Value):
+    """The value of the Join of a worker that asks for a rank."""
+
+    name = "iSwitch Join with a rank"
+    fields_desc: ClassVar[list[Any]] = _fields(wire.RankJoin)
+
+
+class ISwitchTreeJoin(_Value):
+    """The value of a switch's Join that states the ranks of the workers below."""
+
+    name = "iSwitch Join of a switch, with ranks"
+    fields_desc: ClassVar[list[Any]] = [*_fields(wire.TreeJoin), _RanksField("ranks", 0)]
 
 
 class ISwitchReset(_Value):
@@ -347,9 +387,8 @@ class ISwitchAck(_Value):
 
     @property
     def missing(self) -> list[int]:
-        """In the answer to a Help: the ranks whose contributions are missing."""
-        bitmap = self.threshold << 32 | self.contributors
-        return [rank for rank in range(wire.MAX_MEMBERS) if bitmap >> rank & 1]
+        """In the answer to a Help: the seats whose contributions are missing."""
+        return ranks_in(self.threshold << 32 | self.contributors)
 
 
 class ISwitchAwaited(Packet):
@@ -373,6 +412,13 @@ class ISwitchAckWho(ISwitchAck):
     ]
 
 
+class ISwitchAckRanks(ISwitchAck):
+    """The value of an Ack that tells which ranks the workers below a switch have."""
+
+    name = "iSwitch Ack with ranks"
+    fields_desc: ClassVar[list[Any]] = [*_fields(wire.AckRanks), _RanksField("ranks", 0)]
+
+
 class ISwitchMAC(Packet):
     """The last 16 bytes of a control packet of a keyed job; `sealed` makes them."""
 
@@ -394,8 +440,11 @@ VALUES: dict[int, type[Packet]] = {
 }
 LONGER: dict[type, type[Packet]] = {  # other values of the same actions
     wire.SwitchJoin: ISwitchSwitchJoin,
+    wire.RankJoin: ISwitchRankJoin,
+    wire.TreeJoin: ISwitchTreeJoin,
     wire.Who: ISwitchWho,
     wire.AckWho: ISwitchAckWho,
+    wire.AckRanks: ISwitchAckRanks,
 }
 
 

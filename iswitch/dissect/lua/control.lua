@@ -5,7 +5,11 @@ local function read(tvb, layout, v)  -- all of a layout, or nothing if that was 
     if last and last.offset + last.size > tvb:captured_len() then return false end
     for _, field in ipairs(layout) do
         local key = field.filter == "ack.action" and field.filter or field.name
-        v[key] = tvb(field.offset, field.size):uint()
+        if field.codes == "bitmap" then
+            v[key] = tvb(field.offset, field.size):bytes()
+        else
+            v[key] = tvb(field.offset, field.size):uint()
+        end
     end
     return true
 end
@@ -24,8 +28,9 @@ local function parse_control(tvb)
     elseif not layout then
         fault = string.format("%s does not carry %d bytes", CODES.action[v.action]:upper(), size)
     end
-    if layout and read(tvb, layout, v) and v.action == ACTION.JOIN then
-        fault = fault or join_fault(v)
+    if layout and read(tvb, layout, v) then
+        fault = fault or ranks_fault(v)
+        if v.action == ACTION.JOIN then fault = fault or join_fault(v) end
     end
     return v, layout or {}, keyed, fault
 end
@@ -33,6 +38,7 @@ end
 local function join_info(v)
     local text = string.format(" %s %s %s, %d segments of %d", CODES.type[v.type],
         CODES.dtype[v.dtype], CODES.op[v.op], v.segments, v.E)
+    if v.rank and v.rank ~= NO_RANK then text = text .. string.format(", rank %d", v.rank) end
     return v.segments > 0 and text or " " .. CODES.type[v.type]
 end
 
@@ -42,8 +48,9 @@ local function control_info(v, fault)
     if fault then return text .. " [malformed: " .. fault .. "]" end
     if v.action == ACTION.ACK and v["ack.action"] then
         name = CODES.action[v["ack.action"]] or tostring(v["ack.action"])
-        text = string.format("Ack of %s job %d #%d: %s, rank %d", name, v.job, v.request,
-            CODES.status[v.status] or tostring(v.status), v.rank)
+        text = string.format("Ack of %s job %d #%d: %s%s", name, v.job, v.request,
+            CODES.status[v.status] or tostring(v.status),
+            v.rank < RANKS and string.format(", rank %d", v.rank) or "")
         return text .. string.format(", round %d", v.round)
     elseif v.action == ACTION.JOIN and v.segments then
         return text .. join_info(v)
@@ -57,6 +64,17 @@ local function control_info(v, fault)
         return text .. string.format(" round %d", v.round)
     end
     return text
+end
+
+local function ranks_in(bytes)  -- the numbers of the bits that are set
+    local names = {}
+    for i = 0, bytes:len() - 1 do
+        local byte = bytes:get_index(i)
+        for bit = 0, 7 do
+            if math.floor(byte / 2 ^ bit) % 2 == 1 then table.insert(names, tostring(8 * i + bit)) end
+        end
+    end
+    return table.concat(names, ", ")
 end
 
 local function add_fields(tree, tvb, layout)
@@ -73,6 +91,7 @@ local function add_fields(tree, tvb, layout)
         end
         local item = (field.name == "round" or field.name == "index") and parent or tree
         item = item:add(f[field.filter], range)
+        if field.codes == "bitmap" then item:set_text("Ranks: " .. ranks_in(range:bytes())) end
         if field.codes == "flags" then
             for _, flag in ipairs(bits) do item:add(flag.field, range) end
         end
@@ -90,7 +109,7 @@ local function add_missing(tree, tvb, v)
     end
     local value = UInt64.new(v.contributors, v.threshold)
     local item = tree:add(f.missing, tvb(12, 12), value):set_generated()
-    item:set_text("Missing contributions of ranks: " ..
+    item:set_text("Missing contributions of seats: " ..
         (#names > 0 and table.concat(names, ", ") or "none"))
 end
 

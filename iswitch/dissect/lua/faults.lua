@@ -22,6 +22,20 @@ local function join_fault(v)
     end
     if v.workers and v.type ~= SWITCH then return "only a switch stands for several workers" end
     if open and v.type ~= CONTROLLER then return "only a controller may leave the shape open" end
+    if v.rank and v.rank ~= NO_RANK then
+        if v.type ~= WORKER then return "only a worker has a rank" end
+        local most = v.expected > 0 and math.min(RANKS, v.expected) or RANKS
+        if v.rank >= most then return string.format("no such rank: %d", v.rank) end
+    end
+end
+
+local function ranks_fault(v)
+    if not v.ranks then return end
+    local least = v.ranks:len() == BITMAPS[#BITMAPS] and BITMAPS[#BITMAPS - 1] or 0
+    for i = least, v.ranks:len() - 1 do
+        if v.ranks:get_index(i) > 0 then return end
+    end
+    return "a bitmap of ranks is no longer than it has to be"
 end
 
 local function data_fault(index, size, known)

@@ -15,6 +15,7 @@ local function declare(layout)
             local make = ({ ProtoField.uint8, ProtoField.uint16, [4] = ProtoField.uint32 })[field.size]
             local shown = field.codes == "flags" and base.HEX or base.DEC
             f[field.filter] = field.codes == "ipv4" and ProtoField.ipv4(filter, field.label)
+                or field.codes == "bitmap" and ProtoField.bytes(filter, field.label)
                 or make(filter, field.label, shown, codes)
         end
     end
@@ -36,7 +37,7 @@ f.seg = ProtoField.uint64("iswitch.seg", "Seg", base.HEX)
 f.mac = ProtoField.bytes("iswitch.mac", "MAC")
 f.data = ProtoField.bytes("iswitch.data", "Elements")
 f.elements = ProtoField.double("iswitch.elements", "Element")
-f.missing = ProtoField.uint64("iswitch.ack.missing", "Missing ranks, a bit each", base.HEX)
+f.missing = ProtoField.uint64("iswitch.ack.missing", "Missing seats, a bit each", base.HEX)
 f.to_switch = ProtoField.bool("iswitch.to_switch", "To the switch")
 f.request_in = ProtoField.framenum("iswitch.request_in", "Answers the request in", base.NONE, frametype.REQUEST)
 f.response_in = ProtoField.framenum("iswitch.response_in", "Answered in", base.NONE, frametype.RESPONSE)
