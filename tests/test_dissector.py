@@ -26,11 +26,13 @@ from iswitch.cli import main
 from iswitch.dissect import fields, plugin
 from iswitch.dissect.scapy import (
     ISwitchAck,
+    ISwitchAckRanks,
     ISwitchAckWho,
     ISwitchControl,
     ISwitchData,
     ISwitchMAC,
     ISwitchSuper,
+    ISwitchTreeJoin,
     settings,
 )
 from iswitch.wire import (
@@ -97,7 +99,8 @@ def filters(layer: Packet) -> Iterator[tuple[fields.Field, int]]:
     elif isinstance(layer, ISwitchData):
         table = fields.SEG
     else:
-        names = [field.name for field in layer.fields_desc if field.name != "awaited"]
+        more = fields.VARIABLE
+        names = [field.name for field in layer.fields_desc if field.name not in more]
         (table,) = (
             layout
             for kind, layout in fields.VALUES.items()
@@ -106,6 +109,10 @@ def filters(layer: Packet) -> Iterator[tuple[fields.Field, int]]:
         )
     for field in table:
         yield field, int(layer.getfieldval(field.name))
+    if isinstance(layer, ISwitchTreeJoin | ISwitchAckRanks) and layer.ranks:
+        size = len(wire.bitmap(layer.ranks))
+        bitmap = fields.Field("ranks", "ranks", "Ranks", 0, size, "bitmap")
+        yield bitmap, wire.bitmap(layer.ranks).hex(":")
     for entry in layer.awaited if isinstance(layer, ISwitchAckWho) else ():
         for field in fields.entry(0):
             value = entry.getfieldval(field.name)

@@ -417,6 +417,31 @@ def test_layout_of_values(heading: str, value: Any) -> None:
     assert [row[:3] for row in table.rows] == layout
 
 
+@pytest.mark.parametrize(
+    ("heading", "value"),
+    [
+        ("Join that asks for a rank", wire.RankJoin),
+        ("Join that states ranks", wire.TreeJoin),
+        ("Ack that tells ranks", wire.AckRanks),
+    ],
+)
+def test_layout_of_what_follows(heading: str, value: Any) -> None:
+    """The end of a value, whose beginning is that of another."""
+    rows = the_table(lambda t: t.heading == heading).rows
+    names = [row[2] for row in rows]
+    own = [field.name for field in fields(value)][-len(rows) :]
+    assert names == own
+    codes = value.FORMAT.format.lstrip(">")
+    sizes = [str({"B": 1, "H": 2, "I": 4}[code]) for code in codes]
+    if "ranks" in own:
+        sizes.append("0, 32 or 512")
+        assert wire.BITMAPS == (0, 32, 512)
+    assert [row[1] for row in rows] == sizes[-len(rows) :]
+    ends = [int(row[0]) + (int(row[1]) if row[1].isdecimal() else 0) for row in rows]
+    assert [int(row[0]) for row in rows[1:]] == ends[:-1]
+    assert 8 + value.FORMAT.size == ends[-1]
+
+
 def test_layout_of_entries() -> None:
     table = the_table(lambda t: has_header(t, "at", "bytes", "entry"))
     layout, at = [], 0

@@ -7,6 +7,7 @@ a Help brought, answers to repeats) is no concern of it.
 
 from __future__ import annotations
 
+import secrets
 import select
 import time
 from collections.abc import Iterator
@@ -17,16 +18,21 @@ from iswitch.packets import Address, Outgoing
 from iswitch.ports.udp import UdpPort
 from iswitch.wire import (
     FLAG_NEW,
+    NO_RANK,
     ROUND_MASK,
     TOS_CONTROL,
     TOS_MASK,
     Ack,
+    AckWho,
     Action,
+    Awaited,
     Control,
     Join,
     MemberType,
+    Segments,
     Status,
     Value,
+    Who,
     WireError,
     later,
     round_distance,
@@ -36,6 +42,8 @@ from . import arguments
 from .errors import Refused, SwitchUnreachable, WorkerError
 from .session import REPEAT_CEILING, REPEAT_PAUSE
 
+WHO_PATIENCE = 0.5  # seconds for switches further away to say for whom segments wait
+WHO_PAUSE = 0.01  # seconds before asking for that again
 LEAVE_PATIENCE = 1.0  # seconds for a Leave to be answered when the work is done
 
 
@@ -139,7 +147,7 @@ class Controller:
         """Join the job, whatever shape its vectors have; again: a heartbeat.
 
         Returns:
-            rank, threshold in force, current round; `contributors`: workers that are members.
+            threshold in force, current round; `contributors`: workers that are members.
         """
         join = Join(MemberType.CONTROLLER, flags=0 if self._settled else FLAG_NEW)
         packet = Control(Action.JOIN, self.job, self._incarnation, join)
@@ -156,6 +164,22 @@ class Controller:
             SwitchUnreachable: nobody answers.
         """
         return self._next(action, value, self.timeout)
+
+    def for_whom(self, segments: Segments) -> tuple[int, list[Awaited]]:
+        """How many workers of the whole tree have not contributed to these, and the first of them.
+
+        Raises:
+            CommandRefused, SwitchUnreachable: as `request`.
+        """
+        question, limit = secrets.randbits(32), time.monotonic() + WHO_PATIENCE
+        who = Who(segments.round, segments.index, segments.count, question)
+        while True:
+            ack = self.request(Action.HELP, who)
+            assert isinstance(ack, AckWho)
+            heard = all(one.rank != NO_RANK for one in ack.awaited)
+            if heard or time.monotonic() >= limit:
+                return ack.total, list(ack.awaited)
+            time.sleep(WHO_PAUSE)
 
     def leave(self) -> Ack:
         """Leave the job; to join it again is to be somebody new."""

@@ -135,10 +135,16 @@ def status(controller: Controller, args: argparse.Namespace) -> Report:
             controller.request(Action.HELP, beyond)
         except Refused as refused:
             halted = refused.status is Status.HALTED
+        # Nobody has contributed to a round that cannot have begun: so all are named.
+        named = Segments((ack.round + 1) & ROUND_MASK, 0, 1)
+        who, fields = ("", {}) if halted or not ack.contributors else missing(controller, named)
     line = f"job {args.job}: {state(ack)}{too_few(ack)}"
+    if who:
+        line += f"\nworkers: {who}"
     if halted:
         line += "; halted: `iswitch ctl reset` resumes it"
-    return Report(line, {**state_fields(ack), "halted": halted})
+    found = {"named": fields.get("missing_workers", []), "halted": halted}
+    return Report(line, {**state_fields(ack), **found})
 
 
 def join(controller: Controller, args: argparse.Namespace) -> Report:
@@ -146,16 +152,16 @@ def join(controller: Controller, args: argparse.Namespace) -> Report:
     if not args.stay:
         with controller.membership() as ack:
             pass
-        line = f"job {args.job} can be joined, as rank {ack.rank}: {state(ack)}"
+        line = f"job {args.job} can be joined: {state(ack)}"
     else:
         ack = controller.join()
         options = f"--job {args.job} --switch {controller.switch} --bind {controller.address}"
         line = (
-            f"joined job {args.job} as rank {ack.rank}: {state(ack)}\n"
+            f"joined job {args.job} as a controller: {state(ack)}\n"
             "it ends when its lease runs out, as ctl sends no heartbeats; "
             f"to end it before: iswitch ctl leave {options}"
         )
-    fields = {"rank": ack.rank, **state_fields(ack), "address": str(controller.address)}
+    fields = {**state_fields(ack), "address": str(controller.address)}
     return Report(line, {**fields, "stays": args.stay})
 
 
@@ -227,12 +233,23 @@ def help_(controller: Controller, args: argparse.Namespace) -> Report:
     with controller.membership() as joined:
         named = segments(args, joined)
         ack = controller.request(Action.HELP, named)
-    ranks = [rank for rank in range(64) if ack.missing >> rank & 1]
-    whom = f"missing from rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-    if not ranks:
+        whom, fields = missing(controller, named)
+    if not fields["missing"]:
         whom = not_begun(named, ack) or f"nobody's contribution is missing{too_few(joined)}"
-    fields = {"missing": ack.missing, "missing_ranks": ranks, "current": ack.round}
+    else:
+        whom = f"missing from {whom}"
+    fields["current"] = ack.round
     return Report(f"{span(args, named)}: {whom}", {**span_fields(named), **fields})
+
+
+def missing(controller: Controller, named: Segments) -> tuple[str, dict[str, Any]]:
+    """Whose contributions to these segments are missing in the whole tree, in words and fields."""
+    from worker_lib import environment, naming
+
+    total, awaited = controller.for_whom(named)
+    found = [{"rank": one.rank, "host": one.host, "port": one.port} for one in awaited]
+    fields = {"missing": total, "missing_ranks": naming.ranks(awaited), "missing_workers": found}
+    return naming.workers(awaited, total, environment.hosts(os.environ)), fields
 
 
 # Arguments, and words for what an Ack says
