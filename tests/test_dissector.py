@@ -163,7 +163,7 @@ def comparable(found: Fields) -> Fields:
         elif name == "elements":
             numbers[name] = [float(text) for text in texts]
         elif name not in links:
-            numbers[name] = [int(text, 0) for text in texts]
+            numbers[name] = [text if name == "ranks" else int(text, 0) for text in texts]
     return numbers
 
 
@@ -230,7 +230,7 @@ def test_fields_by_name(tmp_path: Path) -> None:
     ]  # fmt: skip
     joins = ask('iswitch.action == "Join" && iswitch.flags.heartbeat == 1', "iswitch.E")
     assert joins == [["4"]]
-    assert len(ask("iswitch.mac", "iswitch.mac")) == 13
+    assert len(ask("iswitch.mac", "iswitch.mac")) == 19
     assert len(ask("iswitch.elements > 60000 && iswitch.type", "iswitch.E")) == 0
     assert len(ask("iswitch.refused", "iswitch.status")) == 8 * 6 * 7 + 6
 

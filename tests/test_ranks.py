@@ -26,8 +26,12 @@ from iswitch.wire import (
     Status,
     TreeJoin,
 )
+from topologies import Topology
+from topologies.simulated import Simulation
+from worker_lib import Refused, Worker, environment
 from worker_lib.session import Answered, Session
 
+from .conftest import StartSwitch
 from .parts import JOB, Bench, peer
 from .test_control import LEASE
 from .world import SWITCH, Faults, World, worker_address
@@ -448,3 +452,131 @@ class History:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_histories(seed: int) -> None:
     History(seed).play()
+
+
+class Node:
+    """A worker of many, which does one round after the other."""
+
+    def __init__(self, simulation: Simulation, host: str, number: int, many: int) -> None:
+        self.network, self.address = simulation.network, simulation.address(host)
+        self.switch = simulation.switch_of(host)
+        ways = {"expected": many, "rank": number if number % 2 else NO_RANK}
+        self.session = Session(self.switch, 1, MANY, 1000 + number, **ways)
+        self.vector = np.arange(MANY.numel, dtype=np.float32) % 7 + number
+        self.out = np.zeros_like(self.vector)
+        self.rounds, self.goal = 0, 1
+        self.session.join(self.network.now)
+        simulation.start_worker(host, self.session)
+        simulation.node(host).heed = self.heed
+
+    def heed(self) -> None:
+        session = self.session
+        while session.next_event() is not None:
+            pass
+        if session.transfer is not None and session.transfer.done:
+            session.finish()
+            self.rounds += 1
+        idle = session.transfer is None and self.rounds < self.goal
+        if idle and session.member and session.rank < RANKS:
+            session.begin(self.vector, self.out, self.network.now)
+
+    def ask(self) -> None:
+        """Join again as long as no rank is known, as `Worker` does."""
+        if self.session.rank == NO_RANK:
+            self.session.join(self.network.now)
+            self.network.poke(self.address)
+
+
+MANY = Shape.of(10_000)
+
+
+def test_many_workers_below_one_root() -> None:
+    """512 in three levels join, have 40 kB summed up, lose a rack, and go on."""
+    topology = Topology.parse("tree:4x8x16")
+    simulation = Simulation(topology, Limits(lease=5.0))
+    network = simulation.network
+    hosts = [host.name for host in topology.hosts]
+    nodes = [Node(simulation, host, i, len(hosts)) for i, host in enumerate(hosts)]
+
+    def run(nodes: list[Node], limit: float) -> None:
+        end, look = network.now + limit, 0.0
+        while not all(node.rounds == node.goal for node in nodes):
+            if network.now >= look:
+                look = network.now + 0.1
+                for node in nodes:
+                    node.ask()
+            assert network.step()
+            assert network.now < end
+
+    run(nodes, 10.0)
+    assert sorted(node.session.rank for node in nodes) == list(range(512))
+    for node in nodes[1::2]:
+        assert nodes[node.session.rank] is node
+    total = np.sum([node.vector for node in nodes], 0)
+    assert all((node.out == total).all() for node in nodes)
+    lost = nodes[0].switch
+    gone = [node for node in nodes if node.switch == lost]
+    for address in (lost, *(node.address for node in gone)):
+        network.crash(address)
+    left = [node for node in nodes if node not in gone]
+    for node in left:
+        node.goal = 2
+        node.heed()
+        network.poke(node.address)
+    run(left, 20.0)
+    total = np.sum([node.vector for node in left], 0)
+    assert all((node.out == total).all() for node in left)
+
+
+def test_a_reproducible_sum_in_a_tree_is_by_rack_then_rank() -> None:
+    """Whoever joins first: the values tell the order."""
+    values = np.float32([1e8, 1.0, -1e8, 3.0])
+    in_order = (values[0] + values[1]) + (values[2] + values[3])
+    assert in_order != (values[2] + values[1]) + (values[0] + values[3])
+    for order in ((0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)):
+        world = World(Switch())
+        racks = [Address(f"10.0.1.{n}", 26963) for n in (1, 2)]
+        for rack in racks:
+            world.switches[rack] = Switch(Limits(), False, SWITCH, 1000)
+        ways = {"expected": 4, "reproducible": True}
+        sessions: dict[int, Session] = {}
+        for rank in order:
+            sessions[rank] = world.join(rank, SHAPE, at=racks[rank // 2], rank=rank, **ways)
+            world.run(lambda session=sessions[rank]: session.member)  # type: ignore[misc]
+        vectors = [np.full(3, value) for value in values]
+        outs = world.allreduce([sessions[rank] for rank in range(4)], vectors)
+        assert all((out == in_order).all() for out in outs)
+
+
+# Real workers
+
+
+def test_two_workers_that_ask_for_one_rank(start_switch: StartSwitch) -> None:
+    _, where = start_switch()
+    with Worker(where, 1, 3, rank=2) as first:
+        at = "{}:{}".format(*first._port.socket.getsockname())
+        said = rf"rank 2 is that of the worker at {at}, heard [\d.]+ s ago"
+        with pytest.raises(Refused, match=said) as refused:
+            Worker(where, 1, 3, rank=2, timeout=20.0)
+        assert refused.value.status is TAKEN
+        with Worker(where, 1, 3) as second:
+            assert (first.rank, second.rank) == (2, 0)
+    with Worker(where, 1, 3, rank=2) as third:
+        assert third.rank == 2
+
+
+@pytest.mark.parametrize("rank", [4, -1, "1", 1.5, True])
+def test_a_rank_beyond_num_workers(rank: object) -> None:
+    with pytest.raises(ValueError, match=r"the ranks of 4 workers are 0\.\.3; mend the rank"):
+        Worker(("127.0.0.1", 9), 1, 3, 4, rank=rank)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", environment.RANKS)
+def test_ranks_of_launchers(name: str) -> None:
+    """Each is taken, the first in the list before all others."""
+    job = {"ISWITCH_SWITCH": "127.0.0.1:9", "ISWITCH_JOB": "1", "WORLD_SIZE": "4"}
+    later = environment.RANKS[environment.RANKS.index(name) + 1 :]
+    assert environment.read(job | {name: "3"} | dict.fromkeys(later, "1")).rank == 3
+    assert environment.read(job).rank is None
+    with pytest.raises(ValueError, match=rf"{name} is 4, WORLD_SIZE 4: ranks are 0 to 3"):
+        environment.read(job | {name: "4"})
