@@ -147,14 +147,14 @@ def everything() -> Iterator[Sent]:
     two = Awaited("10.26.0.2", 40002, 1), Awaited("10.26.0.3", 40003, 0, "10.26.1.254", PORT)
     yield ack(worker(1), 1, 78, Ack(Action.HELP, 0, 3, 0, 9, 2).naming(2, two))
     asks = Join.for_shape(Shape.of(10), expected=9)
-    yield request(worker(2), Action.JOIN, 50, 1000, asks.asking(5))
-    yield ack(worker(2), 50, 1000, Ack(Action.JOIN, rank=5))
+    yield request(worker(60), Action.JOIN, 50, 1000, asks.asking(5))
+    yield ack(worker(60), 50, 1000, Ack(Action.JOIN, rank=5))
     for ranks in (0, 1 << 255 | 6, 1 << 4095 | 1 << 300):
         joins = {**vars_of(asks), "type": MemberType.SWITCH, "workers": 9, "statement": 3}
         tree = TreeJoin(**joins, unranked=2, ranks=ranks)
         told = Ack(Action.JOIN, rank=NO_RANK).telling(3, 2, ranks)
-        yield request(worker(3), Action.JOIN, 51, 1000, tree)
-        yield ack(worker(3), 51, 1000, told)
+        yield request(worker(61), Action.JOIN, 51, 1000, tree)
+        yield ack(worker(61), 51, 1000, told)
         yield request(member, Action.JOIN, 40, 91, tree, key=key)
         yield ack(member, 40, 91, told, key=key)
     yield request(member, Action.HELP, 40, 90, Who(1, 2, 3, 4), key=key)

@@ -210,7 +210,7 @@ def test_every_packet_and_every_field_as_in_scapy(tmp_path: Path) -> None:
     }.items():
         assert had[name] == set(kinds), name
     layouts = [fields.HEADER, fields.SEG, fields.entry(0), *fields.VALUES.values()]
-    named = {field.filter for layout in layouts for field in layout}
+    named = {"ranks"} | {field.filter for layout in layouts for field in layout}
     named |= {f"flags.{flag}" for flag in fields.FLAGS.values()}
     assert had.keys() == named | {"seg", "data", "elements", "mac", "to_switch", "ack.missing"}
 
@@ -232,7 +232,7 @@ def test_fields_by_name(tmp_path: Path) -> None:
     assert joins == [["4"]]
     assert len(ask("iswitch.mac", "iswitch.mac")) == 19
     assert len(ask("iswitch.elements > 60000 && iswitch.type", "iswitch.E")) == 0
-    assert len(ask("iswitch.refused", "iswitch.status")) == 8 * 6 * 7 + 6
+    assert len(ask("iswitch.refused", "iswitch.status")) == 8 * 6 * 8 + 6
 
 
 def test_requests_and_acks_are_linked(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ CORE = [
     "wire",
     "packets",
     "who",
+    "ranks",
     "buffers",
     "keys",
     "answers",
