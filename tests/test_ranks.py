@@ -532,7 +532,7 @@ def test_a_reproducible_sum_in_a_tree_is_by_rack_then_rank() -> None:
     """Whoever joins first: the values tell the order."""
     values = np.float32([1e8, 1.0, -1e8, 3.0])
     in_order = (values[0] + values[1]) + (values[2] + values[3])
-    assert in_order != (values[2] + values[1]) + (values[0] + values[3])
+    assert in_order != ((values[0] + values[2]) + values[1]) + values[3]  # as in a star
     for order in ((0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)):
         world = World(Switch())
         racks = [Address(f"10.0.1.{n}", 26963) for n in (1, 2)]

@@ -123,6 +123,7 @@ class AsynchronousWorker:
         hint = "pass the versions by which a gradient may be late, 0 or more"
         self.staleness = arguments.whole("staleness", staleness, 0, 2**31 - 1, hint)
         self.timeout = arguments.seconds("timeout", timeout)
+        wanted = arguments.rank(rank, self.num_workers)
         arguments.key(key)
         self._state = State(state)
         self._update = update
@@ -143,7 +144,7 @@ class AsynchronousWorker:
                 shape,
                 incarnation=incarnation,
                 expected=self.num_workers,
-                rank=arguments.rank(rank, self.num_workers),
+                rank=wanted,
                 threshold=threshold or 0,
                 watch=self.numel,
                 ceiling=min(CEILING, self._port.buffer),

@@ -123,6 +123,7 @@ class Worker:
         job = arguments.job_number(job)
         if num_workers is not None:
             num_workers = arguments.num_workers(num_workers)
+        wanted = arguments.rank(rank, num_workers)
         shape = arguments.shape(numel, dtype, op, elements_per_segment)
         arguments.key(key)
         self.job = job
@@ -145,7 +146,7 @@ class Worker:
             self._address,
             job,
             expected=num_workers or 0,
-            rank=arguments.rank(rank, num_workers),
+            rank=wanted,
             whole=num_workers is not None and on_member_lost != "continue",
             reproducible=self.reproducible,
             restart_safe=bool(restart_safe),
