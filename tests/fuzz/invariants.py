@@ -40,9 +40,13 @@ def check_state(switch: Switch, now: float, timer_handled: bool = False) -> None
     for number, job in switch.jobs.items():
         assert job.number == number
         members = job.members.by_address
-        ranks = [member.rank for member in members.values()]
-        assert len(set(ranks)) == len(ranks) <= MAX_MEMBERS
-        assert all(0 <= rank < MAX_MEMBERS for rank in ranks)
+        seats = [member.seat for member in members.values()]
+        together = 0
+        for member in members.values():
+            assert not together & member.ranks  # no two have the same
+            together |= member.ranks
+        assert len(set(seats)) == len(seats) <= MAX_MEMBERS
+        assert all(0 <= seat < MAX_MEMBERS for seat in seats)
         for address, member in members.items():
             assert member.address == address
             if member.contributes:
