@@ -11,7 +11,7 @@ from random import Random
 from topologies import Topology
 from topologies.simulated import Simulation
 
-from ..buffers import AllOrNothing
+from ..buffers import PLAIN, AllOrNothing, Buffers
 from ..impairment import Impairment
 from ..keys import Key
 from ..limits import Limits
@@ -62,7 +62,7 @@ class Result:
 
 def run(scenario: Scenario, trace: Trace | None = None) -> Result:
     """Play it to its end, or to the first violation."""
-    return outcome(History(scenario, trace))
+    return outcome(History(scenario, trace, AllOrNothing()))
 
 
 def outcome(history: History) -> Result:
@@ -93,14 +93,17 @@ class History:
     Args:
         scenario: what happens in it.
         trace: where it is written down, if anywhere.
+        buffers: where its switches take theirs from.
     """
 
-    def __init__(self, scenario: Scenario, trace: Trace | None = None) -> None:
+    def __init__(
+        self, scenario: Scenario, trace: Trace | None = None, buffers: Buffers = PLAIN
+    ) -> None:
         self.scenario = scenario
         links = f",{scenario.links}" if scenario.links else ""
         topology = replace(Topology.parse(scenario.topology + links), seed=scenario.seed)
         lease = scenario.lease or float("inf")
-        limits = Limits(MEMORY, lease=lease, buffers=AllOrNothing())
+        limits = Limits(MEMORY, lease=lease, buffers=buffers)
         keys = {job.number: key for job in scenario.jobs if (key := key_of(job)) is not None}
         self.simulation = Simulation(
             topology, limits, trace, scenario.latency, keys, scenario.ports
