@@ -164,8 +164,9 @@ class Admission:
         """A member is one still; of a switch, a new process continues the membership."""
         same = packet.request == member.incarnation
         anew = not same and not join.flags & FLAG_HEARTBEAT  # a new process
-        if anew:  # its Request numbers begin anew
+        if anew:  # its Request numbers begin anew, and its first worker may be new, too
             member.answers = Answers(member.answers.last)
+            member.note_standing(join)
         member.answers.grow(packet.request)
         member.incarnation = packet.request
         member.last_seen = now
@@ -285,8 +286,7 @@ class Admission:
         member = Member(peer, type_, rank, packet.request, None, now, replaces=former is not None)
         member.answers = Answers(later(last, packet.request))
         member.has_spoken = not join.flags & FLAG_NEW
-        if join.flags & FLAG_STANDS_AT:
-            member.named, member.begins = join.round, bool(join.flags & FLAG_FIRST)
+        member.note_standing(join)
         if isinstance(join, SwitchJoin):
             member.workers = join.workers
         was_gathered = job.members.gathered
