@@ -189,7 +189,7 @@ def test_a_new_switch_process_is_not_given_the_old_one_s_answers() -> None:
 def switch_comes(
     bench: Bench, who: int, request: int, at: int | None, workers: int, flags: int = 0
 ) -> list[str]:
-    """A switch below joins a whole job of two, with a worker that stands there (None: a new one)."""
+    """A switch below joins a whole job of two; its worker stands there (None: is a new one)."""
     flags |= FLAG_WHOLE | (0 if at is None else FLAG_STANDS_AT)
     join = SwitchJoin.for_shape(THREE, MemberType.SWITCH, 2, flags)
     assert isinstance(join, SwitchJoin)
@@ -471,7 +471,7 @@ class History(Tree):
         """Workers ask for Resets, of which not all below the root hear before that restarts."""
         below = self.above or [worker_address(place) for place in self.lives]
         deaf = self.random.sample(sorted(below), self.random.randrange(1, len(below) + 1))
-        self.network.lose = lambda source, peer, tos, _: source == SWITCH and peer in deaf
+        self.network.lose = lambda source, peer, *_: source == SWITCH and peer in deaf
         for _ in range(self.random.randrange(1, 4)):
             asker = self.random.choice(sorted(self.lives))
             self.session(asker).request(Action.RESET, None, self.now)
@@ -507,9 +507,7 @@ class History(Tree):
 def test_workers_are_replaced_while_switches_restart(seed: int) -> None:
     """No sum mixes a newcomer with who has not heard of it, and everybody gets on.
 
-    Where a switch and the one above it restart in the same round, the upper one may lack what the
-    lower one has only the aggregate of. Then an allreduce runs out of time, and a reset helps, as
-    the demo's workers ask for. (2 of 600 histories need it.)
+    Nobody needs a Reset for that, also where some have heard of one before the root restarts.
 
     What a dead process sent has arrived when the new one comes, as ever (a switch that knows
     nothing of it could not tell its packets from the new one's).
