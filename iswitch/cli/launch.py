@@ -266,7 +266,7 @@ class Crew:
         """As torchrun has it, so that its scripts find what they look for."""
         master = self.world.topology.hosts[0].name
         with self.world.place(master):
-            port = free_port(self.world.address(master))
+            port = os.environ.get("MASTER_PORT") or str(free_port(self.world.address(master)))
         hosts = [host.name for host in self.world.topology.hosts for _ in range(self.per_host)]
         return {
             **group_variables(self.world, hosts, job, port, self.per_host),
@@ -310,16 +310,14 @@ def bindings(world: World, hosts: Sequence[str]) -> list[dict[str, str]]:
 
 
 def free_port(address: str) -> int:
-    """A TCP port for the programs' own use: the usual one, or another one if that is taken."""
-    for port in (MASTER_PORT, 0):
-        with socket.socket() as sock:
-            try:
-                sock.bind((address, port))
-            except OSError:
-                continue
-            found: int = sock.getsockname()[1]
-            return found
-    return MASTER_PORT  # no address there; those who use it will say so
+    """A TCP port for the programs' own use: not always the same, for another run may want it, too."""
+    with socket.socket() as sock:
+        try:
+            sock.bind((address, 0))
+        except OSError:
+            return MASTER_PORT  # no address there; those who use it will say so
+        found: int = sock.getsockname()[1]
+        return found
 
 
 @contextmanager

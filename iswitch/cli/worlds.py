@@ -201,7 +201,7 @@ def chosen_topology(form: str | None, workers: int | None) -> Topology:
 
 
 def group_variables(
-    world: World, hosts: Sequence[str], job: int, port: int, per_host: int = 1
+    world: World, hosts: Sequence[str], job: int, port: int | str, per_host: int = 1
 ) -> dict[str, str]:
     """What all workers of a group have in their environment, as torchrun names it.
 
