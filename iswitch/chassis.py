@@ -147,7 +147,7 @@ class Chassis:
         self.guard = SourceGuard(switch.control.sources, self.issuer.mac_of, address, mac)
         self._mac_row = np.frombuffer(mac, np.uint8)
         self._flows: dict[tuple[int, bytes], Known | None] = {}
-        self._measures: dict[tuple[bytes, int, bytes, int], tuple[int, int]] = {}
+        self._measures: dict[tuple[bytes, bytes, bytes, int], tuple[int, int]] = {}
 
     def receive(self, frames: Frames, now: float) -> Iterable[Sends]:
         """Take frames of one port; gives what is to be sent because of them, step by step.
@@ -472,7 +472,7 @@ class Chassis:
             return 1, length - IP
         top = head + group.bodies[i, :TRANSPORT].tobytes()
         # All that the answer depends on, where the headers are as they nearly always are.
-        key = (top[:ETH], top[IP], top[TCP_OFFSET : TCP_OFFSET + 1], length)
+        key = (top[:ETH], top[IP - 2 : IP + 1], top[TCP_OFFSET : TCP_OFFSET + 1], length)
         known = self._measures.get(key)
         if known is not None:
             return known
