@@ -196,7 +196,7 @@ def test_a_super_frame_is_measured_by_its_packets() -> None:
 @pytest.mark.parametrize("tags", [b"", b"\x81\0\x20\5", b"\x88\xa8\0\7\x81\0\0\x08"], ids=len)
 @pytest.mark.parametrize("offload", [True, False])
 def test_super_frames_of_tcp_go_on_behind_tags(tags: bytes, offload: bool) -> None:
-    """Each frame has the tags; one that says there is no tag where one is does not hide behind it."""
+    """Each frame has the tags; who lies about where TCP is, is not taken for one that was right."""
     bench = Bench(*[Jack(1504, offload)] * 2)  # MTU with room for a second tag
     segment = struct.pack(">HHIIBBHHH", 1, 2, 7, 5, 0x50, 0x10, 9, 0, 0) + bytes(3 * 1448 + 1)
     frame = slow.ethernet(B, A, slow.ip(slow.IPS[0], slow.IPS[1], 6, segment))

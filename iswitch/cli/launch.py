@@ -310,7 +310,7 @@ def bindings(world: World, hosts: Sequence[str]) -> list[dict[str, str]]:
 
 
 def free_port(address: str) -> int:
-    """A TCP port for the programs' own use: not always the same, for another run may want it, too."""
+    """A TCP port for the programs' own use; not always the same, since other runs want one, too."""
     with socket.socket() as sock:
         try:
             sock.bind((address, 0))
