@@ -10,8 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from .mutants import examine as examining
 from .mutants.__main__ import line, main, summary
-from .mutants.examine import Finding, base, examine, fails, soak
+from .mutants.examine import (
+    ENDLESS,
+    FAILS,
+    HANGS,
+    PASSES,
+    Controls,
+    Finding,
+    NotExamined,
+    base,
+    examine,
+    outcome_of,
+    soak,
+)
 from .mutants.table import ROOT, Mutant, Rotten, mutants
 
 ALL = mutants()
@@ -75,7 +88,7 @@ def test_a_mutant_never_goes_into_the_checkout() -> None:
 @pytest.mark.parametrize("name", QUICK)
 def test_soak_sees_it(sound: Path, name: str) -> None:
     (mutant,) = (mutant for mutant in ALL if mutant.name == name)
-    finding = examine(mutant, sound, range(20), tests=False)
+    finding = examine(mutant, Controls(sound), range(20), tests=False)
     assert finding.caught
     assert (finding.seeds or 0) >= 1
     assert finding.kind not in ("hangs", "dies")
@@ -85,13 +98,13 @@ def test_soak_sees_it(sound: Path, name: str) -> None:
 def test_the_line_in_the_documentation(sound: Path) -> None:
     """docs/soak.md shows what this mutant's line is today."""
     (mutant,) = (mutant for mutant in ALL if mutant.name == "duplicate-run-counted")
-    finding = examine(mutant, sound, range(200), tests=False)
+    finding = examine(mutant, Controls(sound), range(200), tests=False)
     shown = f" {line(replace(finding, test=bool(mutant.test)))}"
     assert f"{shown}\n" in (ROOT / "docs/soak.md").read_text()
 
 
 def test_what_breaks_nothing_survives(sound: Path) -> None:
-    finding = examine(HARMLESS, sound, range(3))
+    finding = examine(HARMLESS, Controls(sound), range(3))
     assert (finding.seeds, finding.kind, finding.test) == (None, "", None)
     assert finding.complaint == "it survives, unexplained"
     assert not (ROOT / HARMLESS.file).read_text().count("tuple(going_on)")
@@ -101,9 +114,9 @@ def test_a_unit_test_sees_it(sound: Path) -> None:
     """And is named if it does not."""
     test = "tests/test_job.py::test_three_rounds"
     wider = put_in("iswitch/job.py", "self.high) <= 1", "self.high) <= 2", test)
-    finding = examine(wider, sound, ())
+    finding = examine(wider, Controls(sound), ())
     assert (finding.seeds, finding.test, finding.complaint) == (None, True, "")
-    assert not fails(sound, test)
+    assert outcome_of(sound, test) == PASSES
 
 
 def test_what_hangs_is_stopped(sound: Path, tmp_path: Path) -> None:
@@ -111,6 +124,75 @@ def test_what_hangs_is_stopped(sound: Path, tmp_path: Path) -> None:
     tree = shutil.copytree(sound, tmp_path / "tree")
     endless.apply(tree)
     assert soak(tree, [4, 5], longest=1) == (1, "hangs", "seed 4 takes more than 1 s")
+
+
+ODD = """
+import os, signal
+from iswitch import job
+def test_fails_anyway(): assert False
+def test_is_slow_anyway():
+    while True: pass
+def test_hangs():
+    while hasattr(job, "MUTANT"): pass
+def test_is_killed():
+    if hasattr(job, "MUTANT"): os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def odd(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controls:
+    """A sound tree with tests that are not, and little patience."""
+    tree = shutil.copytree(sound, tmp_path / "odd")
+    (tree / "tests" / "test_odd.py").write_text(ODD)
+    monkeypatch.setattr(examining, "PATIENCE", 8)
+    return Controls(tree)
+
+
+@pytest.mark.parametrize(
+    ("test", "seen", "complaint"),
+    [
+        ("test_fails_anyway", None, "fails without it, too"),
+        ("test_is_slow_anyway", None, "hangs without it, too"),
+        ("test_hangs", True, ""),
+    ],
+)
+def test_what_fails_without_a_mutant_proves_nothing(
+    odd: Controls, test: str, seen: bool | None, complaint: str
+) -> None:
+    test = f"tests/test_odd.py::{test}"
+    one = put_in("iswitch/job.py", "JobAccelerator = ", "MUTANT = JobAccelerator = ", test)
+    finding = examine(one, odd, ())
+    assert (finding.test, finding.test_hangs) == (seen, bool(seen))
+    assert finding.complaint == (complaint and f"{test} {complaint}")
+    assert ("test hangs" if seen else "IN DOUBT") in line(finding)
+
+
+def test_a_test_that_was_killed_proves_nothing(odd: Controls) -> None:
+    test = "tests/test_odd.py::test_is_killed"
+    one = put_in("iswitch/job.py", "JobAccelerator = ", "MUTANT = JobAccelerator = ", test)
+    with pytest.raises(NotExamined, match="pytest cannot run"):
+        examine(one, odd, ())
+
+
+def test_a_slow_control_leaves_a_doubt(odd: Controls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examining, "QUICK", 0.0)
+    test = "tests/test_odd.py::test_hangs"
+    assert odd.doubt(test, FAILS) == ""
+    assert "who knows whether it ends" in odd.doubt(test, HANGS)
+    assert odd.doubt_of_soak([3]).startswith("soak takes ")
+    monkeypatch.setattr(examining, "QUICK", 60.0)
+    assert odd.doubt_of_soak([3]) == ""
+
+
+def test_soak_without_an_end_is_doubted(odd: Controls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sound tree did not end in time, either."""
+    endless = put_in("iswitch/soak/many.py", "return run(generate(seed))", "\n    while True: pass")
+    monkeypatch.setattr(examining, "QUICK", 60.0)
+    assert examine(endless, odd, [3]).kind == ENDLESS
+    monkeypatch.setattr(examining, "QUICK", 0.0)
+    finding = examine(endless, Controls(odd.sound), [3])
+    assert (finding.seeds, finding.kind, finding.caught) == (None, "", False)
+    assert finding.complaint.startswith("soak takes ")
 
 
 CAUGHT = replace(HARMLESS, soak=True)
