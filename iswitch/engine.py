@@ -10,6 +10,9 @@ from typing import Generic, Protocol, TypeVar
 
 from .ports.port import Port, earlier
 
+SHORT_OF_MEMORY = 0.001  # seconds until a turn that lacked memory is tried again; doubles
+LONGEST_PAUSE = 0.1
+
 In = TypeVar("In")
 Out = TypeVar("Out")
 In_contra = TypeVar("In_contra", contravariant=True)
@@ -77,13 +80,17 @@ class Engine(Generic[In, Out]):
         port, clock = self.port, self.clock
         waited_for = (port.fileno(), self._wake)
         idle_since = clock()
+        pause = 0.0
         while not self._stopping:
             now = clock()
             try:
                 busy, deadline = self._move(now)
             except MemoryError:  # what was under way is lost, as if by the network
                 self.given_up += 1
+                pause = min(max(2 * pause, SHORT_OF_MEMORY), LONGEST_PAUSE)
+                select.select((self._wake,), (), (), pause)
                 continue
+            pause = 0.0
             if busy:
                 idle_since = now
             elif now - idle_since >= self.spin:

@@ -260,7 +260,11 @@ class Registers(Stub):
 class Tables:
     """A runtime that does as it is told."""
 
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
     def run(self, lines: Sequence[str]) -> list[str]:
+        self.lines += lines
         return ["added with handle 1" for _ in lines]
 
     def close(self) -> None:
