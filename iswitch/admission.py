@@ -104,7 +104,7 @@ class Admission:
             waits = self.plane.hierarchy.admit(peer, packet, join, now)
             if waits is not None:
                 return [*sends, *waits]
-        job, member, more = self._admit(peer, packet, join, type_, shape, former, now)
+        job, member, more = self._admit(peer, packet, join, type_, shape, former, sends, now)
         if self.plane.hierarchy and member.contributes:
             more += self.plane.hierarchy.changed(job, now)
         return [*sends, *self._joined(peer, packet, join, job, member, now), *more]
@@ -253,12 +253,14 @@ class Admission:
         type_: MemberType,
         shape: Shape | None,
         former: Member | None,
+        made_room: list[Outgoing],
         now: float,
     ) -> tuple[Job, Member, list[Outgoing]]:
-        """Take in a new member.
+        """Take in a new member; `made_room` is what ends the membership whose place it takes.
 
         Raises:
-            Refusal: it cannot be taken in; nothing has changed.
+            Refusal: it cannot be taken in; nothing has changed, but that a member whose lease had
+                run out may have made room for it.
         """
         job = self.plane.jobs.get(packet.job) or self.plane.new_job(packet.job)
         contributes = type_ is not MemberType.CONTROLLER
@@ -273,7 +275,7 @@ class Admission:
         sends: list[Outgoing] = []
         fills_up = False
         if contributes and job.keeps_places:
-            sends += self._make_room(job, now)
+            made_room += self._make_room(job, now)
             fills_up = job.keeps_places and job.places() == 1
         early = self._is_early(job, join)
         taken = 0
