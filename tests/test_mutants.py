@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from .mutants import examine as examining
 from .mutants.__main__ import line, main, summary
 from .mutants.examine import (
     ENDLESS,
-    FAILS,
     HANGS,
     PASSES,
     Controls,
@@ -130,69 +129,96 @@ ODD = """
 import os, signal
 from iswitch import job
 def test_fails_anyway(): assert False
-def test_is_slow_anyway():
-    while True: pass
-def test_hangs():
-    while hasattr(job, "MUTANT"): pass
 def test_is_killed():
     if hasattr(job, "MUTANT"): os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+def odd(test: str) -> Mutant:
+    """A harmless mutant, and one of these tests that nothing can go by."""
+    named = f"tests/test_odd.py::{test}"
+    return put_in("iswitch/job.py", "JobAccelerator = ", "MUTANT = JobAccelerator = ", named)
+
+
+def is_mutated(tree: Path) -> bool:
+    return "MUTANT" in (tree / "iswitch/job.py").read_text()
+
+
 @pytest.fixture
-def odd(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controls:
-    """A sound tree with tests that are not, and little patience."""
-    tree = shutil.copytree(sound, tmp_path / "odd")
+def unsound(sound: Path, tmp_path: Path) -> Controls:
+    tree = shutil.copytree(sound, tmp_path / "unsound")
     (tree / "tests" / "test_odd.py").write_text(ODD)
-    monkeypatch.setattr(examining, "PATIENCE", 8)
     return Controls(tree)
 
 
+def test_what_fails_without_a_mutant_proves_nothing(unsound: Controls) -> None:
+    mutant = odd("test_fails_anyway")
+    finding = examine(mutant, unsound, ())
+    assert (finding.test, finding.caught) == (None, False)
+    assert finding.complaint == f"{mutant.test} fails without it, too"
+    assert "IN DOUBT" in line(finding)
+
+
+def test_a_test_that_was_killed_proves_nothing(unsound: Controls) -> None:
+    with pytest.raises(NotExamined, match="pytest cannot run"):
+        examine(odd("test_is_killed"), unsound, ())
+
+
+def test_a_test_that_does_not_end_hangs(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examining, "PATIENCE", 0.1)
+    assert outcome_of(sound, "tests/test_job.py") == HANGS
+
+
 @pytest.mark.parametrize(
-    ("test", "seen", "complaint"),
+    ("control", "quick", "seen", "doubt"),
     [
-        ("test_fails_anyway", None, "fails without it, too"),
-        ("test_is_slow_anyway", None, "hangs without it, too"),
-        ("test_hangs", True, ""),
+        (PASSES, 60.0, True, ""),
+        (PASSES, 0.0, None, "takes 0 s without it: who knows whether it ends"),
+        (HANGS, 60.0, None, "hangs without it, too"),
     ],
 )
-def test_what_fails_without_a_mutant_proves_nothing(
-    odd: Controls, test: str, seen: bool | None, complaint: str
+def test_a_hang_counts_where_the_control_is_quick(
+    sound: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    control: str,
+    quick: float,
+    seen: bool | None,
+    doubt: str,
 ) -> None:
-    test = f"tests/test_odd.py::{test}"
-    one = put_in("iswitch/job.py", "JobAccelerator = ", "MUTANT = JobAccelerator = ", test)
-    finding = examine(one, odd, ())
-    assert (finding.test, finding.test_hangs) == (seen, bool(seen))
-    assert finding.complaint == (complaint and f"{test} {complaint}")
-    assert ("test hangs" if seen else "IN DOUBT") in line(finding)
+    """Each control is played once, however many mutants name the test."""
+    played: list[bool] = []
+
+    def outcome(tree: Path, _: str) -> str:
+        played.append(is_mutated(tree))
+        return HANGS if played[-1] else control
+
+    monkeypatch.setattr(examining, "outcome_of", outcome)
+    monkeypatch.setattr(examining, "QUICK", quick)
+    controls, mutant = Controls(sound), odd("test_hangs")
+    for _ in range(2):
+        finding = examine(mutant, controls, ())
+        assert (finding.test, finding.caught) == (seen, bool(seen))
+        assert finding.complaint == (doubt and f"{mutant.test} {doubt}")
+        assert ("test hangs" if seen else "IN DOUBT") in line(finding)
+    assert played == [True, False, True]
 
 
-def test_a_test_that_was_killed_proves_nothing(odd: Controls) -> None:
-    test = "tests/test_odd.py::test_is_killed"
-    one = put_in("iswitch/job.py", "JobAccelerator = ", "MUTANT = JobAccelerator = ", test)
-    with pytest.raises(NotExamined, match="pytest cannot run"):
-        examine(one, odd, ())
+@pytest.mark.parametrize(
+    ("control", "quick", "seen"), [("", 60.0, True), ("", 0.0, False), (ENDLESS, 60.0, False)]
+)
+def test_soak_without_an_end_counts_where_the_control_is_quick(
+    sound: Path, monkeypatch: pytest.MonkeyPatch, control: str, quick: float, seen: bool
+) -> None:
+    def play(tree: Path, _: Sequence[int]) -> tuple[int | None, str, str]:
+        kind = ENDLESS if is_mutated(tree) else control
+        return (3 if kind else None), kind, ""
 
-
-def test_a_slow_control_leaves_a_doubt(odd: Controls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examining, "QUICK", 0.0)
-    test = "tests/test_odd.py::test_hangs"
-    assert odd.doubt(test, FAILS) == ""
-    assert "who knows whether it ends" in odd.doubt(test, HANGS)
-    assert odd.doubt_of_soak([3]).startswith("soak takes ")
-    monkeypatch.setattr(examining, "QUICK", 60.0)
-    assert odd.doubt_of_soak([3]) == ""
-
-
-def test_soak_without_an_end_is_doubted(odd: Controls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sound tree did not end in time, either."""
-    endless = put_in("iswitch/soak/many.py", "return run(generate(seed))", "\n    while True: pass")
-    monkeypatch.setattr(examining, "QUICK", 60.0)
-    assert examine(endless, odd, [3]).kind == ENDLESS
-    monkeypatch.setattr(examining, "QUICK", 0.0)
-    finding = examine(endless, Controls(odd.sound), [3])
-    assert (finding.seeds, finding.kind, finding.caught) == (None, "", False)
-    assert finding.complaint.startswith("soak takes ")
+    monkeypatch.setattr(examining, "soak", play)
+    monkeypatch.setattr(examining, "QUICK", quick)
+    finding = examine(odd(""), Controls(sound), [3], tests=False)
+    assert (finding.seeds, finding.kind) == ((3, ENDLESS) if seen else (None, ""))
+    assert finding.caught == seen
+    assert finding.complaint.startswith("" if seen else "soak takes 0 s without it")
 
 
 CAUGHT = replace(HARMLESS, soak=True)
