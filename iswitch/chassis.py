@@ -174,6 +174,9 @@ class Chassis:
                 offered = self._offered()
         except MemoryError:
             self._give_up(frames, came, offered)
+        except GeneratorExit:  # what was made of them could not be sent
+            self._give_up(frames, came, self._offered())
+            raise
 
     def _offered(self) -> int:
         """Frames that were to be sent so far, but for those that were dropped here."""

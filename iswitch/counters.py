@@ -72,7 +72,7 @@ DROPS: dict[str, str] = {
     "replayed": "a request of a keyed job whose number does not grow; answered DENIED",
     "throttled": "control packets of a source beyond its allowance per second",
     "rx_overflow": "datagrams (a super-datagram is one) for which a receive buffer had no room",
-    "rx_no_memory": "frames, and datagrams of strangers, that nobody looked at for want of memory",
+    "rx_no_memory": "frames and datagrams that nobody looked at for want of memory",
     "tx_failed": "packets the kernel did not take for sending, or for which there was no memory",
     "bad_frame": "frames too short, from a group address, or with headers that make no sense",
     "bad_checksum": "frames for the switch itself whose IP or UDP checksum is wrong",

@@ -102,9 +102,15 @@ class Engine(Generic[In, Out]):
         """Move what there is; whether there was something, and when the machine's timer is due."""
         machine, port = self.machine, self.port
         busy = False
+        lacked = False
         for came in port.pull():
             busy = True
-            port.push(machine.receive(came, now))
+            try:
+                port.push(machine.receive(came, now))
+            except MemoryError:  # the others that have come are taken all the same
+                lacked = True
+        if lacked:
+            raise MemoryError
         deadline = machine.deadline()
         if deadline is not None and deadline <= now:
             port.push(machine.handle_timer(now))

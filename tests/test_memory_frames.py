@@ -20,7 +20,9 @@ from iswitch.forwarding import Bridge
 from iswitch.frame import Frames, Transmission
 from iswitch.guard import SourceGuard
 from iswitch.issuing import Issuer
+from iswitch.packets import Outgoing
 from iswitch.ports import lobby
+from iswitch.ports.udp import UdpPort
 from p4.sizes import SIZES
 
 from . import frames as slow
@@ -122,6 +124,24 @@ def test_strangers_for_whom_a_lobby_has_no_memory(monkeypatch: pytest.MonkeyPatc
         assert (bench.counters["rx_packets"], bench.counters["stranger"]) == (1, 1)
 
 
+def test_datagrams_for_which_a_socket_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two to be sent, and of two that come, one each is lost."""
+    with ExitStack() as stack:
+        here, there = (UdpPort(("127.0.0.1", 0)) for _ in range(2))
+        for port in (here, there):
+            stack.callback(port.close)
+        lacking(monkeypatch, UdpPort, "_group", 0)
+        first = Outgoing.control(there.address, b"x" * 20)
+        here.push([first, first])
+        assert here.counters["tx_failed"] == 1
+        lacking(monkeypatch, UdpPort, "_bursts", 0)
+        assert list(there.pull()) == []
+        assert there.counters["rx_no_memory"] == 1
+        here.push([first])
+        (burst,) = there.pull()
+        assert burst.rows.tobytes() == b"x" * 20
+
+
 @pytest.mark.parametrize(
     ("owner", "name"), [(Transmission, "copy"), (Bridge, "egress"), (Pipeline, "commit")]
 )
@@ -148,6 +168,14 @@ def test_frames_for_which_the_control_plane_of_a_p4_program_has_no_memory(
     assert sorted(send.port for send in step) == [1, 2]
     assert not chassis.switch.control.learned
     assert any("forward" in line for line in tables.lines)
+
+
+def test_frames_behind_those_that_could_not_be_sent_are_counted() -> None:
+    bench = Bench()
+    steps = iter(bench.chassis.receive(Frames.of(0, [FRAME, plain(C, A), FRAME]), 0.0))
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    assert bench.drops() == {"rx_no_memory": 2}
 
 
 class Starved:
@@ -177,6 +205,34 @@ class Starved:
 
     def handle_timer(self, _: float) -> list[Any]:
         return []
+
+
+def test_an_engine_takes_the_others_that_have_come() -> None:
+    """Of five bursts the second cannot be handled, the fourth not sent."""
+    handled: list[int] = []
+    sent: list[int] = []
+
+    class Scarce(Starved):
+        def pull(self) -> Iterator[Any]:
+            yield from range(5)
+            self.stop()
+
+        def receive(self, came: int, _: float) -> int:
+            if came == 1:
+                raise MemoryError
+            handled.append(came)
+            return came
+
+        def push(self, sends: int) -> None:
+            if sends == 3:
+                raise MemoryError
+            sent.append(sends)
+
+    port = Scarce([])
+    one: Engine[Any, Any] = Engine(port, port, clock=lambda: 0.0)
+    port.stop = one.stop
+    one.run()
+    assert (handled, sent, one.given_up) == ([0, 2, 3, 4], [0, 2, 4], 1)
 
 
 def test_an_engine_without_memory_waits_longer_and_longer(monkeypatch: pytest.MonkeyPatch) -> None:
