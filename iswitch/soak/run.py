@@ -114,6 +114,7 @@ class History:
         self.network.witness = Conduct(self.network, halts, [Key(key) for key in keys.values()])
         self.echoing: Counter[Address] = Counter()  # echoes at each node
         self.kept: dict[tuple[Address, Address], deque[Burst]] = {}  # what was sent last, and where
+        self.heard_late: set[str] = set()  # whose last words come when another has their place
         self.held: dict[Address, float] = {}  # who speaks, and for how long it is held back
         self.rng = Random(f"echo {scenario.seed}")
         self.books = {switch.name: self._open(switch.name) for switch in topology.tree}
@@ -223,6 +224,10 @@ class History:
             second = 1000 * (identity + 1)
             if identity >= len(job.hosts):  # not the first one there
                 second = self._stepped_back(second, host, identity)
+            before = self.lives.get(host)
+            if before is not None and host in self.heard_late:
+                # docs/soak.md, "What is left out": no second begins two whose data can meet.
+                second += second == before.session.incarnation
             life = Life(
                 self.scenario, oracle, self.network, host, at, above, identity,
                 second, self._expected(job, identity), self._look, self._has_left,
@@ -399,6 +404,7 @@ class History:
 
         def last_words() -> None:
             self._plug(event.who, up=True)
+            self.heard_late.add(event.who)
             del self.held[life.address]
             if life.alive:
                 self._replace(event)
