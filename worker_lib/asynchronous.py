@@ -310,6 +310,7 @@ class AsynchronousWorker:
             counts["staleness"] = dict(sorted(self._staleness.items()))
             counts["rank"], counts["version"] = self.rank, self.version
             counts["round_trip"] = self._session.round_trip.smoothed
+            self._port.count_dropped()
             counts["rx_overflow"] = self._port.counters["rx_overflow"]
             counts["tx_failed"] = self._port.counters["tx_failed"]
             counts["snapshots_given"] = self._peers.given

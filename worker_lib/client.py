@@ -411,6 +411,7 @@ class Worker:
         `allreduce` in seconds.
         """
         session = self._session
+        self._port.count_dropped()
         times = np.asarray(self.allreduce_seconds or [np.nan])
         return {
             **session.stats,

@@ -40,7 +40,7 @@ from iswitch.wire import (
 )
 
 from .events import Answered, Halted
-from .window import CEILING, RoundTrip, SendWindow
+from .window import CEILING, TOGETHER, RoundTrip, SendWindow
 
 RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
 REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
@@ -115,6 +115,7 @@ class Member(ABC, Generic[E]):
         self.stats: dict[str, int] = {}
         self.round_trip = RoundTrip()
         full = super_packets(shape.packet_size)
+        self._ceiling = ceiling
         self.window = SendWindow(full, max(full, ceiling // shape.packet_size))
         self._burst = super_packets(shape.packet_size, most)
         self._out: deque[Outgoing] = deque()
@@ -402,6 +403,8 @@ class Member(ABC, Generic[E]):
 
     def _joined(self, ack: Ack, now: float) -> None:
         self.rank = ack.rank
+        if ack.contributors != self.joined:
+            self._share(ack.contributors)
         self.joined = ack.contributors
         self.threshold = ack.threshold
         self.told = now
@@ -416,6 +419,11 @@ class Member(ABC, Generic[E]):
             nothing = Segments(self._standing()[1], 0, 0)
             self._ask(Control(Action.HELP, self.job, self._number(), nothing), now)
         self._take_place_again(ack, now)
+
+    def _share(self, workers: int) -> None:
+        """Leave the other workers their part of what a switch has room for."""
+        fair = min(self._ceiling, TOGETHER // max(workers, 1))
+        self.window.limit(fair // self.shape.packet_size)
 
     def _rejoin(self, now: float) -> None:
         """The switch does not know us: it was restarted, or our lease ran out."""

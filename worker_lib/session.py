@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from math import inf
 
-from iswitch.packets import MAX_SEGMENTS, Address, Cutter, Outgoing, Rows, spans
+from iswitch.packets import MAX_SEGMENTS, Address, Cutter, Indices, Outgoing, Rows, spans
 from iswitch.wire import (
     FLAG_FIRST,
     FLAG_REPRODUCIBLE,
@@ -61,6 +61,7 @@ BURSTS_AT_ONCE = 16  # super-datagrams given out between two looks at what has c
 BURSTS_IN_EXPRESS = 4  # as many as a window has at first
 PROBE = 2.0  # round trips without a sign after which to send something again, to see
 PROBE_FLOOR = 0.002  # seconds
+FEW = 8  # segments that are sent again to see whether they are lost; of more the switch is asked
 
 
 class Session(Member[Dropped | Gone | WasReset]):
@@ -135,6 +136,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         self._repair_at: float | None = None  # when something may have to be called lost
         self._measured_at = float("-inf")
         self._last_loss = float("-inf")
+        self._taken = float("-inf")  # what was sent before then is at the switch, or lost
         self._finished: int | None = None  # the last round that was
         self._moved_to: int | None = None  # the round by which the switch last moved us
 
@@ -394,24 +396,36 @@ class Session(Member[Dropped | Gone | WasReset]):
         """Nothing has come for long."""
         transfer = self.transfer
         patience = self._moved + self.round_trip.timeout
-        asks = not self.resends or now >= patience
-        if transfer is None or not self.member or self.halted or asks:
+        if transfer is None or not self.member or self.halted or not self.resends:
             self._ask_for_help(now)
             return
-        transfer.probe(self._burst)
-        self.stats["probes"] += 1
-        self._timer = min(patience, now + 2 * (now - self._moved))
+        waiting, suspect = transfer.waited_for()
+        few = len(waiting) <= FEW
+        probed = waiting if few else suspect[: self._burst]
+        if now >= patience:
+            self._ask_for_help(now, None if few else (waiting, suspect))
+        elif len(probed):
+            transfer.probe(probed)
+            self.stats["probes"] += 1
+            self._timer = min(patience, now + 2 * (now - self._moved))
+        else:
+            self._timer = patience
 
     # Help, in both directions
 
-    def _ask_for_help(self, now: float) -> None:
+    def _ask_for_help(self, now: float, many: tuple[Indices, Indices] | None = None) -> None:
+        """Ask for what is missing; of `many`, for those that may be lost, and the last, to see."""
         transfer = self.transfer
         if transfer is None or not self.member:
             self._timer = now + self.round_trip.timeout
             return
         self._asked_anew = True
-        transfer.losses.land()
-        ranges = bridged(transfer.missing(sent_only=True), RANGES_PER_HELP)
+        if many is None:
+            transfer.losses.land()
+            ranges = bridged(transfer.missing(sent_only=True), RANGES_PER_HELP)
+        else:
+            waiting, suspect = many
+            ranges = _ranges(suspect)[: RANGES_PER_HELP - 1] + _ranges(waiting[-1:])
         if self.halted:  # nothing will come; but the Reset that ends it may have been lost
             ranges = [(0, 1)]
         for start, stop in ranges:
@@ -423,8 +437,8 @@ class Session(Member[Dropped | Gone | WasReset]):
 
     def _help_answered(
         self,
-        named: Segments,  # noqa: ARG002
-        asked: float,  # noqa: ARG002
+        named: Segments,
+        asked: float,
         status: Status,
         ack: Ack,
         now: float,  # noqa: ARG002
@@ -437,6 +451,10 @@ class Session(Member[Dropped | Gone | WasReset]):
             self.round = self._moved_to = ack.round
         elif status is Status.OK:
             self.halted = False
+            self._taken = max(self._taken, asked)
+            transfer = self.transfer
+            if transfer is not None and transfer.round == named.round:
+                self._settle(transfer, lacks=bool(ack.missing >> self.rank & 1))
             before = 0 if self._asked_anew else self.waiting_for or 0
             self.waiting_for = before | ack.missing  # each range has an answer of its own
             self._asked_anew = False
@@ -447,11 +465,10 @@ class Session(Member[Dropped | Gone | WasReset]):
             return
         start, stop = named.index, named.index + named.count
         self.stats["helped"] += 1
+        self.go_slow()
         transfer = self.transfer
         if transfer is not None and transfer.round == named.round:
-            again = transfer.resend(start, stop)
-            self.stats["sent_again"] += again
-            self._narrow(again, now)
+            self._send_what_is_lost(transfer, start, min(stop, transfer.filled), now)
             return
         # At most a window at once; the switch asks again for what is beyond.
         stop = min(stop, start + max(int(self.window.size), self._burst))
@@ -460,6 +477,29 @@ class Session(Member[Dropped | Gone | WasReset]):
                 self.stats["sent_again"] += stop - start
                 for at in range(start, stop, self._burst):
                     self._out.append(self._data(contribution, at, min(at + self._burst, stop)))
+
+    def _send_what_is_lost(self, transfer: Transfer, start: int, stop: int, now: float) -> None:
+        """Send again what the switch lacked; ask it once more if that may have been under way."""
+        if start >= stop:
+            return
+        which = slice(start, stop)
+        if stop - start <= FEW or not transfer.losses.is_younger(which, self._taken):
+            again = transfer.resend(start, stop)
+            self.stats["sent_again"] += again
+            self._narrow(again, now)
+            return
+        transfer.doubted.append((start, stop))
+        patience = self.round_trip.timeout
+        if all(now - asked >= patience for _, asked in self._help_requests.values()):
+            self._help(Segments(transfer.round, stop - 1, 1), now)
+            self.stats["helps"] += 1
+
+    def _settle(self, transfer: Transfer, lacks: bool) -> None:
+        """The switch has taken all that was sent before our Help, and may lack some of it still."""
+        doubted, transfer.doubted = transfer.doubted, []
+        for start, stop in doubted if lacks else ():
+            if not transfer.losses.is_younger(slice(start, stop), self._taken):
+                self.stats["sent_again"] += transfer.resend(start, stop)
 
     # Data
 
@@ -488,3 +528,8 @@ class Session(Member[Dropped | Gone | WasReset]):
             self.round_trip.sample(measured)
             transfer.losses.measured = None
         self._moves(now)
+
+
+def _ranges(indices: Indices) -> list[tuple[int, int]]:
+    """Ascending segments as ranges (start, stop)."""
+    return [(int(indices[a]), int(indices[b - 1]) + 1) for a, b in spans(indices, 1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CEILING = 5 << 18  # bytes to have under way at most: what a queue of 1000 packets holds
+TOGETHER = 16 << 20  # and all workers of a job together: what a switch's UDP socket holds
 
 
 @dataclass
@@ -51,6 +52,11 @@ class SendWindow:
 
     def __post_init__(self) -> None:
         self.size = float(min(4 * self.burst, self.ceiling))
+
+    def limit(self, ceiling: int) -> None:
+        """Have at most so many segments under way from now on, but a burst in any case."""
+        self.ceiling = max(ceiling, self.burst)
+        self.size = min(self.size, self.ceiling)
 
     def returned(self, segments: int) -> None:
         """Aggregates of so many segments came back."""

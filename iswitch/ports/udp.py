@@ -152,10 +152,14 @@ class UdpPort:
         """Count what the kernel has dropped since the last packet that came, and close."""
         if self.lobby:
             self.lobby.close()
+        self.count_dropped()
+        self.socket.close()
+
+    def count_dropped(self) -> None:
+        """Count what the kernel has dropped so far; the last packets that came may not tell it."""
         if self.socket.fileno() >= 0:
             meminfo = self.socket.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36)
             self._note_overflow(struct.unpack_from("<I", meminfo, 4 * MEMINFO_DROPS)[0])
-        self.socket.close()
 
     @property
     def mtu(self) -> int:
