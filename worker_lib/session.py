@@ -402,6 +402,8 @@ class Session(Member[Dropped | Gone | WasReset]):
         waiting, suspect = transfer.waited_for()
         few = len(waiting) <= FEW
         probed = waiting if few else suspect[: self._burst]
+        if not len(probed):  # to ask for the last one costs nobody anything
+            patience = min(patience, self._moved + self.round_trip.floor * self.round_trip.backoff)
         if now >= patience:
             self._ask_for_help(now, None if few else (waiting, suspect))
         elif len(probed):
