@@ -8,7 +8,7 @@ short while each in turn, both at once, and all of it from seeds.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
@@ -28,12 +28,6 @@ SHAPE = Shape.of(2000, DType.INT32, elements=4)  # 500 segments
 PLENTY = 1 << 40  # bytes in a socket
 MOST_AGAIN = 0.01  # of all contributions
 AWAKE = 1e-6  # seconds: it takes what has come, answers, and is away again
-
-
-@pytest.fixture
-def port() -> Iterator[UdpPort]:
-    with closing(UdpPort(("127.0.0.1", 0))) as opened:
-        yield opened
 
 
 def gathered(workers: int, seed: int = 0) -> tuple[World, list[Session]]:
@@ -207,32 +201,38 @@ def test_a_switch_forgets_what_one_worker_lacks_and_the_others_have() -> None:
     assert world.now - began < 2.0
 
 
-def test_workers_of_one_job_fit_into_a_switchs_socket(port: UdpPort) -> None:
-    """Sixty-four send what they may at once, and the switch looks only then."""
-    if port.buffer < TOGETHER:
-        pytest.skip("net.core.rmem_max is small, and this is not root's")
-    _, sessions = gathered(64)
-    assert sum(s.window.ceiling for s in sessions) * SHAPE.packet_size <= TOGETHER
-    assert all(s.window.ceiling >= s.window.burst for s in sessions)
-    large = Session(SWITCH, 7, Shape.of(1_000_000), 1000, expected=64)
-    large._share(64)
-    rows = np.zeros((large.window.ceiling, large.shape.packet_size), np.uint8)
-    sender = UdpPort(connect=port.address[:2])
-    with closing(sender):
-        for _ in range(64):
-            sender.push([Outgoing((port.address,), TOS_DATA, rows, rows.shape[1])])
-        came = 0
-        while bursts := list(port.pull()):
-            came += sum(len(burst.rows) for burst in bursts)
-    assert came == 64 * len(rows)
-    port.close()
-    assert port.counters["rx_overflow"] == 0
+@pytest.mark.parametrize("buffer", [212_992, TOGETHER], ids=["a user's", "root's"])
+@pytest.mark.parametrize("workers", [4, 16, 64])
+def test_workers_of_one_job_fit_into_a_switchs_socket(workers: int, buffer: int) -> None:
+    """All send what they may at once, and the switch looks only then."""
+    with closing(UdpPort(("127.0.0.1", 0), buffer=buffer)) as port:
+        room = min(TOGETHER, port.buffer)
+        session = Session(SWITCH, 7, Shape.of(1_000_000), 1000, room=room)
+        joined = Ack(Action.JOIN, contributors=workers)
+        session.join(0.0)
+        ack = Control(Action.ACK, 7, 1000, joined).build()
+        session.receive(Burst.single(SWITCH, TOS_CONTROL, ack), 0.0)
+        window = session.window
+        assert 1 <= window.burst <= window.size <= window.ceiling
+        size = session.shape.packet_size
+        assert workers * window.ceiling * size <= room
+        burst = np.zeros((window.burst, size), np.uint8)
+        with closing(UdpPort(connect=port.address[:2])) as sender:
+            for _ in range(workers * (window.ceiling // window.burst)):
+                sender.push([Outgoing((port.address,), TOS_DATA, burst, size)])
+            came = 0
+            while bursts := list(port.pull()):
+                came += sum(len(each.rows) for each in bursts)
+        assert came == workers * (window.ceiling // window.burst) * window.burst
+        port.count_dropped()
+        assert port.counters["rx_overflow"] == 0
 
 
 def test_few_workers_have_what_a_queue_of_the_kernel_holds() -> None:
-    large = Session(SWITCH, 7, Shape.of(1_000_000), 1000)
-    ceiling = large.window.ceiling
-    large._share(12)
-    assert large.window.ceiling == ceiling == CEILING // large.shape.packet_size
-    large._share(13)
-    assert large.window.ceiling < ceiling
+    session = Session(SWITCH, 7, Shape.of(1_000_000), 1000)
+    ceiling, burst = session.window.ceiling, session.window.burst
+    assert ceiling == CEILING // session.shape.packet_size
+    session._share(64)
+    assert session.window.ceiling < ceiling
+    session._share(12)
+    assert (session.window.ceiling, session.window.burst) == (ceiling, burst)

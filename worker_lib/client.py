@@ -45,7 +45,7 @@ from .errors import (
 )
 from .session import Answered, Dropped, Gone, Halted, Session, WasReset
 from .waiting import LOOK_PAUSE, OnMemberLost, Waiting, ranks_in
-from .window import CEILING
+from .window import CEILING, TOGETHER
 
 LOOK_AGAIN = 0.001  # seconds since something came after which to look before an allreduce
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
@@ -145,6 +145,7 @@ class Worker:
             reproducible=self.reproducible,
             restart_safe=bool(restart_safe),
             ceiling=min(CEILING, self._port.buffer),
+            room=min(TOGETHER, self._port.buffer),  # the switch's is no larger, by all we know
             most=self._port.most,
             key=key,
             heartbeat=LOOK_PAUSE if on_member_lost == "raise" else HEARTBEAT,

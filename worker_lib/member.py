@@ -76,6 +76,7 @@ class Member(ABC, Generic[E]):
         expected: how many members the job is known to have; 0: any number.
         flags: of every Join.
         ceiling: most bytes to have under way.
+        room: most bytes that all workers of the job have under way.
         most: packets of a super-datagram that the way to the switch takes whole.
         heartbeat: seconds between heartbeats.
         key: of a keyed job.
@@ -91,6 +92,7 @@ class Member(ABC, Generic[E]):
         expected: int = 0,
         flags: int = 0,
         ceiling: int = CEILING,
+        room: int = TOGETHER,
         most: int = MAX_SEGMENTS,
         heartbeat: float = HEARTBEAT,
         key: bytes | None = None,
@@ -115,8 +117,9 @@ class Member(ABC, Generic[E]):
         self.stats: dict[str, int] = {}
         self.round_trip = RoundTrip()
         full = super_packets(shape.packet_size)
-        self._ceiling = ceiling
-        self.window = SendWindow(full, max(full, ceiling // shape.packet_size))
+        self._ceiling, self._room_together = max(full, ceiling // shape.packet_size), room
+        self._most = most
+        self.window = SendWindow(full, self._ceiling)
         self._burst = super_packets(shape.packet_size, most)
         self._out: deque[Outgoing] = deque()
         self._events: deque[E | Answered | Halted] = deque()
@@ -422,8 +425,10 @@ class Member(ABC, Generic[E]):
 
     def _share(self, workers: int) -> None:
         """Leave the other workers their part of what a switch has room for."""
-        fair = min(self._ceiling, TOGETHER // max(workers, 1))
-        self.window.limit(fair // self.shape.packet_size)
+        size = self.shape.packet_size
+        fair = max(1, self._room_together // max(workers, 1) // size)
+        self.window.limit(min(self._ceiling, fair), min(super_packets(size), fair))
+        self._burst = min(super_packets(size, self._most), fair)
 
     def _rejoin(self, now: float) -> None:
         """The switch does not know us: it was restarted, or our lease ran out."""

@@ -42,7 +42,7 @@ from .events import Answered, Dropped, Event, Gone, Halted, WasReset
 from .express import Express
 from .member import RANGES_PER_HELP, REPEAT_CEILING, REPEAT_PAUSE, Member, bridged
 from .transfer import Contribution, Transfer
-from .window import CEILING
+from .window import CEILING, TOGETHER
 
 __all__ = [  # what those that deal with a session need
     "RANGES_PER_HELP",
@@ -61,7 +61,7 @@ BURSTS_AT_ONCE = 16  # super-datagrams given out between two looks at what has c
 BURSTS_IN_EXPRESS = 4  # as many as a window has at first
 PROBE = 2.0  # round trips without a sign after which to send something again, to see
 PROBE_FLOOR = 0.002  # seconds
-FEW = 8  # segments that are sent again to see whether they are lost; of more the switch is asked
+FEW = 8  # segments, and of a window one in so many, that are sent again to see if they are lost
 
 
 class Session(Member[Dropped | Gone | WasReset]):
@@ -80,6 +80,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         resends: send again, as data, what seems to be lost; if not, the worker only asks for Help,
             as the paper's does.
         ceiling: most bytes to have under way.
+        room: most bytes that all workers of the job have under way.
         most: packets of a super-datagram that the way to the switch takes whole.
         heartbeat: seconds between heartbeats.
         key: of a keyed job.
@@ -98,6 +99,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         restart_safe: bool = True,
         resends: bool = True,
         ceiling: int = CEILING,
+        room: int = TOGETHER,
         most: int = MAX_SEGMENTS,
         heartbeat: float = HEARTBEAT,
         key: bytes | None = None,
@@ -111,6 +113,7 @@ class Session(Member[Dropped | Gone | WasReset]):
             expected=expected,
             flags=flags,
             ceiling=ceiling,
+            room=room,
             most=most,
             heartbeat=heartbeat,
             key=key,
@@ -392,6 +395,11 @@ class Session(Member[Dropped | Gone | WasReset]):
             self._last_loss = now
             self.window.lost()
 
+    @property
+    def _few(self) -> int:
+        """So many segments are sent again to see whether they are lost: little of a window."""
+        return min(FEW, self.window.ceiling // FEW)
+
     def _break_silence(self, now: float) -> None:
         """Nothing has come for long."""
         transfer = self.transfer
@@ -400,10 +408,10 @@ class Session(Member[Dropped | Gone | WasReset]):
             self._ask_for_help(now)
             return
         waiting, suspect = transfer.waited_for()
-        few = len(waiting) <= FEW
+        few = len(waiting) <= self._few
         probed = waiting if few else suspect[: self._burst]
         if not len(probed):  # to ask for the last one costs nobody anything
-            patience = min(patience, self._moved + self.round_trip.floor * self.round_trip.backoff)
+            patience = min(patience, self._moved + self.round_trip.typical)
         if now >= patience:
             self._ask_for_help(now, None if few else (waiting, suspect))
         elif len(probed):
@@ -485,7 +493,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         if start >= stop:
             return
         which = slice(start, stop)
-        if stop - start <= FEW or not transfer.losses.is_younger(which, self._taken):
+        if stop - start <= self._few or not transfer.losses.is_younger(which, self._taken):
             again = transfer.resend(start, stop)
             self.stats["sent_again"] += again
             self._narrow(again, now)
