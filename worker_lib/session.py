@@ -8,8 +8,9 @@ What is lost is repaired in three ways, each for what the one before cannot mend
 - When later segments have their aggregates, those that do not are sent again (`recovery.py`). It is
   the same whether the contribution was lost or the aggregate: the switch counts the one, and
   answers the other with the aggregate it keeps. If another worker's was lost, that does as we do.
-- When nothing comes for two round trips, there is nothing later: some of what is missing is sent
-  again, to see.
+- When nothing comes for two round trips, there is nothing later: what is missing is sent again, to
+  see, if it is little. Much of it only waits in a queue, of a switch or a worker that is slow; then
+  the switch is asked for the last segment, and nothing is sent again before something shows a loss.
 - When nothing comes for the time of the retransmission timer, the worker asks for Help. The switch
   asks in turn exactly those workers whose contribution is missing, which may be at work on another
   round; and says for whom we wait, or that it has forgotten us.
