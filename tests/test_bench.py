@@ -490,7 +490,7 @@ def member_of(parent: int) -> int:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--sizes big", "--sizes: size 'big' is not a number and a unit"),
+        ("--sizes big", "--sizes big: size 'big' is not a number and a unit"),
         ("--sizes ,", "--sizes names none"),
         ("--strategies abacus", "no strategy 'abacus'; there are iswitch, "),
         ("--strategies async", "no strategy 'async'; there are iswitch, "),
@@ -511,7 +511,7 @@ def member_of(parent: int) -> int:
         ("--loss 1%", "the loopback world has no links; use --world netns"),
         ("--rate fast", "--rate fast: rate 'fast' is not a number and a unit"),
         ("--rate 1Gbit,1Gbut", "--rate 1Gbut: rate '1Gbut'"),
-        ("--loss 200%", "--loss 200%: link h1-s1: loss 2.0 is not in [0, 1)"),
+        ("--loss 200%", "--loss 200%: loss 2.0 is not in [0, 1)"),
         ("--switch=--foo=1", "--switch: iswitch switch has no --foo=1"),
         ("--pin --switch=--cpu=0", "--switch: with --pin every switch has its core; leave out"),
         ("--switch=--spin=fast", "--switch: argument --spin: 'fast' is not a number"),

@@ -229,7 +229,7 @@ def run(args: argparse.Namespace) -> int:
 def _topology(args: argparse.Namespace) -> Topology:
     from ..wire import MAX_MEMBERS
 
-    topology = chosen_topology(args.topology, args.workers)
+    topology = chosen_topology(args.topology, args.workers, trees=False)
     if args.topology is None:
         return topology
     from .demo_sums import orders
@@ -240,7 +240,9 @@ def _topology(args: argparse.Namespace) -> Topology:
             "checked, for each order of theirs gives another; take fewer, such as rack:4x4"
         )
     if len(topology.hosts) > MAX_MEMBERS:
-        raise UsageError(f"--topology {args.topology}: a job has {MAX_MEMBERS} workers at most")
+        raise UsageError(
+            f"--topology {args.topology}: the demo has {MAX_MEMBERS} workers at most; take fewer"
+        )
     return topology
 
 

@@ -477,7 +477,9 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
             replicate=not args.no_replicate,
         )
     except RawPortError as error:
-        raise UsageError(str(error.strerror)) from None
+        instead = ", or leave --ports out to serve on a UDP socket"
+        refused = instead if error.errno == errno.EPERM else ""
+        raise UsageError(f"--ports {','.join(args.ports)}: {error.strerror}{refused}") from None
     for port in ports.ports:
         if not port.is_up():
             print(f"{port.ifname} is down: ip link set {port.ifname} up", file=sys.stderr)
