@@ -160,8 +160,6 @@ def tell(
 
     def tell(line: list[str], *, refused: bool = False, named: str = "") -> tuple[int | None, str]:
         signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
-        environment = dict(os.environ)  # commands prepare it for the processes they start
-        handlers = [(number, signal.getsignal(number)) for number in HANDLED]
         try:
             status: int | None = main(line)
         except SystemExit as end:  # of argparse
@@ -172,10 +170,6 @@ def tell(
             pytest.fail(f"more than {PATIENCE} s: {line}")
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            os.environ.clear()
-            os.environ.update(environment)
-            for number, handler in handlers:  # those of a switch hold its socket
-                signal.signal(number, handler)
         said = capsys.readouterr().err
         assert "Traceback" not in said, line
         assert status in (None, 0, 1, 2), (line, said)
@@ -198,7 +192,20 @@ def tell(
 
 
 PARSER = cache(cli.parser_of_all)
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+def test_a_command_leaves_signals_and_the_environment_as_they_were(
+    tell: Told, good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISWITCH_KEY", "another secret")
+
+    def state() -> tuple[Any, ...]:
+        return dict(os.environ), [signal.getsignal(number) for number in signal.valid_signals()]
+
+    before = state()
+    for line in ("switch --listen 127.0.0.1:0", "run --topology star:2 --key-file {} -- true"):
+        assert tell(line.format(good / "good.key").split())[0] is None
+        assert state() == before
 
 
 def test_every_option_has_a_kind() -> None:

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -89,7 +90,7 @@ def rounds(
         return list(pool.map(work, range(workers)))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_counters_as_json(signum: int) -> None:
     with switch("--json") as (process, where):
         assert rounds(where, 2, 1000, 10) == [2.0, 2.0]
@@ -99,6 +100,34 @@ def test_counters_as_json(signum: int) -> None:
     assert counters["aggregates"] == 10 * 3
     assert counters["rx_packets"] == counters["data"] + counters["control"]
     assert {name: counters[name] for name in DROPS if counters[name]} == {}
+
+
+@pytest.mark.parametrize("options", [["--json"], []])
+def test_sigusr1_prints_the_counters_and_ends_nothing(options: list[str]) -> None:
+    with switch(*options) as (process, where):
+        assert process.stderr is not None
+        said = []
+        for _ in range(2):
+            assert rounds(where, 1, 1000, 1) == [1.0]
+            process.send_signal(signal.SIGUSR1)
+            said.append(process.stderr.readline())
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=PATIENCE)[1]
+    assert process.returncode == 0
+    if options:
+        assert [json.loads(line)["aggregates"] for line in said] == [3, 6]
+    else:
+        text = "".join(said) + err
+        assert re.findall(r"^aggregates +(\d+)  segments", text, re.MULTILINE) == ["3", "6"]
+
+
+def test_under_nohup_sighup_ends_nothing() -> None:
+    with switch(prefix=["nohup"]) as (process, where):
+        process.send_signal(signal.SIGHUP)
+        assert rounds(where, 1, 1000, 1) == [1.0]
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0
 
 
 def test_counters_as_text() -> None:
