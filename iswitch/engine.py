@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import select
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Generic, Protocol, TypeVar
 
 from .ports.port import Port, earlier
@@ -60,21 +63,40 @@ class Engine(Generic[In, Out]):
 
         self.given_up = 0  # turns of the loop that lacked memory
         self._stopping = False
-        self._wake = os.eventfd(0)
+        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def stop(self) -> None:
         """Make `run` return soon; may be called from a signal handler or another thread."""
         self._stopping = True
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
+        if self._waker >= 0:
+            with suppress(BlockingIOError):  # it is full: so there is something to wake up for
+                os.write(self._waker, b"\0")
 
     def run(self) -> None:
         """Serve until stopped; once."""
         try:
-            self._serve()
+            with self._woken_by_signals():
+                self._serve()
         finally:
-            os.close(self._wake)
-            self._wake = -1
+            for end in (self._wake, self._waker):
+                os.close(end)
+            self._wake = self._waker = -1
+
+    @contextmanager
+    def _woken_by_signals(self) -> Iterator[None]:
+        """A context in which the main thread sleeps over no signal.
+
+        One that comes between a look at signals and the sleep, or to another thread of a library's,
+        would be heeded with the next packet only.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
 
     def _serve(self) -> None:
         port, clock = self.port, self.clock
@@ -96,7 +118,9 @@ class Engine(Generic[In, Out]):
             elif now - idle_since >= self.spin:
                 due = earlier(deadline, port.deadline())
                 # To the microsecond; poll(2) would be up to a millisecond late.
-                select.select(waited_for, (), (), None if due is None else max(0.0, due - now))
+                pause = None if due is None else max(0.0, due - now)
+                if self._wake in select.select(waited_for, (), (), pause)[0]:
+                    os.read(self._wake, 4096)
 
     def _move(self, now: float) -> tuple[bool, float | None]:
         """Move what there is; whether there was something, and when the machine's timer is due."""
