@@ -1,8 +1,9 @@
 """What Ctrl-C does to the process of a command, from its first line to its last.
 
 While modules load, a KeyboardInterrupt would be raised anywhere: in an extension that makes another
-exception of it, or in a destructor that loses it. So Ctrl-C ends the process at once until the
-command begins, and again when it is done: there is nothing to undo.
+exception of it, or in a destructor that loses it; and only after a library has been mapped, which
+takes seconds on a busy machine. So SIGINT has its default action until the command begins, and again
+when it is done: there is nothing to undo.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 def end_at_once() -> None:
     """Have Ctrl-C end this process, unless that is ignored, as in the background of a shell."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def heed() -> None:
     """Have Ctrl-C raise KeyboardInterrupt, if it ends this process so far."""
-    if signal.getsignal(signal.SIGINT) is _end:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -63,7 +64,3 @@ def restored() -> Iterator[None]:
             for number, handler in handlers.items():
                 if handler is not None:  # not one of Python's
                     signal.signal(number, handler)
-
-
-def _end(*_: object) -> None:
-    os._exit(STATUS)

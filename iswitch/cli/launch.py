@@ -58,15 +58,6 @@ class Signals:
         for signum in STOPPING:
             signal.signal(signum, signal.SIG_IGN)
 
-    @contextmanager
-    def later(self) -> Iterator[None]:
-        """A context at whose end a signal that came in it is heeded."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
     def _stop(self, signum: int, _: object) -> None:
         self.hold()
         raise Stopped(signum)
