@@ -9,6 +9,9 @@ def main() -> int:
     Everything is imported inside, so that Ctrl-C meanwhile ends it quietly.
     """
     try:
+        from .interrupts import end_at_once
+
+        end_at_once()
         from .cli.boundary import own_process
 
         own_process()

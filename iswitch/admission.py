@@ -112,7 +112,7 @@ class Admission:
             waits = self.plane.hierarchy.admit(peer, packet, join, now)
             if waits is not None:
                 return [*sends, *waits]
-        job, member, more = self._admit(peer, packet, join, type_, shape, former, now)
+        job, member, more = self._admit(peer, packet, join, type_, shape, former, sends, now)
         if self.plane.hierarchy and member.contributes:
             more += self.plane.hierarchy.changed(job, now)
         return [*sends, *self._joined(peer, packet, join, job, member, now), *more]
@@ -172,8 +172,9 @@ class Admission:
         """A member is one still; of a switch, a new process continues the membership."""
         same = packet.request == member.incarnation
         anew = not same and not join.flags & FLAG_HEARTBEAT  # a new process
-        if anew:  # its Request numbers begin anew
+        if anew:  # its Request numbers begin anew, and its first worker may be new, too
             member.answers = Answers(member.answers.last)
+            member.note_standing(join)
         member.answers.grow(packet.request)
         member.incarnation = packet.request
         member.last_seen = now
@@ -262,12 +263,14 @@ class Admission:
         type_: MemberType,
         shape: Shape | None,
         former: Member | None,
+        made_room: list[Outgoing],
         now: float,
     ) -> tuple[Job, Member, list[Outgoing]]:
-        """Take in a new member.
+        """Take in a new member; `made_room` is what ends the membership whose place it takes.
 
         Raises:
-            Refusal: it cannot be taken in; nothing has changed.
+            Refusal: it cannot be taken in; nothing has changed, but that a member whose lease had
+                run out may have made room for it.
         """
         job = self.plane.jobs.get(packet.job) or self.plane.new_job(packet.job)
         contributes = type_ is not MemberType.CONTROLLER
@@ -282,7 +285,7 @@ class Admission:
         sends: list[Outgoing] = []
         fills_up = False
         if contributes and job.keeps_places:
-            sends += self._make_room(job, now)
+            made_room += self._make_room(job, now)
             fills_up = job.keeps_places and job.places() == 1
         early = self._is_early(job, join)
         taken = 0
@@ -296,8 +299,7 @@ class Admission:
         member.answers = Answers(later(last, packet.request))
         member.has_spoken = not join.flags & FLAG_NEW
         member.expected, member.since = join.expected, now
-        if join.flags & FLAG_STANDS_AT:
-            member.named, member.begins = join.round, bool(join.flags & FLAG_FIRST)
+        member.note_standing(join)
         if isinstance(join, SwitchJoin):
             member.workers = join.workers
         was_gathered = job.members.gathered

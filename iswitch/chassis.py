@@ -147,18 +147,63 @@ class Chassis:
         self.guard = SourceGuard(switch.control.sources, self.issuer.mac_of, address, mac)
         self._mac_row = np.frombuffer(mac, np.uint8)
         self._flows: dict[tuple[int, bytes], Known | None] = {}
-        self._measures: dict[tuple[bytes, int, bytes, int], tuple[int, int]] = {}
+        self._measures: dict[tuple[bytes, bytes, bytes, int], tuple[int, int]] = {}
 
     def receive(self, frames: Frames, now: float) -> Iterable[Sends]:
         """Take frames of one port; gives what is to be sent because of them, step by step.
 
         Each step has to be sent before the next is asked for: its bytes lie in buffers of the
-        switch, and in those of `frames`.
+        switch, and in those of `frames`. For what memory lacks is counted as lost.
         """
-        if self.guard.has_changed():
-            self._flows.clear()
-        sends = self._express(frames, now)
-        return self._sorted(frames, now) if sends is None else sends
+        came, offered = self.counters["rx_frames"], self._offered()
+        try:
+            if self.guard.has_changed():
+                self._flows.clear()
+            sends = self._express(frames, now)
+        except MemoryError:
+            self._give_up(frames, came, offered)
+            return ()
+        return self._step_by_step(frames, now) if sends is None else sends
+
+    def _step_by_step(self, frames: Frames, now: float) -> Iterator[Sends]:
+        """Take frames of any kind, as far as there is memory for them."""
+        came, offered = self.counters["rx_frames"], self._offered()
+        try:
+            for sends in self._sorted(frames, now):
+                yield sends
+                offered = self._offered()
+        except MemoryError:
+            self._give_up(frames, came, offered)
+        except GeneratorExit:  # what was made of them could not be sent
+            self._give_up(frames, came, self._offered())
+            raise
+
+    def _offered(self) -> int:
+        """Frames that were to be sent so far, but for those that were dropped here."""
+        n = self.counters
+        given = n["tx_packets"] + n["copies"] + n["own_frames"]
+        return given - n["unresolved"] - n["too_large"] - n["tx_failed"]
+
+    def _give_up(self, frames: Frames | None, came: int, offered: int) -> None:
+        """Count as lost what was not handled of these, and what was not sent of the last step.
+
+        Args:
+            frames: that came, if any did.
+            came: `rx_frames` before them.
+            offered: `_offered` before the step.
+        """
+        self.counters["given_up"] += 1
+        self.counters["tx_failed"] += self._offered() - offered
+        if frames is not None:
+            handled = self.counters["rx_frames"] - came
+            self.counters["rx_no_memory"] += max(0, self._count(frames) - handled)
+
+    def _count(self, frames: Frames) -> int:
+        """For how many frames on the wire these stand; one each, if that cannot be found out."""
+        try:
+            return sum(max(1, self._measure(frames, i)[0]) for i in range(len(frames.lengths)))
+        except MemoryError:
+            return len(frames.lengths)
 
     def _express(self, frames: Frames, now: float) -> Iterable[Sends] | None:
         """Take what nearly all frames are; None: these are something else.
@@ -252,7 +297,13 @@ class Chassis:
 
     def handle_timer(self, now: float) -> Iterator[Sends]:
         """Do what is due; gives what is to be sent."""
-        yield self.issuer.issue(self.switch.handle_timer(now), now)
+        offered = self._offered()
+        try:
+            sends = self.issuer.issue(self.switch.handle_timer(now), now)
+        except MemoryError:
+            self._give_up(None, 0, offered)
+        else:
+            yield sends
 
     # Tagged traffic
 
@@ -472,7 +523,7 @@ class Chassis:
             return 1, length - IP
         top = head + group.bodies[i, :TRANSPORT].tobytes()
         # All that the answer depends on, where the headers are as they nearly always are.
-        key = (top[:ETH], top[IP], top[TCP_OFFSET : TCP_OFFSET + 1], length)
+        key = (top[:ETH], top[IP - 2 : IP + 1], top[TCP_OFFSET : TCP_OFFSET + 1], length)
         known = self._measures.get(key)
         if known is not None:
             return known

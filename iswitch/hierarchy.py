@@ -86,6 +86,7 @@ class Hierarchy:
         if uplink is None:
             if self.uplinks:  # to the parent we are one address, which contributes to one job
                 if all(other.leaving for other in self.uplinks.values()):
+                    self.plane.counters["busy_join"] += 1  # it is repeated
                     return []
                 raise Refusal(Status.DENIED)
             self._incarnation = (self._incarnation + 1) & ROUND_MASK
@@ -96,6 +97,8 @@ class Hierarchy:
         self.uplinks[packet.job] = uplink
         if len(uplink.waiting) < MAX_MEMBERS or peer in uplink.waiting:
             uplink.waiting[peer] = packet
+        else:
+            self.plane.counters["busy_join"] += 1
         if begins:
             return self._first_join(uplink, join, now)
         job = self.plane.jobs.get(packet.job)

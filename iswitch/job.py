@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 
 from .accelerator import Outcome, Run, SynchronousAccelerator
 from .asynchronous import AsynchronousAccelerator
@@ -18,7 +19,7 @@ from .counters import Counters
 from .membership import Member, Membership, lowest
 from .packets import Rows, Stretch
 from .paper import Counting, PaperAccelerator
-from .wire import FLAG_FIRST, FLAG_STANDS_AT, ROUND_MASK, Join, Mode, Shape, round_distance
+from .wire import FLAG_FIRST, FLAG_STANDS_AT, ROUND_MASK, Join, Mode, Shape, later, round_distance
 
 JobAccelerator = SynchronousAccelerator | AsynchronousAccelerator
 
@@ -441,7 +442,14 @@ class Job:
             self.window.name(self.accelerator.version, False)
 
     def reset(self, round_: int | None = None) -> None:
-        """Empty all buffers and go on two rounds further, or from the round the parent says."""
+        """Empty all buffers and go on two rounds further, or from the round the parent says.
+
+        Further than any member has named, too: after a switch lost its state some may know of a
+        Reset of which others have not heard. They would take the same number for a late copy.
+        """
+        if round_ is None and self.synchronous:
+            named = (m.named for m in self.members.contributors() if m.named is not None)
+            self.window.high = reduce(later, named, self.window.high)
         self.window.skip(round_)
         self.reset_to = self.window.high
         self.halted = False

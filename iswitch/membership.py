@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 
 from .answers import Answers
 from .packets import Address
-from .wire import MAX_MEMBERS, NO_RANK, MemberType, round_distance
+from .wire import (
+    FLAG_FIRST,
+    FLAG_STANDS_AT,
+    MAX_MEMBERS,
+    NO_RANK,
+    Join,
+    MemberType,
+    round_distance,
+)
 
 
 @dataclass(slots=True)
@@ -62,6 +70,12 @@ class Member:
     def is_due(self) -> bool:
         """Whether it is a worker that is to be given a rank."""
         return self.type is MemberType.WORKER and not self.ranks
+
+    def note_standing(self, join: Join) -> None:
+        """Remember where the process that sends this Join says that it stands."""
+        stands = bool(join.flags & FLAG_STANDS_AT)
+        self.named = join.round if stands else None
+        self.begins = not stands or bool(join.flags & FLAG_FIRST)
 
     def stands_at(self, round_: int) -> bool:
         """Whether it has no use for rounds before `round_` any more.
@@ -226,12 +240,14 @@ class Membership:
         self._participants.clear()
 
     def move_on(self, high: int) -> None:
-        """The highest round is now `high`: drop first rounds that are past.
+        """The highest round is now `high`: drop first rounds, and named ones, that are past.
 
-        Round numbers wrap; a first round kept for 2**31 rounds would look like one to come. Who
-        has not contributed yet may still have to be told of it again.
+        Round numbers wrap; one kept for 2**31 rounds would look like one to come. Who has not
+        contributed yet may still have to be told of its first round again.
         """
         for member in self.by_address.values():
+            if member.named is not None and round_distance(high, member.named) > 1 << 30:
+                member.named = None
             if member.first_round is None:
                 continue
             ahead = round_distance(high, member.first_round)

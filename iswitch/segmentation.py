@@ -26,6 +26,8 @@ from .frame import (
     NEEDS_CSUM,
     UDP,
     UDP_ZERO,
+    VLAN_TAG,
+    VLAN_TYPES,
     VNET,
     checksum,
     fold,
@@ -40,11 +42,15 @@ _LEAST_TRANSPORT = 20  # bytes after csum_start that have to be there to be read
 
 
 class Super(NamedTuple):
-    """A super-frame: bytes of all its headers, bytes of payload per frame, number of frames."""
+    """A super-frame: bytes of all its headers, bytes of payload per frame, number of frames.
+
+    `network` says where its IP header begins: behind VLAN tags, if it has any.
+    """
 
     header: int
     size: int
     frames: int
+    network: int
 
     def packet(self, payload: int) -> int:
         """Bytes of the largest IP packet in it, which has all of `payload` bytes."""
@@ -59,7 +65,8 @@ def read_super(row: bytes, length: int) -> Super | None:
     _, gso_type, _, size, start, offset = VNET.unpack_from(row)
     kind = gso_type & GSO_TYPE
     at = ETH + start
-    if start < ETH_HEADER + 20 or not size or at + 8 > len(row):
+    network = _network(row)
+    if start < network + IP_HEADER or not size or at + 8 > len(row):
         return None
     if kind in (GSO_TCPV4, GSO_TCPV6) and offset == _TCP_OFFSET:
         if at + _LEAST_TRANSPORT > len(row):
@@ -72,10 +79,19 @@ def read_super(row: bytes, length: int) -> Super | None:
     else:
         return None
     payload = length - ETH - header
-    version = 6 if kind == GSO_TCPV6 else row[IP] >> 4
-    if payload < 1 or row[IP] >> 4 != version or version not in (4, 6):
+    version = row[ETH + network] >> 4
+    versions = {GSO_TCPV4: (4,), GSO_TCPV6: (6,)}.get(kind, (4, 6))
+    if payload < 1 or version not in versions:
         return None
-    return Super(header, size, -(-payload // size))
+    return Super(header, size, -(-payload // size), network)
+
+
+def _network(row: bytes) -> int:
+    """Where the header behind Ethernet and VLAN tags begins in the frame of a row."""
+    at = ETH_HEADER
+    while row[ETH + at - 2 : ETH + at] in VLAN_TYPES:
+        at += VLAN_TAG
+    return at
 
 
 def wire_frames(row: Rows) -> list[Rows]:
@@ -106,10 +122,10 @@ def wire_frames(row: Rows) -> list[Rows]:
     pieces = []
     if full:
         bodies = payload[: full * found.size].reshape(full, found.size)
-        pieces.append(_frames(head, bodies, 0, full == found.frames, start, offset, found.size))
+        pieces.append(_frames(head, found, bodies, 0, start, offset))
     if full < found.frames:
         rest = payload[full * found.size :].reshape(1, -1)
-        pieces.append(_frames(head, rest, full, True, start, offset, found.size))
+        pieces.append(_frames(head, found, rest, full, start, offset))
     return pieces
 
 
@@ -133,29 +149,28 @@ def super_head(head: bytes, size: int) -> bytes:
     return bytes(new)
 
 
-def _frames(
-    head: Rows, bodies: Rows, first: int, is_end: bool, start: int, offset: int, step: int
-) -> Rows:
+def _frames(head: Rows, whole: Super, bodies: Rows, first: int, start: int, offset: int) -> Rows:
     """Frames number `first` and on of a super-frame, all of one size."""
     n, size = bodies.shape
+    ip, is_end = whole.network, first + n == whole.frames
     frames = np.empty((n, head.size + size), np.uint8)
     frames[:, : head.size] = head
     frames[:, head.size :] = bodies
     number = np.arange(first, first + n)
     transport = head.size - start + size
     # The pseudo-header's sum in the field covers the length of the whole; the sum is linear.
-    whole = _length(head, start)
-    if head[ETH_HEADER] >> 4 == 4:
-        _put(frames, ETH_HEADER + 2, ">u2", np.full(n, start - ETH_HEADER + transport))
-        identification = int.from_bytes(head[ETH_HEADER + 4 : ETH_HEADER + 6].tobytes(), "big")
-        _put(frames, ETH_HEADER + 4, ">u2", identification + number)
-        _put(frames, ETH_HEADER + 10, ">u2", np.zeros(n, np.int64))
-        _put(frames, ETH_HEADER + 10, "<u2", fold(sums(frames[:, ETH_HEADER:start])))
+    length = _length(head, ip, start)
+    if head[ip] >> 4 == 4:
+        _put(frames, ip + 2, ">u2", np.full(n, start - ip + transport))
+        identification = int.from_bytes(head[ip + 4 : ip + 6].tobytes(), "big")
+        _put(frames, ip + 4, ">u2", identification + number)
+        _put(frames, ip + 10, ">u2", np.zeros(n, np.int64))
+        _put(frames, ip + 10, "<u2", fold(sums(frames[:, ip:start])))
     else:
-        _put(frames, ETH_HEADER + 4, ">u2", np.full(n, start - ETH_HEADER - 40 + transport))
+        _put(frames, ip + 4, ">u2", np.full(n, start - ip - 40 + transport))
     if offset == _TCP_OFFSET:
         (sequence,) = struct.unpack(">I", head[start + 4 : start + 8].tobytes())
-        _put(frames, start + 4, ">u4", sequence + number * step)
+        _put(frames, start + 4, ">u4", sequence + number * whole.size)
         if not is_end:
             frames[:, start + 13] &= 0xFF & ~(_TCP_FIN | _TCP_PSH)
         elif n > 1:
@@ -164,20 +179,20 @@ def _frames(
     else:
         _put(frames, start + 4, ">u2", np.full(n, transport))
     field = int.from_bytes(head[start + offset : start + offset + 2].tobytes(), "big")
-    pseudo = (field - whole + transport) % 0xFFFF
+    pseudo = (field - length + transport) % 0xFFFF
     _put(frames, start + offset, ">u2", np.full(n, pseudo))
     zero = UDP_ZERO if offset == _UDP_OFFSET else 0
     _put(frames, start + offset, "<u2", fold(sums(frames[:, start:]), zero))
     return frames
 
 
-def _length(head: Rows, start: int) -> int:
+def _length(head: Rows, ip: int, start: int) -> int:
     """Bytes from the transport header to the end, as the headers of the whole say."""
-    if head[ETH_HEADER] >> 4 == 4:
-        total = int.from_bytes(head[ETH_HEADER + 2 : ETH_HEADER + 4].tobytes(), "big")
-        return total - (start - ETH_HEADER)
-    total = int.from_bytes(head[ETH_HEADER + 4 : ETH_HEADER + 6].tobytes(), "big")
-    return total - (start - ETH_HEADER - 40)
+    if head[ip] >> 4 == 4:
+        total = int.from_bytes(head[ip + 2 : ip + 4].tobytes(), "big")
+        return total - (start - ip)
+    total = int.from_bytes(head[ip + 4 : ip + 6].tobytes(), "big")
+    return total - (start - ip - 40)
 
 
 def _put(frames: Rows, at: int, kind: str, values: npt.NDArray[np.integer]) -> None:

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from iswitch.bmv2.control import PipelineSwitch
 from iswitch.bmv2.cpu import FORMAT, CpuHeader, Flag, Op
 from iswitch.bmv2.entries import Entry, Place, job_entries, parent_entry
 from iswitch.bmv2.link import AT_ONCE, Link, PipelineSilent
-from iswitch.bmv2.pipeline import FATES
+from iswitch.bmv2.pipeline import FATES, Pipeline, Sizes
 from iswitch.bmv2.room import Room
 from iswitch.bmv2.runtime import Cli, RuntimeRefused, handle, packets
 from iswitch.counters import COUNTERS, DROPS, Counters
 from iswitch.job import Job
 from iswitch.membership import Member
-from iswitch.packets import Address
-from iswitch.wire import DType, MemberType, Shape
+from iswitch.packets import Address, Burst
+from iswitch.wire import (
+    FLAG_NEW,
+    TOS_CONTROL,
+    Action,
+    Control,
+    DType,
+    Join,
+    MemberType,
+    Shape,
+    Status,
+)
 from iswitch.wire import Op as ReduceOp
 from p4.generate import FORMATS, OPERATIONS, kind
-from p4.sizes import PROGRAM
+from p4.sizes import PROGRAM, SIZES
 from p4.tools import HOME, ToolMissing, find, sources
 
 HEADERS = (PROGRAM / "headers.p4").read_text(encoding="utf-8")
@@ -230,6 +242,55 @@ class Stub:
     def receive(self, seconds: float) -> bytes | None:  # noqa: ARG002
         self.waiting = 0
         return self.says.pop(0) if self.says else None
+
+
+class Registers(Stub):
+    """A data plane that answers with these registers, whatever it is asked about."""
+
+    held: dict[str, int]
+
+    def send(self, frame: bytes) -> None:
+        super().send(frame)
+        header, _ = CpuHeader.parse(frame)
+        if header.op is Op.LOOK:
+            answer, _ = CpuHeader.parse(self.says.pop())
+            self.says.append(answer._replace(**self.held).build())
+
+
+class Tables:
+    """A runtime that does as it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def run(self, lines: Sequence[str]) -> list[str]:
+        self.lines += lines
+        return ["added with handle 1" for _ in lines]
+
+    def close(self) -> None:
+        pass
+
+
+def test_only_a_contribution_says_that_a_member_has_heard_its_ack() -> None:
+    """Malformed data renews its lease, and leaves a repeated Join a repeat."""
+    wire = Registers()
+    wire.held = {}
+    own = b"\2\0\0\0\0\1", b"\n\x1a\xff\xfe", 26963
+    pipeline = Pipeline(Link(wire, 0.0), Tables(), Sizes.of(SIZES), own, 2, Counters())
+    switch = PipelineSwitch(pipeline)
+    join = Control(Action.JOIN, 7, 1000, Join.for_shape(Shape.of(4), flags=FLAG_NEW)).build()
+
+    def comes(now: float) -> tuple[int, float]:
+        (out,) = switch.receive(Burst.single(Address("10.0.0.1", 5000), TOS_CONTROL, join), now)
+        (member,) = switch.jobs[7].members.contributors()
+        return Control.parse(out.rows[0].tobytes()).status, member.last_seen
+
+    assert comes(0.0) == (Status.OK, 0.0)
+    contributors = {"contributors": 2, "now": 3_000_000}  # somebody else's count
+    wire.held = {**contributors, "seen": 2_000_000}
+    assert comes(5.0) == (Status.OK, 5.0)
+    wire.held = {**contributors, "seen": 2_000_000, "flags": Flag.HAS_CONTRIBUTED}
+    assert comes(9.0) == (Status.DENIED, 8.0)
 
 
 def test_answers_come_in_the_order_of_the_questions() -> None:

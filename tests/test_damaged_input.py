@@ -12,6 +12,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import tomllib
 import warnings
 import zipfile
@@ -31,6 +33,8 @@ from iswitch.soak.generate import generate
 from topologies import Topology, synthetic
 from worker_lib import controller
 from worker_lib.rl import checkpoint
+
+from .conftest import ROOT
 
 # What each option takes, in all commands that have it; the flags take nothing.
 KINDS = {
@@ -156,8 +160,6 @@ def tell(
 
     def tell(line: list[str], *, refused: bool = False, named: str = "") -> tuple[int | None, str]:
         signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
-        environment = dict(os.environ)  # commands prepare it for the processes they start
-        handlers = [(number, signal.getsignal(number)) for number in HANDLED]
         try:
             status: int | None = main(line)
         except SystemExit as end:  # of argparse
@@ -168,10 +170,6 @@ def tell(
             pytest.fail(f"more than {PATIENCE} s: {line}")
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            os.environ.clear()
-            os.environ.update(environment)
-            for number, handler in handlers:  # those of a switch hold its socket
-                signal.signal(number, handler)
         said = capsys.readouterr().err
         assert "Traceback" not in said, line
         assert status in (None, 0, 1, 2), (line, said)
@@ -194,7 +192,20 @@ def tell(
 
 
 PARSER = cache(cli.parser_of_all)
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+def test_a_command_leaves_signals_and_the_environment_as_they_were(
+    tell: Told, good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISWITCH_KEY", "another secret")
+
+    def state() -> tuple[Any, ...]:
+        return dict(os.environ), [signal.getsignal(number) for number in signal.valid_signals()]
+
+    before = state()
+    for line in ("switch --listen 127.0.0.1:0", "run --topology star:2 --key-file {} -- true"):
+        assert tell(line.format(good / "good.key").split())[0] is None
+        assert state() == before
 
 
 def test_every_option_has_a_kind() -> None:
@@ -518,14 +529,42 @@ def test_half_a_row_at_the_end_is_taken_off(tmp_path: Path) -> None:
         ("train ppo --env CartPole-v1 --set discount=inf", "discount=inf: a finite number"),
         ("soak --scenario {}", "the scenario is damaged: seed is missing"),
         (f"soak --seed {'9' * 23}", "a whole number of 0 or more, of 12 digits at most"),
-        ("generate x.pcapng --loss nan", "iswitch generate: --loss: loss 'nan' is not"),
-        ("generate x.pcapng --topology rack:2x2 --rate x", "iswitch generate: --rate: rate 'x'"),
-        ("generate x.pcapng --topology rack:x --rate x", "iswitch generate: --topology: "),
+        ("generate x.pcapng --loss nan", "iswitch generate: --loss nan: loss 'nan' is not"),
+        ("generate x.pcapng --topology rack:2x2 --rate x", "iswitch generate: --rate x: rate 'x'"),
+        ("generate x.pcapng --rate x", "; write --rate 100Mbit"),
+        ("generate x.pcapng --loss 200%", "iswitch generate: --loss 200%: loss 2.0 is not in [0,"),
+        ("generate x.pcapng --jitter 1ms --duplicate 2", "iswitch generate: --duplicate 2: dupli"),
+        ("generate x.pcapng --jitter 2ms --delay 1ms", "iswitch generate: --delay, --jitter: "),
+        ("bench --sizes 40", "iswitch bench: --sizes 40: size '40' is not a number and a unit"),
+        ("bench --sizes 40", "; write --sizes 40kB"),
+        ("bench --rate 1", "; write --rate 100Mbit"),
+        ("bench --workers 65", "bench: --workers 65: a switch takes 1 to 64 workers a job; take"),
+        ("bench --workers 65", "or racks: --topologies rack"),
+        ('soak --scenario {"seed":1}', "topology is missing; take what a failure has printed, or"),
+        ('soak --scenario {"seed":1}', "or --seed N, the history of a seed"),
+        ("analyze {good} --topology rack:16x16", "--topology rack:16x16: which of its switches "),
+        ("analyze {good} --topology rack:16x16", "add --switch NAME, one of "),
+        ("demo --workers 65", "demo: --workers 65: a switch takes 1 to 64 workers a job; take"),
+        ("train ppo --env CartPole-v1 --workers 65", "or switches below one: --topology rack:2x48"),
+        ("generate x.pcapng --workers 0", "--workers 0: a switch takes 1 to 64 workers a job"),
+        ("generate x.pcapng --topology rack:x --rate 1Mbit", "iswitch generate: --topology: "),
     ],
 )
-def test_sentences_name_what_was_given(line: str, sentence: str, tell: Told) -> None:
-    _, said = tell(line.split(" "), refused=True)
+def test_sentences_name_what_was_given(line: str, sentence: str, tell: Told, good: Path) -> None:
+    _, said = tell(line.replace("{good}", str(good / "good.pcapng")).split(" "), refused=True)
     assert sentence in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can put privileges down")
+def test_injecting_without_privileges(good: Path) -> None:
+    command = [sys.executable, "-m", "iswitch", "replay", str(good / "good.pcapng")]
+    without = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    done = subprocess.run(
+        [*without, *command, "--inject", "lo"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("iswitch replay: --inject lo: raw ports need CAP_NET_RAW")
+    assert done.stderr.endswith("; run as root (sudo)\n")
 
 
 def as_npy(version: int) -> bytes:

@@ -193,6 +193,28 @@ def test_a_super_frame_is_measured_by_its_packets() -> None:
     assert bench.drops() == {"too_large": 5}
 
 
+@pytest.mark.parametrize("tags", [b"", b"\x81\0\x20\5", b"\x88\xa8\0\7\x81\0\0\x08"], ids=len)
+@pytest.mark.parametrize("offload", [True, False])
+def test_super_frames_of_tcp_go_on_behind_tags(tags: bytes, offload: bool) -> None:
+    """Each frame has the tags; who lies about where TCP is, is not taken for one that was right."""
+    bench = Bench(*[Jack(1504, offload)] * 2)  # MTU with room for a second tag
+    segment = struct.pack(">HHIIBBHHH", 1, 2, 7, 5, 0x50, 0x10, 9, 0, 0) + bytes(3 * 1448 + 1)
+    frame = slow.ethernet(B, A, slow.ip(slow.IPS[0], slow.IPS[1], 6, segment))
+    frame = slow.partial(frame, 6, 34, 16)
+    assert len(bench.put(0, slow.super_vnet(1, 54, 1448, 34, 16) + frame)) == 4
+    start = 34 + len(tags)
+    row = slow.super_vnet(1, start + 20, 1448, start, 16) + frame[:12] + tags + frame[12:]
+    out = [sent for _, sent in bench.put(0, row)]
+    assert [len(x) - start - 20 for x in out] == [1448, 1448, 1448, 1]
+    assert all(x[12:].startswith(tags) for x in out)
+    assert all(slow.checksums_right(x[:12] + x[12 + len(tags) :]) for x in out)
+    assert bench.drops() == {}
+    if len(tags) == 4:  # to be read at 34, where a frame of this length without a tag has its TCP
+        twin = slow.super_vnet(1, 54, 1448, 34, 16) + frame[:12] + b"\x81\0\x45\0" + frame[16:]
+        assert bench.put(0, twin) == []
+        assert bench.drops() == {"bad_frame": 1}
+
+
 def data(shape: Shape, round_: int, values: np.ndarray) -> list[bytes]:
     """The packets of a vector."""
     packets = np.zeros(shape.segments, shape.packet)

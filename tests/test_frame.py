@@ -87,11 +87,16 @@ def tcp_frame(version: int, payload: int, flags: int) -> tuple[bytes, int]:
     return slow.ethernet(slow.MACS[1], HOST, head + segment, 0x86DD), 54
 
 
+ONE_TAG, TWO_TAGS = bytes.fromhex("8100 2005"), bytes.fromhex("88a8 0007 8100 0008")
+
+
+@pytest.mark.parametrize("tags", [b"", ONE_TAG, TWO_TAGS], ids=len)
 @pytest.mark.parametrize("version", [4, 6])
 @pytest.mark.parametrize("payload", [1449, 2896, 5000])
-def test_segments_of_tcp(version: int, payload: int) -> None:
+def test_segments_of_tcp(version: int, payload: int, tags: bytes) -> None:
     whole, start = tcp_frame(version, payload, flags=0x99)  # CWR, ACK, PSH, FIN
     whole = slow.partial(whole, 6, start, 16)
+    whole, start = whole[:12] + tags + whole[12:], start + len(tags)
     vnet = slow.super_vnet(1 if version == 4 else 4, start + 32, 1448, start, 16)
     found = read_super((vnet + whole)[:200], len(vnet + whole))
     assert found is not None
@@ -103,10 +108,19 @@ def test_segments_of_tcp(version: int, payload: int) -> None:
     assert b"".join(x[start + 32 :] for x in frames) == whole[start + 32 :]
     for i, x in enumerate(frames):
         last = i == len(frames) - 1
-        assert slow.checksums_right(x)
+        assert x[12:].startswith(tags)
+        assert slow.checksums_right(x[:12] + x[12 + len(tags) :])
         sequence, _, _, flags = struct.unpack(">IIBB", x[start + 4 : start + 14])
         assert sequence == (0xFFFFFF00 + 1448 * i) & 0xFFFFFFFF
         assert flags == 0x10 | (0x80 if i == 0 else 0) | (0x09 if last else 0)
+
+
+def test_headers_that_tags_leave_no_room_for() -> None:
+    whole, start = tcp_frame(4, 5000, 0x10)
+    whole = whole[:12] + ONE_TAG + whole[12:]
+    assert read_super(slow.super_vnet(1, start + 32, 1448, start, 16) + whole, 5100) is None
+    nothing_but_tags = slow.super_vnet(1, start + 32, 1448, start, 16) + whole[:12] + ONE_TAG * 90
+    assert read_super(nothing_but_tags, 5100) is None
 
 
 @pytest.mark.parametrize(("protocol", "offset", "zero"), [(6, 16, 0), (17, 6, 0xFFFF)])

@@ -14,12 +14,26 @@ import pytest
 from iswitch.limits import Limits
 from iswitch.packets import Address, Burst
 from iswitch.switch import Switch
-from iswitch.wire import TOS_DATA, Action, DType, Segments, Shape, Status, Threshold, Value
+from iswitch.wire import (
+    MAX_MEMBERS,
+    TOS_CONTROL,
+    TOS_DATA,
+    Action,
+    Control,
+    DType,
+    Join,
+    MemberType,
+    Segments,
+    Shape,
+    Status,
+    Threshold,
+    Value,
+)
 from worker_lib import JobReset, Refused, Worker
 from worker_lib.session import Answered, Dropped, Event, Gone, Halted, WasReset
 
 from .conftest import StartSwitch
-from .parts import Below, assert_accounted, packets_of, seg
+from .parts import JOB, Below, assert_accounted, controls, packets_of, seg
 from .world import SWITCH, Faults, World, worker_address
 
 SHAPE = Shape.of(23, DType.FLOAT32, elements=4)  # six segments
@@ -155,6 +169,25 @@ def test_a_job_that_begins_again_is_not_outdone_by_itself() -> None:
     tree.workers = [tree.join(1, SHAPE, at=below, expected=1, heartbeat=1.0)]
     tree.all_there()
     assert tree.switches[below].counters["joins_outdone"] == 0
+
+
+def test_a_join_that_has_to_come_again_is_counted() -> None:
+    """The switch leaves one job above, and cannot join another until that is answered."""
+    bench = Below()
+    one = Shape.of(4)
+    (join,) = bench.comes(0, one)
+    bench.answers(join)
+    *_, leave = controls(bench.send(0, TOS_CONTROL, Control(Action.LEAVE, JOB, 1001).build()))
+    assert leave.action is Action.LEAVE
+    second = Control(Action.JOIN, JOB + 1, 1000, Join.for_shape(one, MemberType.WORKER, 1)).build()
+    assert bench.send(0, TOS_CONTROL, second) == []
+    assert bench.counters["busy_join"] == 1
+    bench.answers(leave)
+    (above,) = controls(bench.send(0, TOS_CONTROL, second))
+    assert (above.action, above.job) == (Action.JOIN, JOB + 1)
+    for who in range(1, MAX_MEMBERS + 3):
+        bench.send(who, TOS_CONTROL, second)
+    assert bench.counters["busy_join"] == 1 + 3
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

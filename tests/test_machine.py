@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -84,14 +85,51 @@ def test_what_a_busy_machine_cannot_judge_is_skipped_with_its_figures() -> None:
     assert product.attempts == ATTEMPTS
 
 
-def test_a_busy_machine_is_seen() -> None:
+@contextmanager
+def burners() -> Iterator[None]:
     """Twice as many processes that burn a core as there are cores."""
     spin = [sys.executable, "-I", "-S", "-c", "while True: pass"]
     burning = [subprocess.Popen(spin) for _ in range(2 * (os.cpu_count() or 1))]
     try:
-        found = measured()
+        yield
     finally:
         for process in burning:
             process.kill()
             process.wait()
+
+
+def test_a_busy_machine_is_seen() -> None:
+    with burners():
+        found = measured()
     assert not found.is_fit, found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may go before others")
+def test_what_is_judged_goes_before_burners() -> None:
+    """Also what it starts; and afterwards it is as all others again."""
+    with burners():
+        assert machine.judged(measured, lambda found: found.is_fit)
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def test_a_process_that_does_not_end_is_waited_for_where_the_machine_is_busy() -> None:
+    """Each time as long; and no longer once the machine is fit."""
+    asked: list[Machine] = []
+
+    def told(*machines: Machine) -> Callable[[], Machine]:
+        left = telling(*machines)
+        return lambda: asked.append(left()) or asked[-1]  # type: ignore[func-returns-value]
+
+    def ends_after(seconds: float) -> subprocess.Popen[str]:
+        command = [sys.executable, "-I", "-S", "-c", f"import time; time.sleep({seconds})"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    with ends_after(0.5) as process:
+        assert machine.communicated(process, 0.1, told(BUSY)) == ("", None)
+    assert asked
+    with ends_after(60) as process, pytest.raises(subprocess.TimeoutExpired):
+        machine.communicated(process, 0.01, told(BUSY, FIT))
+    asked.clear()
+    with ends_after(60) as process, pytest.raises(subprocess.TimeoutExpired):
+        machine.communicated(process, 0.01, told(BUSY))
+    assert len(asked) == ATTEMPTS - 1

@@ -169,3 +169,13 @@ def test_move_on(first: int | None, contributed: int | None, high: int, then: in
     assert members.participants(high) == before
     if first is not None and then is None:
         assert members.participants(first - 1) == 1
+
+
+@pytest.mark.parametrize(("high", "then"), [(6, 5), (5 + 2**30, 5), (6 + 2**30, None)])
+def test_what_was_named_is_forgotten_before_it_looks_like_one_to_come(
+    high: int, then: int | None
+) -> None:
+    one = member(0, first=None, contributed=high)
+    one.named = 5
+    group(one).move_on(high)
+    assert one.named == then

@@ -6,6 +6,7 @@ process the switch meets limits on addresses and of a control group.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import random
@@ -35,6 +36,7 @@ from iswitch.ports.udp import UdpPort
 from iswitch.switch import Switch
 from iswitch.wire import (
     FLAG_REPRODUCIBLE,
+    FLAG_WHOLE,
     TOS_CONTROL,
     TOS_DATA,
     Ack,
@@ -292,6 +294,33 @@ def test_a_join_that_lacks_any_buffer_changes_nothing(mode: Mode, flags: int) ->
     assert refusals >= 3
 
 
+def test_who_made_room_for_one_that_is_refused_is_gone_and_that_is_told() -> None:
+    """What the end of a lease sends goes out, though the newcomer's Join is answered FULL."""
+    scarce = Scarce()
+    machine = Switch(Limits(memory=1 << 20, buffers=scarce))
+    join = Join.for_shape(Shape.of(5000), expected=2, flags=FLAG_REPRODUCIBLE | FLAG_WHOLE)
+    for who in range(2):
+        assert asked(machine, peer(who), 2, join) is Status.OK
+    job = machine.jobs[2]
+    lost = job.members.by_address[peer(1)]
+    job.members.by_address[peer(0)].last_seen = 50.0
+    told = Outgoing.control(peer(0), bytes(8))
+    end_lease = machine.control.end_lease
+
+    def ended(*arguments: Any) -> list[Outgoing]:
+        return [told, *end_lease(*arguments)]
+
+    machine.control.end_lease = ended  # type: ignore[method-assign]
+    del job.accelerator._parts[lost.rank]  # type: ignore[union-attr]
+    scarce.left = 0
+    packet = Control(Action.JOIN, 2, 1000, join).build()
+    first, answer = machine.receive(Burst.single(peer(2), TOS_CONTROL, packet), 50.0)
+    assert first is told
+    assert Control.parse(packets_of(answer)[0]).status == Status.FULL
+    assert list(job.members.by_address) == [peer(0)]
+    check_state(machine, 50.0)
+
+
 # Processes
 
 
@@ -450,6 +479,34 @@ def test_system_buffers_are_zero_and_touched() -> None:
         threading.Event().wait(0.05)
     assert system.pending == 0
     assert (large == 7).all()  # the thread has changed nothing
+
+
+@pytest.mark.parametrize(
+    ("error", "calls"), [(errno.EINTR, 1 + 3 + 1), (errno.ENOMEM, 1 + 3 + 1), (errno.EINVAL, 1)]
+)
+def test_pages_that_the_kernel_does_not_make_at_once(
+    monkeypatch: pytest.MonkeyPatch, error: int, calls: int
+) -> None:
+    """They are asked for again, and the next ones, too; an older kernel is asked only once."""
+    monkeypatch.setattr(reserved, "TRY_PAUSE", 0.0)
+    system = SystemBuffers()
+    asked_for: list[int] = []
+
+    def refuses(at: int, _: int, advice: int) -> int:
+        assert advice == reserved.POPULATE_WRITE
+        asked_for.append(at)
+        if len(asked_for) > 3 and error != errno.EINVAL:
+            return 0
+        ctypes.set_errno(error)
+        return -1
+
+    monkeypatch.setattr(system, "_madvise", refuses)
+    buffer = np.zeros(2 * reserved.SLICE, np.uint8)
+    system._touch(buffer)
+    assert len(asked_for) == calls
+    start = buffer.ctypes.data
+    assert set(asked_for) <= {start, start + reserved.SLICE}
+    assert system.pending == -buffer.nbytes  # whatever became of it, it is not waited for
 
 
 def test_more_than_the_machine_has() -> None:

@@ -15,14 +15,17 @@ import pytest
 
 from iswitch.cli.switch import serve
 from iswitch.counters import Counters
+from iswitch.frame import Frames, Transmission
 from iswitch.outside import IncompleteError
 from iswitch.packets import Address
+from iswitch.parts import transmission
 from iswitch.pcapng import Direction
 from iswitch.ports import capture as capturing
 from iswitch.ports.capture import Capture
 from iswitch.wire import TOS_DATA
 from worker_lib import Worker, arguments
 
+from .test_forwarding import super_datagram
 from .test_switch_command import PATIENCE, end, switch
 
 HERE, THERE = Address("127.0.0.1", 4000), Address("127.0.0.1", 5000)
@@ -58,6 +61,73 @@ def test_a_capture_that_lacks_memory_goes_on(
     assert found == [0xA0, 0xA2, 0xA4]
     assert counters["capture_full"] == 2
     assert held.rfind(STATISTICS) > held.rfind(bytes([0xA4]) * 40)
+
+
+def supers_of(n: int, frames: int) -> list[bytes]:
+    """Super-datagrams that stand for so many frames each."""
+    return [super_datagram(0, [b"x" * 1472] * frames, 1472) for _ in range(n)]
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+@pytest.mark.parametrize("way", ["received", "sent", "datagrams"])
+def test_all_frames_of_a_burst_for_which_memory_lacks_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, fails: int
+) -> None:
+    """From the row on at which it lacks; a row can stand for many frames."""
+    counters = Counters()
+    capture = Capture(tmp_path / "some.pcapng", ["lo"], counters)
+    real, calls = capture._give, iter(range(100))
+
+    def scarce(record: capturing._Record) -> None:
+        if next(calls) == fails:
+            raise MemoryError
+        real(record)
+
+    monkeypatch.setattr(capture, "_give", scarce)
+    frames = Frames.of(0, supers_of(3, 4))
+    if way == "received":
+        capture.received(frames)
+        expected = 4 * (3 - fails)
+    elif way == "sent":
+        capture.sent(transmission(frames), {2})
+        expected = 4 * (2 - fails)
+    else:
+        rows = np.zeros((100, 1472), np.uint8)  # 44 in a super-datagram
+        capture.datagrams(Direction.IN, HERE, THERE, TOS_DATA, (rows, 1472))
+        expected = 100 - 44 * fails
+    capture.close()
+    assert counters["capture_full"] == expected
+
+
+@pytest.mark.parametrize("owner", [Transmission, Frames])
+def test_rows_that_cannot_be_put_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type
+) -> None:
+    """The switch's thread goes on."""
+    counters = Counters()
+    capture = Capture(tmp_path / "some.pcapng", ["lo"], counters)
+    frames = Frames.of(0, supers_of(3, 4))
+    one = transmission(frames)
+    for name in ("whole", "row"):
+        if hasattr(owner, name):
+            monkeypatch.setattr(owner, name, Mock(side_effect=MemoryError))
+    if owner is Transmission:
+        capture.sent(one, ())
+    else:
+        capture.received(frames)
+    capture.close()
+    assert counters["capture_full"] == 12
+
+
+def test_what_the_writing_thread_lacks_memory_for_counts_as_its_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = Counters()
+    monkeypatch.setattr(capturing, "on_the_wire", Mock(side_effect=MemoryError))
+    capture = Capture(tmp_path / "some.pcapng", ["lo"], counters)
+    capture.received(Frames.of(0, supers_of(3, 4)))
+    capture.close()
+    assert counters["capture_full"] == 12
 
 
 def test_a_capture_whose_thread_has_died_says_so(

@@ -22,6 +22,7 @@ from iswitch.control import ControlPlane
 from iswitch.keys import Keys
 from iswitch.limits import Limits
 from iswitch.packets import Address, Burst, Outgoing
+from iswitch.soak import run as playing
 from iswitch.soak.generate import generate
 from iswitch.soak.run import History, outcome
 from iswitch.switch import Switch
@@ -85,6 +86,7 @@ def test_memory_that_lacks_for_requests(seed: int, monkeypatch: pytest.MonkeyPat
     for name in ("receive", "handle_timer"):
         watched = shortages.watching(getattr(Switch, name), name == "handle_timer")
         monkeypatch.setattr(Switch, name, watched)
+    monkeypatch.setattr(playing, "AllOrNothing", Buffers)  # here the machines are what lacks it
     history = History(generate(seed))
     history.network.witness = None  # it expects an answer to each packet
     shortages.over = lambda: history.network.now > history.scenario.horizon + 0.5

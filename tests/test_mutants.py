@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from .mutants import examine as examining
 from .mutants.__main__ import line, main, summary
-from .mutants.examine import Finding, base, examine, fails, soak
+from .mutants.examine import (
+    ENDLESS,
+    HANGS,
+    PASSES,
+    Controls,
+    Finding,
+    NotExamined,
+    base,
+    examine,
+    outcome_of,
+    soak,
+)
 from .mutants.table import ROOT, Mutant, Rotten, mutants
 
 ALL = mutants()
@@ -75,7 +87,7 @@ def test_a_mutant_never_goes_into_the_checkout() -> None:
 @pytest.mark.parametrize("name", QUICK)
 def test_soak_sees_it(sound: Path, name: str) -> None:
     (mutant,) = (mutant for mutant in ALL if mutant.name == name)
-    finding = examine(mutant, sound, range(20), tests=False)
+    finding = examine(mutant, Controls(sound), range(20), tests=False)
     assert finding.caught
     assert (finding.seeds or 0) >= 1
     assert finding.kind not in ("hangs", "dies")
@@ -85,13 +97,13 @@ def test_soak_sees_it(sound: Path, name: str) -> None:
 def test_the_line_in_the_documentation(sound: Path) -> None:
     """docs/soak.md shows what this mutant's line is today."""
     (mutant,) = (mutant for mutant in ALL if mutant.name == "duplicate-run-counted")
-    finding = examine(mutant, sound, range(200), tests=False)
+    finding = examine(mutant, Controls(sound), range(200), tests=False)
     shown = f" {line(replace(finding, test=bool(mutant.test)))}"
     assert f"{shown}\n" in (ROOT / "docs/soak.md").read_text()
 
 
 def test_what_breaks_nothing_survives(sound: Path) -> None:
-    finding = examine(HARMLESS, sound, range(3))
+    finding = examine(HARMLESS, Controls(sound), range(3))
     assert (finding.seeds, finding.kind, finding.test) == (None, "", None)
     assert finding.complaint == "it survives, unexplained"
     assert not (ROOT / HARMLESS.file).read_text().count("tuple(going_on)")
@@ -101,9 +113,9 @@ def test_a_unit_test_sees_it(sound: Path) -> None:
     """And is named if it does not."""
     test = "tests/test_job.py::test_three_rounds"
     wider = put_in("iswitch/job.py", "self.high) <= 1", "self.high) <= 2", test)
-    finding = examine(wider, sound, ())
+    finding = examine(wider, Controls(sound), ())
     assert (finding.seeds, finding.test, finding.complaint) == (None, True, "")
-    assert not fails(sound, test)
+    assert outcome_of(sound, test) == PASSES
 
 
 def test_what_hangs_is_stopped(sound: Path, tmp_path: Path) -> None:
@@ -111,6 +123,102 @@ def test_what_hangs_is_stopped(sound: Path, tmp_path: Path) -> None:
     tree = shutil.copytree(sound, tmp_path / "tree")
     endless.apply(tree)
     assert soak(tree, [4, 5], longest=1) == (1, "hangs", "seed 4 takes more than 1 s")
+
+
+ODD = """
+import os, signal
+from iswitch import job
+def test_fails_anyway(): assert False
+def test_is_killed():
+    if hasattr(job, "MUTANT"): os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def odd(test: str) -> Mutant:
+    """A harmless mutant, and one of these tests that nothing can go by."""
+    named = f"tests/test_odd.py::{test}"
+    return put_in("iswitch/job.py", "JobAccelerator = ", "MUTANT = JobAccelerator = ", named)
+
+
+def is_mutated(tree: Path) -> bool:
+    return "MUTANT" in (tree / "iswitch/job.py").read_text()
+
+
+@pytest.fixture
+def unsound(sound: Path, tmp_path: Path) -> Controls:
+    tree = shutil.copytree(sound, tmp_path / "unsound")
+    (tree / "tests" / "test_odd.py").write_text(ODD)
+    return Controls(tree)
+
+
+def test_what_fails_without_a_mutant_proves_nothing(unsound: Controls) -> None:
+    mutant = odd("test_fails_anyway")
+    finding = examine(mutant, unsound, ())
+    assert (finding.test, finding.caught) == (None, False)
+    assert finding.complaint == f"{mutant.test} fails without it, too"
+    assert "IN DOUBT" in line(finding)
+
+
+def test_a_test_that_was_killed_proves_nothing(unsound: Controls) -> None:
+    with pytest.raises(NotExamined, match="pytest cannot run"):
+        examine(odd("test_is_killed"), unsound, ())
+
+
+def test_a_test_that_does_not_end_hangs(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examining, "PATIENCE", 0.1)
+    assert outcome_of(sound, "tests/test_job.py") == HANGS
+
+
+@pytest.mark.parametrize(
+    ("control", "quick", "seen", "doubt"),
+    [
+        (PASSES, 60.0, True, ""),
+        (PASSES, 0.0, None, "takes 0 s without it: who knows whether it ends"),
+        (HANGS, 60.0, None, "hangs without it, too"),
+    ],
+)
+def test_a_hang_counts_where_the_control_is_quick(
+    sound: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    control: str,
+    quick: float,
+    seen: bool | None,
+    doubt: str,
+) -> None:
+    """Each control is played once, however many mutants name the test."""
+    played: list[bool] = []
+
+    def outcome(tree: Path, _: str) -> str:
+        played.append(is_mutated(tree))
+        return HANGS if played[-1] else control
+
+    monkeypatch.setattr(examining, "outcome_of", outcome)
+    monkeypatch.setattr(examining, "QUICK", quick)
+    controls, mutant = Controls(sound), odd("test_hangs")
+    for _ in range(2):
+        finding = examine(mutant, controls, ())
+        assert (finding.test, finding.caught) == (seen, bool(seen))
+        assert finding.complaint == (doubt and f"{mutant.test} {doubt}")
+        assert ("test hangs" if seen else "IN DOUBT") in line(finding)
+    assert played == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("control", "quick", "seen"), [("", 60.0, True), ("", 0.0, False), (ENDLESS, 60.0, False)]
+)
+def test_soak_without_an_end_counts_where_the_control_is_quick(
+    sound: Path, monkeypatch: pytest.MonkeyPatch, control: str, quick: float, seen: bool
+) -> None:
+    def play(tree: Path, _: Sequence[int]) -> tuple[int | None, str, str]:
+        kind = ENDLESS if is_mutated(tree) else control
+        return (3 if kind else None), kind, ""
+
+    monkeypatch.setattr(examining, "soak", play)
+    monkeypatch.setattr(examining, "QUICK", quick)
+    finding = examine(odd(""), Controls(sound), [3], tests=False)
+    assert (finding.seeds, finding.kind) == ((3, ENDLESS) if seen else (None, ""))
+    assert finding.caught == seen
+    assert finding.complaint.startswith("" if seen else "soak takes 0 s without it")
 
 
 CAUGHT = replace(HARMLESS, soak=True)

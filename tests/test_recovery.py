@@ -91,6 +91,20 @@ def test_an_aggregate_of_what_was_sent_again_says_nothing_of_others() -> None:
     assert losses.measured == RTT
 
 
+def test_what_was_sent_again_hides_nothing() -> None:
+    """Though it was sent after the newest of which something is known."""
+    losses = sent(10)
+    losses.came(slice(5, 6), RTT)
+    now = 2 * RTT
+    assert lost(losses, now)[0] == [0, 1, 2, 3, 4]
+    losses.sent(np.arange(5), 5, now, again=True)
+    losses.came(np.arange(5), now + RTT)
+    assert not losses.doubtful  # all that is in flight was sent after 5
+    losses.came(slice(9, 10), now + RTT)
+    assert losses.doubtful
+    assert lost(losses, now + 3 * RTT)[0] == [6, 7, 8]
+
+
 def test_forgotten_segments_are_in_flight_no_more() -> None:
     losses = sent()
     losses.forget(np.array([2, 3]))

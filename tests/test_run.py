@@ -67,6 +67,19 @@ def test_workers_of_every_host_sum_up(world: str, topology: str, tmp_path: Path)
     assert all(counters["data"] for counters in told["switches"].values())
 
 
+def test_two_runs_at_once_meet_at_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs of one would else be told that those of the other have their ranks."""
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    words = ["--topology", "star:2", "--", "printenv", "MASTER_PORT"]
+    both = [start(*words) for _ in range(2)]
+    told = [process.communicate(timeout=PATIENCE)[0].split("| ")[1:] for process in both]
+    ports = [{int(port.split()[0]) for port in lines} for lines in told]
+    assert [len(of_run) for of_run in ports] == [1, 1]
+    assert ports[0] != ports[1]
+    monkeypatch.setenv("MASTER_PORT", "29517")
+    assert run(*words)[1].splitlines() == ["h1 | 29517", "h2 | 29517"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces")
 @pytest.mark.parametrize("world", ["netns", "mininet"])
 def test_bad_links(tmp_path: Path, world: str) -> None:

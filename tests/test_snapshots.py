@@ -33,9 +33,8 @@ STATE = bytes(range(256)) * 1000
 HERE = ("127.0.0.1", 0)
 
 
-def offer(wanted: bool, known: int = -1) -> Offer:
-    standing = Standing(77, 2**32 - 1, False)
-    return Offer(standing, b"abcdef", b"" if known == 0 else STATE) if wanted else Offer(standing)
+def offer(wanted: bool) -> Offer:
+    return Offer(Standing(77, 2**32 - 1, False), b"abcdef", STATE if wanted else b"")
 
 
 @pytest.fixture
@@ -151,14 +150,14 @@ class Giver:
         self.packed = 0
         self.fails = False
 
-    def __call__(self, wanted: bool, known: int) -> Offer:
+    def __call__(self, wanted: bool) -> Offer:
         standing, mark = Standing(77, self.version, False), self.state.mark
         if not wanted:
             return Offer(standing, mark=mark)
         if self.fails:
             raise MemoryError
-        self.packed += mark != known
-        return Offer(standing, b"", b"" if mark == known else self.state.pack(), mark)
+        self.packed += 1
+        return Offer(standing, b"", self.state.pack(), mark)
 
     def move_on(self) -> None:
         """The next version."""
@@ -237,6 +236,42 @@ def test_a_state_of_one_version_is_packed_once() -> None:
         assert ask(server.where, 7, None, 1 << 20).state == giver.state.pack()
         assert giver.packed == 2
         assert not server.dropped
+
+
+def test_a_version_made_while_somebody_asks_is_no_second_copy() -> None:
+    """The state moves on after each look at it, as it does where versions are made all the time."""
+    giver = Giver(24 << 20)
+
+    def moving(wanted: bool) -> Offer:
+        offer = giver(wanted)
+        if not wanted:
+            giver.move_on()
+        return offer
+
+    copies: list[int] = []
+    with closing(Server(*HERE, 7, None, giver)) as server:
+        reader = asking(server.where)
+        eventually(lambda: server.packed > 0)
+        copies.append(giver.packed)
+        server._offer = moving
+        late = asking(server.where)
+        assert late.recv(ANSWER.size)  # it waits in vain for this version: it has the packed one
+        copies.append(giver.packed)
+        assert copies == [1, 1]
+        for client in (reader, late):
+            client.close()
+
+
+def test_only_who_takes_all_of_a_state_was_given_one() -> None:
+    giver = Giver(24 << 20)
+    with closing(Server(*HERE, 7, None, giver)) as server:
+        quitter = asking(server.where)
+        assert quitter.recv(ANSWER.size)
+        quitter.close()
+        assert ask(server.where, 7, None).standing.version == 1
+        assert ask(server.where, 7, None, 24 << 20).state == giver.state.pack()
+        eventually(lambda: not server.connections)
+        assert server.given == 1
 
 
 @pytest.mark.parametrize("trickle", [0, 4096])

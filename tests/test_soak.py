@@ -513,9 +513,14 @@ MENDED = {
 }  # fmt: skip
 
 
+SEEN = {  # beside the first twenty from the scenario's own on
+    6150: [6288],  # who is held back gets the aggregate that its switch keeps by Help, not at once
+}
+
+
 @pytest.mark.parametrize("scenario", MENDED.values(), ids=MENDED)
 def test_what_was_mended_stays_so(scenario: Scenario) -> None:
-    for seed in range(scenario.seed, scenario.seed + 20):
+    for seed in [*range(scenario.seed, scenario.seed + 20), *SEEN.get(scenario.seed, [])]:
         result = run(replace(scenario, seed=seed))
         assert not result.violation, (seed, result.message)
 

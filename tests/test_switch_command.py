@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,10 @@ import pytest
 from iswitch.cli import main
 from iswitch.cli.switch import configure, impairments
 from iswitch.counters import COUNTERS, DROPS
+from iswitch.engine import Engine
 from iswitch.impairment import Impairment
+from iswitch.ports.udp import UdpPort
+from iswitch.switch import Switch
 from iswitch.wire import Shape, Status
 from worker_lib import Refused, Worker
 
@@ -89,7 +93,7 @@ def rounds(
         return list(pool.map(work, range(workers)))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_counters_as_json(signum: int) -> None:
     with switch("--json") as (process, where):
         assert rounds(where, 2, 1000, 10) == [2.0, 2.0]
@@ -99,6 +103,56 @@ def test_counters_as_json(signum: int) -> None:
     assert counters["aggregates"] == 10 * 3
     assert counters["rx_packets"] == counters["data"] + counters["control"]
     assert {name: counters[name] for name in DROPS if counters[name]} == {}
+
+
+@pytest.mark.parametrize("options", [["--json"], []])
+def test_sigusr1_prints_the_counters_and_ends_nothing(options: list[str]) -> None:
+    with switch(*options) as (process, where):
+        assert process.stderr is not None
+        said = ""
+        for segments in (3, 6):
+            assert rounds(where, 1, 1000, 1) == [1.0]
+            process.send_signal(signal.SIGUSR1)
+            wanted = rf"aggregates\"?:? +{segments}\b"
+            while not re.search(wanted, said):
+                said += os.read(process.stderr.fileno(), 1 << 16).decode()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+
+
+def test_a_signal_that_another_thread_takes_is_not_slept_over() -> None:
+    """Only the kernel knows which one takes it; it interrupts the sleep of that one only."""
+    port = UdpPort(("127.0.0.1", 0))
+    engine = Engine(Switch(), port)
+    before = signal.signal(signal.SIGUSR1, lambda *_: engine.stop())
+
+    def take() -> None:
+        time.sleep(0.1)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        if not ended.wait(2):
+            engine.stop()
+            late.append(engine)
+
+    ended = threading.Event()
+    late: list[object] = []
+    thread = threading.Thread(target=take)
+    thread.start()
+    engine.run()
+    ended.set()
+    thread.join()
+    assert not late
+    signal.signal(signal.SIGUSR1, before)
+    port.close()
+
+
+def test_under_nohup_sighup_ends_nothing() -> None:
+    with switch(prefix=["nohup"]) as (process, where):
+        process.send_signal(signal.SIGHUP)
+        assert rounds(where, 1, 1000, 1) == [1.0]
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0
 
 
 def test_counters_as_text() -> None:

@@ -289,6 +289,24 @@ def test_a_worker_that_dies_is_named() -> None:
     assert errors == f"iswitch train: h2 (rank 1, process {victim}) was killed by SIGKILL\n"
 
 
+def test_resuming_what_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "nodir"
+    done = run("ppo", "--env", "CartPole-v1", "--out", str(folder), "--resume")
+    assert done.returncode == 2
+    assert f"--resume: there is no {folder}/checkpoint.npz; leave it out to begin" in done.stderr
+    assert not folder.exists()
+
+
+def test_event_files_do_not_take_torch() -> None:
+    """Loading it takes seconds, in which Ctrl-C would wait."""
+    code = (
+        "import sys; from iswitch.cli import train_record; train_record.load_event_files()\n"
+        "import tensorboardX, tensorboardX.summary\n"
+        "assert 'torch' not in sys.modules; import torch; torch.zeros(1)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_ctrl_c_ends_all_and_keeps_what_was_learned(mode: str, tmp_path: Path) -> None:
     options = ["--env", "CartPole-v1", "--workers", "2", "--iterations", "1000000"]

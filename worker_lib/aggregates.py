@@ -87,6 +87,11 @@ class Aggregates:
         """The first segment from `start` on that has come (1) or not (0); -1: none."""
         return self._had.find(what, start, stop)
 
+    @property
+    def last(self) -> int:
+        """The last segment that has come; -1: none has."""
+        return self._had.rfind(1)
+
     def lacking(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """The stretches of start..stop-1 that have not come."""
         if start >= stop:

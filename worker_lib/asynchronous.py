@@ -163,7 +163,6 @@ class AsynchronousWorker:
                 "applied",
                 "contributions",
                 "snapshots_taken",
-                "snapshots_given",
                 "resets",
                 "no_memory",
             ),
@@ -317,8 +316,10 @@ class AsynchronousWorker:
             counts["staleness"] = dict(sorted(self._staleness.items()))
             counts["rank"], counts["version"] = self.rank, self.version
             counts["round_trip"] = self._session.round_trip.smoothed
+            self._port.count_dropped()
             counts["rx_overflow"] = self._port.counters["rx_overflow"]
             counts["tx_failed"] = self._port.counters["tx_failed"]
+            counts["snapshots_given"] = self._peers.given
             counts["snapshots_dropped"] = self._peers.dropped
             counts["digests"] = dict(self._digests)
         return counts
@@ -597,14 +598,12 @@ class AsynchronousWorker:
             self._is_at(version)
         return True
 
-    def _offer(self, wanted: bool, known: int) -> Offer:
-        """Where this worker stands; its state, if that is wanted and not of the mark `known`."""
+    def _offer(self, wanted: bool) -> Offer:
+        """Where this worker stands, and whom it knows; a copy of its state, if that is wanted."""
         with self._lock, self._net:
             standing, mark = self._standing(), self._state.mark
-            if not wanted or standing.version is None:
-                return Offer(standing, mark=mark)
-            state = b"" if mark == known else self._state.pack()
-            self._counts["snapshots_given"] += 1
+            packs = wanted and standing.version is not None
+            state = self._state.pack() if packs else b""
             return Offer(standing, self._directory.pack(), state, mark)
 
     def _standing(self) -> Standing:

@@ -46,7 +46,7 @@ from .errors import (
 )
 from .session import Answered, Dropped, Gone, Halted, Session, WasReset
 from .waiting import LOOK_PAUSE, OnMemberLost, Waiting
-from .window import CEILING
+from .window import CEILING, TOGETHER
 
 LOOK_AGAIN = 0.001  # seconds since something came after which to look before an allreduce
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
@@ -151,6 +151,7 @@ class Worker:
             reproducible=self.reproducible,
             restart_safe=bool(restart_safe),
             ceiling=min(CEILING, self._port.buffer),
+            room=min(TOGETHER, self._port.buffer),  # the switch's is no larger, by all we know
             most=self._port.most,
             key=key,
             heartbeat=LOOK_PAUSE if on_member_lost == "raise" else HEARTBEAT,
@@ -433,6 +434,7 @@ class Worker:
         `allreduce` in seconds.
         """
         session = self._session
+        self._port.count_dropped()
         times = np.asarray(self.allreduce_seconds or [np.nan])
         return {
             **session.stats,

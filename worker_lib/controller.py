@@ -282,7 +282,10 @@ def _answer(asked: Control, payload: bytes) -> tuple[Status, Ack] | None:
         packet = Control.parse(payload)
     except WireError:
         return None
-    ack = packet.value
+    ack, join = packet.value, asked.value
+    is_new = isinstance(join, Join) and bool(join.flags & FLAG_NEW)
+    if isinstance(ack, Ack) and ack.known and is_new:
+        return None  # to a former process, which began in the same second
     if (
         isinstance(ack, Ack)
         and (packet.job, packet.request) == (asked.job, asked.request)

@@ -109,15 +109,15 @@ class Server:
         port: the same as the worker's UDP port, if it is free.
         job: the job's number.
         key: of a keyed job.
-        offer: called with whether the state is wanted, and the mark of the one that is packed
-            already, which is not packed again.
+        offer: called with whether the state is to be packed; it is told from others by its mark.
 
     Attributes:
+        given: states that were given to the end.
         dropped: connections that were too slow, or too many, or for which there was no memory.
     """
 
     def __init__(
-        self, host: str, port: int, job: int, key: bytes | None, offer: Callable[[bool, int], Offer]
+        self, host: str, port: int, job: int, key: bytes | None, offer: Callable[[bool], Offer]
     ) -> None:
         self._job, self._key, self._offer = job, key or b"", offer
         try:
@@ -126,7 +126,7 @@ class Server:
             self._socket = socket.create_server((host, 0), backlog=AT_ONCE)
         self._socket.setblocking(False)
         self.where: tuple[str, int] = self._socket.getsockname()
-        self.dropped = 0
+        self.given = self.dropped = 0
         self._there: dict[int, Connection] = {}  # by descriptor; the one that came first is first
         self._waiting: list[Connection] = []  # for a newer state than the packed one
         self._packed: bytes | bytearray = b""
@@ -209,6 +209,7 @@ class Server:
             if connection.asks:
                 self._hear(connection, now)
             elif connection.push(now):
+                self.given += connection.takes_state
                 self._drop(connection)
         except BlockingIOError:
             return
@@ -252,21 +253,20 @@ class Server:
             OSError: there is no memory for it.
         """
         try:
-            offer = self._offer(False, self._mark)
+            offer = self._offer(False)
             if not wanted or offer.standing.version is None:
-                return offer
-            in_use = any(one.takes_state for one in self._there.values())
+                return offer._replace(addresses=b"")
             if offer.mark != self._mark:
-                if in_use:
+                if any(one.takes_state for one in self._there.values()):
                     return None
                 self._packed, self._mark = b"", -1  # before there is another
-            offer = self._offer(True, self._mark)
+                offer = self._offer(True)
         except MemoryError as error:
             self.dropped += 1
             raise OSError("no memory for a packed state") from error
-        if offer.mark != self._mark:  # else it is the one that is packed
-            if in_use:
-                return None
+        if offer.standing.version is None:  # it was given up between
+            return offer
+        if offer.mark != self._mark:
             self._packed, self._mark = offer.state, offer.mark
         self._used = time.monotonic()
         return offer._replace(state=self._packed)

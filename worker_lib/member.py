@@ -41,7 +41,7 @@ from iswitch.wire import (
 )
 
 from .events import Answered, Halted
-from .window import CEILING, RoundTrip, SendWindow
+from .window import CEILING, TOGETHER, RoundTrip, SendWindow
 
 RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
 REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
@@ -79,6 +79,7 @@ class Member(ABC, Generic[E]):
         rank: to ask for; NO_RANK: any.
         flags: of every Join.
         ceiling: most bytes to have under way.
+        room: most bytes that all workers of the job have under way.
         most: packets of a super-datagram that the way to the switch takes whole.
         heartbeat: seconds between heartbeats.
         key: of a keyed job.
@@ -95,6 +96,7 @@ class Member(ABC, Generic[E]):
         rank: int = NO_RANK,
         flags: int = 0,
         ceiling: int = CEILING,
+        room: int = TOGETHER,
         most: int = MAX_SEGMENTS,
         heartbeat: float = HEARTBEAT,
         key: bytes | None = None,
@@ -122,7 +124,9 @@ class Member(ABC, Generic[E]):
         self.stats: dict[str, int] = {}
         self.round_trip = RoundTrip()
         full = super_packets(shape.packet_size)
-        self.window = SendWindow(full, max(full, ceiling // shape.packet_size))
+        self._ceiling, self._room_together = max(full, ceiling // shape.packet_size), room
+        self._most = most
+        self.window = SendWindow(full, self._ceiling)
         self._burst = super_packets(shape.packet_size, most)
         self._out: deque[Outgoing] = deque()
         self._events: deque[E | Answered | Halted] = deque()
@@ -438,6 +442,8 @@ class Member(ABC, Generic[E]):
 
     def _joined(self, ack: Ack, now: float) -> None:
         self.rank, self.taken = ack.rank, None
+        if ack.contributors != self.joined:
+            self._share(ack.contributors)
         self.joined = ack.contributors
         self.threshold = ack.threshold
         self.told = now
@@ -452,6 +458,13 @@ class Member(ABC, Generic[E]):
             nothing = Segments(self._standing()[1], 0, 0)
             self._ask(Control(Action.HELP, self.job, self._number(), nothing), now)
         self._take_place_again(ack, now)
+
+    def _share(self, workers: int) -> None:
+        """Leave the other workers their part of what a switch has room for."""
+        size = self.shape.packet_size
+        fair = max(1, self._room_together // max(workers, 1) // size)
+        self.window.limit(min(self._ceiling, fair), min(super_packets(size), fair))
+        self._burst = min(super_packets(size, self._most), fair)
 
     def _rejoin(self, now: float) -> None:
         """The switch does not know us: it was restarted, or our lease ran out."""

@@ -37,7 +37,7 @@ class Peers:
         here: Where,
         job: int,
         key: bytes | None,
-        offer: Callable[[bool, int], Offer],
+        offer: Callable[[bool], Offer],
         size: int,
         stop: Callable[[], bool],
     ) -> None:
@@ -72,6 +72,11 @@ class Peers:
             return None
         self.directory.learn_packed(offer.addresses)
         return None if offer.standing.version is None else offer
+
+    @property
+    def given(self) -> int:
+        """States that others took from here to the end."""
+        return self._server.given
 
     @property
     def dropped(self) -> int:

@@ -13,6 +13,7 @@ therefore lost when it has not been answered for two round trips, whatever came 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from iswitch.packets import Indices
 
@@ -92,6 +93,14 @@ class Losses:
             self._again_in_flight -= int(np.count_nonzero(flying & (self._copies[which] > 0)))
         self._order[which] = 0
 
+    def is_younger(self, which: Which, when: float) -> bool:
+        """Whether some of these were sent at that time or after it, if only for the last time."""
+        return bool((self._at[which] >= when).any())
+
+    def are_copies(self, which: Indices) -> npt.NDArray[np.bool_]:
+        """Which of these were sent more than once."""
+        return self._copies[which] > 0
+
     def land(self) -> None:
         """After such a silence nothing is in flight any more."""
         self._order[:] = 0
@@ -101,7 +110,10 @@ class Losses:
     @property
     def doubtful(self) -> bool:
         """Whether something may be lost."""
-        return bool(self._again_in_flight or self.in_flight > self._sent - self._newest)
+        if self._again_in_flight or self.in_flight > self._sent - self._newest:
+            return True
+        # What was sent again has come, and was counted among those sent after the newest.
+        return self._lossy and bool(((self._order > 0) & (self._order < self._newest)).any())
 
     @property
     def expected(self) -> float:

@@ -8,8 +8,9 @@ What is lost is repaired in three ways, each for what the one before cannot mend
 - When later segments have their aggregates, those that do not are sent again (`recovery.py`). It is
   the same whether the contribution was lost or the aggregate: the switch counts the one, and
   answers the other with the aggregate it keeps. If another worker's was lost, that does as we do.
-- When nothing comes for two round trips, there is nothing later: some of what is missing is sent
-  again, to see.
+- When nothing comes for two round trips, there is nothing later: what is missing is sent again, to
+  see, if it is little. Much of it only waits in a queue, of a switch or a worker that is slow; then
+  the switch is asked for the last segment, and nothing is sent again before something shows a loss.
 - When nothing comes for the time of the retransmission timer, the worker asks for Help. The switch
   asks in turn exactly those workers whose contribution is missing, which may be at work on another
   round; and says for whom we wait, or that it has forgotten us.
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from math import inf
 
-from iswitch.packets import MAX_SEGMENTS, Address, Cutter, Outgoing, Rows, spans
+from iswitch.packets import MAX_SEGMENTS, Address, Cutter, Indices, Outgoing, Rows, spans
 from iswitch.wire import (
     FLAG_FIRST,
     FLAG_REPRODUCIBLE,
@@ -43,7 +44,7 @@ from .events import Answered, Dropped, Event, Gone, Halted, WasReset
 from .express import Express
 from .member import RANGES_PER_HELP, REPEAT_CEILING, REPEAT_PAUSE, Member, bridged
 from .transfer import Contribution, Transfer
-from .window import CEILING
+from .window import CEILING, TOGETHER
 
 __all__ = [  # what those that deal with a session need
     "RANGES_PER_HELP",
@@ -62,6 +63,7 @@ BURSTS_AT_ONCE = 16  # super-datagrams given out between two looks at what has c
 BURSTS_IN_EXPRESS = 4  # as many as a window has at first
 PROBE = 2.0  # round trips without a sign after which to send something again, to see
 PROBE_FLOOR = 0.002  # seconds
+FEW = 8  # segments, and of a window one in so many, that are sent again to see if they are lost
 
 
 class Session(Member[Dropped | Gone | WasReset]):
@@ -81,6 +83,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         resends: send again, as data, what seems to be lost; if not, the worker only asks for Help,
             as the paper's does.
         ceiling: most bytes to have under way.
+        room: most bytes that all workers of the job have under way.
         most: packets of a super-datagram that the way to the switch takes whole.
         heartbeat: seconds between heartbeats.
         key: of a keyed job.
@@ -100,6 +103,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         restart_safe: bool = True,
         resends: bool = True,
         ceiling: int = CEILING,
+        room: int = TOGETHER,
         most: int = MAX_SEGMENTS,
         heartbeat: float = HEARTBEAT,
         key: bytes | None = None,
@@ -114,6 +118,7 @@ class Session(Member[Dropped | Gone | WasReset]):
             rank=rank,
             flags=flags,
             ceiling=ceiling,
+            room=room,
             most=most,
             heartbeat=heartbeat,
             key=key,
@@ -139,6 +144,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         self._repair_at: float | None = None  # when something may have to be called lost
         self._measured_at = float("-inf")
         self._last_loss = float("-inf")
+        self._taken = float("-inf")  # what was sent before then is at the switch, or lost
         self._finished: int | None = None  # the last round that was
         self._moved_to: int | None = None  # the round by which the switch last moved us
 
@@ -394,28 +400,47 @@ class Session(Member[Dropped | Gone | WasReset]):
             self._last_loss = now
             self.window.lost()
 
+    @property
+    def _few(self) -> int:
+        """So many segments are sent again to see whether they are lost: little of a window."""
+        return min(FEW, self.window.ceiling // FEW)
+
     def _break_silence(self, now: float) -> None:
         """Nothing has come for long."""
         transfer = self.transfer
         patience = self._moved + self.round_trip.timeout
-        asks = not self.resends or now >= patience
-        if transfer is None or not self.member or self.halted or asks:
+        if transfer is None or not self.member or self.halted or not self.resends:
             self._ask_for_help(now)
             return
-        transfer.probe(self._burst)
-        self.stats["probes"] += 1
-        self._timer = min(patience, now + 2 * (now - self._moved))
+        waiting, suspect = transfer.waited_for()
+        few = len(waiting) <= self._few
+        probed = waiting if few else suspect[: self._burst]
+        if not len(probed):  # to ask for the last one costs nobody anything
+            patience = min(patience, self._moved + self.round_trip.typical)
+        if now >= patience:
+            self._ask_for_help(now, None if few else (waiting, suspect))
+        elif len(probed):
+            transfer.probe(probed)
+            self.stats["probes"] += 1
+            self._timer = min(patience, now + 2 * (now - self._moved))
+        else:
+            self._timer = patience
 
     # Help, in both directions
 
-    def _ask_for_help(self, now: float) -> None:
+    def _ask_for_help(self, now: float, many: tuple[Indices, Indices] | None = None) -> None:
+        """Ask for what is missing; of `many`, for those that may be lost, and the last, to see."""
         transfer = self.transfer
         if transfer is None or not self.member:
             self._timer = now + self.round_trip.timeout
             return
         self._asked_anew = True
-        transfer.losses.land()
-        ranges = bridged(transfer.missing(sent_only=True), RANGES_PER_HELP)
+        if many is None:
+            transfer.losses.land()
+            ranges = bridged(transfer.missing(sent_only=True), RANGES_PER_HELP)
+        else:
+            waiting, suspect = many
+            ranges = _ranges(suspect)[: RANGES_PER_HELP - 1] + _ranges(waiting[-1:])
         if self.halted:  # nothing will come; but the Reset that ends it may have been lost
             ranges = [(0, 1)]
         for start, stop in ranges:
@@ -427,8 +452,8 @@ class Session(Member[Dropped | Gone | WasReset]):
 
     def _help_answered(
         self,
-        named: Segments,  # noqa: ARG002
-        asked: float,  # noqa: ARG002
+        named: Segments,
+        asked: float,
         status: Status,
         ack: Ack,
         now: float,  # noqa: ARG002
@@ -441,6 +466,10 @@ class Session(Member[Dropped | Gone | WasReset]):
             self.round = self._moved_to = ack.round
         elif status is Status.OK:
             self.halted = False
+            self._taken = max(self._taken, asked)
+            transfer = self.transfer
+            if transfer is not None and transfer.round == named.round:
+                self._settle(transfer, lacks=bool(ack.missing >> self.rank & 1))
             before = 0 if self._asked_anew else self.waiting_for or 0
             self.waiting_for = before | ack.missing  # each range has an answer of its own
             self._asked_anew = False
@@ -451,11 +480,10 @@ class Session(Member[Dropped | Gone | WasReset]):
             return
         start, stop = named.index, named.index + named.count
         self.stats["helped"] += 1
+        self.go_slow()
         transfer = self.transfer
         if transfer is not None and transfer.round == named.round:
-            again = transfer.resend(start, stop)
-            self.stats["sent_again"] += again
-            self._narrow(again, now)
+            self._send_what_is_lost(transfer, start, min(stop, transfer.filled), now)
             return
         # At most a window at once; the switch asks again for what is beyond.
         stop = min(stop, start + max(int(self.window.size), self._burst))
@@ -464,6 +492,29 @@ class Session(Member[Dropped | Gone | WasReset]):
                 self.stats["sent_again"] += stop - start
                 for at in range(start, stop, self._burst):
                     self._out.append(self._data(contribution, at, min(at + self._burst, stop)))
+
+    def _send_what_is_lost(self, transfer: Transfer, start: int, stop: int, now: float) -> None:
+        """Send again what the switch lacked; ask it once more if that may have been under way."""
+        if start >= stop:
+            return
+        which = slice(start, stop)
+        if stop - start <= self._few or not transfer.losses.is_younger(which, self._taken):
+            again = transfer.resend(start, stop)
+            self.stats["sent_again"] += again
+            self._narrow(again, now)
+            return
+        transfer.doubted.append((start, stop))
+        patience = self.round_trip.timeout
+        if all(now - asked >= patience for _, asked in self._help_requests.values()):
+            self._help(Segments(transfer.round, stop - 1, 1), now)
+            self.stats["helps"] += 1
+
+    def _settle(self, transfer: Transfer, lacks: bool) -> None:
+        """The switch has taken all that was sent before our Help, and may lack some of it still."""
+        doubted, transfer.doubted = transfer.doubted, []
+        for start, stop in doubted if lacks else ():
+            if not transfer.losses.is_younger(slice(start, stop), self._taken):
+                self.stats["sent_again"] += transfer.resend(start, stop)
 
     # Data
 
@@ -492,3 +543,8 @@ class Session(Member[Dropped | Gone | WasReset]):
             self.round_trip.sample(measured)
             transfer.losses.measured = None
         self._moves(now)
+
+
+def _ranges(indices: Indices) -> list[tuple[int, int]]:
+    """Ascending segments as ranges (start, stop)."""
+    return [(int(indices[a]), int(indices[b - 1]) + 1) for a, b in spans(indices, 1)]

@@ -102,6 +102,7 @@ class Transfer:
         self._lost = np.zeros(self.shape.segments, bool)  # to be sent again
         self._some_lost = False  # whether any may be set
         self.losses = Losses(self.shape.segments)
+        self.doubted: list[tuple[int, int]] = []  # asked for; may only wait in a queue
 
     @property
     def in_flight(self) -> int:
@@ -202,18 +203,27 @@ class Transfer:
         self._some_lost |= bool(len(first) or len(second))
         return first, again_at
 
-    def probe(self, most: int) -> None:
-        """Have the first segments sent again whose aggregate has not come."""
+    def waited_for(self) -> tuple[Indices, Indices]:
+        """Segments that were sent, and whose aggregate has not come; which of them may be lost.
+
+        Those may that were sent again, or that stand before others whose aggregate has come; the
+        rest may all wait in a queue. Not among them are those to be sent again already.
+        """
         filled = slice(self.filled)
-        waiting = np.flatnonzero((self._has[filled] == 0) & ~self._lost[filled])[:most]
-        self.losses.forget(waiting)
-        self._lost[waiting] = True
-        self._some_lost |= bool(len(waiting))
+        waiting = np.flatnonzero((self._has[filled] == 0) & ~self._lost[filled])
+        overtaken = waiting < self._aggregates.last
+        return waiting, waiting[overtaken | self.losses.are_copies(waiting)]
+
+    def probe(self, segments: Indices) -> None:
+        """Have these sent again, to see."""
+        self.losses.forget(segments)
+        self._lost[segments] = True
+        self._some_lost |= bool(len(segments))
 
     def resend(self, start: int, stop: int) -> int:
         """The switch lacks these segments: send those again that were sent; says how many."""
         stop = min(stop, self.filled)
-        if start >= stop:
+        if start >= stop or any(a <= start and stop <= b for a, b, asked in self._todo if asked):
             return 0
         self.losses.forget(slice(start, stop))
         self._lost[start:stop] = False
@@ -224,6 +234,7 @@ class Transfer:
         """The switch has lost its state: send everything again whose aggregate has not come."""
         self._todo.clear()
         self._todo.append((0, self.shape.segments, False))
+        self.doubted.clear()
         self._lost[:] = False
         self._some_lost = False
         self.losses = Losses(self.shape.segments)

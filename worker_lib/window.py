@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CEILING = 5 << 18  # bytes to have under way at most: what a queue of 1000 packets holds
+TOGETHER = 16 << 20  # and all workers of a job together: what a switch's UDP socket holds
 
 
 @dataclass
@@ -30,6 +31,11 @@ class RoundTrip:
             self.smoothed += (seconds - self.smoothed) / 8
 
     @property
+    def typical(self) -> float:
+        """Seconds that hardly any round trip takes, but for those in which something is lost."""
+        return max(2 * (self.smoothed or 0.0), self.floor) * self.backoff
+
+    @property
     def timeout(self) -> float:
         """Seconds without progress after which to ask for Help."""
         base = 0.05 if self.smoothed is None else self.smoothed + 4 * self.deviation
@@ -51,6 +57,11 @@ class SendWindow:
 
     def __post_init__(self) -> None:
         self.size = float(min(4 * self.burst, self.ceiling))
+
+    def limit(self, ceiling: int, burst: int) -> None:
+        """Have at most so many segments under way from now on, and so many in a burst."""
+        self.ceiling, self.burst = ceiling, burst
+        self.size = min(self.size, self.ceiling)
 
     def returned(self, segments: int) -> None:
         """Aggregates of so many segments came back."""

@@ -113,9 +113,9 @@ class PipelineControl(ControlPlane):
 
     def commit(self) -> None:
         """Bring the data plane to what the jobs say."""
-        learned, self.learned = self.learned, {}
         fed = self.hierarchy.fed() if self.hierarchy else None
-        self.pipeline.commit(self.sources, learned, fed)
+        self.pipeline.commit(self.sources, self.learned, fed)
+        self.learned = {}  # if memory ran out, the next commit tells of them
 
     def retransmit(self, job: Job, member: Member, kept: list[Run]) -> list[Outgoing]:
         """Kept aggregates, for one member: the data plane sends them."""
@@ -198,7 +198,13 @@ class PipelineChassis(Chassis):
 
     def receive(self, frames: Frames, now: float) -> list[Sends]:
         """Take frames of one port; then tell the data plane which stations were new."""
-        steps = [[send.copy() for send in step] for step in super().receive(frames, now)]
+        steps: list[Sends] = []
+        for step in super().receive(frames, now):
+            try:
+                steps.append([send.copy() for send in step])
+            except MemoryError:
+                self.counters["given_up"] += 1
+                self.counters["tx_failed"] += sum(sum(send.counts) for send in step)
         if self.switch.control.learned:
             self.switch.control.commit()
         return steps

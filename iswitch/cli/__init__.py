@@ -17,6 +17,7 @@ from itertools import takewhile
 from typing import Any
 
 from .. import __version__
+from ..interrupts import heed, restored
 from ..outside import OutsideError, writing
 from .boundary import guarded
 
@@ -150,7 +151,11 @@ def parser_of_all() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line; returns the exit status.
+
+    What commands change of this process, for them and those they start, is as before afterwards:
+    its signal handlers, and its environment.
+    """
     words = sys.argv[1:] if argv is None else argv
     chosen = next((word for word in words if word in COMMANDS), "")
 
@@ -159,7 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if word.startswith("--") and word.endswith("=--"):  # argparse stumbles over it
                 raise UsageError(f"{word}: -- is no value; write another one")
         args = parser_of_all().parse_args(words)
+        heed()
         status: int = args.run(args)
         return status
 
-    return guarded(f"iswitch {chosen}".rstrip(), run)
+    with restored():
+        return guarded(f"iswitch {chosen}".rstrip(), run)

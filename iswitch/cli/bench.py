@@ -21,7 +21,7 @@ from ..files import write
 from ..outside import writing
 from . import PIP_DEMO, UsageError, check_writable, command, quantity
 from .train import whole
-from .worlds import WORLDS, read_topology
+from .worlds import WORLDS, check_link, read_topology, refused
 
 if TYPE_CHECKING:
     from topologies import Topology
@@ -198,6 +198,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
     from ..bench import paper
     from ..bench.plan import Plan, Size, Way, networks, split
     from ..units import QuantityError
+    from ..wire import MAX_MEMBERS
 
     of_paper = args.what == "paper"
     world = args.world or ("netns" if of_paper else "loopback")
@@ -223,6 +224,11 @@ def plan_of(args: argparse.Namespace) -> Plan:
             plan = paper.plan(sizes, workers or paper.WORKERS, rates or paper.RATES, world, **more)
         else:
             forms = split(args.topologies or "star")
+            if "star" in forms and (many := [n for n in workers if n > MAX_MEMBERS]):
+                raise UsageError(
+                    f"--workers {many[0]}: a switch takes 1 to {MAX_MEMBERS} workers a job; take "
+                    f"{MAX_MEMBERS} or fewer, or racks: --topologies rack"
+                )
             settings = [
                 with_rate(setting)
                 for setting in networks(forms, workers or [4], rates or ["none"], losses or ["0"])
@@ -232,7 +238,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
             more["in_a_row"] = args.in_a_row or 10
             plan = Plan(sizes, settings, ways, world, **more)
     except QuantityError as error:
-        raise UsageError(f"--sizes: {error}") from None
+        raise UsageError(refused("--sizes", "size", args.sizes, str(error))) from None
     except ValueError as error:
         raise UsageError(str(error)) from None
     if not sizes:
@@ -275,17 +281,12 @@ def links_of(name: str, text: str | None) -> list[str]:
     Raises:
         UsageError: no link can have one.
     """
-    from topologies import Link, TopologyError
-
     from ..bench.plan import NO_LIMIT, split
 
     values = split(text or "")
     for value in values:
         if value not in NO_LIMIT:
-            try:
-                Link.of("h1", "s1", **{name: value})
-            except TopologyError as error:
-                raise UsageError(f"--{name} {value}: {error}") from None
+            check_link(name, value)
     return values
 
 

@@ -24,10 +24,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from subprocess import SubprocessError
 
+from .. import interrupts
 from ..outside import IncompleteError, OutsideError, reason
 
 INCOMPLETE = 1
-OUTSIDE, DEFECT, INTERRUPTED, UNREAD = 2, 70, 130, 141  # 70: EX_SOFTWARE of sysexits.h
+OUTSIDE, DEFECT, UNREAD = 2, 70, 141  # 70: EX_SOFTWARE of sysexits.h
 SHOW = "ISWITCH_TRACEBACK"
 LONGEST = 1000  # characters of a sentence; a damaged file must not fill the screen
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -51,7 +52,7 @@ def guarded(name: str, run: Callable[[], int]) -> int:
         finally:
             _flush()
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return interrupts.STATUS
     except BrokenPipeError:  # whoever read what we print has gone; so must we, quietly
         _print_no_more()
         return UNREAD
@@ -60,6 +61,8 @@ def guarded(name: str, run: Callable[[], int]) -> int:
             return UNREAD
         raise
     except Exception as error:
+        if interrupts.follows_one(error):
+            return interrupts.STATUS
         status, sentence = told(error)
         _complain(f"{name}: {sentence}")
         if os.environ.get(SHOW):
@@ -115,7 +118,13 @@ def own_process() -> None:
         with suppress(AttributeError):  # whatever a terminal cannot show is escaped
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     threading.excepthook = lambda args: _of_a_thread(args.exc_value)
-    sys.unraisablehook = lambda args: _of_a_thread(args.exc_value)
+    sys.unraisablehook = lambda args: _lost(args.exc_value)
+
+
+def _lost(error: BaseException | None) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        interrupts.come_again()
+    _of_a_thread(error)
 
 
 def _of_a_thread(error: BaseException | None) -> None:

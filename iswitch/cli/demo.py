@@ -229,11 +229,13 @@ def run(args: argparse.Namespace) -> int:
 def _topology(args: argparse.Namespace) -> Topology:
     from ..wire import MAX_MEMBERS
 
-    topology = chosen_topology(args.topology, args.workers)
+    topology = chosen_topology(args.topology, args.workers, trees=False)
     if args.topology is None:
         return topology
     if len(topology.hosts) > MAX_MEMBERS:
-        raise UsageError(f"--topology {args.topology}: a job has {MAX_MEMBERS} workers at most")
+        raise UsageError(
+            f"--topology {args.topology}: the demo has {MAX_MEMBERS} workers at most; take fewer"
+        )
     return topology
 
 

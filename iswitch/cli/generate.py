@@ -107,8 +107,12 @@ def run(args: argparse.Namespace) -> int:
 
 def topology(args: argparse.Namespace) -> Topology:
     """The network, with the links that the options say."""
-    from .worlds import chosen_topology, read_topology
+    from .worlds import check_link, chosen_topology, read_topology
 
+    for name in LINKS:
+        if value := getattr(args, name):
+            beside = {"jitter": {"delay": value}, "reorder": {"delay": "1ms"}}.get(name, {})
+            check_link(name, value, **beside)
     if args.jitter and not args.delay:
         args.delay = args.jitter  # a packet cannot come before it was sent
     settings = [f"{name}={value}" for name in LINKS if (value := getattr(args, name))]

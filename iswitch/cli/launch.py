@@ -58,15 +58,6 @@ class Signals:
         for signum in STOPPING:
             signal.signal(signum, signal.SIG_IGN)
 
-    @contextmanager
-    def later(self) -> Iterator[None]:
-        """A context at whose end a signal that came in it is heeded."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
     def _stop(self, signum: int, _: object) -> None:
         self.hold()
         raise Stopped(signum)
@@ -266,7 +257,7 @@ class Crew:
         """As torchrun has it, so that its scripts find what they look for."""
         master = self.world.topology.hosts[0].name
         with self.world.place(master):
-            port = free_port(self.world.address(master))
+            port = os.environ.get("MASTER_PORT") or str(free_port(self.world.address(master)))
         hosts = [host.name for host in self.world.topology.hosts for _ in range(self.per_host)]
         return {
             **group_variables(self.world, hosts, job, port, self.per_host),
@@ -310,16 +301,14 @@ def bindings(world: World, hosts: Sequence[str]) -> list[dict[str, str]]:
 
 
 def free_port(address: str) -> int:
-    """A TCP port for the programs' own use: the usual one, or another one if that is taken."""
-    for port in (MASTER_PORT, 0):
-        with socket.socket() as sock:
-            try:
-                sock.bind((address, port))
-            except OSError:
-                continue
-            found: int = sock.getsockname()[1]
-            return found
-    return MASTER_PORT  # no address there; those who use it will say so
+    """A TCP port for the programs' own use; not always the same, since other runs want one, too."""
+    with socket.socket() as sock:
+        try:
+            sock.bind((address, 0))
+        except OSError:
+            return MASTER_PORT  # no address there; those who use it will say so
+        found: int = sock.getsockname()[1]
+        return found
 
 
 @contextmanager

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..traces.survey import Setting
 
 MAX = "max"
+SHOWN = 8  # names of switches
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -62,8 +63,8 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--switch",
         metavar="NAME|IP:PORT",
-        help="the switch to be replayed: a name in --topology, or its address (default: the first "
-        "that is joined)",
+        help="the switch to be replayed: a name in --topology, or its address (default: the only "
+        "one there, or the first that is joined)",
     )
     parser.add_argument(
         "--view",
@@ -156,18 +157,22 @@ def named_switch(args: argparse.Namespace) -> tuple[str, int] | None:
     """Where the switch was that the options name."""
     from ..wire import PORT
 
-    if args.switch is None:
-        if args.topology is not None:
-            raise UsageError("--topology has several nodes; name one of its switches by --switch")
-        return None
     if args.topology is not None:
         from .worlds import read_topology
 
         topology = read_topology(args.topology)
         names = [switch.name for switch in topology.tree]
-        if args.switch not in names:
-            raise UsageError(f"--switch {args.switch}: {args.topology} has {', '.join(names)}")
-        return str(topology.address(args.switch)), PORT
+        known = ", ".join(names[:SHOWN]) + (f" ... {names[-1]}" if names[SHOWN:] else "")
+        if args.switch is None and len(names) > 1:
+            raise UsageError(
+                f"--topology {args.topology}: which of its switches was captured? add "
+                f"--switch NAME, one of {known}"
+            )
+        if args.switch not in (None, *names):
+            raise UsageError(f"--switch {args.switch}: {args.topology} has {known}")
+        return str(topology.address(args.switch or names[0])), PORT
+    if args.switch is None:
+        return None
     try:
         host, port = host_port(args.switch)
         return str(IPv4Address(host)), port

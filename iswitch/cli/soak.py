@@ -60,13 +60,14 @@ def run(args: argparse.Namespace) -> int:
 
 def play_one(args: argparse.Namespace, scenario: Scenario) -> int:
     """One history, with its timeline."""
+    from ..buffers import AllOrNothing
     from ..sim.trace import Trace
     from ..soak.report import as_json, timeline
     from ..soak.run import History, outcome
 
     check_writable(args.pcapng, args.scenario)
     trace = Trace()
-    history = History(scenario, trace)
+    history = History(scenario, trace, AllOrNothing())
     result = outcome(history)
     if args.pcapng:
         write(args.pcapng, trace.pcapng(history.network.names()))

@@ -1,7 +1,8 @@
 """Run a switch: on a UDP socket (the loopback world), or on network interfaces (the raw world).
 
-Prints `listening HOST:PORT` when ready, serves until SIGINT or SIGTERM, then prints its counters;
-with --json each as an object on a line of its own. On a UDP socket it needs no privileges, and
+Prints `listening HOST:PORT` when ready, serves until SIGINT, SIGTERM or SIGHUP, then prints its
+counters; with --json each as an object on a line of its own. SIGUSR1 has it print those so far on
+stderr, and serve on. On a UDP socket it needs no privileges, and
 serves workers on other machines as well. With --ports it is what its hosts are plugged into: it
 forwards what is not for it, as any switch does.
 """
@@ -16,8 +17,9 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from ipaddress import IPv4Address
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..outside import LIMITS, IncompleteError, reason
 from ..units import count
@@ -270,8 +272,10 @@ def serve(
 
     keep_freed()
     settle()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda *_: engine.stop())
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+            signal.signal(signum, lambda *_: engine.stop())
+    signal.signal(signal.SIGUSR1, lambda *_: tell_counters(args, counters))
     print(json.dumps({"listening": where}) if args.json else f"listening {where}", flush=True)
     engine.run()
     failed = ""
@@ -280,11 +284,7 @@ def serve(
         engine.port.close()
     except OSError as error:
         failed = reason(error)
-    if args.json:
-        print(json.dumps(counters))
-    else:
-        print_counters(dict(counters))
-    sys.stdout.flush()
+    print_counters(args, counters, sys.stdout)
     missing = counters.get("capture_full")
     if missing or failed:
         frames = f", {count(missing, 'frame')} missing" if missing else ""
@@ -477,7 +477,9 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
             replicate=not args.no_replicate,
         )
     except RawPortError as error:
-        raise UsageError(str(error.strerror)) from None
+        instead = ", or leave --ports out to serve on a UDP socket"
+        refused = instead if error.errno == errno.EPERM else ""
+        raise UsageError(f"--ports {','.join(args.ports)}: {error.strerror}{refused}") from None
     for port in ports.ports:
         if not port.is_up():
             print(f"{port.ifname} is down: ip link set {port.ifname} up", file=sys.stderr)
@@ -546,11 +548,22 @@ def mend(error: OSError) -> str:
     return MENDS.get(error.errno or 0, "--listen 127.0.0.1:0 takes any free port")
 
 
-def print_counters(counters: dict[str, int]) -> None:
-    """Print what is not zero, with what it means."""
+def tell_counters(args: argparse.Namespace, counters: dict[str, int]) -> None:
+    """Print the counters so far on stderr, if there is still somebody to read them."""
+    with suppress(OSError):
+        print_counters(args, counters, sys.stderr)
+
+
+def print_counters(args: argparse.Namespace, counters: dict[str, int], file: TextIO) -> None:
+    """Print what is not zero, with what it means; with --json all, as an object."""
     from ..counters import COUNTERS, DROPS
 
+    if args.json:
+        print(json.dumps(counters), file=file, flush=True)
+        return
     for name, meaning in (COUNTERS | DROPS).items():
-        if counters[name] or name in ("rx_packets", "tx_packets"):
+        value = counters.get(name, 0)
+        if value or name in ("rx_packets", "tx_packets"):
             kind = "drop: " if name in DROPS else ""
-            print(f"{name:20} {counters[name]:>15,}  {kind}{meaning}")
+            print(f"{name:20} {value:>15,}  {kind}{meaning}", file=file)
+    file.flush()

@@ -14,9 +14,11 @@ import argparse
 import json
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import write
+from ..interrupts import end_at_once, heed
 from . import MOST, UsageError, check_writable, quantity, workers
 from .boundary import OUTSIDE
 from .worlds import WORLDS, add_switch_kind, chosen_topology, made_folder, p4_switches
@@ -122,11 +124,13 @@ def run(args: argparse.Namespace) -> int:
     from .train_record import Training
     from .train_screen import Screen
 
+    end_at_once()  # loading torch cannot be interrupted otherwise
     topology = chosen_topology(args.topology, args.workers)
     plan = plan_of(args, topology)
     check_writable(args.json, args.topology)
     training = Training(plan, len(topology.hosts), args.out)
     screen = Screen(training, args.world)
+    heed()
     with Signals() as signals, training:
         try:
             status = _run(args, topology, plan, training, screen, signals)
@@ -165,8 +169,7 @@ def _run(
         try:
             switches.start()
             crew.start(command, JOB)
-            with signals.later():  # torch half loaded cannot be loaded again
-                training.prepare()
+            training.prepare()
             crew.run(over)
             signals.hold()
             crew.end()
@@ -286,9 +289,10 @@ def _checkpoint(args: argparse.Namespace, env: str) -> str | None:
         if args.resume:
             raise UsageError("--resume: name the folder of the checkpoint with --out")
         return None
-    path = made_folder(args.out, "--out") / CHECKPOINT
+    path = Path(args.out) / CHECKPOINT
     if args.resume and not path.exists():
         raise UsageError(f"--resume: there is no {path}; leave it out to begin")
+    made_folder(args.out, "--out")
     if not args.resume and path.exists():
         raise UsageError(f"--out {args.out} has a training; add --resume, or name another folder")
     if args.resume:

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import sys
 import time
 from collections import deque
 from contextlib import ExitStack
@@ -87,9 +88,9 @@ class Training:
             self._files.close()
 
     def prepare(self) -> None:
-        """Load what writes event files, and torch with it: workers take longer to start."""
+        """Load what writes event files, while workers start."""
         if self._out is not None:
-            import tensorboardX  # noqa: F401
+            load_event_files()
 
     def go_on(self) -> str:
         """What an early end leaves to be said."""
@@ -263,6 +264,20 @@ class Training:
         }
 
 
+def load_event_files() -> None:
+    """Load tensorboardX, but not torch for its sake, whose tensors nobody writes: it takes seconds.
+
+    Meanwhile Ctrl-C would wait.
+    """
+    if hidden := "torch" not in sys.modules:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        import tensorboardX  # noqa: F401
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+
+
 def tables(folder: Path) -> list[tuple[Path, tuple[str, ...]]]:
     """The CSV files of a training, and their columns."""
     return [(folder / "progress.csv", COLUMNS), (folder / "episodes.csv", EPISODE_COLUMNS)]
@@ -306,6 +321,7 @@ class Files:
 
     def __init__(self, folder: Path, goes_on: bool) -> None:
         """Begin them; with `goes_on` the CSV files are gone on with."""
+        load_event_files()
         from tensorboardX.event_file_writer import EventsWriter
 
         self._files: dict[str, IO[str]] = {}  # by path

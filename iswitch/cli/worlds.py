@@ -180,8 +180,38 @@ def read_topology(text: str, option: str = "--topology") -> Topology:
         raise UsageError(f"{option}: {error}") from None
 
 
-def chosen_topology(form: str | None, workers: int | None) -> Topology:
+def check_link(name: str, value: str, **beside: str) -> None:
+    """Whether an option such as --loss can give links this value.
+
+    Args:
+        name: of the setting, and of the option.
+        value: as it is written.
+        beside: other settings that it goes with.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    from topologies import Link, TopologyError
+
+    try:
+        Link.of("h1", "s1", **{**beside, name: value})
+    except TopologyError as error:
+        said = str(error).removeprefix("link h1-s1: ")
+        raise UsageError(refused(f"--{name}", name, value, said)) from None
+
+
+def refused(option: str, quantity: str, value: str, said: str) -> str:
+    """What to say of an option whose quantity was refused as one that is written NAME=VALUE."""
+    return f"{option} {value}: " + said.replace(f"write {quantity}=", f"write {option} ")
+
+
+def chosen_topology(form: str | None, workers: int | None, trees: bool = True) -> Topology:
     """The network of `--topology`, or a switch and `--workers` of them: 4, if neither says more.
+
+    Args:
+        form: of --topology.
+        workers: of --workers.
+        trees: whether more workers could be had with more switches.
 
     Raises:
         UsageError: there is no such network, or the two say it twice.
@@ -191,8 +221,11 @@ def chosen_topology(form: str | None, workers: int | None) -> Topology:
     if form is None:
         workers = 4 if workers is None else workers
         if not 1 <= workers <= MAX_MEMBERS:
+            mend = f"{MAX_MEMBERS} or fewer" if workers > 0 else "1 or more"
+            if trees and workers > 0:
+                mend += ", or switches below one: --topology rack:2x48"
             raise UsageError(
-                f"--workers {workers}: a switch takes 1 to {MAX_MEMBERS} workers a job"
+                f"--workers {workers}: a switch takes 1 to {MAX_MEMBERS} workers a job; take {mend}"
             )
         return read_topology(f"star:{workers}")
     if workers is not None:
@@ -201,7 +234,7 @@ def chosen_topology(form: str | None, workers: int | None) -> Topology:
 
 
 def group_variables(
-    world: World, hosts: Sequence[str], job: int, port: int, per_host: int = 1
+    world: World, hosts: Sequence[str], job: int, port: int | str, per_host: int = 1
 ) -> dict[str, str]:
     """What all workers of a group have in their environment, as torchrun names it.
 

@@ -12,10 +12,10 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ CHUNK = 8 << 10  # bytes that are written at once, at least; removed, they give 
 SWITCH_INTERVAL = 0.0005  # seconds after which the writing thread has to let the switch go on
 
 
+T = TypeVar("T")
 Packets = tuple[Rows, int]  # and the size of the last
 
 
@@ -140,12 +141,25 @@ class Capture:
     def received(self, frames: Frames) -> None:
         """These frames have come."""
         rows = (frames.row(i) for i in range(len(frames.lengths)))
-        self._record(frames.ingress, Direction.IN, rows)
+
+        def counts() -> list[int]:
+            tops = zip(frames.heads, frames.bodies[:, :MOST_HEADERS], frames.lengths, strict=True)
+            return [_stands_for(head.tobytes() + top.tobytes(), n) for head, top, n in tops]
+
+        self._record(frames.ingress, Direction.IN, rows, counts)
 
     def sent(self, transmission: Transmission, refused: Collection[int]) -> None:
         """These frames have gone, but for the refused ones."""
-        rows = (row for i, row in enumerate(transmission.whole()) if i not in refused)
-        self._record(transmission.port, Direction.OUT, rows)
+
+        def kept(of: Iterable[T]) -> Iterator[T]:
+            return (one for i, one in enumerate(of) if i not in refused)
+
+        def rows() -> Iterator[bytes]:
+            yield from kept(transmission.whole())
+
+        self._record(
+            transmission.port, Direction.OUT, rows(), lambda: list(kept(transmission.counts))
+        )
 
     def datagrams(
         self, direction: Direction, source: Address, target: Address, tos: int, packets: Packets
@@ -157,16 +171,30 @@ class Capture:
             for payloads, lengths, _ in supers(*packets)
             for payload, length in zip(payloads, lengths, strict=True)
         )
-        self._record(0, direction, rows)
+        self._record(0, direction, rows, lambda: [n for *_, some in supers(*packets) for n in some])
 
-    def _record(self, number: int, direction: Direction, rows: Iterator[bytes]) -> None:
-        """Hand rows over to be written; for want of memory they are missing, at least one."""
+    def _record(
+        self,
+        number: int,
+        direction: Direction,
+        rows: Iterator[bytes],
+        counts: Callable[[], Sequence[int]],
+    ) -> None:
+        """Hand rows over to be written; those for which memory lacks are missing.
+
+        `counts` says for how many frames each row stands; asked only then.
+        """
         now = self._now()
+        given = 0
         try:
             for row in rows:
                 self._give(_Record(number, now, direction, row))
+                given += 1
         except MemoryError:
-            self._lose(1)
+            try:
+                self._lose(sum(counts()[given:]))
+            except MemoryError:
+                self._lose(1)
 
     def close(self) -> None:
         """Write what is left, and how many frames are missing; close the file.
@@ -192,8 +220,7 @@ class Capture:
     def _give(self, record: _Record) -> None:
         size = len(record.row)
         if self._file.error is not None or self._given - self._taken + size > self._room:
-            found = read_super(record.row[:MOST_HEADERS], size) if record.row[1] else None
-            self._lose(found.frames if found else 1)
+            self._lose(_stands_for(record.row))
             return
         self._queue.put(record)
         self._given += size
@@ -206,13 +233,21 @@ class Capture:
     def _write(self) -> None:
         while (record := self._queue.get()) is not None:
             number, time_ns, direction, row = record
+            written = 0
             try:
                 for frames in on_the_wire(row):
                     self._file.add(packets(number, time_ns, direction, frames), len(frames))
+                    written += len(frames)
             except MemoryError:
-                self._file.missing += 1
+                self._file.missing += _stands_for(row) - written
             self._taken += len(row)
         self._written = True
+
+
+def _stands_for(row: bytes, size: int | None = None) -> int:
+    """For how many frames on the wire a row stands, of which the beginning serves."""
+    found = read_super(row[:MOST_HEADERS], len(row) if size is None else size) if row[1] else None
+    return found.frames if found else 1
 
 
 def on_the_wire(row: bytes) -> Iterator[Rows]:

@@ -195,7 +195,11 @@ class Lobby:
         n = len(lengths)
         if not n:
             return
-        guests = self._turn_away(bodies, lengths)
+        try:
+            guests = self._turn_away(bodies, lengths)
+        except MemoryError:  # members are served all the same, and the next who come here
+            self.counters["rx_no_memory"] += n
+            return
         alone = len(guests.lengths)
         if alone:
             yield guests
@@ -220,18 +224,22 @@ class Lobby:
         sizes = np.asarray(lengths)
         short = sizes < SEG_SIZE
         data = away & (kinds == DATA_KIND)
+        came, size = int(away.sum()), int(sizes[away].sum())
+        ordinary, too_short = int((away & ~data).sum()), int((data & short).sum())
+        guests = Guests(bodies, lengths, meta)
+        if came:
+            rest = np.flatnonzero(~away)
+            guests = Guests(bodies[rest], sizes[rest].tolist(), meta[rest])
+        # From here on nothing takes memory: either all of it is counted or nothing.
         counters = self.counters
-        counters["rx_packets"] += int(away.sum())
-        counters["rx_bytes"] += int(sizes[away].sum())
-        counters["ordinary"] += int((away & ~data).sum())
-        counters["short"] += int((data & short).sum())
-        strangers = int((data & ~short).sum())
+        counters["rx_packets"] += came
+        counters["rx_bytes"] += size
+        counters["ordinary"] += ordinary
+        counters["short"] += too_short
+        strangers = came - ordinary - too_short
         counters["data"] += strangers
         counters["stranger"] += strangers
-        if not away.any():
-            return Guests(bodies, lengths, meta)
-        rest = np.flatnonzero(~away)
-        return Guests(bodies[rest], sizes[rest].tolist(), meta[rest])
+        return guests
 
     def _count_dropped(self) -> None:
         meminfo = self.socket.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36)

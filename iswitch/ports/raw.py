@@ -426,9 +426,7 @@ def packet_socket(buffer: int) -> socket.socket:
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     except PermissionError as error:
         raise RawPortError(
-            error.errno,
-            "raw ports need CAP_NET_RAW and CAP_NET_ADMIN; run as root (sudo), or leave --ports "
-            "out to serve on a UDP socket",
+            error.errno, "raw ports need CAP_NET_RAW and CAP_NET_ADMIN; run as root (sudo)"
         ) from error
     except OSError as error:
         raise RawPortError(

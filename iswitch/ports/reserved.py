@@ -10,6 +10,7 @@ when it is asked for.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import sys
 import threading
@@ -26,6 +27,7 @@ SMALL = 4 << 20  # bytes that are touched at once: a millisecond or two
 SLICE = 4 << 20  # bytes that the thread touches at a time
 SLACK = 32 << 20  # bytes that the machine and each control group keep
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE (linux/mman.h, 5.14): as if written, contents unchanged
+TRIES, TRY_PAUSE = 20, 0.05  # seconds: a signal, or a group that is full for a moment
 QUIET = 1.0  # seconds between two lines for the operator
 UNLIMITED = 1 << 62
 GROUPS = Path("/sys/fs/cgroup")
@@ -146,10 +148,23 @@ class SystemBuffers(Buffers):
         at, size = buffer.ctypes.data, buffer.nbytes
         for start in range(0, size, SLICE):
             part = min(SLICE, size - start)
-            if self._madvise(at + start, part, POPULATE_WRITE):
-                break  # an older kernel: pages are made when they are used
+            if not self._populate(at + start, part):
+                break
         with self._lock:
             self._pending -= size
+
+    def _populate(self, at: int, nbytes: int) -> bool:
+        """Make some pages, if need be a little later; False: an older kernel, that cannot do so.
+
+        Then, and where it refuses for long, they are made when they are used.
+        """
+        for _ in range(TRIES):
+            if not self._madvise(at, nbytes, POPULATE_WRITE):
+                return True
+            if ctypes.get_errno() == errno.EINVAL:
+                return False
+            time.sleep(TRY_PAUSE)
+        return True
 
     def refused(self, job: int, nbytes: int) -> None:
         """Tell the operator, once a second at most."""

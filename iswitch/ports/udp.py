@@ -152,10 +152,14 @@ class UdpPort:
         """Count what the kernel has dropped since the last packet that came, and close."""
         if self.lobby:
             self.lobby.close()
+        self.count_dropped()
+        self.socket.close()
+
+    def count_dropped(self) -> None:
+        """Count what the kernel has dropped so far; the last packets that came may not tell it."""
         if self.socket.fileno() >= 0:
             meminfo = self.socket.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36)
             self._note_overflow(struct.unpack_from("<I", meminfo, 4 * MEMINFO_DROPS)[0])
-        self.socket.close()
 
     @property
     def mtu(self) -> int:
@@ -187,6 +191,14 @@ class UdpPort:
         n = len(lengths)
         if not n:
             return []
+        try:
+            return self._received(bodies, lengths, spacing)
+        except MemoryError:
+            self.counters["rx_no_memory"] += n
+            return []
+
+    def _received(self, bodies: Rows, lengths: list[int], spacing: int) -> list[Burst]:
+        n = len(lengths)
         meta = self._receiver.meta[:n]
         if n > BATCH_SUPER or max(lengths) > spacing:
             bursts = self._bursts(bodies, lengths, meta)
@@ -303,9 +315,14 @@ class UdpPort:
     def push(self, sends: Iterable[Outgoing]) -> None:
         """Send packets; what the kernel does not take is counted (`tx_failed`)."""
         for given in sends:
-            out = self._post(given) if type(given) is Recurring else given
-            if out is None:
-                continue
+            try:
+                self._push(given)
+            except MemoryError:  # of some it may have been sent; the others' are sent all the same
+                self.counters["tx_failed"] += len(given.rows) * len(given.peers)
+
+    def _push(self, given: Outgoing) -> None:
+        out = self._post(given) if type(given) is Recurring else given
+        if out is not None:
             n, size = out.rows.shape
             whole = self.offload and super_packets(size, self.most) > 1
             for group in self._groups.get(out.peers) or self._group(out.peers):

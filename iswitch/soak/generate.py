@@ -20,20 +20,48 @@ LEASE = 4.0  # seconds, where all are told who is lost: they are heard of every 
 
 def generate(seed: int) -> Scenario:
     """The scenario of a seed."""
-    return with_garble(with_impostors(_Generator(seed).scenario()))
+    return with_garble(with_impostors(with_lost_resets(_Generator(seed).scenario())))
+
+
+CALM = {"pause", "cut", "echo", "stutter", "stranger", "spoof", "garble", "forge"}
+
+
+def with_lost_resets(scenario: Scenario) -> Scenario:
+    """Have a switch lose its state when some may have heard of a Reset, and others not.
+
+    In a whole job that has no key: docs/soak.md, "What is left out".
+    """
+    rng = Random(f"lost reset {scenario.seed}")
+    kinds = {event.what for event in scenario.events} - CALM
+    unfit = any(job.mode != WHOLE or job.keyed for job in scenario.jobs) or scenario.lease
+    rare = kinds == {"restart"} and rng.random() < 0.1
+    if unfit or not (kinds == {"reset"} or rare):
+        return scenario
+    pause = rng.choice((0.0002, 0.001, 0.005))
+    chosen = rng.choice([event for event in scenario.events if event.what in kinds])
+    hosts, switches = nodes(scenario.topology)
+    if rare:
+        event = Event(max(0.0, round(chosen.at - pause, 6)), "reset", rng.choice(hosts))
+    else:
+        lasting = rng.choice((1e-5, 0.001, 0.02))
+        event = Event(round(chosen.at + pause, 6), "restart", rng.choice(switches), lasting)
+    return _beside(scenario, event)
+
+
+def _beside(scenario: Scenario, *events: Event) -> Scenario:
+    both = sorted((*scenario.events, *events), key=lambda event: event.at)
+    return replace(scenario, events=tuple(both))
 
 
 def with_garble(scenario: Scenario) -> Scenario:
     """Add data of rounds beyond the next, where nothing but contributions moves the window."""
     rng = Random(f"garble {scenario.seed}")
-    calm = {"pause", "cut", "echo", "stutter", "stranger", "spoof", "garble", "forge"}
-    moved = {event.what for event in scenario.events} - calm
+    moved = {event.what for event in scenario.events} - CALM
     if moved or scenario.lease or scenario.is_quiet or rng.random() < 0.5:
         return scenario
     root = nodes(scenario.topology)[1][0]
     event = Event(round(rng.random() * 0.5 * scenario.horizon, 6), "garble", root, 0.02)
-    both = sorted((*scenario.events, event), key=lambda event: event.at)
-    return replace(scenario, events=tuple(both))
+    return _beside(scenario, event)
 
 
 def with_impostors(scenario: Scenario) -> Scenario:
@@ -49,8 +77,7 @@ def with_impostors(scenario: Scenario) -> Scenario:
         )
         for _ in range(rng.randint(1, 2))
     ]  # fmt: skip
-    both = sorted((*scenario.events, *events), key=lambda event: event.at)
-    return replace(scenario, events=tuple(both))
+    return _beside(scenario, *events)
 
 
 class _Generator(Drawing):

@@ -56,7 +56,9 @@ class Rounds:
         # Whose first Join was answered by a switch that lost its state is as good as new.
         self.may_begin_anew = job.mode == WHOLE and scenario.restarts
         # A worker reborn at a switch that lost its state begins where the others may have been.
-        self.may_be_dropped = self.may_fall_behind or not self.agree
+        # So is told where the others are who has not heard of a Reset.
+        lost_resets = scenario.restarts and scenario.has("reset")
+        self.may_be_dropped = self.may_fall_behind or not self.agree or lost_resets
 
     def begins(self, identity: int, round_: int) -> Vector:
         """A life begins a round; what it contributes. None that it has got comes again."""

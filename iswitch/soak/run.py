@@ -11,7 +11,7 @@ from random import Random
 from topologies import Topology
 from topologies.simulated import Simulation
 
-from ..buffers import AllOrNothing
+from ..buffers import PLAIN, AllOrNothing, Buffers
 from ..impairment import Impairment
 from ..keys import Key
 from ..limits import Limits
@@ -63,7 +63,7 @@ class Result:
 
 def run(scenario: Scenario, trace: Trace | None = None) -> Result:
     """Play it to its end, or to the first violation."""
-    return outcome(History(scenario, trace))
+    return outcome(History(scenario, trace, AllOrNothing()))
 
 
 def outcome(history: History) -> Result:
@@ -94,14 +94,17 @@ class History:
     Args:
         scenario: what happens in it.
         trace: where it is written down, if anywhere.
+        buffers: where its switches take theirs from.
     """
 
-    def __init__(self, scenario: Scenario, trace: Trace | None = None) -> None:
+    def __init__(
+        self, scenario: Scenario, trace: Trace | None = None, buffers: Buffers = PLAIN
+    ) -> None:
         self.scenario = scenario
         links = f",{scenario.links}" if scenario.links else ""
         topology = replace(Topology.parse(scenario.topology + links), seed=scenario.seed)
         lease = scenario.lease or float("inf")
-        limits = Limits(MEMORY, lease=lease, buffers=AllOrNothing())
+        limits = Limits(MEMORY, lease=lease, buffers=buffers)
         keys = {job.number: key for job in scenario.jobs if (key := key_of(job)) is not None}
         self.simulation = Simulation(
             topology, limits, trace, scenario.latency, keys, scenario.ports
@@ -112,6 +115,7 @@ class History:
         self.network.witness = Conduct(self.network, halts, [Key(key) for key in keys.values()])
         self.echoing: Counter[Address] = Counter()  # echoes at each node
         self.kept: dict[tuple[Address, Address], deque[Burst]] = {}  # what was sent last, and where
+        self.heard_late: set[str] = set()  # whose last words come when another has their place
         self.held: dict[Address, float] = {}  # who speaks, and for how long it is held back
         self.rng = Random(f"echo {scenario.seed}")
         self.books = {switch.name: self._open(switch.name) for switch in topology.tree}
@@ -221,6 +225,10 @@ class History:
             second = 1000 * (identity + 1)
             if identity >= len(job.hosts):  # not the first one there
                 second = self._stepped_back(second, host, identity)
+            before = self.lives.get(host)
+            if before is not None and host in self.heard_late:
+                # docs/soak.md, "What is left out": no second begins two whose data can meet.
+                second += second == before.session.incarnation
             life = Life(
                 self.scenario, oracle, self.network, host, at, above, identity,
                 second, self._expected(job, identity), self._look, self._has_left,
@@ -397,6 +405,7 @@ class History:
 
         def last_words() -> None:
             self._plug(event.who, up=True)
+            self.heard_late.add(event.who)
             del self.held[life.address]
             if life.alive:
                 self._replace(event)

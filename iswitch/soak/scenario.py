@@ -47,7 +47,10 @@ class NoScenario(OutsideError, ValueError):
     """A text that is no scenario; the message says why, and what to take."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(f"--scenario: {message}; take what a failure has printed")
+        super().__init__(
+            f"--scenario: {message}; take what a failure has printed, or --seed N, the history of "
+            "a seed"
+        )
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,8 @@ class SwitchConduct:
         round_ = int(rounds[0])
         if is_out_of_turn(job, member, round_):
             return self._nothing_counts
+        if member.held_back:  # until the others are that far; Help brings it what is kept
+            return None
         indices = np.unique(burst.rows[:, 4:SEG_SIZE].copy().view(">u4")).astype(np.int64)
         state = accelerator.state[round_ & 1].words[indices[indices < shape.segments], 0]
         complete = accelerator.COMPLETE << 32 | round_
@@ -362,9 +364,14 @@ class SwitchConduct:
 
 
 def is_out_of_turn(job: Job, member: Member, round_: int) -> bool:
-    """Whether a round is before a member's first, or none that the job takes (and not that one)."""
+    """Whether a round is before a member's first, or none that the job takes (and not that one).
+
+    A member held back has no round that counts before all have come.
+    """
     first, window = member.first_round, job.window
     if first is not None and round_distance(round_, first) < 0:
+        return True
+    if member.held_back and not job.members.gathered and not job.threshold:
         return True
     lowest = window.lowest
     past = lowest is not None and round_distance(round_, lowest) < 0

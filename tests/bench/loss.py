@@ -136,7 +136,10 @@ def main() -> None:
             server.join()
             names = ("lost_in", "lost_out", "duplicate", "late", "retransmitted", "rx_overflow")
             told = ", ".join(f"{name} {counters[name]}" for name in names if counters[name])
-            print(f"loss {loss}: switch process {user:.1f} + {system:.1f} s of CPU; {told}")
+            injection = f" ({counters['injection']:.1f} of it to lose packets)" * (loss != "0")
+            print(
+                f"loss {loss}: switch process {user:.1f} + {system:.1f} s of CPU{injection}; {told}"
+            )
 
 
 if __name__ == "__main__":

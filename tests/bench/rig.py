@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 from iswitch.bench.plan import PAPER
 from iswitch.chassis import Chassis
 from iswitch.engine import Engine
+from iswitch.frame import Frames, Transmission
 from iswitch.impairment import Impairments
 from iswitch.ports.impaired import ImpairedPorts
 from iswitch.ports.memory import keep_freed, settle
@@ -50,24 +52,51 @@ def place(network: Network, node: str) -> Place:
     return Place(network.namespace(node), ifnames, str(network.topology.address(node)))
 
 
+class Timed(ImpairedPorts):
+    """Impaired ports that tell how long losing packets has kept this thread: no network does that.
+
+    Not in it is that the kernel copies no broadcast any more, from which each port lost others.
+    """
+
+    injection = 0.0  # seconds of CPU
+
+    def _entering(self, frames: Frames, now: float) -> list[Frames] | None:
+        began = time.thread_time()
+        try:
+            return super()._entering(frames, now)
+        finally:
+            self.injection += time.thread_time() - began
+
+    def _leaving(self, step: Sequence[Transmission]) -> Sequence[Transmission]:
+        began = time.thread_time()
+        try:
+            return super()._leaving(step)
+        finally:
+            self.injection += time.thread_time() - began
+
+
 def serve(
     where: Place, report: Connection, impairments: Impairments | None = None, seed: int = 0
 ) -> None:
-    """A raw switch: says when it is ready, and at the end its CPU seconds and counters."""
+    """A raw switch: says when it is ready, and at the end its CPU seconds and counters.
+
+    Among these is `injection`, the seconds of CPU that impairments have taken.
+    """
     switch = Switch()
     with where:
         ports = RawPorts(where.ifnames, counters=switch.counters)
     address = socket.inet_aton(where.address)
     chassis = Chassis(switch, address, b"\2i" + address, ports.jacks, SWITCH_PORT)
-    impaired = ImpairedPorts(ports, impairments, seed, switch.counters) if impairments else ports
-    engine = Engine(chassis, impaired)
+    lossy = Timed(ports, impairments, seed, switch.counters) if impairments else None
+    engine = Engine(chassis, lossy or ports)
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
     keep_freed()
     settle()
     report.send("ready")
     engine.run()
     usage = os.times()
-    report.send((usage.user, usage.system, dict(switch.counters)))
+    spent = {"injection": lossy.injection if lossy else 0.0}
+    report.send((usage.user, usage.system, dict(switch.counters) | spent))
 
 
 class Start:

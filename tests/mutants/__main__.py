@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from statistics import median
 
-from .examine import Finding, NotExamined, base, examine
+from .examine import Controls, Finding, NotExamined, base, examine
 from .table import Mutant, Rotten, mutants
 
 
@@ -60,7 +60,8 @@ def main(words: Sequence[str] | None = None) -> int:
     findings: list[Finding] = []
     seeds, tests = range(args.seeds), not args.no_tests
     with base() as sound, ThreadPoolExecutor(args.processes) as pool:
-        at_work = [pool.submit(examine, m, sound, seeds, tests=tests) for m in wanted]
+        controls = Controls(sound)
+        at_work = [pool.submit(examine, m, controls, seeds, tests=tests) for m in wanted]
         try:
             for done in as_completed(at_work):
                 findings.append(done.result())
@@ -95,6 +96,7 @@ def line(finding: Finding) -> str:
     mutant = finding.mutant
     seen = "-" if finding.seeds is None else f"{finding.seeds}"
     test = {None: "", True: "test", False: "TEST PASSES"}[finding.test]
+    test = "test hangs" if finding.test_hangs else "IN DOUBT" if finding.doubt else test
     return f"{seen:>4} {finding.kind:20} {test:5} {mutant.name}: {mutant.what}"
 
 
@@ -136,6 +138,7 @@ def as_json(finding: Finding) -> dict[str, object]:
         "message": finding.message,
         "test": mutant.test,
         "test_fails": finding.test,
+        "test_hangs": finding.test_hangs,
         "survives": mutant.survives,
         "complaint": finding.complaint,
     }

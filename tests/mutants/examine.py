@@ -1,4 +1,7 @@
-"""Whether anything sees a mutant: soak, and the unit test that the table names."""
+"""Whether anything sees a mutant: soak, and the unit test that the table names.
+
+What fails or does not end proves something only if it passes without the mutant: `Controls` looks.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,25 @@ import compileall
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from .table import ROOT, Mutant
 
 TREE = ("iswitch", "worker_lib", "topologies", "p4", "tests", "docs", "pyproject.toml", "README.md")
 LONGEST = 30  # seconds of CPU for a history: none of the sound ones takes 3
 PATIENCE = 900  # seconds for all seeds of a mutant, and for its test
+QUICK = PATIENCE / 10  # seconds without a mutant, for it to be the mutant that has no end
+PASSES, FAILS, HANGS = "passes", "fails", "hangs"
+ENDLESS = "endless"  # soak as a whole; a history that takes too much CPU is said to hang
 
 
 class NotExamined(RuntimeError):
@@ -33,7 +42,9 @@ class Finding:
         seeds: that were played until soak saw it; None: it did not.
         kind: of the violation; "hangs": a history did not end.
         message: of the violation.
-        test: whether its unit test failed; None: it has none, or that was not wanted.
+        test: whether its unit test saw it; None: it has none, was not wanted, or is in doubt.
+        test_hangs: it saw it by not ending.
+        doubt: why what did not pass proves nothing: it does not without the mutant, either.
     """
 
     mutant: Mutant
@@ -41,6 +52,8 @@ class Finding:
     kind: str = ""
     message: str = ""
     test: bool | None = None
+    test_hangs: bool = False
+    doubt: str = ""
 
     @property
     def caught(self) -> bool:
@@ -51,6 +64,8 @@ class Finding:
     def complaint(self) -> str:
         """What is wrong with the tests, or with the table; empty: nothing."""
         mutant = self.mutant
+        if self.doubt:
+            return self.doubt
         if self.test is False:
             return f"{mutant.test} passes with it"
         if self.caught and mutant.survives:
@@ -78,20 +93,67 @@ def base(root: Path = ROOT) -> Iterator[Path]:
         yield copy
 
 
-def examine(mutant: Mutant, sound: Path, seeds: Sequence[int], *, tests: bool = True) -> Finding:
+@contextmanager
+def copied(sound: Path, name: str) -> Iterator[Path]:
+    """A copy of the sound tree, to be played in."""
+    with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=sound.parent) as place:
+        yield shutil.copytree(sound, Path(place) / "tree")
+
+
+class Controls:
+    """What unit tests and soak do without any mutant: each is played once, when it is asked for."""
+
+    def __init__(self, sound: Path) -> None:
+        self.sound = sound
+        self._found: dict[object, tuple[str, float]] = {}
+        self._locks: dict[object, Lock] = {}
+
+    def doubt(self, test: str, outcome: str) -> str:
+        """Why this outcome of a test proves nothing; empty: it does."""
+        found, seconds = self._once(test, lambda tree: outcome_of(tree, test))
+        if found != PASSES:
+            return f"{test} {found} without it, too"
+        if outcome == HANGS and seconds > QUICK:
+            return f"{test} takes {seconds:.0f} s without it: who knows whether it ends"
+        return ""
+
+    def doubt_of_soak(self, seeds: Sequence[int]) -> str:
+        """Why it proves nothing that soak did not end in time; empty: it does."""
+        found, seconds = self._once(tuple(seeds), lambda tree: soak(tree, seeds)[1])
+        if found or seconds > QUICK:
+            return f"soak takes {seconds:.0f} s without it{found and ': '}{found}"
+        return ""
+
+    def _once(self, what: object, play: Callable[[Path], str]) -> tuple[str, float]:
+        with self._locks.setdefault(what, Lock()):
+            if what not in self._found:
+                with copied(self.sound, "control") as tree:
+                    began = time.monotonic()
+                    self._found[what] = play(tree), time.monotonic() - began
+            return self._found[what]
+
+
+def examine(
+    mutant: Mutant, controls: Controls, seeds: Sequence[int], *, tests: bool = True
+) -> Finding:
     """Put a mutant into a copy of the sound tree, and see whether anything sees it there.
 
     Raises:
         Rotten: it does not fit.
-        NotExamined: soak or pytest did not run.
+        NotExamined: soak or pytest did not run, or was killed.
     """
-    with tempfile.TemporaryDirectory(prefix=f"{mutant.name}-", dir=sound.parent) as place:
-        tree = Path(place) / "tree"
-        shutil.copytree(sound, tree)
+    with copied(controls.sound, mutant.name) as tree:
         mutant.apply(tree)
         played, kind, message = soak(tree, seeds)
-        test = fails(tree, mutant.test) if tests and mutant.test else None
-    return Finding(mutant, played, kind, message, test)
+        outcome = outcome_of(tree, mutant.test) if tests and mutant.test else None
+    doubt = controls.doubt_of_soak(seeds) if kind == ENDLESS else ""
+    if doubt:
+        played, kind = None, ""
+    if outcome not in (None, PASSES):
+        of_test = controls.doubt(mutant.test, str(outcome))
+        outcome, doubt = (None, of_test) if of_test else (outcome, doubt)
+    seen = None if outcome is None else outcome != PASSES
+    return Finding(mutant, played, kind, message, seen, outcome == HANGS, doubt)
 
 
 def soak(tree: Path, seeds: Sequence[int], longest: int = LONGEST) -> tuple[int | None, str, str]:
@@ -104,20 +166,26 @@ def soak(tree: Path, seeds: Sequence[int], longest: int = LONGEST) -> tuple[int 
         raise NotExamined(f"soak does not begin: {errors[-2000:]}")
     last, played = lines[-1], len({line["seed"] for line in lines})
     if status is None:
-        return played, "hangs", f"seed {last['seed']} does not end"
+        return played, ENDLESS, f"seed {last['seed']} does not end"
+    if status == -signal.SIGKILL:  # by nobody here: by the kernel, for want of memory
+        raise NotExamined(f"soak was killed in seed {last['seed']}")
     if status:  # a signal, or no memory for the interpreter itself
         return played, "dies", errors.strip().rpartition("\n")[2] or f"exit status {status}"
     return (played, last["kind"], last["message"]) if "kind" in last else (None, "", "")
 
 
-def fails(tree: Path, test: str) -> bool:
-    """Whether a unit test fails there, or does not end."""
+def outcome_of(tree: Path, test: str) -> str:
+    """Whether a unit test passes there, fails, or hangs.
+
+    Raises:
+        NotExamined: pytest did not run, or was killed.
+    """
     plugins = ("no:cacheprovider", "no:xdist", "tests.mutants.hurry")
     options = ("-q", "-x", *(word for plugin in plugins for word in ("-p", plugin)))
     status, said, errors = _run(tree, "pytest", *options, test)
     if status not in (None, 0, 1):
         raise NotExamined(f"pytest cannot run {test}: {said[-2000:]}{errors[-2000:]}")
-    return status != 0
+    return HANGS if status is None else FAILS if status else PASSES
 
 
 def _run(tree: Path, module: str, *words: str) -> tuple[int | None, str, str]:

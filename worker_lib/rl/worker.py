@@ -164,7 +164,6 @@ class Training:
 def main() -> int:
     """Be a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     deterministic()
     try:
         Training(Plan.from_json(sys.argv[1])).run()

@@ -1,0 +1,66 @@
+"""What Ctrl-C does to the process of a command, from its first line to its last.
+
+While modules load, a KeyboardInterrupt would be raised anywhere: in an extension that makes another
+exception of it, or in a destructor that loses it; and only after a library has been mapped, which
+takes seconds on a busy machine. So SIGINT has its default action until the command begins, and again
+when it is done: there is nothing to undo.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+STATUS = 130  # as a shell has it of a process that SIGINT has ended
+AGAIN = 0.02  # seconds
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+def end_at_once() -> None:
+    """Have Ctrl-C end this process, unless that is ignored, as in the background of a shell."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def heed() -> None:
+    """Have Ctrl-C raise KeyboardInterrupt, if it ends this process so far."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def come_again() -> None:
+    """Have a KeyboardInterrupt that was lost, as in a destructor, come again in a moment."""
+    again = threading.Timer(AGAIN, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    with suppress(RuntimeError):  # at the very end no thread can be started, nor is one needed
+        again.start()
+
+
+def follows_one(error: BaseException) -> bool:
+    """Whether an import failed because a KeyboardInterrupt came in the middle of it."""
+    found: BaseException | None = error
+    while found is not None and isinstance(error, ImportError | SystemError):
+        if isinstance(found, KeyboardInterrupt):
+            return True
+        found = found.__cause__ or found.__context__
+    return False
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Leave the signal handlers and the environment of this process as they were."""
+    environment = dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in HANDLED}
+    try:
+        yield
+    finally:
+        if os.environ != environment:
+            os.environ.clear()
+            os.environ.update(environment)
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                if handler is not None:  # not one of Python's
+                    signal.signal(number, handler)
