@@ -14,6 +14,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +34,12 @@ from .test_damaged_input import CRAFTED, OF, options
 COMMAND = [sys.executable, "-m", "iswitch"]
 
 
-def run(*line: str, disk: str = "", **more: object) -> subprocess.CompletedProcess[str]:
+def run(
+    *line: str, disk: str = "", command: Sequence[str] = COMMAND, **more: object
+) -> subprocess.CompletedProcess[str]:
     """Run a command line, with a disk of FOLDER:KIB mounted that it alone sees."""
     folder, _, room = disk.partition(":")
-    inside = [*COMMAND, *line]
+    inside = [*command, *line]
     if disk:
         # A file takes what is left beside it, so that the smallest disk, a page, has no room.
         mount = (
@@ -129,6 +132,70 @@ def test_full_disks(option: str, trace: str, tmp_path: Path) -> None:
         assert said, done.stderr
         wanted = rf"(iswitch {line[0]}:|stopped:) .*{name}[^:]*: No space left on device; make room"
         assert re.match(wanted, said[-1]), said
+
+
+RECORDED = """
+import os, signal, subprocess, sys
+from pathlib import Path
+disk, how, ours = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+trace = disk / "s1.pcapng"
+add = [sys.executable, "-c", os.environ["SUM"]]
+if how == "switch":
+    switch = subprocess.Popen([*ours, "switch", "--listen", "127.0.0.1:0", "--capture", trace],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    where = switch.stdout.readline().split()[1]
+    place = {"ISWITCH_SWITCH": where, "ISWITCH_JOB": "1", "WORLD_SIZE": "1", "RANK": "0"}
+    subprocess.run(add, env=os.environ | place, check=True)
+    switch.send_signal(signal.SIGINT)
+    print(switch.communicate()[1], switch.returncode)
+else:
+    fails = ["; sys.exit(7)" if how == "fails" else ""]
+    waits = ["; print('summed', flush=True); time.sleep(60)" if how == "stopped" else ""]
+    code = "import sys, time\\n" + os.environ["SUM"] + "\\n0" + fails[0] + waits[0]
+    record = subprocess.Popen([*ours, "record", "--to", disk, "--topology", "star:1", "--",
+                               sys.executable, "-c", code],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if how == "stopped":
+        record.stdout.readline()
+        record.send_signal(signal.SIGINT)
+    print(record.communicate()[1], record.returncode)
+replay = subprocess.run([*ours, "replay", trace], capture_output=True, text=True)
+print("replayed", replay.stdout, replay.stderr, replay.returncode)
+"""
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize(
+    ("how", "status", "room"),
+    [("switch", 1, 500), ("works", 1, 500), ("works", 1, 60), ("fails", 7, 500),
+     ("stopped", 130, 500)],
+)  # fmt: skip
+def test_a_capture_that_a_full_disk_cuts_is_told_of(
+    how: str, status: int, room: int, tmp_path: Path
+) -> None:
+    """By whoever wrote it, however that ended, and by whoever replays it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = [sys.executable, "-c", RECORDED, str(disk), how, *COMMAND]
+    done = run(disk=f"{disk}:{room}", command=script, stdout=subprocess.PIPE,
+               env={**os.environ, "SUM": SUM}, preexec_fn=heed_interrupts)  # fmt: skip
+    assert not re.search(
+        "^Traceback", done.stdout + done.stderr, re.M
+    )  # of a command's, after h1 |
+    written, _, replayed = done.stdout.partition("replayed")
+    why = (
+        rf"{disk}/s1.pcapng is not complete, [1-9]\d* frames missing: No space left on device; mak"
+    )
+    assert re.search(
+        rf"^iswitch {'switch' if how == 'switch' else 'record'}: .*{why}", written, re.M
+    )
+    assert written.split()[-1] == str(status), written
+    assert "packets missing in the file, which says so" in replayed
+    if room == 60:  # not even the Join is in it
+        assert "nobody joins" in replayed
+    else:
+        assert "which says so: the switch's disk was full" in replayed
+    assert replayed.split()[-1] == ("2" if room == 60 else "1"), replayed
 
 
 @pytest.mark.parametrize("name", ["progress.csv", "episodes.csv"])
