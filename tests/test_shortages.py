@@ -12,6 +12,7 @@ import signal
 import struct
 import subprocess
 import sys
+import sysconfig
 import termios
 import time
 from collections.abc import Sequence
@@ -309,6 +310,35 @@ def test_where_python_itself_has_too_few_descriptors(most: int) -> None:
     done = limited("run", "--topology", "star:2", "--", "true", nofile=most)
     assert done.returncode
     assert not re.search(r"/(iswitch|worker_lib|topologies)/\w+\.py", done.stderr), done.stderr
+
+
+def test_few_descriptors_of_python_alone() -> None:
+    """As it is where iswitch is installed, rather than linked to a checkout."""
+    paths = [str(ROOT), sysconfig.get_path("purelib")]
+    begin = (
+        f"import sys; sys.path[:0] = {paths}; sys.argv[1:] = ['run', '--topology', 'star:2', '--', "
+        "'true']\nfrom iswitch.__main__ import main; sys.exit(main())"
+    )
+    limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4)); "
+    begin = limit + f"os.execv(sys.executable, ['iswitch', '-S', '-c', {begin!r}])"
+    done = subprocess.run([sys.executable, "-c", begin], capture_output=True, text=True, timeout=60)
+    told_in_one_sentence(done)
+    assert "Too many open files; raise the limit of this process" in done.stderr
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize("most", [5, 7])
+def test_few_descriptors_of_a_network(most: int) -> None:
+    """A library that looks for a folder then says that there is none."""
+    done = limited("run", "--world", "netns", "--topology", "star:2", "--", "true", nofile=most)
+    told_in_one_sentence(done)
+    assert "Too many open files; raise the limit of this process" in done.stderr
+
+
+def test_a_worker_that_cannot_load_torch() -> None:
+    done = limited(*TRAIN.split(), **{"as": 400_000 << 10})
+    told_in_one_sentence(done)
+    assert re.search(r"h1 \(rank 0, process \d+\): cannot load .*; free some memory", done.stderr)
 
 
 LINES = {"switch": "switch --listen 127.0.0.1:0", "demo": DEMO, "bench": BENCH}
