@@ -7,12 +7,14 @@ import os
 import shlex
 import shutil
 import sys
+from html import escape
 from pathlib import Path
 
 import pytest
 
 from iswitch.cli import main
 from iswitch.traces.reader import Reader
+from iswitch.traces.timeline import MEANING
 
 from .browser import browser
 
@@ -137,12 +139,13 @@ def test_the_page(trace: Path, page: Path, tmp_path: Path, monkeypatch: pytest.M
     for caption in (
         "Who sent when, and when aggregates were complete",
         "When each segment came from each, and was complete",
-        "Where the time of each worker went",
+        f"Where the time of each worker went. {escape(MEANING)}",
         "How often each worker was the last, and by how much",
         "What came more than once, or was asked for",
     ):
         assert f"<figcaption>{caption}</figcaption>" in text
     assert "<script" not in text
+    assert '<a download="page.json"' in text
     again = tmp_path / page.name
     words = ["analyze", str(trace), "--order", "known", "--round", "1", "--html", str(again)]
     monkeypatch.setattr(sys, "argv", ["iswitch", *words])
