@@ -82,18 +82,21 @@ class Series:
         )
 
     def cores_busy(self) -> float:
-        """How many cores the processes of workers, switches and servers keep busy; mean."""
-        return sum(one.switch_cpu + one.workers_cpu for one in self.rounds) / sum(self.seconds)
+        """How many cores the processes of workers, switches and servers keep busy; of medians."""
+        spent = np.median([one.switch_cpu + one.workers_cpu for one in self.rounds])
+        return float(spent / np.median(self.seconds))
 
     def wire_busy(self) -> float | None:
-        """Which part of its rate the busiest link carries while an allreduce lasts; None: no rate.
+        """Which part of its rate the busiest link carries while an allreduce lasts; of medians.
 
-        The link of a parameter server carries what goes to and from all workers.
+        None: it has no rate. The link of a parameter server carries the traffic of all workers.
         """
         if self.rate is None:
             return None
         servers = self.way.servers
-        return max(self.link()) / self.rate * (self.workers / servers if servers else 1)
+        carried = [8 * max(one.received, one.sent) for one in self.rounds]
+        busy = float(np.median(carried) / np.median(self.seconds)) / self.rate
+        return busy * (self.workers / servers if servers else 1)
 
     def limit(self, cores: int) -> str:
         """What limits it: "wire", "cores", or "" where neither is busy."""
