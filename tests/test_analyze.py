@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from iswitch.cli import main
+from iswitch.traces import charts
 from iswitch.traces.reader import Reader
 from iswitch.traces.timeline import MEANING
 
@@ -132,6 +133,17 @@ def page(trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert main(words) == 0
     assert shlex.join(["iswitch", *words]) in path.read_text()
     return path
+
+
+def test_counts_have_whole_axes() -> None:
+    members = [{"rank": rank, "last_of_round": rank, "behind": 0.001} for rank in range(3)]
+    told = {"resent": 1, "duplicates": 0, "late": 0, "helps": 0}
+    job = {"members": members, "per_round": [{**told, "number": i} for i in range(2)]}
+    figures = [(charts.stragglers(job), "x"), (charts.losses(job), "x"), (charts.losses(job), "y")]
+    for figure, axis in figures:
+        (axes,) = figure.axes
+        ticks = axes.get_xticks() if axis == "x" else axes.get_yticks()
+        assert {float(at).is_integer() for at in ticks} == {True}
 
 
 def test_the_page(trace: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,4 +234,4 @@ def test_the_commands_of_docker() -> None:
     assert lines[0] == "iswitch"
     assert lines[1].startswith("--privileged --user root iswitch ")
     args = cli.parser_of_all().parse_args(lines[1].split("iswitch ")[1].split())
-    assert (args.chosen, args.world, args.topology) == ("demo", "netns", "rack:2x2")
+    assert (args.chosen, args.world, args.topology) == ("demo", "netns", "rack:2x3")
