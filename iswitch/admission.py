@@ -168,6 +168,8 @@ class Admission:
             member.answers = Answers(member.answers.last)
             member.note_standing(join)
         member.answers.grow(packet.request)
+        if not same and member.met is not None:  # others stand behind it than when all were there
+            member.met = 0
         member.incarnation = packet.request
         member.last_seen = now
         member.has_spoken = not join.flags & FLAG_NEW
@@ -231,11 +233,14 @@ class Admission:
     ) -> list[Outgoing]:
         """The Ack; a member that comes back and takes part in every round stays where it is.
 
+        Who has not contributed yet learns that all were there, whoever of them has left since.
+
         Until the switch above has reset the job, nobody can be told where to begin.
         """
         if job.awaits_reset and not join.flags & FLAG_HEARTBEAT:
             return []
-        ack = Request(job, member, Action.JOIN, None, now).ack(self._workers(job, now))
+        there = max(self._workers(job, now), member.met or 0)
+        ack = Request(job, member, Action.JOIN, None, now).ack(there)
         of_member = join.flags & (FLAG_HEARTBEAT | FLAG_STANDS_AT) and not join.flags & FLAG_NEW
         if of_member:  # maybe before its process was replaced by one with the same number
             ack = replace(ack, known=1)

@@ -296,6 +296,7 @@ class Job:
         if reason:
             self.counters[reason] += len(stretch.rows)
         else:
+            member.met = None
             self.accelerator.accumulate(member.rank, stretch, outcome)
 
     def _well_formed(self, shape: Shape, stretch: Stretch) -> Iterator[Stretch]:
