@@ -237,7 +237,11 @@ def test_nan_and_infinity(make: Make, pool: ThreadPoolExecutor) -> None:
             "vector has 999 elements, this worker's vectors have 1000; make the Worker with "
             "numel=999",
         ),
-        ([1.0] * NUMEL, TypeError, "vector must be a NumPy array, not list"),
+        (
+            [1.0] * NUMEL,
+            TypeError,
+            "vector must be a NumPy array or a tensor of PyTorch on the CPU, not list",
+        ),
     ],
 )
 def test_wrong_vector(make: Make, vector: np.ndarray, error: type[Exception], text: str) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from iswitch.wire import (
     Vector,
 )
 
-from . import arguments, environment
+from . import arguments, arrays, environment
 from .errors import (
     JobReset,
     MembershipLost,
@@ -56,6 +56,8 @@ LEAST_ELEMENTS = 16  # of a packet; no switch takes as few
 JOIN_PAUSE = 0.02  # seconds between two looks whether everybody has joined
 TIMES_KEPT = 100_000  # durations, for the percentiles
 REFUSED_PATIENCE = 5.0  # seconds to wait where no process listens; the switch may be starting
+
+V = TypeVar("V")  # an array, or a tensor on the CPU
 
 
 class Worker:
@@ -218,19 +220,17 @@ class Worker:
 
     # Collectives
 
-    def allreduce(
-        self, vector: Vector, out: Vector | None = None, timeout: float | None = None
-    ) -> Vector:
+    def allreduce(self, vector: V, out: V | None = None, timeout: float | None = None) -> V:
         """Combine the vectors of all workers, element by element, in the switch.
 
         Args:
             vector: `numel` elements of the worker's dtype, in any shape; at least one and at most
-                so many if `shorter`.
-            out: an array like `vector` to take the result (may be `vector` itself).
+                so many if `shorter`: a NumPy array, or a tensor of PyTorch on the CPU.
+            out: one like `vector` to take the result (may be `vector` itself).
             timeout: seconds; default: the worker's.
 
         Returns:
-            `out`, or a new array of the vector's shape. Floating-point sums are rounded after
+            `out`, or a new array (or tensor) of the vector's shape. Floating-point sums are rounded after
             every addition, in the order of arrival (in rank order if `reproducible`).
 
         Raises:
@@ -239,17 +239,21 @@ class Worker:
             AllreduceTimeout: the round was not done in time; the message names whom it waits for.
             JobHalted, JobReset, MemberLost, MembershipLost, RoundGone: see worker_lib.errors.
         """
-        self._check(vector, "vector")
-        result = arguments.new_result(vector.shape, self._dtype) if out is None else out
-        self._check(result, "out")
+        own = out is None
+        array = self._checked("vector", vector)
+        if out is None:
+            result = arguments.new_result(array.shape, self._dtype)
+            out = arrays.like(vector, result)
+        else:
+            result = self._checked("out", out)
         if not (result.flags.c_contiguous and result.flags.writeable):
             raise ValueError("out must be writable and C-contiguous; leave it out for a new array")
-        if result.shape != vector.shape:
+        if result.shape != array.shape:
             raise ValueError(
-                f"out has shape {result.shape}, vector {vector.shape}; out = out.reshape("
-                f"{vector.shape}) is a view that fits"
+                f"out has shape {result.shape}, vector {array.shape}; out = out.reshape("
+                f"{array.shape}) is a view that fits"
             )
-        if _overlap(vector, result):
+        if _overlap(array, result):
             raise ValueError(
                 "out lies over a part of vector; pass the vector itself, an array of its own, or "
                 "none"
@@ -257,8 +261,8 @@ class Worker:
         wait = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
         with self._lock:
             self._ensure_open()
-            self._allreduce(vector, result, wait, own=out is None)
-        return result
+            self._allreduce(array, result, wait, own)
+        return out
 
     def _allreduce(self, vector: Vector, result: Vector, timeout: float, own: bool) -> None:
         began = time.monotonic()
@@ -323,11 +327,12 @@ class Worker:
                 failed = self._port.counters["tx_failed"]
                 raise self._waiting.too_late(limit - began, now, failed)
 
-    def _check(self, array: Vector, name: str) -> None:
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
+    def _checked(self, name: str, given: Any) -> Vector:
+        """What is handed in, as an array of this worker's elements."""
+        array = arrays.as_array(name, given)
         if array.dtype != self._dtype:
-            mend = f"convert it with .astype({self._dtype})"
+            how = ".to(torch.{})" if arrays.is_tensor(given) else ".astype({})"
+            mend = f"convert it with {how.format(self._dtype)}"
             if name == "out":
                 mend = f"make it with np.empty(vector.shape, {self._dtype})"
             raise TypeError(
@@ -340,6 +345,7 @@ class Worker:
                 f"{name} has {array.size} elements, this worker's vectors have "
                 f"{self.shape.numel}; make the Worker with numel={array.size}"
             )
+        return array
 
     # Requests
 

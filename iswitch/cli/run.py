@@ -142,6 +142,7 @@ def _run(
         status = 0
         try:
             switches.start()
+            say(f"{switches.addresses()}, job {args.job}")
             crew.start(command, args.job)
             with broken_pipe_is_an_end():
                 crew.run()
