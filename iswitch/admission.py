@@ -20,6 +20,7 @@ from .wire import (
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
+    KIB,
     MAX_MEMBERS,
     Action,
     Control,
@@ -223,7 +224,7 @@ class Admission:
         sends = self.gate_opened(job, None, now) if members.count() else []
         return sends + (self.plane.hierarchy.changed(job, now) if self.plane.hierarchy else [])
 
-    def _workers(self, job: Job, now: float) -> int:
+    def workers(self, job: Job, now: float) -> int:
         """Workers that are there: with a parent, as that tells of the whole tree."""
         above = job.members.above
         return job.workers_there(now, self.plane.limits.lease) if above is None else above
@@ -239,7 +240,7 @@ class Admission:
         """
         if job.awaits_reset and not join.flags & FLAG_HEARTBEAT:
             return []
-        there = max(self._workers(job, now), member.met or 0)
+        there = max(self.workers(job, now), member.met or 0)
         ack = Request(job, member, Action.JOIN, None, now).ack(there)
         of_member = join.flags & (FLAG_HEARTBEAT | FLAG_STANDS_AT) and not join.flags & FLAG_NEW
         if of_member:  # maybe before its process was replaced by one with the same number
@@ -288,7 +289,7 @@ class Admission:
             taken = job.accelerator.bits_held()
         rank = job.members.free_rank(type_, taken)
         if rank is None or len(job.members) >= MAX_MEMBERS:
-            raise Refusal(Status.FULL)
+            raise Refusal(Status.FULL, rank=len(job.members))
         last = self.plane.former.get(peer, packet.job).answers.last
         member = Member(peer, type_, rank, packet.request, None, now, replaces=former is not None)
         member.answers = Answers(later(last, packet.request))
@@ -346,7 +347,7 @@ class Admission:
         if rank not in job.reserved:
             needed = memory_needed(shape, reproducible, begins, job.has_parent)
             if self.plane.reserved + needed > self.plane.limits.memory:
-                raise Refusal(Status.FULL)
+                raise self._lacks_memory(needed)
         window = job.window
         try:
             self.plane.limits.buffers.see(needed)
@@ -361,8 +362,13 @@ class Admission:
             job.window = window
             self.plane.counters["joins_without_memory"] += 1
             self.plane.limits.buffers.refused(job.number, needed)
-            raise Refusal(Status.FULL) from None
+            raise self._lacks_memory(needed) from None
         job.reserved.setdefault(rank, needed)
+
+    def _lacks_memory(self, needed: int) -> Refusal:
+        """Tell what was asked for, and what members may reserve still; both in KiB."""
+        free = max(0, self.plane.limits.memory - self.plane.reserved)
+        return Refusal(Status.FULL, threshold=-(-needed // KIB), round=free // KIB)
 
 
 def _outdone_by(incarnation: int, last: int | None) -> Refusal:

@@ -26,6 +26,7 @@ from .packets import Address, Outgoing
 from .paper import Counting
 from .relay import Relays
 from .requests import Answer, Refusal, Request
+from .showing import show
 from .sources import Sources
 from .who import NOBODY, Awaiting, Neighbours, together, worker
 from .wire import (
@@ -41,6 +42,7 @@ from .wire import (
     MemberType,
     Round,
     Segments,
+    Show,
     Status,
     Threshold,
     Who,
@@ -172,6 +174,8 @@ class ControlPlane:
             return []
         if isinstance(packet.value, Join):
             return self.admission.join(peer, packet, packet.value, now)
+        if isinstance(packet.value, Show):
+            return [show(self, peer, packet, packet.value, now)]
         return self._execute_once(peer, packet, now)
 
     # Requests of members

@@ -32,6 +32,7 @@ VERSIONS_AHEAD = VERSIONS_KEPT // 2  # by which one of its segments may be ahead
 MOST_AWAITED = 16  # that one Ack names
 NO_RANK = 0xFFFF  # of a switch
 HERE = "0.0.0.0"  # with port 0: the switch that answers
+KIB = 1024  # bytes: the unit of memory in an Ack
 HEARTBEAT = 3.0  # seconds between a member's heartbeats; a lease is some times longer
 
 Vector = npt.NDArray[Any]
@@ -42,7 +43,7 @@ class WireError(ValueError):
 
 
 class Action(IntEnum):
-    """The eight control actions of the paper's section 3."""
+    """The eight control actions of the paper's section 3, and one to look at a switch."""
 
     JOIN = 1
     LEAVE = 2
@@ -52,6 +53,7 @@ class Action(IntEnum):
     HELP = 6
     HALT = 7
     ACK = 8
+    SHOW = 9
 
 
 class Status(IntEnum):
@@ -70,6 +72,14 @@ class Status(IntEnum):
     def of(cls, code: int) -> Status:
         """The status with this code; one that this version does not know is BAD_REQUEST."""
         return cls(code) if code in list(cls) else cls.BAD_REQUEST
+
+
+class Shown(IntEnum):
+    """What a Show asks for."""
+
+    SWITCH = 0
+    JOBS = 1
+    MEMBERS = 2
 
 
 class MemberType(IntEnum):
@@ -291,6 +301,16 @@ class Round(_Value):
     FORMAT: ClassVar[struct.Struct] = struct.Struct(">I")
 
 
+@dataclass(frozen=True, slots=True)
+class Show(_Value):
+    """The value of Show: what is to be told (`Shown`), and from which job number or member on."""
+
+    what: int
+    first: int = 0
+
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(">HH")
+
+
 FLAG_STANDS_AT = 1  # Join: `round` is where the sender stands
 FLAG_REPRODUCIBLE = 2  # Join: the job sums in rank order
 FLAG_FIRST = 4  # Join: that round is the first of the sender, who took no part in the one before
@@ -445,10 +465,11 @@ class AckWho(Ack):
         return cls(*(*cls.FORMAT.unpack(value[:size]), tuple(awaited)))
 
 
-Value = Join | Segments | Who | Threshold | Round | Ack | None
+Value = Join | Segments | Who | Threshold | Round | Show | Ack | None
 
 # The values each action may carry. Reset has none towards the switch, a round towards a worker.
-VALUES: dict[Action, tuple[type[Join | Segments | Who | Threshold | Round | Ack] | None, ...]] = {
+Kind = type[Join | Segments | Who | Threshold | Round | Show | Ack]
+VALUES: dict[Action, tuple[Kind | None, ...]] = {
     Action.JOIN: (Join, SwitchJoin),
     Action.LEAVE: (None,),
     Action.RESET: (None, Round),
@@ -457,6 +478,7 @@ VALUES: dict[Action, tuple[type[Join | Segments | Who | Threshold | Round | Ack]
     Action.HELP: (Segments, Who),
     Action.HALT: (None,),
     Action.ACK: (Ack, AckWho),
+    Action.SHOW: (Show,),
 }
 
 _HEADER = struct.Struct(">BBHI")

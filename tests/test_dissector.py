@@ -268,7 +268,7 @@ def test_the_list_of_packets(tmp_path: Path, twice: bool) -> None:
         data(member, 7, 3, bytes(16)),
         request(member, Action.HELP, 7, 1001, Segments(7, 0, 3)),
         ack(member, 7, 1001, Ack(Action.HELP, 0, 3, 0, 7, 1), Status.GONE),
-        Sent(member, SWITCH, TOS_CONTROL, b"\x09" + bytes(9)),
+        Sent(member, SWITCH, TOS_CONTROL, b"\x0a" + bytes(9)),
         Sent(member, SWITCH, TOS_DATA, b"\x09"),
     ]
     path = write(tmp_path / "list.pcapng", packets)
@@ -285,7 +285,7 @@ def test_the_list_of_packets(tmp_path: Path, twice: bool) -> None:
             "Contribution job 7 round 7 segment 3 [malformed: segment 3 of a vector of 3]",
             "Help job 7 #1001 round 7 segments 0-2",
             "Ack of Help job 7 #1001: GONE, rank 3, round 7",
-            "action 9 job 0 #0 [malformed: unknown action 9]",
+            "action 10 job 0 #0 [malformed: unknown action 10]",
             "Contribution job 7 [malformed: a packet has at least 8 bytes]",
         )
     ]

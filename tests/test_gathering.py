@@ -158,5 +158,5 @@ def test_sums_lack_nobody(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_switches_start_again_while_workers_gather(seed: int) -> None:
-    """A switch that is started again must count anew who is there, and knows of nobody's leaving."""
+    """A switch that is started again counts anew who is there."""
     History(seed, rounds=1, restarts=1 + seed % 3).play()

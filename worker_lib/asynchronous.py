@@ -477,9 +477,7 @@ class AsynchronousWorker:
                     self._directory.learn(elements)
                 case Answered(action=Action.JOIN, status=status, ack=ack):
                     if status is not Status.OK:
-                        raise Refused(
-                            Action.JOIN, status, self.job, "", ack.contributors, ack.round
-                        )
+                        raise Refused(Action.JOIN, status, self.job, ack=ack)
                 case WasReset():
                     self._counts["resets"] += 1
 

@@ -230,8 +230,8 @@ class Worker:
             timeout: seconds; default: the worker's.
 
         Returns:
-            `out`, or a new array (or tensor) of the vector's shape. Floating-point sums are rounded after
-            every addition, in the order of arrival (in rank order if `reproducible`).
+            `out`, or a new array (or tensor) of the vector's shape. Floating-point sums are rounded
+            after every addition, in the order of arrival (in rank order if `reproducible`).
 
         Raises:
             TypeError, ValueError: wrong dtype or size.
@@ -549,8 +549,7 @@ class Worker:
                 f" (this worker's: {shape.numel} elements of {self._dtype}, {shape.op.name.lower()}"
                 f", E = {shape.elements}{', reproducible' * self.reproducible})"
             )
-        ack = answer.ack
-        return Refused(answer.action, answer.status, self.job, detail, ack.contributors, ack.round)
+        return Refused(answer.action, answer.status, self.job, detail, answer.ack)
 
     def _join(self) -> None:
         limit = time.monotonic() + self.timeout

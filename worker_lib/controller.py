@@ -21,10 +21,14 @@ from iswitch.wire import (
     TOS_CONTROL,
     TOS_MASK,
     Ack,
+    AckWho,
     Action,
+    Awaited,
     Control,
     Join,
     MemberType,
+    Show,
+    Shown,
     Status,
     Value,
     WireError,
@@ -36,6 +40,7 @@ from . import arguments
 from .errors import Refused, SwitchUnreachable, WorkerError
 from .session import REPEAT_CEILING, REPEAT_PAUSE
 
+MOST_JOB = 0xFFFF
 LEAVE_PATIENCE = 1.0  # seconds for a Leave to be answered when the work is done
 
 
@@ -47,6 +52,17 @@ class NoWorkers(WorkerError):
         super().__init__(
             f"nothing was set in job {job}: it has no workers, and a setting goes with a job's "
             "last member; start the workers first"
+        )
+
+
+class NoSuchJob(WorkerError):
+    """The switch knows no job of this number; `job` is it."""
+
+    def __init__(self, job: int, switch: Address) -> None:
+        self.job = job
+        super().__init__(
+            f"there is no job {job} at the switch at {switch}; `iswitch ctl jobs --switch "
+            f"{switch}` lists those that are"
         )
 
 
@@ -80,6 +96,8 @@ class CommandRefused(Refused):
         super().__init__(action, status, job)
         self.ack = ack
         reason = self.BY_ACTION.get((action, status), self.REASONS[status])
+        if action is Action.JOIN and status is Status.FULL and ack.rank:
+            reason = self.CROWDED.format(members=ack.rank)
         if status is Status.GONE:
             reason += f" (the job is at round {ack.round})"
         self.args = (f"{action.name} refused in job {job}: {reason}",)
@@ -156,6 +174,47 @@ class Controller:
             SwitchUnreachable: nobody answers.
         """
         return self._next(action, value, self.timeout)
+
+    def switch_itself(self) -> Ack:
+        """Look at the switch: `rank` is how many jobs it has, `threshold` the KiB that are free of
+        its --memory, `round` those that are reserved; `contributors` is 1 if it has one above it.
+        """
+        return self.request(Action.SHOW, Show(Shown.SWITCH))
+
+    def jobs(self) -> Iterator[Ack]:
+        """Look at all jobs, in the order of their numbers, which are in `rank`.
+
+        Of those that are keyed one sees those that have this job's key.
+        """
+        first = 0
+        while first <= MOST_JOB:
+            try:
+                ack = self.request(Action.SHOW, Show(Shown.JOBS, first))
+            except CommandRefused as refused:
+                if refused.status is not Status.NOT_MEMBER:
+                    raise
+                return
+            yield ack
+            first = ack.rank + 1
+
+    def members(self) -> list[Awaited]:
+        """Look who contributes to the job, in the order of their ranks; NO_RANK: a switch below.
+
+        Raises:
+            NoSuchJob: the switch does not know it.
+        """
+        found: list[Awaited] = []
+        while True:
+            try:
+                ack = self.request(Action.SHOW, Show(Shown.MEMBERS, len(found)))
+            except CommandRefused as refused:
+                if refused.status is Status.NOT_MEMBER:
+                    raise NoSuchJob(self.job, self.switch) from None
+                raise
+            assert isinstance(ack, AckWho)
+            found += ack.awaited
+            if not ack.awaited or len(found) >= ack.total:
+                return found
 
     def leave(self) -> Ack:
         """Leave the job; to join it again is to be somebody new."""

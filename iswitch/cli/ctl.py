@@ -5,7 +5,8 @@ asks for one thing, prints what the switch answered, and leaves. What it set, an
 until the job's last member leaves; so it sets nothing in a job without workers. In an asynchronous
 job, read "version" for "round".
 
-  iswitch ctl status --job 7                    is it alive, and how far?
+  iswitch ctl jobs                              which jobs are there?
+  iswitch ctl status --job 7                    is it alive, how far, and who is in it?
   iswitch ctl seth 3 --job 7                    three contributions complete a segment
   iswitch ctl help current 0 100 --job 7        whose contributions are missing?
   iswitch ctl fbcast current 0 100 --job 7      send what these segments hold, partial as it is
@@ -28,7 +29,7 @@ from . import UsageError, host_port, quantity, workers
 if TYPE_CHECKING:
     from worker_lib.controller import Controller
 
-    from ..wire import Ack, Segments
+    from ..wire import Ack, Awaited, Segments
 
 
 class Report(NamedTuple):
@@ -52,7 +53,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
             help="where the switch listens (default: %(default)s)",
         )
         job = number("a job", 0xFFFF)
-        action.add_argument("--job", type=job, required=True, metavar="N", help="its number")
+        of_all = name == "jobs"
+        action.add_argument(
+            "--job",
+            type=job,
+            required=not of_all,
+            default=0,
+            metavar="N",
+            help="its number" if not of_all else "list jobs that have its key (default: 0)",
+        )
         action.add_argument(
             "--bind",
             type=host_port,
@@ -78,7 +87,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask the switch, tell what it answered."""
-    from worker_lib.controller import Controller, NoWorkers
+    from worker_lib.controller import Controller, NoSuchJob, NoWorkers
     from worker_lib.errors import Refused, WorkerError
 
     if not args.switch[1]:
@@ -100,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
             report = COMMANDS[args.action].run(controller, args)
     except WorkerError as error:
         status = "NO_WORKERS" if isinstance(error, NoWorkers) else "NO_ANSWER"
+        if isinstance(error, NoSuchJob):
+            status = "NO_SUCH_JOB"
         if isinstance(error, Refused):
             status = error.status.name
         if args.json:
@@ -128,6 +139,7 @@ def status(controller: Controller, args: argparse.Namespace) -> Report:
     from ..wire import ROUND_MASK, Action, Segments, Status
 
     halted = False
+    members = controller.members()  # of a job that is none nobody becomes one
     with controller.membership() as ack:
         # Only a refusal shows a Halt. Help for a round that cannot have begun asks nobody.
         beyond = Segments((ack.round + 2) & ROUND_MASK, 0, 1)
@@ -138,7 +150,48 @@ def status(controller: Controller, args: argparse.Namespace) -> Report:
     line = f"job {args.job}: {state(ack)}{too_few(ack)}"
     if halted:
         line += "; halted: `iswitch ctl reset` resumes it"
-    return Report(line, {**state_fields(ack), "halted": halted})
+    named = [member_fields(member) for member in members]
+    line += "".join(f"\n  {called(member)}" for member in members)
+    return Report(line, {**state_fields(ack), "halted": halted, "members": named})
+
+
+def called(member: Awaited) -> str:
+    """A member of a job, by rank and address, or a switch below."""
+    from ..wire import NO_RANK
+
+    who = "a switch" if member.rank == NO_RANK else f"rank {member.rank}"
+    return f"{who} at {member.host}:{member.port}"
+
+
+def member_fields(member: Awaited) -> dict[str, Any]:
+    """The same for programs; a switch below has no rank."""
+    from ..wire import NO_RANK
+
+    rank = None if member.rank == NO_RANK else member.rank
+    return {"rank": rank, "host": member.host, "port": member.port}
+
+
+def jobs(controller: Controller, args: argparse.Namespace) -> Report:
+    """List the jobs of a switch, and how much memory they leave."""
+    from ..wire import KIB
+
+    itself = controller.switch_itself()
+    found = list(controller.jobs())
+    memory = f"{itself.round * KIB / 2**20:,.1f} MiB of memory reserved"
+    free = f"{itself.threshold * KIB / 2**20:,.1f} MiB free"
+    plural = "s" * (itself.rank != 1)
+    lines = [f"{itself.rank} job{plural}, {memory}, {free}"]
+    lines += [f"job {ack.rank}: {state(ack)}{too_few(ack)}" for ack in found]
+    if len(found) < itself.rank:
+        lines.append(f"{itself.rank - len(found)} more with another key than job {args.job}")
+    fields = {
+        "jobs": [{"job": ack.rank, **state_fields(ack)} for ack in found],
+        "total": itself.rank,
+        "reserved": itself.round * KIB,
+        "free": itself.threshold * KIB,
+        "above": bool(itself.contributors),
+    }
+    return Report("\n".join(lines), fields)
 
 
 def join(controller: Controller, args: argparse.Namespace) -> Report:
@@ -338,7 +391,8 @@ class Command:
 
 
 COMMANDS = {
-    "status": Command("show H in force, round, workers, halted or not", status),
+    "jobs": Command("list the jobs of a switch, and its memory", jobs),
+    "status": Command("show H in force, round, workers, who they are, halted or not", status),
     "join": Command("try whether the job can be joined", join, _stay),
     "leave": Command("end a membership that `join --stay` left at --bind", leave),
     "seth": Command("set H, the contributions that complete a segment", seth, _threshold),
