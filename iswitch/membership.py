@@ -144,8 +144,9 @@ class Membership:
     def count(self) -> bool:
         """Open the gate if enough workers are there; whether it has opened just now.
 
-        Whoever is there then has to be told so, though others leave before it asks. A whole job's sums are from then on of as many contributions as there are contributors now:
-        with switches below, each of these sees to its own.
+        Whoever is there then has to be told so, though others leave before it asks. A whole job's
+        sums are from then on of as many contributions as there are contributors now: with switches
+        below, each of these sees to its own.
         """
         if self.workers < self.expected:
             return False

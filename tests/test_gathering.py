@@ -100,7 +100,7 @@ class History:
         self.came: set[Address] = set()
 
     def may_leave(self, life: Life) -> bool:
-        """One stays, so that the job is not forgotten; where switches restart, all do until the end.
+        """One stays, so that the job is not forgotten; where switches restart, all do to the end.
 
         (A switch that has forgotten how far all were waits for as many as before.)
         """
