@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import select
@@ -11,7 +12,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -23,13 +23,17 @@ from iswitch.wire import (
     MAX_MEMBERS,
     ROUND_MASK,
     Ack,
+    AckWho,
     Action,
     Segments,
     Shape,
+    Show,
+    Shown,
     Status,
     Threshold,
     Value,
     Vector,
+    round_distance,
 )
 
 from . import arguments, arrays, environment
@@ -87,6 +91,8 @@ class Worker:
         key: of a keyed job, 1 to 64 bytes.
         shorter: vectors may have fewer elements than `numel`, equally many in all workers each
             time; only as many segments travel as they fill.
+        partial: a worker may leave rounds out: every allreduce says which round it is, and
+            `set_threshold` may go below the number of workers.
 
     Raises:
         SwitchUnreachable: nobody answers there.
@@ -114,6 +120,7 @@ class Worker:
         bind: tuple[str, int] = ("0.0.0.0", 0),
         key: bytes | None = None,
         shorter: bool = False,
+        partial: bool = False,
     ) -> None:
         switch = arguments.address("switch", switch, least_port=1)
         bind = arguments.address("bind", bind)
@@ -128,6 +135,7 @@ class Worker:
         self.on_member_lost = arguments.on_member_lost(on_member_lost, num_workers)
         self.reproducible = bool(reproducible)
         self.shorter = bool(shorter)
+        self.partial = bool(partial)
         self.timeout = arguments.seconds("timeout", timeout)
         self.allreduces = 0
         self.allreduce_seconds: deque[float] = deque(maxlen=TIMES_KEPT)  # of the last
@@ -138,7 +146,7 @@ class Worker:
         self.shape = shape = arguments.fitted(shape, self._port, elements_per_segment)
         self._dtype = shape.dtype.numpy
         self._address = Address(*self._port.socket.getpeername())  # `switch` may be a name
-        self._begin = partial(
+        self._begin = functools.partial(
             Session,
             self._address,
             job,
@@ -220,7 +228,13 @@ class Worker:
 
     # Collectives
 
-    def allreduce(self, vector: V, out: V | None = None, timeout: float | None = None) -> V:
+    def allreduce(
+        self,
+        vector: V,
+        out: V | None = None,
+        timeout: float | None = None,
+        round_: int | None = None,
+    ) -> V:
         """Combine the vectors of all workers, element by element, in the switch.
 
         Args:
@@ -228,6 +242,8 @@ class Worker:
                 so many if `shorter`: a NumPy array, or a tensor of PyTorch on the CPU.
             out: one like `vector` to take the result (may be `vector` itself).
             timeout: seconds; default: the worker's.
+            round_: which round the vector is of, if the Worker is `partial`: `round` or a later
+                one. Rounds before it are left out.
 
         Returns:
             `out`, or a new array (or tensor) of the vector's shape. Floating-point sums are rounded
@@ -259,12 +275,15 @@ class Worker:
                 "none"
             )
         wait = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
+        arguments.named_round(round_, self.partial)
         with self._lock:
             self._ensure_open()
-            self._allreduce(array, result, wait, own)
+            self._allreduce(array, result, wait, own, round_)
         return out
 
-    def _allreduce(self, vector: Vector, result: Vector, timeout: float, own: bool) -> None:
+    def _allreduce(
+        self, vector: Vector, result: Vector, timeout: float, own: bool, round_: int | None
+    ) -> None:
         began = time.monotonic()
         limit = began + timeout
         session = self._session
@@ -272,6 +291,10 @@ class Worker:
             self._receive()  # since the last call: Help for that round, a Reset, a Halt
         if session.has_events or self._notice is not None:
             self._raise_notice()
+        if round_ is not None and round_ != session.round:
+            if round_distance(round_, session.round) < 0:
+                raise RoundGone(round_, session.round)
+            session.skip_to(round_)
         flat = np.ascontiguousarray(vector).reshape(-1), result.reshape(-1)
         try:
             express = session.begin_express(*flat, began, own)
@@ -354,10 +377,32 @@ class Worker:
 
         Returns:
             the H in force.
+
+        Raises:
+            ValueError: it is below the number of workers for whom no round waits in vain, and
+                this Worker is not `partial`: sums could mix rounds of the program.
         """
         hint = "pass a number of contributions, or 0 for everybody's"
         threshold = arguments.whole("threshold", threshold, 0, 0xFFFFFFFF, hint)
+        if threshold and not self.partial:
+            self._check_threshold(threshold)
         return self._request(Action.SETH, Threshold(threshold)).threshold
+
+    def _check_threshold(self, threshold: int) -> None:
+        """See that H leaves out only workers whose leases have run out, or that a round lacks.
+
+        Where a worker may leave rounds out, the n-th calls of all do not belong together.
+        """
+        nothing = Segments(self.round, 0, 0)  # so that the answer says who is lost
+        absent = self._request(Action.HELP, nothing).missing | (self._session.waiting_for or 0)
+        shown = self._request(Action.SHOW, Show(Shown.MEMBERS))
+        there = shown.total if isinstance(shown, AckWho) else 0
+        if threshold < there - absent.bit_count():
+            raise ValueError(
+                f"threshold = {threshold}: {there} workers are in the job, and rounds of some of "
+                "them could mix vectors of different rounds of the program; make the Workers with "
+                "partial=True, and say in each allreduce which round it is"
+            )
 
     def force_broadcast(
         self, start: int = 0, stop: int | None = None, round_: int | None = None
@@ -490,6 +535,8 @@ class Worker:
                     self._notice = JobReset(round_)
                 case Gone(round_, now_at):
                     self._notice = RoundGone(round_, now_at)
+                    if self.partial:  # the next that it names may still be kept
+                        self._session.skip_to((round_ + 1) & ROUND_MASK)
                 case Dropped(round_, now_at):
                     self._notice = MembershipLost(round_, now_at)
                 case Halted():
@@ -516,7 +563,7 @@ class Worker:
             while True:
                 number = self._session.request(action, value, time.monotonic())
                 try:
-                    return self._await(partial(_answers, number), limit)
+                    return self._await(functools.partial(_answers, number), limit)
                 except Refused as refused:
                     if refused.status is not Status.NOT_MEMBER or action is Action.LEAVE:
                         raise
@@ -620,7 +667,7 @@ class Worker:
                     return
                 request = waiting.ask_for_whom(question, now)
                 try:
-                    self._await(partial(_answers, request), limit)
+                    self._await(functools.partial(_answers, request), limit)
                 finally:
                     session.forget(request)
                 if not waiting.knows:
