@@ -30,8 +30,7 @@ def as_array(name: str, value: Any) -> Vector:
     if not is_tensor(value):
         kind = type(value).__name__
         raise TypeError(
-            f"{name} must be a NumPy array or a tensor of PyTorch on the CPU, not {kind}; "
-            "numpy.asarray makes an array of many things"
+            f"{name} must be a NumPy array or a tensor of PyTorch on the CPU, not {kind}"
         )
     if value.device.type != "cpu":
         raise TypeError(f"{name} is on {value.device}: pass {name}.cpu()")
