@@ -377,8 +377,8 @@ def test_as_a_process(switch: Where, job: int) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     at = "{}:{}".format(*switch)
     assert done.stderr == (
-        f"iswitch ctl: there is no job {job} at the switch at {at}; `iswitch ctl jobs --switch {at}` "
-        "lists those that are\n"
+        f"iswitch ctl: there is no job {job} at the switch at {at}; `iswitch ctl jobs --switch "
+        f"{at}` lists those that are\n"
     )
 
 

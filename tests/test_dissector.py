@@ -223,7 +223,7 @@ def test_fields_by_name(tmp_path: Path) -> None:
     ]  # fmt: skip
     joins = ask('iswitch.action == "Join" && iswitch.flags.heartbeat == 1', "iswitch.E")
     assert joins == [["4"]]
-    assert len(ask("iswitch.mac", "iswitch.mac")) == 13
+    assert len(ask("iswitch.mac", "iswitch.mac")) == 14
     assert len(ask("iswitch.elements > 60000 && iswitch.type", "iswitch.E")) == 0
     assert len(ask("iswitch.refused", "iswitch.status")) == 8 * 6 * 7 + 6
 
