@@ -664,7 +664,8 @@ def test_full_by_memory() -> None:
     assert bench.join(0, SHAPE, flags=FLAG_REPRODUCIBLE)[0] is S.OK
     assert bench.join(1, SHAPE, flags=FLAG_REPRODUCIBLE) == (S.OK, Ack(A.JOIN, 0, 1, 2, 0, 2), [])
     assert bench.switch.control.reserved == base + each
-    assert bench.join(2, SHAPE, flags=FLAG_REPRODUCIBLE) == (S.FULL, Ack(A.JOIN), [])
+    told = Ack(A.JOIN, threshold=-(-each // 1024), round=(each - 1) // 1024)  # asked and free, KiB
+    assert bench.join(2, SHAPE, flags=FLAG_REPRODUCIBLE) == (S.FULL, told, [])
     assert bench.join(2, SHAPE, job=8)[0] is S.FULL
     assert bench.switch.control.reserved == base + each
     assert set(bench.switch.jobs) == {JOB}
@@ -726,7 +727,7 @@ def test_full_by_ranks(type_: MemberType) -> None:
             bench.join(who, shape, MemberType.CONTROLLER if who % 2 else MemberType.WORKER)[0]
             is S.OK
         )
-    assert bench.join(99, SHAPE, type_) == (S.FULL, Ack(A.JOIN), [])
+    assert bench.join(99, SHAPE, type_) == (S.FULL, Ack(A.JOIN, rank=64), [])  # members
     bench.control(10, A.LEAVE)
     assert bench.join(99, SHAPE, type_)[:2] == (
         S.OK,
