@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -385,6 +386,9 @@ def test_join(
     found, ack, sends = bench.control(who, A.JOIN, value, job, request=2000)
     assert found is status
     known = int(status is S.OK and bool(value.flags & FLAG_STANDS_AT))
+    if status is S.FULL:  # asked and free, in KiB
+        assert ack.threshold > ack.round > 0
+        ack = replace(ack, threshold=threshold, round=round_)
     assert ack == Ack(A.JOIN, known, rank, threshold, round_, contributors)
     assert sends == []
     if status is not S.OK:
