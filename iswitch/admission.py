@@ -20,6 +20,7 @@ from .wire import (
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
+    KIB,
     MAX_MEMBERS,
     Action,
     Control,
@@ -176,6 +177,8 @@ class Admission:
             member.answers = Answers(member.answers.last)
             member.note_standing(join)
         member.answers.grow(packet.request)
+        if not same and member.met is not None:  # others stand behind it than when all were there
+            member.met = 0
         member.incarnation = packet.request
         member.last_seen = now
         member.has_spoken = not join.flags & FLAG_NEW
@@ -242,7 +245,7 @@ class Admission:
         if job.awaits_reset and not join.flags & FLAG_HEARTBEAT:
             return []
         sends = self.plane.ranks.number(job, now)
-        ack = Request(job, member, Action.JOIN, None, now).ack(self.plane.workers(job, now))
+        ack = Request(job, member, Action.JOIN, None, now).ack(self.plane.told_of(job, member, now))
         of_member = join.flags & (FLAG_HEARTBEAT | FLAG_STANDS_AT) and not join.flags & FLAG_NEW
         if of_member:  # maybe before its process was replaced by one with the same number
             ack = replace(ack, known=1)
@@ -293,7 +296,7 @@ class Admission:
             taken = job.accelerator.bits_held()
         seat = job.members.free_seat(type_, taken, join.wanted)
         if seat is None or len(job.members) >= MAX_MEMBERS:
-            raise Refusal(Status.FULL)
+            raise Refusal(Status.FULL, rank=len(job.members))
         last = self.plane.former.get(peer, packet.job).answers.last
         member = Member(peer, type_, seat, packet.request, None, now, replaces=former is not None)
         member.answers = Answers(later(last, packet.request))
@@ -355,7 +358,7 @@ class Admission:
         if seat not in job.reserved:
             needed = memory_needed(shape, reproducible, begins, job.has_parent)
             if self.plane.reserved + needed > self.plane.limits.memory:
-                raise Refusal(Status.FULL)
+                raise self._lacks_memory(needed)
         window = job.window
         try:
             self.plane.limits.buffers.see(needed)
@@ -370,8 +373,13 @@ class Admission:
             job.window = window
             self.plane.counters["joins_without_memory"] += 1
             self.plane.limits.buffers.refused(job.number, needed)
-            raise Refusal(Status.FULL) from None
+            raise self._lacks_memory(needed) from None
         job.reserved.setdefault(seat, needed)
+
+    def _lacks_memory(self, needed: int) -> Refusal:
+        """Tell what was asked for, and what members may reserve still; both in KiB."""
+        free = max(0, self.plane.limits.memory - self.plane.reserved)
+        return Refusal(Status.FULL, threshold=-(-needed // KIB), round=free // KIB)
 
 
 def _outdone_by(incarnation: int, last: int | None) -> Refusal:

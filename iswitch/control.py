@@ -27,8 +27,9 @@ from .paper import Counting
 from .ranks import Ranks
 from .relay import Relays
 from .requests import Answer, Refusal, Request
+from .showing import show
 from .sources import Sources
-from .who import NOBODY, Awaiting, Neighbours, together, worker
+from .who import NOBODY, Awaiting, Neighbours, named, together
 from .wire import (
     MAX_MEMBERS,
     ROUND_MASK,
@@ -42,6 +43,7 @@ from .wire import (
     MemberType,
     Round,
     Segments,
+    Show,
     Status,
     Threshold,
     Who,
@@ -174,6 +176,8 @@ class ControlPlane:
             return []
         if isinstance(packet.value, Join):
             return self.admission.join(peer, packet, packet.value, now)
+        if isinstance(packet.value, Show):
+            return [show(self, peer, packet, packet.value, now)]
         return self._execute_once(peer, packet, now)
 
     # Requests of members
@@ -237,6 +241,13 @@ class ControlPlane:
         """Workers that are there: with a parent, as that tells of the whole tree."""
         above = job.members.above
         return job.workers_there(now, self.limits.lease) if above is None else above
+
+    def told_of(self, job: Job, member: Member, now: float) -> int:
+        """How many workers a member is told of: all, if all were there and it has not contributed.
+
+        So it learns that all have come, whoever of them has left since.
+        """
+        return max(self.workers(job, now), member.met or 0)
 
     def enter(self, peer: Address, workers: int, now: float) -> None:
         """From now on listen to this address, which stands for so many workers."""
@@ -330,8 +341,8 @@ class ControlPlane:
         completed, fewest = job.accelerator.force(round_, start, stop)
         sends = self.deliver(job, job.note(completed))
         if self.hierarchy:
-            named = Segments(round_, start, stop - start)
-            sends += self.hierarchy.tell(job, Action.FBCAST, named, request.now)
+            forced = Segments(round_, start, stop - start)
+            sends += self.hierarchy.tell(job, Action.FBCAST, forced, request.now)
         return Answer(request.ack(fewest), sends, Status.GONE if gone else Status.OK)
 
     def _help(self, request: Request) -> Answer:
@@ -405,7 +416,7 @@ class ControlPlane:
         sends: list[Outgoing] = []
         for member in job.members.seated(absent):
             if member.type is MemberType.WORKER:
-                parts.append(worker(member.address, member.rank))
+                parts.append(Awaiting(1, (named(member),)))
             elif member is not asker:
                 ask = partial(self.relays.send, member.address, Action.HELP, job.number, who, now)
                 told, asked = self.neighbours.ask(member.address, job.number, who, ask)

@@ -118,8 +118,8 @@ class Engine(Generic[In, Out]):
             elif now - idle_since >= self.spin:
                 due = earlier(deadline, port.deadline())
                 # To the microsecond; poll(2) would be up to a millisecond late.
-                pause = None if due is None else max(0.0, due - now)
-                if self._wake in select.select(waited_for, (), (), pause)[0]:
+                wait = None if due is None else max(0.0, due - now)
+                if self._wake in select.select(waited_for, (), (), wait)[0]:
                     os.read(self._wake, 4096)
 
     def _move(self, now: float) -> tuple[bool, float | None]:

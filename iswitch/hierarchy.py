@@ -88,7 +88,7 @@ class Hierarchy:
                 if all(other.leaving for other in self.uplinks.values()):
                     self.plane.counters["busy_join"] += 1  # it is repeated
                     return []
-                raise Refusal(Status.DENIED)
+                raise Refusal(Status.DENIED, contributors=1 + next(iter(self.uplinks)))
             self._incarnation = (self._incarnation + 1) & ROUND_MASK
             uplink = Uplink(self.parent, packet.job, self._incarnation)
         elif uplink.member and not uplink.leaving and not uplink.lacks(join.wanted):
@@ -272,7 +272,7 @@ class Hierarchy:
         """
         assert isinstance(join, SwitchJoin)
         if uplink.settled or round_distance(last, uplink.incarnation) < 0:
-            sends = self._refused(uplink, Status.DENIED)
+            sends = self._refused(uplink, Status.DENIED, Ack(Action.JOIN))
             uplink.next_join = now + HEARTBEAT
             return sends
         self.plane.counters["joins_outdone"] += 1
@@ -280,15 +280,18 @@ class Hierarchy:
         self._incarnation = uplink.incarnation
         return sends
 
-    def _refused(self, uplink: Uplink, status: Status) -> list[Outgoing]:
-        """The parent does not take the job; so cannot we."""
+    def _refused(self, uplink: Uplink, status: Status, ack: Ack) -> list[Outgoing]:
+        """The parent does not take the job; so cannot we, and we say why as it does."""
         waiting, uplink.waiting = uplink.waiting, {}
         job = self.plane.jobs.get(uplink.job)
         if job is None or job.shape is None:
             del self.uplinks[uplink.job]
         else:
             uplink.member = True  # so that it is tried again
-        return [self.plane.bare_answer(peer, packet, status) for peer, packet in waiting.items()]
+        names = ("rank", "threshold", "round", "contributors")
+        told = {name: getattr(ack, name) for name in names if status is Status.FULL}
+        bare_answer = self.plane.bare_answer
+        return [bare_answer(peer, packet, status, **told) for peer, packet in waiting.items()]
 
     # Data
 
@@ -431,7 +434,7 @@ class Hierarchy:
                 return self._rejoin(uplink, now)
             if status is Status.DENIED and ack.round:
                 return self._outdone(uplink, request.value, ack.round, now)
-            return self._refused(uplink, status)
+            return self._refused(uplink, status, ack)
         if request.action is Action.LEAVE:
             return self._left(uplink, now)
         sends: list[Outgoing] = []

@@ -2,8 +2,8 @@
 
 While modules load, a KeyboardInterrupt would be raised anywhere: in an extension that makes another
 exception of it, or in a destructor that loses it; and only after a library has been mapped, which
-takes seconds on a busy machine. So SIGINT has its default action until the command begins, and again
-when it is done: there is nothing to undo.
+takes seconds on a busy machine. So SIGINT has its default action until the command begins, and
+again when it is done: there is nothing to undo.
 """
 
 from __future__ import annotations

@@ -302,6 +302,7 @@ class Job:
         if reason:
             self.counters[reason] += len(stretch.rows)
         else:
+            member.met = None
             self.accelerator.accumulate(member.seat, stretch, outcome)
 
     def _well_formed(self, shape: Shape, stretch: Stretch) -> Iterator[Stretch]:

@@ -29,7 +29,9 @@ class Member:
     `first_round` is the first round it takes part in; None: every round in the window (it came
     back to a switch that lost its state, or its first round is long past). `contributed` is the
     newest round it contributed to. `held_back`: it came back in its very first round, which says
-    nothing of where the others are, so its contributions wait until they have come.
+    nothing of where the others are, so its contributions wait until they have come. `met`: how many
+    workers were expected when all of these were there, and it was a member; 0: they never were;
+    None: it has contributed, so it has been told.
     """
 
     address: Address
@@ -44,6 +46,7 @@ class Member:
     begins: bool = True  # it took no part in the round before that one, or named none
     replaces: bool = False  # an older process at its address
     workers: int = 1  # for how many it stands, if it is a switch
+    met: int | None = 0
     has_spoken: bool = True  # more than Joins of a new process, and Acks of what was relayed
     expected: int = 0  # workers, by its Join
     since: float = 0.0  # when it joined
@@ -203,10 +206,16 @@ class Membership:
     def count(self) -> bool:
         """Open the gate if enough workers are there; whether it has opened just now.
 
-        A whole job's sums are from then on of as many contributions as there are contributors now:
-        with switches below, each of these sees to its own.
+        Whoever is there then has to be told so, though others leave before it asks. A whole job's
+        sums are from then on of as many contributions as there are contributors now: with switches
+        below, each of these sees to its own.
         """
-        if self.gathered or self.workers < self.expected:
+        if self.workers < self.expected:
+            return False
+        for member in self.by_address.values():
+            if member.met is not None:
+                member.met = self.expected
+        if self.gathered:
             return False
         self.met = self.expected
         self.least = len(self.contributor_addresses()) if self.whole else 0

@@ -111,7 +111,7 @@ class Ranks:
 
         So those come first who ask for a rank.
         """
-        return member.is_due and self.plane.workers(job, now) >= member.expected
+        return member.is_due and self.plane.told_of(job, member, now) >= member.expected
 
     def _holder(self, job: Job, rank: int, now: float) -> Member | None:
         if rank == NO_RANK:

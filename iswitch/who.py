@@ -11,8 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from .membership import Member
 from .packets import Address, Outgoing
-from .wire import MOST_AWAITED, NO_RANK, UNRANKED, AckWho, Awaited, Who
+from .wire import MOST_AWAITED, NO_RANK, UNRANKED, AckWho, Awaited, MemberType, Who
 
 REMEMBERED = 1024  # answers of neighbours, the newest; of about 1 kB each
 
@@ -38,10 +39,10 @@ def together(parts: list[Awaiting]) -> Awaiting:
     return Awaiting(sum(part.total for part in parts), tuple(named[:MOST_AWAITED]))
 
 
-def worker(address: Address, rank: int) -> Awaiting:
-    """One worker, at the switch that answers."""
-    rank = UNRANKED if rank == NO_RANK else rank
-    return Awaiting(1, (Awaited(address.host, address.port, rank),))
+def named(member: Member) -> Awaited:
+    """A contributor of the switch that answers: a worker with its rank, or a switch below."""
+    unranked = member.type is MemberType.WORKER and member.rank == NO_RANK
+    return Awaited(*member.address[:2], UNRANKED if unranked else member.rank)
 
 
 class Neighbours:

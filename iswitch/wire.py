@@ -34,6 +34,7 @@ RANKS = 4096  # 0 to 4095, in the whole tree
 NO_RANK = 0xFFFF  # in a Join: any; in an Ack: none so far, or none as of a switch
 UNRANKED = 0xFFFE  # of an awaited worker that has none so far
 HERE = "0.0.0.0"  # with port 0: the switch that answers
+KIB = 1024  # bytes: the unit of memory in an Ack
 HEARTBEAT = 3.0  # seconds between a member's heartbeats; a lease is some times longer
 
 Vector = npt.NDArray[Any]
@@ -44,7 +45,7 @@ class WireError(ValueError):
 
 
 class Action(IntEnum):
-    """The eight control actions of the paper's section 3."""
+    """The eight control actions of the paper's section 3, and one to look at a switch."""
 
     JOIN = 1
     LEAVE = 2
@@ -54,6 +55,7 @@ class Action(IntEnum):
     HELP = 6
     HALT = 7
     ACK = 8
+    SHOW = 9
 
 
 class Status(IntEnum):
@@ -73,6 +75,14 @@ class Status(IntEnum):
     def of(cls, code: int) -> Status:
         """The status with this code; one that this version does not know is BAD_REQUEST."""
         return cls(code) if code in list(cls) else cls.BAD_REQUEST
+
+
+class Shown(IntEnum):
+    """What a Show asks for."""
+
+    SWITCH = 0
+    JOBS = 1
+    MEMBERS = 2
 
 
 class MemberType(IntEnum):
@@ -292,6 +302,16 @@ class Round(_Value):
     round: int
 
     FORMAT: ClassVar[struct.Struct] = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class Show(_Value):
+    """The value of Show: what is to be told (`Shown`), and from which job number or member on."""
+
+    what: int
+    first: int = 0
+
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(">HH")
 
 
 FLAG_STANDS_AT = 1  # Join: `round` is where the sender stands
@@ -568,10 +588,11 @@ def _fields(value: _Value) -> tuple[Any, ...]:
     return tuple(getattr(value, name) for name in value.__match_args__)  # type: ignore[attr-defined]
 
 
-Value = Join | Segments | Who | Threshold | Round | Ack | None
+Value = Join | Segments | Who | Threshold | Round | Show | Ack | None
 
 # The values each action may carry. Reset has none towards the switch, a round towards a worker.
-VALUES: dict[Action, tuple[type[Join | Segments | Who | Threshold | Round | Ack] | None, ...]] = {
+Kind = type[Join | Segments | Who | Threshold | Round | Show | Ack]
+VALUES: dict[Action, tuple[Kind | None, ...]] = {
     Action.JOIN: (Join, SwitchJoin, RankJoin, TreeJoin),
     Action.LEAVE: (None,),
     Action.RESET: (None, Round),
@@ -580,6 +601,7 @@ VALUES: dict[Action, tuple[type[Join | Segments | Who | Threshold | Round | Ack]
     Action.HELP: (Segments, Who),
     Action.HALT: (None,),
     Action.ACK: (Ack, AckWho, AckRanks),
+    Action.SHOW: (Show,),
 }
 
 _HEADER = struct.Struct(">BBHI")

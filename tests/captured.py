@@ -32,6 +32,7 @@ from iswitch.wire import (
     Round,
     Segments,
     Shape,
+    Show,
     Status,
     SwitchJoin,
     Threshold,
@@ -169,6 +170,7 @@ REQUESTS: list[tuple[Action, Value]] = [
     (Action.FBCAST, Segments(2**32 - 1, 2**31, 5)),
     (Action.HELP, Segments(4, 1, 2)),
     (Action.HALT, None),
+    (Action.SHOW, Show(2, 16)),
 ]
 RELAYED: list[tuple[Action, Value]] = [
     (Action.RESET, Round(12)),

@@ -38,7 +38,8 @@ NETWORKS = {
 }  # fmt: skip
 ALONE = {
     "accelerator", "allreduce", "asynchronous", "conformance", "control", "corpus",
-    "express", "forwarding", "frame", "guard", "hierarchy", "job", "keyed", "lanes", "membership",
+    "express", "forwarding", "frame", "gathering", "guard", "hierarchy", "job", "keyed", "lanes",
+    "membership",
     "model", "mutants", "packets", "packing", "recovery", "relay", "replacement", "session", "soak",
     "soak_doors", "switch", "tampered", "topologies", "traces", "versions", "wire",
 }  # fmt: skip

@@ -7,12 +7,15 @@ import os
 import shlex
 import shutil
 import sys
+from html import escape
 from pathlib import Path
 
 import pytest
 
 from iswitch.cli import main
+from iswitch.traces import charts
 from iswitch.traces.reader import Reader
+from iswitch.traces.timeline import MEANING
 
 from .browser import browser
 
@@ -132,17 +135,29 @@ def page(trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_counts_have_whole_axes() -> None:
+    members = [{"rank": rank, "last_of_round": rank, "behind": 0.001} for rank in range(3)]
+    told = {"resent": 1, "duplicates": 0, "late": 0, "helps": 0}
+    job = {"members": members, "per_round": [{**told, "number": i} for i in range(2)]}
+    figures = [(charts.stragglers(job), "x"), (charts.losses(job), "x"), (charts.losses(job), "y")]
+    for figure, axis in figures:
+        (axes,) = figure.axes
+        ticks = axes.get_xticks() if axis == "x" else axes.get_yticks()
+        assert {float(at).is_integer() for at in ticks} == {True}
+
+
 def test_the_page(trace: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = page.read_text()
     for caption in (
         "Who sent when, and when aggregates were complete",
         "When each segment came from each, and was complete",
-        "Where the time of each worker went",
+        f"Where the time of each worker went. {escape(MEANING)}",
         "How often each worker was the last, and by how much",
         "What came more than once, or was asked for",
     ):
         assert f"<figcaption>{caption}</figcaption>" in text
     assert "<script" not in text
+    assert '<a download="page.json"' in text
     again = tmp_path / page.name
     words = ["analyze", str(trace), "--order", "known", "--round", "1", "--html", str(again)]
     monkeypatch.setattr(sys, "argv", ["iswitch", *words])

@@ -21,14 +21,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from iswitch.bench import html
 from iswitch.bench.figures import Pictures
 from iswitch.bench.group import BenchFailed, Done, Group, Round, WrongSum, cpu_seconds
 from iswitch.bench.measure import measure
 from iswitch.bench.member import FRESH, Member, whole_numbers
 from iswitch.bench.plan import PAPER, Plan, Setting, Size, Way, networks, split
-from iswitch.bench.report import CSV_COLUMNS, as_csv, as_json, ms, note, tables
+from iswitch.bench.report import CSV_COLUMNS, as_csv, as_json, hint, limits, ms, note, tables
 from iswitch.bench.result import Results, Series, wire_bound
-from iswitch.cli import UsageError
+from iswitch.cli import UsageError, foot
 from iswitch.cli.bench import check_ways, configure, everything
 from iswitch.cli.bench import run as run_bench
 from iswitch.cli.bench_network import pin
@@ -273,6 +274,33 @@ def test_bound_of_the_wire() -> None:
     assert series("iswitch", [1.0], "100Mbit").bound == pytest.approx(0.331, abs=0.001)
 
 
+def test_what_limits_it() -> None:
+    """0.3 s of CPU time in a round, 64 Mbit on a worker's link, four times that on a server's."""
+    first, slow = series("iswitch", [0.1]), series("ring", [0.6])
+    assert [one.limit(4) for one in (first, slow)] == ["cores", ""]  # 3 and 0.5 of 4
+    assert limits([first, slow], 4) == (
+        "Limit: cores (iswitch 3.0 of 4 cores); neither, but the wait for others (ring 0.5 of 4 "
+        "cores)"
+    )
+    on_links = [series("iswitch", [0.7], "100Mbit"), series("ring", [1.0], "100Mbit")]
+    on_links.append(series("ps:servers=2", [1.5], "100Mbit"))
+    assert [one.limit(4) for one in on_links] == ["wire", "", "wire"]
+    assert limits(on_links, 4) == (
+        "Limit: the wire (iswitch 91 % of the rate, ps:servers=2 85 % of the rate); neither, but "
+        "the wait for others (ring 64 % of the rate, 0.3 of 4 cores)"
+    )
+    assert limits([series("iswitch", [0.2])], 1) == "Limit: cores (iswitch 1.5 of 1 core)"
+    assert "iswitch bench --world netns --rate 100Mbit" in hint(Plan([SMALL], [STAR], []))
+    assert hint(Plan([SMALL], [STAR], [], "netns")) == ""
+
+
+def test_links_at_the_foot_save_by_the_chosen_names() -> None:
+    assert foot(None, "out/mine.html", "csv") == "mine.csv"
+    assert foot("/tmp/all.txt", "out/mine.html", "csv") == "all.txt"
+    found = html.page(Plan([SMALL], [STAR], []), results(), {}, "", True, (), ["a.csv", "b.json"])
+    assert re.findall(r'<a download="([^"]*)"', found.html()) == ["a.csv", "b.json"]
+
+
 def test_parts_of_an_iteration() -> None:
     one = series("iswitch", [1.0])
     assert one.split() is None
@@ -325,7 +353,8 @@ def test_reports() -> None:
     (table,) = tables(results())
     assert table.row_count == 2  # of nothing there is none
     assert [column.header for column in table.columns] == [
-        "strategy", "p50", "quartiles", "p99", "n", "ratio", "switch", "workers",
+        "strategy", "p50, ms", "quartiles, ms", "p99, ms", "rounds", "ratio", "switch, s/GB",
+        "workers, s/GB",
     ]  # fmt: skip
     assert [ms(value) for value in (1e-4, 1e-3, 0.01234, 1.234)] == [
         "0.100",

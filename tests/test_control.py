@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -275,7 +276,11 @@ def test_bare_answers_are_bare(case: Case) -> None:
 
 
 def test_every_action_and_status_is_in_the_table() -> None:
-    assert {case.action for case in CASES.values()} == set(Action) - {A.JOIN, A.ACK}
+    assert {case.action for case in CASES.values()} == set(Action) - {
+        A.JOIN,
+        A.ACK,
+        A.SHOW,
+    }  # that: tests/test_ctl.py
     asked = {case.status for case in CASES.values()}
     assert asked == set(Status) - {S.MISMATCH, S.FULL, S.DENIED, S.RANK_TAKEN}  # these answer Joins
 
@@ -382,6 +387,9 @@ def test_join(
     found, ack, sends = bench.control(who, A.JOIN, value, job, request=2000)
     assert found is status
     known = int(status is S.OK and bool(value.flags & FLAG_STANDS_AT))
+    if status is S.FULL:  # asked and free, in KiB
+        assert ack.threshold > ack.round > 0
+        ack = replace(ack, threshold=threshold, round=round_)
     assert ack == Ack(A.JOIN, known, rank, threshold, round_, contributors)
     assert sends == []
     if status is not S.OK:
@@ -664,7 +672,8 @@ def test_full_by_memory() -> None:
     assert bench.join(0, SHAPE, flags=FLAG_REPRODUCIBLE)[0] is S.OK
     assert bench.join(1, SHAPE, flags=FLAG_REPRODUCIBLE) == (S.OK, Ack(A.JOIN, 0, 1, 2, 0, 2), [])
     assert bench.switch.control.reserved == base + each
-    assert bench.join(2, SHAPE, flags=FLAG_REPRODUCIBLE) == (S.FULL, Ack(A.JOIN), [])
+    told = Ack(A.JOIN, threshold=-(-each // 1024), round=(each - 1) // 1024)  # asked and free, KiB
+    assert bench.join(2, SHAPE, flags=FLAG_REPRODUCIBLE) == (S.FULL, told, [])
     assert bench.join(2, SHAPE, job=8)[0] is S.FULL
     assert bench.switch.control.reserved == base + each
     assert set(bench.switch.jobs) == {JOB}
@@ -726,7 +735,7 @@ def test_full_by_seats(type_: MemberType) -> None:
             bench.join(who, shape, MemberType.CONTROLLER if who % 2 else MemberType.WORKER)[0]
             is S.OK
         )
-    assert bench.join(99, SHAPE, type_) == (S.FULL, Ack(A.JOIN), [])
+    assert bench.join(99, SHAPE, type_) == (S.FULL, Ack(A.JOIN, rank=64), [])  # members
     bench.control(10, A.LEAVE)
     assert bench.join(99, SHAPE, type_)[:2] == (
         S.OK,

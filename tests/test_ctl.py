@@ -22,6 +22,7 @@ from iswitch.cli import main
 from iswitch.cli.ctl import COMMANDS
 from iswitch.wire import (
     FLAG_NEW,
+    NO_RANK,
     Ack,
     Action,
     Control,
@@ -31,10 +32,10 @@ from iswitch.wire import (
     Status,
     Threshold,
 )
-from worker_lib import JobHalted, JobReset, SwitchUnreachable, Worker
+from worker_lib import JobHalted, JobReset, SwitchUnreachable, Worker, WorkerError
 from worker_lib.controller import CommandRefused, Controller
 
-from .conftest import Where
+from .conftest import StartSwitch, Where
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 20.0  # seconds until a test is given up
@@ -92,9 +93,66 @@ def vector(value: float) -> np.ndarray:
 
 def test_status_of_an_unknown_job(ctl: Ctl) -> None:
     answer = ctl("status")
-    del answer["action"], answer["switch"], answer["job"]
-    expected = {"status": "OK", "threshold": 0, "round": 0, "workers": 0, "halted": False}
-    assert answer == {**expected, "named": []}
+    assert answer["status"] == "NO_SUCH_JOB"
+    assert answer["message"].startswith(f"there is no job {answer['job']} at the switch at ")
+    assert [one["job"] for one in ctl("jobs")["jobs"]].count(answer["job"]) == 0  # nor is it now
+
+
+def test_status_names_the_members(
+    ctl: Ctl, switch: Where, job: int, workers: Callable[[int], list[Worker]]
+) -> None:
+    there = workers(20)  # more than one answer holds
+    addresses = {worker.rank: worker._port.socket.getsockname() for worker in there}
+    controller = Controller(switch, job, bind=("127.0.0.1", 0))
+    with controller, controller.membership():  # who only commands is not named
+        answer = ctl("status")
+    named = {one["rank"]: (one["host"], one["port"]) for one in answer["members"]}
+    assert named == {rank: ("127.0.0.1", port) for rank, (_, port) in addresses.items()}
+
+
+def test_jobs_are_listed(ctl: Ctl, job: int, workers: Callable[[int], list[Worker]]) -> None:
+    before = ctl("jobs")
+    workers(2)
+    answer = ctl("jobs")
+    assert answer["total"] == before["total"] + 1
+    (ours,) = (one for one in answer["jobs"] if one["job"] == job)
+    assert (ours["threshold"], ours["round"], ours["workers"]) == (2, 0, 2)
+    numbers = [one["job"] for one in answer["jobs"]]
+    assert numbers == sorted(numbers)
+    assert answer["reserved"] > before["reserved"]
+    assert answer["reserved"] + answer["free"] <= 1 << 30
+    assert not answer["above"]
+
+
+def test_jobs_of_another_key_are_not_listed(start_switch: StartSwitch, tmp_path: Path) -> None:
+    path, key = tmp_path / "keys.toml", tmp_path / "key"
+    path.touch(0o600)
+    path.write_text('7 = "of seven"\n')
+    key.touch(0o600)
+    key.write_text("of seven")
+    _, where = start_switch("127.0.0.1:0", "--keys", str(path))
+    with Worker(where, 7, 5, key=b"of seven"), Worker(where, 8, 5):
+        with Controller(where, 7, key=b"of seven") as keyed:
+            assert [ack.rank for ack in keyed.jobs()] == [7]
+            assert len(keyed.members()) == 1
+        with Controller(where, 0) as plain:
+            assert [ack.rank for ack in plain.jobs()] == [8]
+        with Controller(where, 7, timeout=0.3) as stranger, pytest.raises(WorkerError):
+            stranger.members()
+
+
+def test_below_a_switch_members_are_switches(start_switch: StartSwitch) -> None:
+    _, root = start_switch()
+    _, below = start_switch("127.0.0.1:0", "--parent", "{}:{}".format(*root))
+    with (
+        Worker(below, 7, 5, rank=3),
+        Controller(root, 7) as above,
+        Controller(below, 7) as leaf,
+    ):
+        (switch,) = above.members()
+        assert (switch.rank, switch.port) == (NO_RANK, below[1])
+        assert [one.rank for one in leaf.members()] == [3]
+        assert (leaf.switch_itself().contributors, above.switch_itself().contributors) == (1, 0)
 
 
 def test_status_follows_the_job(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
@@ -103,11 +161,11 @@ def test_status_follows_the_job(ctl: Ctl, workers: Callable[[int], list[Worker]]
         alone.allreduce(vector(1))
     answer = ctl("status")
     assert (answer["threshold"], answer["round"], answer["workers"]) == (1, 2, 1)
-    assert [one["rank"] for one in answer["named"]] == [0]
+    assert [one["rank"] for one in answer["members"]] == [0]
     workers(1)
     answer = ctl("status")
     assert (answer["threshold"], answer["workers"]) == (2, 2)
-    assert sorted(one["rank"] for one in answer["named"]) == [0, 1]
+    assert [one["rank"] for one in answer["members"]] == [0, 1]
 
 
 def test_join_leaves_nothing(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
@@ -244,7 +302,7 @@ def test_a_round_that_is_gone(ctl: Ctl, workers: Callable[[int], list[Worker]]) 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("status", "job J: H = 1, round 0, 1 worker\nworkers: rank 0 (AT)"),
+        ("status", "job J: H = 1, round 0, 1 worker\n  rank 0 (AT)"),
         ("join", "job J can be joined: H = 1, round 0, 1 worker"),
         ("seth 1", "job J: H = 1 (set)"),
         (
@@ -324,8 +382,13 @@ def test_refusal_and_no_switch_go_to_stderr(
 def test_as_a_process(switch: Where, job: int) -> None:
     command = [sys.executable, "-m", "iswitch", "ctl", "status", "--job", str(job)]
     where = ["--switch", "{}:{}".format(*switch)]
-    done = subprocess.run([*command, *where], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == f"job {job}: H = 0, round 0, no workers\n"
+    done = subprocess.run([*command, *where], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    at = "{}:{}".format(*switch)
+    assert done.stderr == (
+        f"iswitch ctl: there is no job {job} at the switch at {at}; `iswitch ctl jobs --switch "
+        f"{at}` lists those that are\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 
 from iswitch.cli.demo import LEARNED, Training, WorkerProcess
-from iswitch.cli.demo_report import PARTS, curve, rolling, summarise
+from iswitch.cli.demo_report import PARTS, curve, plot, rolling, summarise
 from iswitch.cli.demo_sums import sum_is_exact
 from topologies import Topology
 
@@ -353,3 +353,17 @@ def test_rolling_mean() -> None:
     values = np.arange(50.0)
     means = [values[max(0, i - 19) : i + 1].mean() for i in range(50)]
     assert rolling(values) == pytest.approx(means)
+
+
+def test_axes_of_iterations_are_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from matplotlib import pyplot
+
+    monkeypatch.setattr(pyplot, "close", lambda _: None)
+    training = Training(2, 4, 1, members=[WorkerProcess(None) for _ in range(2)])  # type: ignore[arg-type]
+    for member in training.members:
+        member.returns = [(i, 20.0 + i) for i in range(4)]
+        member.seconds = {part: [0.01] * 4 for part in member.seconds}
+    plot(training, str(tmp_path / "plot.png"))
+    for axes in pyplot.gcf().axes:
+        assert {float(at).is_integer() for at in axes.get_xticks()} == {True}
+    pyplot.clf()

@@ -38,6 +38,7 @@ from iswitch.dissect.scapy import (
     ISwitchRankJoin,
     ISwitchReset,
     ISwitchSetH,
+    ISwitchShow,
     ISwitchSuper,
     ISwitchSwitchJoin,
     ISwitchTreeJoin,
@@ -84,6 +85,7 @@ KINDS: dict[Any, type[Packet]] = {
     (Action.JOIN, wire.RankJoin): ISwitchRankJoin,
     (Action.JOIN, wire.TreeJoin): ISwitchTreeJoin,
     (Action.ACK, wire.AckRanks): ISwitchAckRanks,
+    (Action.SHOW, wire.Show): ISwitchShow,
 }
 
 
@@ -384,9 +386,9 @@ def test_show() -> None:
 
 def test_faults_are_shown() -> None:
     member = worker(1)
-    found = dissected(Sent(member, SWITCH, TOS_CONTROL, b"\x09" + bytes(10)))
-    assert "###[ iSwitch control, malformed: unknown action 9 ]###" in found.show(dump=True)
-    assert "iSwitch 9 job 0 request 0, malformed: unknown action 9" in found.summary()
+    found = dissected(Sent(member, SWITCH, TOS_CONTROL, b"\x0a" + bytes(10)))
+    assert "###[ iSwitch control, malformed: unknown action 10 ]###" in found.show(dump=True)
+    assert "iSwitch 10 job 0 request 0, malformed: unknown action 10" in found.summary()
     found = dissected(Sent(member, SWITCH, TOS_DATA, b"abc"))
     assert found.summary().endswith(" / malformed: a packet has at least 8 bytes")
     assert found[ISwitchMalformed].fault == "a packet has at least 8 bytes"

@@ -230,7 +230,7 @@ def test_fields_by_name(tmp_path: Path) -> None:
     ]  # fmt: skip
     joins = ask('iswitch.action == "Join" && iswitch.flags.heartbeat == 1', "iswitch.E")
     assert joins == [["4"]]
-    assert len(ask("iswitch.mac", "iswitch.mac")) == 19
+    assert len(ask("iswitch.mac", "iswitch.mac")) == 20
     assert len(ask("iswitch.elements > 60000 && iswitch.type", "iswitch.E")) == 0
     assert len(ask("iswitch.refused", "iswitch.status")) == 8 * 6 * 8 + 6
 
@@ -275,7 +275,7 @@ def test_the_list_of_packets(tmp_path: Path, twice: bool) -> None:
         data(member, 7, 3, bytes(16)),
         request(member, Action.HELP, 7, 1001, Segments(7, 0, 3)),
         ack(member, 7, 1001, Ack(Action.HELP, 0, 3, 0, 7, 1), Status.GONE),
-        Sent(member, SWITCH, TOS_CONTROL, b"\x09" + bytes(9)),
+        Sent(member, SWITCH, TOS_CONTROL, b"\x0a" + bytes(9)),
         Sent(member, SWITCH, TOS_DATA, b"\x09"),
     ]
     path = write(tmp_path / "list.pcapng", packets)
@@ -292,7 +292,7 @@ def test_the_list_of_packets(tmp_path: Path, twice: bool) -> None:
             "Contribution job 7 round 7 segment 3 [malformed: segment 3 of a vector of 3]",
             "Help job 7 #1001 round 7 segments 0-2",
             "Ack of Help job 7 #1001: GONE, rank 3, round 7",
-            "action 9 job 0 #0 [malformed: unknown action 9]",
+            "action 10 job 0 #0 [malformed: unknown action 10]",
             "Contribution job 7 [malformed: a packet has at least 8 bytes]",
         )
     ]

@@ -155,7 +155,8 @@ def test_commands(switch: Where, tmp_path: Path) -> None:
             of_mininet = ["--world", "mininet", "--topology", "rack:2x3"]
             restarts = ["--topology", "star:4", "--max-restarts", "3"]  # tests/test_crashes.py
             plain = ["--topology", "star:4"]
-            assert options in (plain, restarts, BAD_LINKS, of_mininet, *OF_STRATEGIES)
+            cookbook = ["--topology", "star:1", "--workers-per-host", "4"]
+            assert options in (plain, restarts, BAD_LINKS, of_mininet, cookbook, *OF_STRATEGIES)
         elif words[:2] == ["iswitch", "demo"]:  # tests/test_worlds.py
             assert words[2:] == ["--world", "mininet", "--topology", "rack:2x3"]
         elif words[:2] == ["iswitch", "train"]:  # tests/test_train.py

@@ -55,6 +55,7 @@ class Tree(World):
         seed: int = 0,
         faults: Faults | None = None,
         lease: float = 30.0,
+        shape: Shape = SHAPE,
         **kwargs: object,
     ) -> None:
         super().__init__(Switch(Limits(lease=lease)), faults or Faults(), seed)
@@ -73,7 +74,7 @@ class Tree(World):
             level = below
         places = [address for address in level for _ in range(fan_outs[-1])]
         ways = {"expected": len(places), "heartbeat": 1.0, **kwargs}
-        self.workers = [self.join(i, SHAPE, at=at, **ways) for i, at in enumerate(places)]
+        self.workers = [self.join(i, shape, at=at, **ways) for i, at in enumerate(places)]
 
     def new_switch(self, address: Address) -> Switch:
         incarnation = 1000 + int(self.now * 100)

@@ -123,7 +123,7 @@ def test_who_was_replaced_does_not_take_its_place_back() -> None:
     (answer,) = there.events[worker_address(0)]
     assert isinstance(answer, Answered)
     assert answer.status is Status.DENIED
-    text = str(Refused(Action.JOIN, answer.status, 7, "", 0, answer.ack.round))
+    text = str(Refused(Action.JOIN, answer.status, 7, ack=answer.ack))
     assert "a process that began later has joined" in text
     (member,) = there.switch.jobs[7].members.by_address.values()
     assert member.incarnation == 1001

@@ -31,7 +31,7 @@ FENCE = re.compile(
 )
 ACTIONS = {
     name: Action[name.upper()]
-    for name in ["Join", "Leave", "Reset", "SetH", "FBcast", "Help", "Halt", "Ack"]
+    for name in ["Join", "Leave", "Reset", "SetH", "FBcast", "Help", "Halt", "Ack", "Show"]
 }
 TO_SWITCH, TO_WORKER = "worker-to-switch", "switch-to-worker"
 PEERS = {name: Address(f"10.0.0.{n}", 40000 + n) for n, name in enumerate("ABC", start=1)}

@@ -308,7 +308,7 @@ def test_all_are_told_of_a_dead_worker_soon_after_its_lease() -> None:
     rank = tree.workers[1].rank
     for error in until_lost(tree, [watching[0], watching[2]]):
         assert (error.ranks, error.round) == ([rank], 1)
-        assert f"is lost: 2 of 3 workers are there" in str(error)
+        assert "is lost: 2 of 3 workers are there" in str(error)
     assert 4.0 < tree.now - died < 5.0 + 2 * LOOK_PAUSE + 1.0
 
 

@@ -339,7 +339,7 @@ def test_broken_files_are_reported_and_the_rest_used(trace: Path, tmp_path: Path
     [
         (["--switch", "10.9.9.9:26963"], "nobody joins 10.9.9.9:26963"),
         (["--switch", "s9"], "is no address"),
-        (["--topology", "star:4"], "name one of its switches"),
+        (["--topology", "rack:2x2"], "which of its switches was captured"),
         (["--topology", "star:4", "--switch", "x"], "star:4 has s1"),
         (["--speed", "fast"], "write max, real, or 10x"),
         (["--inject", "lo", "--out", "x"], "leave one out"),
@@ -357,6 +357,7 @@ def test_usage(
 
 
 def test_the_switch_may_be_named(trace: Path) -> None:
+    assert main(["replay", str(trace), "--topology", "star:4"]) == 0  # it has one only
     assert main(["replay", str(trace), "--topology", "star:4", "--switch", "s1"]) == 0
     assert main(["replay", str(trace), "--switch", "10.26.255.254:26963"]) == 0
 

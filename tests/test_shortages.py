@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import random
 import re
 import resource
 import select
@@ -12,13 +13,18 @@ import signal
 import struct
 import subprocess
 import sys
+import sysconfig
 import termios
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from iswitch.cli import COMMANDS as COMMANDS_OF_ALL
 from iswitch.cli import main
 from iswitch.counters import Counters
 from iswitch.outside import OutsideError
@@ -33,10 +39,12 @@ from .test_damaged_input import CRAFTED, OF, options
 COMMAND = [sys.executable, "-m", "iswitch"]
 
 
-def run(*line: str, disk: str = "", **more: object) -> subprocess.CompletedProcess[str]:
+def run(
+    *line: str, disk: str = "", command: Sequence[str] = COMMAND, **more: object
+) -> subprocess.CompletedProcess[str]:
     """Run a command line, with a disk of FOLDER:KIB mounted that it alone sees."""
     folder, _, room = disk.partition(":")
-    inside = [*COMMAND, *line]
+    inside = [*command, *line]
     if disk:
         # A file takes what is left beside it, so that the smallest disk, a page, has no room.
         mount = (
@@ -131,6 +139,70 @@ def test_full_disks(option: str, trace: str, tmp_path: Path) -> None:
         assert re.match(wanted, said[-1]), said
 
 
+RECORDED = """
+import os, signal, subprocess, sys
+from pathlib import Path
+disk, how, ours = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+trace = disk / "s1.pcapng"
+add = [sys.executable, "-c", os.environ["SUM"]]
+if how == "switch":
+    switch = subprocess.Popen([*ours, "switch", "--listen", "127.0.0.1:0", "--capture", trace],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    where = switch.stdout.readline().split()[1]
+    place = {"ISWITCH_SWITCH": where, "ISWITCH_JOB": "1", "WORLD_SIZE": "1", "RANK": "0"}
+    subprocess.run(add, env=os.environ | place, check=True)
+    switch.send_signal(signal.SIGINT)
+    print(switch.communicate()[1], switch.returncode)
+else:
+    fails = ["; sys.exit(7)" if how == "fails" else ""]
+    waits = ["; print('summed', flush=True); time.sleep(60)" if how == "stopped" else ""]
+    code = "import sys, time\\n" + os.environ["SUM"] + "\\n0" + fails[0] + waits[0]
+    record = subprocess.Popen([*ours, "record", "--to", disk, "--topology", "star:1", "--",
+                               sys.executable, "-c", code],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if how == "stopped":
+        record.stdout.readline()
+        record.send_signal(signal.SIGINT)
+    print(record.communicate()[1], record.returncode)
+replay = subprocess.run([*ours, "replay", trace], capture_output=True, text=True)
+print("replayed", replay.stdout, replay.stderr, replay.returncode)
+"""
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize(
+    ("how", "status", "room"),
+    [("switch", 1, 500), ("works", 1, 500), ("works", 1, 60), ("fails", 7, 500),
+     ("stopped", 130, 500)],
+)  # fmt: skip
+def test_a_capture_that_a_full_disk_cuts_is_told_of(
+    how: str, status: int, room: int, tmp_path: Path
+) -> None:
+    """By whoever wrote it, however that ended, and by whoever replays it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = [sys.executable, "-c", RECORDED, str(disk), how, *COMMAND]
+    done = run(disk=f"{disk}:{room}", command=script, stdout=subprocess.PIPE,
+               env={**os.environ, "SUM": SUM}, preexec_fn=heed_interrupts)  # fmt: skip
+    assert not re.search(
+        "^Traceback", done.stdout + done.stderr, re.M
+    )  # of a command's, after h1 |
+    written, _, replayed = done.stdout.partition("replayed")
+    why = (
+        rf"{disk}/s1.pcapng is not complete, [1-9]\d* frames missing: No space left on device; mak"
+    )
+    assert re.search(
+        rf"^iswitch {'switch' if how == 'switch' else 'record'}: .*{why}", written, re.M
+    )
+    assert written.split()[-1] == str(status), written
+    assert "packets missing in the file, which says so" in replayed
+    if room == 60:  # not even the Join is in it
+        assert "nobody joins" in replayed
+    else:
+        assert "which says so: the switch's disk was full" in replayed
+    assert replayed.split()[-1] == ("2" if room == 60 else "1"), replayed
+
+
 @pytest.mark.parametrize("name", ["progress.csv", "episodes.csv"])
 def test_records_of_a_training_on_a_full_disk(name: str, tmp_path: Path) -> None:
     from iswitch.cli.train_record import Files, Member
@@ -196,13 +268,130 @@ def test_help_that_cannot_be_written(line: str, unbuffered: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("line", [TRAIN, BENCH, DEMO, "doctor"])
-def test_nobody_reads_what_a_console_prints(line: str) -> None:
+# Every command
+
+SERVE = "switch --listen 127.0.0.1:0"
+EVERY = {  # a line that works, and after how many seconds it has begun in earnest
+    "demo": (DEMO, 1.5),
+    "train": (TRAIN, 3.0),
+    "run": ("run --topology star:1 -- true", 0.8),
+    "bench": (BENCH, 1.5),
+    "switch": (SERVE, 0.6),
+    "ctl": ("ctl status --job 7 --switch 127.0.0.1:9 --timeout 0.5", 0.6),
+    "doctor": ("doctor", 0.6),
+    "soak": ("soak --seeds 2 --processes 1", 0.8),
+    "record": ("record --to {folder}/to --topology star:1 -- true", 0.8),
+    "replay": ("replay {trace}", 0.6),
+    "analyze": ("analyze {trace}", 0.6),
+    "generate": ("generate {folder}/made.pcapng --numel 9000 --rounds 1", 0.6),
+    "dissector": ("dissector --print", 0.5),
+}
+COMMANDS = pytest.mark.parametrize("command", EVERY)
+
+
+def words_of(command: str, trace: str, folder: Path) -> list[str]:
+    folder.mkdir(exist_ok=True)
+    return [word.format(trace=trace, folder=folder) for word in EVERY[command][0].split()]
+
+
+def nothing_odd(said: str) -> None:
+    for odd in ("Traceback", "Exception ignored", "KeyboardInterrupt", "a defect", 'File "'):
+        assert odd not in said, said
+
+
+def test_every_command_has_a_line() -> None:
+    assert tuple(EVERY) == COMMANDS_OF_ALL
+
+
+@COMMANDS
+def test_nobody_reads_what_is_printed(command: str, trace: str, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = run(*line.split(), stdout=writer)
+    done = run(*words_of(command, trace, tmp_path), stdout=writer)
     os.close(writer)
-    assert (done.returncode, done.stderr.replace("40kB, star:1\n", "")) == (141, "")  # progress
+    nothing_odd(done.stderr)
+    silent = {"run": 0, "record": 0, "generate": 141, "ctl": 1}  # on stdout
+    assert done.returncode == silent.get(command, 141), done.stderr
+    said = done.stderr.replace("40kB, star:1\n", "")  # progress
+    assert command in silent or said == ""
+
+
+@COMMANDS
+def test_standard_output_is_full(command: str, trace: str, tmp_path: Path) -> None:
+    with open(FULL, "w") as full:
+        done = run(*words_of(command, trace, tmp_path), stdout=full)
+    nothing_odd(done.stderr)
+    silent = {"run": 0, "record": 0, "ctl": 1}
+    assert done.returncode == silent.get(command, 2), done.stderr
+    if command not in silent:
+        wanted = f"iswitch {command}: cannot write standard output: No space left on device; make"
+        assert done.stderr.splitlines()[-1].startswith(wanted), done.stderr
+
+
+@COMMANDS
+def test_sixty_columns(command: str, trace: str, tmp_path: Path) -> None:
+    line = [*COMMAND, *words_of(command, trace, tmp_path)]
+    if command == "switch":
+        line = ["timeout", "--foreground", "-s", "INT", "1", *line]
+    status, said = in_a_terminal(line)
+    nothing_odd(said)
+    assert status == {"ctl": 1, "switch": 124, "demo": 1}.get(command, 0), said
+
+
+BEGIN = """
+import os, sys
+import iswitch.__main__ as command, iswitch.interrupts as interrupts
+real = interrupts.end_at_once
+def ready():
+    interrupts.end_at_once = real
+    real()
+    os.write({}, b"1")
+interrupts.end_at_once = ready
+sys.argv = ["iswitch", *sys.argv[2:]]
+sys.exit(command.main())
+"""
+TIMES, AT_ONCE = 20, 3
+SOON = 5.0  # seconds in which whatever is interrupted has ended
+
+
+@COMMANDS
+def test_ctrl_c_at_random_times(command: str, trace: str, tmp_path: Path) -> None:
+    """From its first lines on: before, Python itself is loaded. Early times prevail."""
+    more = {"soak": ["--seeds", "300", "--processes", "2"]}.get(command, [])
+    rng = random.Random(command)
+    delays = [EVERY[command][1] * rng.random() ** 3 for _ in range(TIMES)]
+
+    def interrupt(i: int) -> tuple[int, str, float]:
+        reader, writer = os.pipe()
+        with (
+            open(tmp_path / f"said{i}", "w+") as said,
+            subprocess.Popen(
+                [sys.executable, "-c", BEGIN.format(writer), "-",
+*words_of(command, trace, tmp_path / str(i)), *more],
+                cwd=ROOT, stdout=said, stderr=said, pass_fds=[writer],
+                start_new_session=True, preexec_fn=heed_interrupts,
+            ) as process,
+        ):  # fmt: skip
+            os.close(writer)
+            os.read(reader, 1)
+            os.close(reader)
+            time.sleep(delays[i])
+            begin = time.monotonic()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
+            status = process.wait(60)
+            took = time.monotonic() - begin
+            said.seek(0)
+            return status, said.read(), took
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for i, (status, said, took) in enumerate(pool.map(interrupt, range(TIMES))):
+            nothing_odd(said)
+            ended_before = {"ctl": 1, "demo": 1}.get(
+                command, 0
+            )  # or, of a switch, as it is asked to
+            assert status in (-signal.SIGINT, 130, ended_before), (delays[i], said)
+            assert took < SOON, delays[i]
 
 
 @pytest.mark.parametrize("most", [6, 8, 12])
@@ -242,6 +431,35 @@ def test_where_python_itself_has_too_few_descriptors(most: int) -> None:
     done = limited("run", "--topology", "star:2", "--", "true", nofile=most)
     assert done.returncode
     assert not re.search(r"/(iswitch|worker_lib|topologies)/\w+\.py", done.stderr), done.stderr
+
+
+def test_few_descriptors_of_python_alone() -> None:
+    """As it is where iswitch is installed, rather than linked to a checkout."""
+    paths = [str(ROOT), sysconfig.get_path("purelib")]
+    begin = (
+        f"import sys; sys.path[:0] = {paths}; sys.argv[1:] = ['run', '--topology', 'star:2', '--', "
+        "'true']\nfrom iswitch.__main__ import main; sys.exit(main())"
+    )
+    limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4)); "
+    begin = limit + f"os.execv(sys.executable, ['iswitch', '-S', '-c', {begin!r}])"
+    done = subprocess.run([sys.executable, "-c", begin], capture_output=True, text=True, timeout=60)
+    told_in_one_sentence(done)
+    assert "Too many open files; raise the limit of this process" in done.stderr
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize("most", [5, 7])
+def test_few_descriptors_of_a_network(most: int) -> None:
+    """A library that looks for a folder then says that there is none."""
+    done = limited("run", "--world", "netns", "--topology", "star:2", "--", "true", nofile=most)
+    told_in_one_sentence(done)
+    assert "Too many open files; raise the limit of this process" in done.stderr
+
+
+def test_a_worker_that_cannot_load_torch() -> None:
+    done = limited(*TRAIN.split(), **{"as": 400_000 << 10})
+    told_in_one_sentence(done)
+    assert re.search(r"h1 \(rank 0, process \d+\): cannot load .*; free some memory", done.stderr)
 
 
 LINES = {"switch": "switch --listen 127.0.0.1:0", "demo": DEMO, "bench": BENCH}
@@ -297,25 +515,24 @@ def test_a_checkpoint_that_announces_more_than_there_is_memory(tmp_path: Path) -
 # Terminals
 
 
-def test_a_narrow_terminal() -> None:
-    """60 columns wide, and a real one."""
+def in_a_terminal(line: list[str]) -> tuple[int, str]:
+    """How a command ends in a terminal of 60 columns, and what it shows there."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 60, 0, 0))
-    lines = {"soak --seeds 2": 0, "run --topology star:1 -- true": 0, "run --topology x -- x": 2}
-    for words, status in lines.items():
-        line = words.split()
-        with subprocess.Popen(
-            [*COMMAND, *line], cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs
-        ) as process:
-            said = b""
-            while process.poll() is None or select.select([ours], [], [], 0)[0]:
-                if select.select([ours], [], [], 0.1)[0]:
-                    said += os.read(ours, 1 << 16)
-        assert b"Traceback" not in said
-        assert b"a defect" not in said
-        assert process.returncode == status, said
+    with subprocess.Popen(line, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        said = b""
+        while process.poll() is None or select.select([ours], [], [], 0)[0]:
+            if select.select([ours], [], [], 0.1)[0]:
+                said += os.read(ours, 1 << 16)
     os.close(ours)
     os.close(theirs)
+    return process.returncode, said.decode(errors="replace")
+
+
+def test_a_refusal_in_a_narrow_terminal() -> None:
+    status, said = in_a_terminal([*COMMAND, "run", "--topology", "x", "--", "x"])
+    assert status == 2
+    nothing_odd(said)
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
@@ -326,29 +543,3 @@ def test_streams_that_are_closed(closed: str) -> None:
         done = subprocess.run(["bash", "-c", shell], cwd=ROOT, capture_output=True, text=True)
         assert "Traceback" not in done.stderr + done.stdout
         assert done.returncode == wanted, done.stderr
-
-
-# Ctrl-C
-
-
-@pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1, 0.2, 0.4])
-def test_an_interrupt_while_it_is_loaded(delay: float, tmp_path: Path) -> None:
-    """From the first moment on that is ours: before, Python itself is loaded."""
-    begin = (
-        "import sys; import iswitch.__main__ as command; print(1, flush=True); "
-        "sys.argv = ['iswitch', 'soak', '--seeds', '2000', '--processes', '1']; "
-        "sys.exit(command.main())"
-    )
-    with (
-        open(tmp_path / "said", "w") as said,
-        subprocess.Popen(
-            [sys.executable, "-c", begin], cwd=ROOT, stdout=subprocess.PIPE, stderr=said,
-            preexec_fn=heed_interrupts,
-        ) as process,
-    ):  # fmt: skip
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(delay + 0.002)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) in (-signal.SIGINT, 130)  # 130 to a shell
-    assert (tmp_path / "said").read_text() == ""

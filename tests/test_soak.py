@@ -27,7 +27,7 @@ from iswitch.soak.drawing import LARGE
 from iswitch.soak.generate import generate
 from iswitch.soak.many import play
 from iswitch.soak.oracle import Rounds
-from iswitch.soak.run import Result, run
+from iswitch.soak.run import History, Result, run
 from iswitch.soak.scenario import ELASTIC, EVENTS, WHOLE, Event, Job, Scenario
 from iswitch.soak.shrink import shrink
 from iswitch.soak.values import EXACT, Values, most_lives
@@ -525,6 +525,30 @@ def test_what_was_mended_stays_so(scenario: Scenario) -> None:
         assert not result.violation, (seed, result.message)
 
 
+@pytest.mark.parametrize("broken", ["", "sum"])
+def test_ctrl_c_tells_what_was_found_so_far(
+    broken: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def some(seeds: range, _: int) -> Iterator[Result]:
+        yield replace(run(generate(1)), seed=seeds[0])
+        yield replace(run(generate(1)), seed=seeds[1], violation=broken)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("iswitch.soak.many.play", some)
+    assert main(["soak", "--seeds", "9", "--first", "70"]) == 130
+    out, err = capsys.readouterr()
+    assert err == "iswitch soak: stopped by SIGINT after 2 of 9 histories\n"
+    assert re.match("2 histories, .*: 1 violation\n" if broken else "2 histor.*no violations", out)
+    assert out.endswith("failed: 71\n") == bool(broken)
+    assert main(["soak", "--seeds", "9", "--json"]) == 130
+    report = json.loads(capsys.readouterr().out)
+    assert (report["seeds"], report["complete"]) == (2, False)
+    monkeypatch.setattr(History, "play", lambda _: signal.raise_signal(signal.SIGINT))
+    assert main(["soak", "--seed", "5"]) == 130
+    said = "iswitch soak: stopped by SIGINT in the history of seed 5\n"
+    assert capsys.readouterr() == ("", said)
+
+
 def test_no_process_of_soak_ever_minds_ctrl_c() -> None:
     """From its first instruction on: one that is still being imported would print a traceback."""
     soak = subprocess.Popen(
@@ -544,5 +568,6 @@ def test_no_process_of_soak_ever_minds_ctrl_c() -> None:
     deaf = int(words["SigBlk"], 16) | int(words["SigIgn"], 16)
     os.killpg(soak.pid, signal.SIGINT)
     output = soak.communicate(timeout=60)
-    assert (soak.returncode, output) == (130, (b"", b""))
+    said = b"iswitch soak: stopped by SIGINT after 0 of 300 histories\n"
+    assert (soak.returncode, output) == (130, (b"", said))
     assert deaf & 1 << signal.SIGINT - 1

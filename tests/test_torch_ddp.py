@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from worker_lib.torch import Options, SwitchState, ddp_hook
 
-from .conftest import Where
+from .conftest import StartSwitch, Where
 from .ranks import free_port, in_processes
 
 ROOT = Path(__file__).parent.parent
@@ -217,14 +217,73 @@ def sum_of_ones(rank: int, size: int, url: str | None) -> float:
 
 @pytest.mark.parametrize("url", [None, "env://", "iswitch://127.0.0.1:{}/{}"])
 def test_places_from_the_environment(switch: Where, job: int, port: int, url: str | None) -> None:
-    """As torchrun and `iswitch run` set it; a URL goes before ISWITCH_SWITCH."""
+    """As torchrun and `iswitch run` set it; a URL may say the same."""
     named = url and url.format(switch[1], job)
 
     def told(rank: int) -> dict[str, str]:
-        where = ("127.0.0.1", 9) if named and named.startswith("iswitch") else switch
-        return variables(rank, where, job, port)
+        return variables(rank, switch, job, port)
 
     assert in_processes(sum_of_ones, 2, named, variables=told) == [20.0, 20.0]
+
+
+def refused(_rank: int, _size: int, url: str | None) -> str:
+    try:
+        distributed.init_process_group("iswitch", url)
+    except (ValueError, distributed.DistBackendError) as error:
+        return str(error)
+    return "done"
+
+
+@pytest.mark.parametrize("other", [{"ISWITCH_SWITCH": "127.0.0.1:9"}, {"ISWITCH_JOB": "9"}])
+def test_a_url_that_contradicts_the_environment_is_refused(
+    switch: Where, job: int, port: int, other: dict[str, str]
+) -> None:
+    """As under `iswitch run`; else the wrong switch might sum up, if one is at that port."""
+    url = f"iswitch://127.0.0.1:{switch[1]}/{job}"
+
+    def told(rank: int) -> dict[str, str]:
+        return variables(rank, switch, job, port) | other
+
+    ((name, value),) = other.items()
+    for message in in_processes(refused, 2, url, variables=told):
+        assert message.startswith(f"init_method={url!r} contradicts the environment, which has ")
+        assert f"{name}={value}" in message
+        assert "Worker" not in message
+
+
+@pytest.mark.parametrize("number", [65534, 65535])
+def test_a_job_that_leaves_no_numbers_is_refused_at_start(
+    switch: Where, port: int, number: int
+) -> None:
+    """It was found out in the first backward."""
+
+    def told(rank: int) -> dict[str, str]:
+        return variables(rank, switch, number, port)
+
+    for message in in_processes(refused, 2, None, variables=told):
+        assert message.startswith(f"job {number}: a group takes job numbers after that of its run")
+        assert "65533 at most" in message
+
+
+def test_the_largest_job_works(switch: Where, port: int) -> None:
+    def told(rank: int) -> dict[str, str]:
+        return variables(rank, switch, 65533, port)
+
+    assert in_processes(sum_of_ones, 2, None, variables=told) == [20.0, 20.0]
+
+
+def test_a_tree_is_refused_at_start(start_switch: StartSwitch, job: int, port: int) -> None:
+    """With one cause, and what works: each process group has several jobs."""
+    _, root = start_switch()
+    below = [start_switch("127.0.0.1:0", "--parent", "{}:{}".format(*root))[1] for _ in range(2)]
+
+    def told(rank: int) -> dict[str, str]:
+        return variables(rank, below[rank], job, port)
+
+    for message in in_processes(refused, 2, None, variables=told):
+        assert "has one above it, and carries one job at a time" in message
+        assert "`iswitch run --topology star:2`" in message
+        assert " or " not in message
 
 
 def twice(rank: int, size: int, url: str) -> list[float]:

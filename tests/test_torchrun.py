@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from .test_docs import BLOCK, ROOT
+from .test_torch_doc import TRAIN as DOCUMENTED
 
 PATIENCE = 300.0  # seconds until a test is given up; every process imports torch by itself
 
@@ -51,11 +52,14 @@ distributed.destroy_process_group()
 
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.skipif(os.geteuid() != 0, reason="building namespaces needs root")
-def test_two_machines_and_the_switch_on_a_third(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [TRAIN, DOCUMENTED], ids=["more", "of docs/torch.md"])
+def test_two_machines_and_the_switch_on_a_third(tmp_path: Path, code: str) -> None:
     script, told = tmp_path / "train.py", tmp_path / "told.json"
-    script.write_text(TRAIN)
+    script.write_text(code)
     (text,) = [
-        t for tag, t in BLOCK.findall((ROOT / "docs" / "cookbook.md").read_text()) if tag == "sh"
+        text
+        for tag, text in BLOCK.findall((ROOT / "docs" / "cookbook.md").read_text())
+        if tag == "sh" and "torchrun" in text
     ]
     command = shlex.split(
         text.replace("torchrun", f"{sys.executable} -m torch.distributed.run")
@@ -70,9 +74,14 @@ def test_two_machines_and_the_switch_on_a_third(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     # Two ranks write to one pipe, so a line's end may come after the other's line.
-    heard = set(re.findall(r"rank \d of 4: weights equal: \w+, heard from \d", done.stdout))
-    assert heard == {
-        f"rank {rank} of 4: weights equal: True, heard from {(rank - 2) % 4}" for rank in range(4)
-    }
+    if code == DOCUMENTED:
+        heard = set(re.findall(r"rank \d of 4 is done", done.stdout))
+        assert heard == {f"rank {rank} of 4 is done" for rank in range(4)}
+    else:
+        heard = set(re.findall(r"rank \d of 4: weights equal: \w+, heard from \d", done.stdout))
+        assert heard == {
+            f"rank {rank} of 4: weights equal: True, heard from {(rank - 2) % 4}"
+            for rank in range(4)
+        }
     (switch,) = json.loads(told.read_text())["switches"].values()
     assert switch["accumulated"] > 0, switch

@@ -140,7 +140,7 @@ def test_a_request_has_no_status(action: Action) -> None:
         Control.parse(payload)
 
 
-@pytest.mark.parametrize("action", [0, 9, 255])
+@pytest.mark.parametrize("action", [0, 10, 255])
 def test_unknown_action(action: int) -> None:
     with pytest.raises(WireError, match=f"unknown action {action}"):
         Control.parse(bytes([action, 0, 0, 7, 0, 0, 0, 1]))

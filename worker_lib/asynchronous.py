@@ -440,7 +440,7 @@ class AsynchronousWorker:
     def _refused(self, status: Status, ack: Ack) -> Refused:
         taken = status is Status.RANK_TAKEN
         detail = owner(ack, environment.hosts(os.environ)) if taken else ""
-        return Refused(Action.JOIN, status, self.job, detail, ack.contributors, ack.round)
+        return Refused(Action.JOIN, status, self.job, detail, ack)
 
     def _all_have_begun(self) -> bool:
         """Whether all others have a state, from this worker or from one another."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import select
@@ -11,8 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +23,21 @@ from iswitch.wire import (
     NO_RANK,
     ROUND_MASK,
     Ack,
+    AckWho,
     Action,
     Awaited,
     Segments,
     Shape,
+    Show,
+    Shown,
     Status,
     Threshold,
     Value,
     Vector,
+    round_distance,
 )
 
-from . import arguments, environment, naming
+from . import arguments, arrays, environment, naming
 from .errors import (
     JobReset,
     MembershipLost,
@@ -57,6 +61,8 @@ LEAST_ELEMENTS = 16  # of a packet; no switch takes as few
 JOIN_PAUSE = 0.02  # seconds between two looks whether everybody has joined
 TIMES_KEPT = 100_000  # durations, for the percentiles
 REFUSED_PATIENCE = 5.0  # seconds to wait where no process listens; the switch may be starting
+
+V = TypeVar("V")  # an array, or a tensor on the CPU
 
 
 class Worker:
@@ -89,6 +95,8 @@ class Worker:
         key: of a keyed job, 1 to 64 bytes.
         shorter: vectors may have fewer elements than `numel`, equally many in all workers each
             time; only as many segments travel as they fill.
+        partial: a worker may leave rounds out: every allreduce says which round it is, and
+            `set_threshold` may go below the number of workers.
 
     Raises:
         SwitchUnreachable: nobody answers there.
@@ -117,6 +125,7 @@ class Worker:
         bind: tuple[str, int] = ("0.0.0.0", 0),
         key: bytes | None = None,
         shorter: bool = False,
+        partial: bool = False,
     ) -> None:
         switch = arguments.address("switch", switch, least_port=1)
         bind = arguments.address("bind", bind)
@@ -131,6 +140,7 @@ class Worker:
         self.on_member_lost = arguments.on_member_lost(on_member_lost, num_workers)
         self.reproducible = bool(reproducible)
         self.shorter = bool(shorter)
+        self.partial = bool(partial)
         self.timeout = arguments.seconds("timeout", timeout)
         self.allreduces = 0
         self.allreduce_seconds: deque[float] = deque(maxlen=TIMES_KEPT)  # of the last
@@ -141,7 +151,7 @@ class Worker:
         self.shape = shape = arguments.fitted(shape, self._port, elements_per_segment)
         self._dtype = shape.dtype.numpy
         self._address = Address(*self._port.socket.getpeername())  # `switch` may be a name
-        self._begin = partial(
+        self._begin = functools.partial(
             Session,
             self._address,
             job,
@@ -240,19 +250,25 @@ class Worker:
     # Collectives
 
     def allreduce(
-        self, vector: Vector, out: Vector | None = None, timeout: float | None = None
-    ) -> Vector:
+        self,
+        vector: V,
+        out: V | None = None,
+        timeout: float | None = None,
+        round_: int | None = None,
+    ) -> V:
         """Combine the vectors of all workers, element by element, in the switch.
 
         Args:
             vector: `numel` elements of the worker's dtype, in any shape; at least one and at most
-                so many if `shorter`.
-            out: an array like `vector` to take the result (may be `vector` itself).
+                so many if `shorter`: a NumPy array, or a tensor of PyTorch on the CPU.
+            out: one like `vector` to take the result (may be `vector` itself).
             timeout: seconds; default: the worker's.
+            round_: which round the vector is of, if the Worker is `partial`: `round` or a later
+                one. Rounds before it are left out.
 
         Returns:
-            `out`, or a new array of the vector's shape. Floating-point sums are rounded after
-            every addition, in the order of arrival (in rank order if `reproducible`).
+            `out`, or a new array (or tensor) of the vector's shape. Floating-point sums are rounded
+            after every addition, in the order of arrival (in rank order if `reproducible`).
 
         Raises:
             TypeError, ValueError: wrong dtype or size.
@@ -260,28 +276,35 @@ class Worker:
             AllreduceTimeout: the round was not done in time; the message names whom it waits for.
             JobHalted, JobReset, MemberLost, MembershipLost, RoundGone: see worker_lib.errors.
         """
-        self._check(vector, "vector")
-        result = arguments.new_result(vector.shape, self._dtype) if out is None else out
-        self._check(result, "out")
+        own = out is None
+        array = self._checked("vector", vector)
+        if out is None:
+            result = arguments.new_result(array.shape, self._dtype)
+            out = arrays.like(vector, result)
+        else:
+            result = self._checked("out", out)
         if not (result.flags.c_contiguous and result.flags.writeable):
             raise ValueError("out must be writable and C-contiguous; leave it out for a new array")
-        if result.shape != vector.shape:
+        if result.shape != array.shape:
             raise ValueError(
-                f"out has shape {result.shape}, vector {vector.shape}; out = out.reshape("
-                f"{vector.shape}) is a view that fits"
+                f"out has shape {result.shape}, vector {array.shape}; out = out.reshape("
+                f"{array.shape}) is a view that fits"
             )
-        if _overlap(vector, result):
+        if _overlap(array, result):
             raise ValueError(
                 "out lies over a part of vector; pass the vector itself, an array of its own, or "
                 "none"
             )
         wait = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
+        arguments.named_round(round_, self.partial)
         with self._lock:
             self._ensure_open()
-            self._allreduce(vector, result, wait, own=out is None)
-        return result
+            self._allreduce(array, result, wait, own, round_)
+        return out
 
-    def _allreduce(self, vector: Vector, result: Vector, timeout: float, own: bool) -> None:
+    def _allreduce(
+        self, vector: Vector, result: Vector, timeout: float, own: bool, round_: int | None
+    ) -> None:
         began = time.monotonic()
         limit = began + timeout
         session = self._session
@@ -289,6 +312,10 @@ class Worker:
             self._receive()  # since the last call: Help for that round, a Reset, a Halt
         if session.has_events or self._notice is not None:
             self._raise_notice()
+        if round_ is not None and round_ != session.round:
+            if round_distance(round_, session.round) < 0:
+                raise RoundGone(round_, session.round)
+            session.skip_to(round_)
         flat = np.ascontiguousarray(vector).reshape(-1), result.reshape(-1)
         try:
             express = session.begin_express(*flat, began, own)
@@ -345,11 +372,12 @@ class Worker:
                 failed = self._port.counters["tx_failed"]
                 raise self._waiting.too_late(limit - began, now, failed)
 
-    def _check(self, array: Vector, name: str) -> None:
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
+    def _checked(self, name: str, given: Any) -> Vector:
+        """What is handed in, as an array of this worker's elements."""
+        array = arrays.as_array(name, given)
         if array.dtype != self._dtype:
-            mend = f"convert it with .astype({self._dtype})"
+            how = ".to(torch.{})" if arrays.is_tensor(given) else ".astype({})"
+            mend = f"convert it with {how.format(self._dtype)}"
             if name == "out":
                 mend = f"make it with np.empty(vector.shape, {self._dtype})"
             raise TypeError(
@@ -362,6 +390,7 @@ class Worker:
                 f"{name} has {array.size} elements, this worker's vectors have "
                 f"{self.shape.numel}; make the Worker with numel={array.size}"
             )
+        return array
 
     # Requests
 
@@ -370,10 +399,32 @@ class Worker:
 
         Returns:
             the H in force.
+
+        Raises:
+            ValueError: it is below the number of workers for whom no round waits in vain, and
+                this Worker is not `partial`: sums could mix rounds of the program.
         """
         hint = "pass a number of contributions, or 0 for everybody's"
         threshold = arguments.whole("threshold", threshold, 0, 0xFFFFFFFF, hint)
+        if threshold and not self.partial:
+            self._check_threshold(threshold)
         return self._request(Action.SETH, Threshold(threshold)).threshold
+
+    def _check_threshold(self, threshold: int) -> None:
+        """See that H leaves out only workers whose leases have run out, or that a round lacks.
+
+        Where a worker may leave rounds out, the n-th calls of all do not belong together.
+        """
+        nothing = Segments(self.round, 0, 0)  # so that the answer says who is lost
+        absent = self._request(Action.HELP, nothing).missing | (self._session.waiting_for or 0)
+        shown = self._request(Action.SHOW, Show(Shown.MEMBERS))
+        there = shown.total if isinstance(shown, AckWho) else 0
+        if threshold < there - absent.bit_count():
+            raise ValueError(
+                f"threshold = {threshold}: {there} workers are in the job, and rounds of some of "
+                "them could mix vectors of different rounds of the program; make the Workers with "
+                "partial=True, and say in each allreduce which round it is"
+            )
 
     def force_broadcast(
         self, start: int = 0, stop: int | None = None, round_: int | None = None
@@ -506,6 +557,8 @@ class Worker:
                     self._notice = JobReset(round_)
                 case Gone(round_, now_at):
                     self._notice = RoundGone(round_, now_at)
+                    if self.partial:  # the next that it names may still be kept
+                        self._session.skip_to((round_ + 1) & ROUND_MASK)
                 case Dropped(round_, now_at):
                     self._notice = MembershipLost(round_, now_at)
                 case Halted():
@@ -532,7 +585,7 @@ class Worker:
             while True:
                 number = self._session.request(action, value, time.monotonic())
                 try:
-                    return self._await(partial(_answers, number), limit)
+                    return self._await(functools.partial(_answers, number), limit)
                 except Refused as refused:
                     if refused.status is not Status.NOT_MEMBER or action is Action.LEAVE:
                         raise
@@ -570,8 +623,7 @@ class Worker:
             )
         if answer.status is Status.RANK_TAKEN:
             detail = naming.owner(answer.ack, self._hosts)
-        ack = answer.ack
-        return Refused(answer.action, answer.status, self.job, detail, ack.contributors, ack.round)
+        return Refused(answer.action, answer.status, self.job, detail, answer.ack)
 
     def _join(self) -> None:
         limit = time.monotonic() + self.timeout
@@ -642,7 +694,7 @@ class Worker:
                     return
                 request = waiting.ask_for_whom(question, now)
                 try:
-                    self._await(partial(_answers, request), limit)
+                    self._await(functools.partial(_answers, request), limit)
                 finally:
                     session.forget(request)
                 if not waiting.knows:

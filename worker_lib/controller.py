@@ -30,6 +30,8 @@ from iswitch.wire import (
     Join,
     MemberType,
     Segments,
+    Show,
+    Shown,
     Status,
     Value,
     Who,
@@ -44,6 +46,7 @@ from .session import REPEAT_CEILING, REPEAT_PAUSE
 
 WHO_PATIENCE = 0.5  # seconds for switches further away to say for whom segments wait
 WHO_PAUSE = 0.01  # seconds before asking for that again
+MOST_JOB = 0xFFFF
 LEAVE_PATIENCE = 1.0  # seconds for a Leave to be answered when the work is done
 
 
@@ -55,6 +58,17 @@ class NoWorkers(WorkerError):
         super().__init__(
             f"nothing was set in job {job}: it has no workers, and a setting goes with a job's "
             "last member; start the workers first"
+        )
+
+
+class NoSuchJob(WorkerError):
+    """The switch knows no job of this number; `job` is it."""
+
+    def __init__(self, job: int, switch: Address) -> None:
+        self.job = job
+        super().__init__(
+            f"there is no job {job} at the switch at {switch}; `iswitch ctl jobs --switch "
+            f"{switch}` lists those that are"
         )
 
 
@@ -88,6 +102,8 @@ class CommandRefused(Refused):
         super().__init__(action, status, job)
         self.ack = ack
         reason = self.BY_ACTION.get((action, status), self.REASONS[status])
+        if action is Action.JOIN and status is Status.FULL and ack.rank:
+            reason = self.CROWDED.format(members=ack.rank)
         if status is Status.GONE:
             reason += f" (the job is at round {ack.round})"
         self.args = (f"{action.name} refused in job {job}: {reason}",)
@@ -180,6 +196,47 @@ class Controller:
             if heard or time.monotonic() >= limit:
                 return ack.total, list(ack.awaited)
             time.sleep(WHO_PAUSE)
+
+    def switch_itself(self) -> Ack:
+        """Look at the switch: `rank` is how many jobs it has, `threshold` the KiB that are free of
+        its --memory, `round` those that are reserved; `contributors` is 1 if it has one above it.
+        """
+        return self.request(Action.SHOW, Show(Shown.SWITCH))
+
+    def jobs(self) -> Iterator[Ack]:
+        """Look at all jobs, in the order of their numbers, which are in `rank`.
+
+        Of those that are keyed one sees those that have this job's key.
+        """
+        first = 0
+        while first <= MOST_JOB:
+            try:
+                ack = self.request(Action.SHOW, Show(Shown.JOBS, first))
+            except CommandRefused as refused:
+                if refused.status is not Status.NOT_MEMBER:
+                    raise
+                return
+            yield ack
+            first = ack.rank + 1
+
+    def members(self) -> list[Awaited]:
+        """Look who contributes to the job, by ascending rank; with NO_RANK switches below.
+
+        Raises:
+            NoSuchJob: the switch does not know it.
+        """
+        found: list[Awaited] = []
+        while True:
+            try:
+                ack = self.request(Action.SHOW, Show(Shown.MEMBERS, len(found)))
+            except CommandRefused as refused:
+                if refused.status is Status.NOT_MEMBER:
+                    raise NoSuchJob(self.job, self.switch) from None
+                raise
+            assert isinstance(ack, AckWho)
+            found += ack.awaited
+            if not ack.awaited or len(found) >= ack.total:
+                return found
 
     def leave(self) -> Ack:
         """Leave the job; to join it again is to be somebody new."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import ClassVar, Self
 
 from iswitch.packets import Address
-from iswitch.wire import Action, Awaited, Status
+from iswitch.wire import Ack, Action, Awaited, Status
 
 from .naming import ranks
 
@@ -68,17 +68,17 @@ class Refused(WorkerError):
         Status.MISMATCH: "the job exists with another shape: dtype, op, mode, elements per "
         "segment, number of elements and reproducible must be the same in all workers; mend the "
         "odd one, or use another job number",
-        Status.FULL: "the switch has no room: 64 members a job at most, and no more memory than "
-        "its --memory allows or its machine has (it says so on stderr); use fewer workers, smaller "
-        "vectors, a larger --memory, or a machine with more",
+        Status.FULL: "the switch carries as many jobs as it can, or it is a P4 program that has no "
+        "room for so many segments; end a job (`iswitch ctl jobs` lists them), or use another "
+        "switch or smaller vectors",
         Status.BAD_REQUEST: "the switch could not make sense of the request (do the switch and "
         "this library speak the same protocol version?), or it is a P4 program, which knows no "
         "asynchronous jobs, no sums in rank order, and no packets of more than 1464 bytes of "
-        "elements: leave that out",
+        "elements (or it has a switch above it: asynchronous jobs do not go through a tree): leave "
+        "that out",
         Status.DENIED: "this address and port contribute to another job, which is keyed (use "
-        "another Worker for that; what a dead process left there ends with its lease), or the "
-        "switch has one above it and carries another job already (it carries one at a time; "
-        "asynchronous ones not at all), or the job is keyed: " + KEY_MEND,
+        "another Worker for that; what a dead process left there ends with its lease), or this job "
+        "is keyed: " + KEY_MEND,
         Status.HALTED: "the job is halted; reset() resumes it",
         Status.GONE: "the switch no longer keeps that round; catch up (take weights from a peer)",
         Status.RANK_TAKEN: "another worker has that rank; give every worker one of its own "
@@ -96,23 +96,53 @@ class Refused(WorkerError):
         "end this one"
     )
 
+    CROWDED: ClassVar[str] = (
+        "it has {members} members already, and a switch takes no more in a job; use fewer workers, "
+        "or switches above switches (docs/hierarchy.md)"
+    )
+
+    NO_MEMORY: ClassVar[str] = (
+        "it needs {asked} more of the switch's memory, and {free} of its --memory are free; use "
+        "smaller vectors, end another job (`iswitch ctl jobs` lists them), or start the switch "
+        "with a larger --memory"
+    )
+
+    NO_MEMORY_THERE: ClassVar[str] = (
+        "it needs {asked} more memory than the switch's machine has free (the switch says so on "
+        "stderr); use smaller vectors, or a machine with more"
+    )
+
+    ONE_AT_A_TIME: ClassVar[str] = (
+        "this switch has one above it, so it carries one job at a time, and carries job {other}; "
+        "wait until that has ended, or use switches that have none above them (--topology star:N)"
+    )
+
     def __init__(
-        self,
-        action: Action,
-        status: Status,
-        job: int,
-        detail: str = "",
-        workers: int = 0,
-        last: int = 0,
+        self, action: Action, status: Status, job: int, detail: str = "", ack: Ack | None = None
     ) -> None:
         self.action = action
         self.status = status
-        outdone = action is Action.JOIN and status is Status.DENIED and last > 0
-        self.taken = action is Action.JOIN and status is Status.FULL and workers > 0
-        reason = self.OUTDONE if outdone else self.REASONS[status]
-        if self.taken:
-            reason = self.TAKEN.format(workers=workers)
+        told = Ack(action) if ack is None else ack
+        self.taken = action is Action.JOIN and status is Status.FULL and told.contributors > 0
+        reason = (self._why(told) if action is Action.JOIN else "") or self.REASONS[status]
         super().__init__(f"{action.name} refused in job {job}: {reason}{detail}")
+
+    def _why(self, told: Ack) -> str:
+        """Why a Join was refused, if the switch has told more than the status."""
+        if self.status is Status.DENIED and told.round:
+            return self.OUTDONE
+        if self.status is Status.DENIED and told.contributors:
+            return self.ONE_AT_A_TIME.format(other=told.contributors - 1)
+        if self.status is not Status.FULL:
+            return ""
+        if told.contributors:
+            return self.TAKEN.format(workers=told.contributors)
+        if told.rank:
+            return self.CROWDED.format(members=told.rank)
+        if told.threshold:
+            lacks = self.NO_MEMORY if told.round < told.threshold else self.NO_MEMORY_THERE
+            return lacks.format(asked=_memory(told.threshold), free=_memory(told.round))
+        return ""
 
 
 class TooFewWorkers(WorkerError):
@@ -223,6 +253,11 @@ class MembershipLost(WorkerError):
 
 class VersionTimeout(WorkerError):
     """Something an `AsynchronousWorker` waited for did not happen within its timeout."""
+
+
+def _memory(kib: int) -> str:
+    """So many KiB, for people."""
+    return f"{kib / 1024:,.1f} MiB" if kib >= 1024 else f"{kib} KiB"
 
 
 @contextmanager

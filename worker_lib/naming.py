@@ -23,6 +23,13 @@ def worker(one: Awaited, hosts: Mapping[str, str]) -> str:
     return f"{who}{at} ({where})"
 
 
+def member(one: Awaited, hosts: Mapping[str, str]) -> str:
+    """A member of a job at a switch: a worker by rank and place, or a switch below."""
+    if one.rank == NO_RANK:
+        return f"a switch ({place(one.host, one.port, hosts)})"
+    return worker(one, hosts)
+
+
 def workers(awaited: Sequence[Awaited], total: int, hosts: Mapping[str, str]) -> str:
     """Several of them; `total` are as many as there are beside those that are named."""
     named = [worker(one, hosts) for one in sorted(awaited, key=lambda one: one.rank)]

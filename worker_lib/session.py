@@ -231,6 +231,12 @@ class Session(Member[Dropped | Gone | WasReset]):
         self._finished = self.round
         self.round = (self.round + 1) & ROUND_MASK
 
+    def skip_to(self, round_: int) -> None:
+        """Leave out the rounds before this one, which is to come."""
+        self.abandon()
+        self._given_up = None
+        self.round = round_
+
     def abandon(self) -> None:
         """Give the transfer up; the round stays the current one."""
         if self._own and self.transfer is not None:

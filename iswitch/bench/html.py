@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from ..page import Page
 from . import paper
-from .report import as_csv, as_json, filled, note, table_of, title
+from .machine import cores
+from .report import as_csv, as_json, filled, hint, limits, note, table_of, title
 
 if TYPE_CHECKING:
     from .paper import Comparison
@@ -23,8 +24,12 @@ def page(
     command: str,
     complete: bool,
     comparisons: Sequence[Comparison] = (),
+    names: Sequence[str] = ("bench.csv", "bench.json"),
 ) -> Page:
-    """The page of `iswitch bench --html`; with comparisons, of `iswitch bench paper`."""
+    """The page of `iswitch bench --html`; with comparisons, of `iswitch bench paper`.
+
+    `names` are those of the files that its links save.
+    """
     found = Page("iSwitch benchmark", f"Allreduce side by side, world {plan.world}")
     if not complete:
         found.text("The measurement was not finished: this is what there was until then.")
@@ -33,9 +38,9 @@ def page(
     add_pictures(found, results, plan)
     add_table(found, results, plan)
     add_origin(found, machine, command)
-    found.download("bench.csv", "text/csv", as_csv(plan, results))
+    found.download(names[0], "text/csv", as_csv(plan, results))
     data = as_json(plan, results, machine, command, complete)
-    found.download("bench.json", "application/json", json.dumps(data))
+    found.download(names[1], "application/json", json.dumps(data))
     return found
 
 
@@ -80,13 +85,16 @@ def add_table(page: Page, results: Results, plan: Plan) -> None:
     """A table for each size and network."""
     page.section("Table")
     page.text(note(plan, results))
+    if without := hint(plan):
+        page.text(without)
     for cell in results.cells():
         head, *rows = table_of(cell)
         page.table(head, rows, title(cell))
+        page.text(limits(cell, cores()))
 
 
 def add_origin(page: Page, machine: Mapping[str, str], command: str) -> None:
     """Where that was measured, and how."""
     page.section("Machine and command")
-    page.table(["", ""], list(machine.items()))
+    page.table(["property", "value"], list(machine.items()))
     page.code(command)

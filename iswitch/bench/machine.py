@@ -13,7 +13,7 @@ def describe() -> dict[str, str]:
     load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
     return {
         "CPU": cpu_model(),
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": str(cores()),
         "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB",
         "kernel": f"{platform.system()} {platform.release()}",
         "Python": platform.python_version(),
@@ -21,6 +21,11 @@ def describe() -> dict[str, str]:
         "iswitch": installed("iswitch"),
         "load before (1, 5, 15 min)": load,
     }
+
+
+def cores() -> int:
+    """Cores that this process, and those it starts, may run on."""
+    return len(os.sched_getaffinity(0))
 
 
 def cpu_model() -> str:

@@ -29,11 +29,11 @@ SYNCHRONOUS = (SWITCH, SERVER, RING)
 ASYNCHRONOUS = (SWITCH_ASYNC, SERVER_ASYNC)  # of one switch
 FREE = 7  # iterations without a common start, at a time; four intervals count
 HEAD = (
-    "gradient", "iswitch", "ps", "ring", "over ps", "over ring", "communication",
-    "iswitch async", "ps async", "over ps async",
+    "gradient", "iswitch, ms", "ps, ms", "ring, ms", "over ps", "over ring", "communication",
+    "iswitch async, ms", "ps async, ms", "over ps async",
 )  # fmt: skip
 NOTE = (
-    "Milliseconds of an iteration (compute, aggregate, update), medians; of an asynchronous one: "
+    "Times of an iteration (compute, aggregate, update), medians; of an asynchronous one: "
     "the time for as many gradients as there are workers. Speedups: medians of the ratios of one "
     "turn's. Communication: the largest share of an iteration that is neither computing nor "
     "updating, of ps and ring."

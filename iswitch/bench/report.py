@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..units import count
+from .machine import cores
 from .plan import WARM
 
 if TYPE_CHECKING:
@@ -18,17 +20,25 @@ if TYPE_CHECKING:
 CSV_COLUMNS = (
     "world", "topology", "rate", "loss", "workers", "size", "bytes", "strategy", "rounds",
     "in_a_row", "exact", "min", "p25", "p50", "p75", "p99", "max", "ratio_p25", "ratio_p50",
-    "ratio_p75", "wire_bound", "switch_cpu_per_gb", "workers_cpu_per_gb",
+    "ratio_p75", "wire_bound", "limit", "cores_busy", "wire_busy", "switch_cpu_per_gb",
+    "workers_cpu_per_gb",
     "link_received_bits_per_s", "link_sent_bits_per_s", "compute", "aggregate", "update",
     "iteration",
 )  # fmt: skip
-HEAD = ("strategy", "p50", "quartiles", "p99", "n", "ratio", "wire", "switch", "workers")
-COLUMNS = {
+HEAD = (
+    "strategy", "p50, ms", "quartiles, ms", "p99, ms", "rounds", "ratio", "wire", "switch, s/GB",
+    "workers, s/GB",
+)  # fmt: skip
+COLUMNS = {  # by name, which units follow
     "ratio": "to the first strategy, of the rounds of one turn: median (quartiles)",
     "wire": "p50 over the time in which a link carries the vector once",
     "switch": "CPU seconds of the processes of switches or servers, for each GB contributed",
     "workers": "CPU seconds of the processes of workers, for each GB contributed",
 }
+NO_WIRE = (
+    "Loopback has no wire to save: it shows what adding costs the cores. A network shows what a "
+    "switch saves; as root: iswitch bench --world netns --rate 100Mbit"
+)
 
 
 def note(plan: Plan, results: Results) -> str:
@@ -36,9 +46,30 @@ def note(plan: Plan, results: Results) -> str:
     rounds = "single rounds from a common start"
     if plan.in_a_row > 1:
         rounds = f"rounds, up to {plan.in_a_row} in a row after {WARM} that do not count"
-    shown = {name for cell in results.cells() for name in table_of(cell)[0]}
+    heads = {name for cell in results.cells() for name in table_of(cell)[0]}
+    shown = {head.partition(",")[0] for head in heads}
     told = [f"{name}: {meaning}." for name, meaning in COLUMNS.items() if name in shown]
-    return " ".join([f"Times in ms, of {rounds}.", *told])
+    return " ".join([f"Times are of {rounds}.", *told])
+
+
+def limits(cell: Sequence[Series], cores: int) -> str:
+    """What limits the strategies of a table, in a line: cores or the wire."""
+    found: dict[str, list[str]] = {}
+    for one in cell:
+        busy = [f"{one.cores_busy():.1f} of {count(cores, 'core')}"]
+        if (wire := one.wire_busy()) is not None:
+            busy.insert(0, f"{100 * wire:.0f} % of the rate")
+        limit = one.limit(cores)
+        shown = busy[0] if limit == "wire" else busy[-1] if limit else ", ".join(busy)
+        found.setdefault(limit, []).append(f"{one.way.label} {shown}")
+    names = {"wire": "the wire", "cores": "cores", "": "neither, but the wait for others"}
+    said = [f"{name} ({', '.join(found[k])})" for k, name in names.items() if k in found]
+    return f"Limit: {'; '.join(said)}"
+
+
+def hint(plan: Plan) -> str:
+    """Where there is no wire: how to see one; "" where there is."""
+    return "" if plan.world != "loopback" else NO_WIRE
 
 
 def summary(one: Series, first: Series, plan: Plan) -> dict[str, Any]:
@@ -66,6 +97,9 @@ def summary(one: Series, first: Series, plan: Plan) -> dict[str, Any]:
         "max": max(seconds),
         **dict(zip(("ratio_p25", "ratio_p50", "ratio_p75"), ratio, strict=True)),
         "wire_bound": one.bound,
+        "limit": one.limit(cores()),
+        "cores_busy": one.cores_busy(),
+        "wire_busy": one.wire_busy(),
         "switch_cpu_per_gb": switch,
         "workers_cpu_per_gb": workers,
         "link_received_bits_per_s": received,

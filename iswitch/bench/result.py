@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .group import Round
     from .plan import Setting, Size, Way
 
+BUSY = 0.75  # of what there is: then it is the limit
+
 
 class Quartiles(NamedTuple):
     """25th, 50th and 75th percentile."""
@@ -79,6 +81,29 @@ class Series:
             sum(one.sent for one in self.rounds) * 8 / seconds,
         )
 
+    def cores_busy(self) -> float:
+        """How many cores the processes of workers, switches and servers keep busy; of medians."""
+        spent = np.median([one.switch_cpu + one.workers_cpu for one in self.rounds])
+        return float(spent / np.median(self.seconds))
+
+    def wire_busy(self) -> float | None:
+        """Which part of its rate the busiest link carries while an allreduce lasts; of medians.
+
+        None: it has no rate. The link of a parameter server carries the traffic of all workers.
+        """
+        if self.rate is None:
+            return None
+        servers = self.way.servers
+        carried = [8 * max(one.received, one.sent) for one in self.rounds]
+        busy = float(np.median(carried) / np.median(self.seconds)) / self.rate
+        return busy * (self.workers / servers if servers else 1)
+
+    def limit(self, cores: int) -> str:
+        """What limits it: "wire", "cores", or "" where neither is busy."""
+        if (self.wire_busy() or 0.0) >= BUSY:
+            return "wire"
+        return "cores" if self.cores_busy() >= BUSY * cores else ""
+
     def split(self) -> dict[str, float] | None:
         """Median seconds of the parts of an iteration; None: there were none."""
         if not self.iterations:
@@ -94,9 +119,13 @@ class Series:
 
         Up and down overlap. None: there is no rate.
         """
+        return None if self.rate is None else wire_bound(self.size, self.rate)
+
+    @property
+    def rate(self) -> float | None:
+        """Bits per second of the slowest links; None: they have no rate."""
         setting = self.setting
-        rate = setting.slowest if setting.rate is None else float(RATE.parse(setting.rate))
-        return None if rate is None else wire_bound(self.size, rate)
+        return setting.slowest if setting.rate is None else float(RATE.parse(setting.rate))
 
 
 def wire_bound(size: Size, rate: float) -> float:

@@ -212,6 +212,7 @@ class Pipeline:
             if answer.flags & Flag.HAS_CONTRIBUTED:
                 member.contributed = answer.contributed
                 member.has_spoken = True
+                member.met = None
             installed.contributed[member.address] = (member.seat, member.contributed)
             ago = (answer.now - answer.seen) / 1e6
             member.last_seen = max(member.last_seen, now - ago)

@@ -74,6 +74,11 @@ def command() -> str:
     return shlex.join(["iswitch", *sys.argv[1:]])
 
 
+def foot(chosen: str | None, page: str, kind: str) -> str:
+    """The name of a file that a page's link saves: the one that was chosen, or like the page's."""
+    return os.path.basename(chosen or f"{os.path.splitext(page)[0]}.{kind}")
+
+
 def workers(count: int) -> str:
     """So many workers, in words."""
     return f"{count or 'no'} worker{'s' * (count != 1)}"

@@ -14,7 +14,7 @@ import json
 from typing import Any
 
 from ..outside import writing
-from . import PIP_DEMO, UsageError, check_writable, command
+from . import PIP_DEMO, UsageError, check_writable, command, foot
 from .replay import add_trace, files_read, opened, options
 
 
@@ -74,4 +74,4 @@ def write_page(args: argparse.Namespace, report: dict[str, Any], found: Any) -> 
     from ..traces.charts import page
 
     with writing(args.html):
-        page(report, found, command()).write(args.html)
+        page(report, found, command(), foot(None, args.html, "json")).write(args.html)

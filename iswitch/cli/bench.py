@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import write
 from ..outside import writing
-from . import PIP_DEMO, UsageError, check_writable, command, quantity
+from . import PIP_DEMO, UsageError, check_writable, command, foot, quantity
 from .train import whole
 from .worlds import WORLDS, check_link, read_topology, refused
 
@@ -158,7 +158,7 @@ def _report(
 ) -> None:
     from rich.console import Console
 
-    from ..bench import paper, report
+    from ..bench import machine, paper, report
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 
@@ -170,10 +170,16 @@ def _report(
     if not results.cells():
         return
     found = paper.compare(results) if args.what == "paper" else []
-    compared = [report.rich_table(n, paper.HEAD, lines) for n, lines in paper.tables(found)]
-    for table in compared or report.tables(results):
+    for name, lines in paper.tables(found):
+        console.print("", report.rich_table(name, paper.HEAD, lines), sep="\n")
+    for cell, table in (
+        zip(results.cells(), report.tables(results), strict=True) if not found else ()
+    ):
         console.print("", table, sep="\n")
+        console.print(report.limits(cell, machine.cores()), markup=False)
     say(paper.NOTE if found else report.note(plan, results))
+    if without := report.hint(plan):
+        say(without)
     if found:
         say("\n".join(paper.headlines(found)))
         say(paper.emulated(plan.sizes, plan.compute))
@@ -186,7 +192,8 @@ def _report(
         from ..bench.html import page
 
         with writing(args.html):
-            page(plan, results, where, command, complete, found).write(args.html)
+            names = [foot(args.csv, args.html, "csv"), foot(args.json, args.html, "json")]
+            page(plan, results, where, command, complete, found, names).write(args.html)
 
 
 def plan_of(args: argparse.Namespace) -> Plan:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import sys
 import tempfile
 import threading
@@ -32,6 +33,7 @@ OUTSIDE, DEFECT, UNREAD = 2, 70, 141  # 70: EX_SOFTWARE of sysexits.h
 SHOW = "ISWITCH_TRACEBACK"
 LONGEST = 1000  # characters of a sentence; a damaged file must not fill the screen
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DESCRIPTORS = 32  # the demo fails with 16, does with 20
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # a file's bytes must not command the terminal
 OURS = ("iswitch", "worker_lib", "topologies", "p4")
 
@@ -85,6 +87,8 @@ def from_outside(error: BaseException) -> str | None:
         case OutsideError():
             return str(error)
         case OSError():
+            if lacks_descriptors(error):
+                return reason(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
             where = f"{os.fsdecode(error.filename)}: " if _is_path(error.filename) else ""
             if not where and error.errno in FULL:  # all files that are written are named
                 where = "cannot write standard output: "
@@ -100,6 +104,12 @@ def from_outside(error: BaseException) -> str | None:
     if isinstance(error.__cause__, OSError | MemoryError):  # what a shortage did to a library
         return from_outside(error.__cause__)
     return None
+
+
+def lacks_descriptors(error: OSError) -> bool:
+    """Whether a library looked for a folder to write to, and could open nothing anywhere."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return "temporary directory" in str(error) and 0 <= most < DESCRIPTORS
 
 
 def own_process() -> None:

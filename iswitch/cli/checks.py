@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple
 from worker_lib.window import CEILING
 
 from . import PIP_DEMO
+from .boundary import DESCRIPTORS
 from .host import PACKETS, Host
 
 PROCESSES = 5  # of the demo: a switch and four workers
-DESCRIPTORS = 32  # the demo fails with 16, does with 20
 BACKLOG = 1000  # packets, the kernel's default
 CAP_NET_ADMIN, CAP_NET_RAW = 12, 13  # linux/capability.h
 AS_ROOT = "run as root (sudo)"

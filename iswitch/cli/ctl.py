@@ -5,7 +5,8 @@ asks for one thing, prints what the switch answered, and leaves. What it set, an
 until the job's last member leaves; so it sets nothing in a job without workers. In an asynchronous
 job, read "version" for "round".
 
-  iswitch ctl status --job 7                    is it alive, and how far?
+  iswitch ctl jobs                              which jobs are there?
+  iswitch ctl status --job 7                    is it alive, how far, and who is in it?
   iswitch ctl seth 3 --job 7                    three contributions complete a segment
   iswitch ctl help current 0 100 --job 7        whose contributions are missing?
   iswitch ctl fbcast current 0 100 --job 7      send what these segments hold, partial as it is
@@ -28,7 +29,7 @@ from . import UsageError, host_port, quantity, workers
 if TYPE_CHECKING:
     from worker_lib.controller import Controller
 
-    from ..wire import Ack, Segments
+    from ..wire import Ack, Awaited, Segments
 
 
 class Report(NamedTuple):
@@ -52,7 +53,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
             help="where the switch listens (default: %(default)s)",
         )
         job = number("a job", 0xFFFF)
-        action.add_argument("--job", type=job, required=True, metavar="N", help="its number")
+        of_all = name == "jobs"
+        action.add_argument(
+            "--job",
+            type=job,
+            required=not of_all,
+            default=0,
+            metavar="N",
+            help="its number" if not of_all else "list jobs that have its key (default: 0)",
+        )
         action.add_argument(
             "--bind",
             type=host_port,
@@ -78,7 +87,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask the switch, tell what it answered."""
-    from worker_lib.controller import Controller, NoWorkers
+    from worker_lib.controller import Controller, NoSuchJob, NoWorkers
     from worker_lib.errors import Refused, WorkerError
 
     if not args.switch[1]:
@@ -100,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
             report = COMMANDS[args.action].run(controller, args)
     except WorkerError as error:
         status = "NO_WORKERS" if isinstance(error, NoWorkers) else "NO_ANSWER"
+        if isinstance(error, NoSuchJob):
+            status = "NO_SUCH_JOB"
         if isinstance(error, Refused):
             status = error.status.name
         if args.json:
@@ -123,11 +134,13 @@ def key(path: str | None) -> bytes | None:
 
 def status(controller: Controller, args: argparse.Namespace) -> Report:
     """Look, and change nothing."""
+    from worker_lib import environment, naming
     from worker_lib.errors import Refused
 
     from ..wire import ROUND_MASK, Action, Segments, Status
 
     halted = False
+    members = controller.members()  # of a job that is none nobody becomes one
     with controller.membership() as ack:
         # Only a refusal shows a Halt. Help for a round that cannot have begun asks nobody.
         beyond = Segments((ack.round + 2) & ROUND_MASK, 0, 1)
@@ -135,16 +148,45 @@ def status(controller: Controller, args: argparse.Namespace) -> Report:
             controller.request(Action.HELP, beyond)
         except Refused as refused:
             halted = refused.status is Status.HALTED
-        # Nobody has contributed to a round that cannot have begun: so all are named.
-        named = Segments((ack.round + 1) & ROUND_MASK, 0, 1)
-        who, fields = ("", {}) if halted or not ack.contributors else missing(controller, named)
     line = f"job {args.job}: {state(ack)}{too_few(ack)}"
-    if who:
-        line += f"\nworkers: {who}"
     if halted:
         line += "; halted: `iswitch ctl reset` resumes it"
-    found = {"named": fields.get("missing_workers", []), "halted": halted}
-    return Report(line, {**state_fields(ack), **found})
+    hosts = environment.hosts(os.environ)
+    line += "".join(f"\n  {naming.member(member, hosts)}" for member in members)
+    named = [member_fields(member) for member in members]
+    return Report(line, {**state_fields(ack), "halted": halted, "members": named})
+
+
+def member_fields(member: Awaited) -> dict[str, Any]:
+    """A member for programs: who has no rank so far has none, nor has a switch below."""
+    from ..wire import NO_RANK, RANKS
+
+    kind = "switch" if member.rank == NO_RANK else "worker"
+    rank = member.rank if member.rank < RANKS else None
+    return {"type": kind, "rank": rank, "host": member.host, "port": member.port}
+
+
+def jobs(controller: Controller, args: argparse.Namespace) -> Report:
+    """List the jobs of a switch, and how much memory they leave."""
+    from ..wire import KIB
+
+    itself = controller.switch_itself()
+    found = list(controller.jobs())
+    memory = f"{itself.round * KIB / 2**20:,.1f} MiB of memory reserved"
+    free = f"{itself.threshold * KIB / 2**20:,.1f} MiB free"
+    plural = "s" * (itself.rank != 1)
+    lines = [f"{itself.rank} job{plural}, {memory}, {free}"]
+    lines += [f"job {ack.rank}: {state(ack)}{too_few(ack)}" for ack in found]
+    if len(found) < itself.rank:
+        lines.append(f"{itself.rank - len(found)} more with another key than job {args.job}")
+    fields = {
+        "jobs": [{"job": ack.rank, **state_fields(ack)} for ack in found],
+        "total": itself.rank,
+        "reserved": itself.round * KIB,
+        "free": itself.threshold * KIB,
+        "above": bool(itself.contributors),
+    }
+    return Report("\n".join(lines), fields)
 
 
 def join(controller: Controller, args: argparse.Namespace) -> Report:
@@ -355,7 +397,8 @@ class Command:
 
 
 COMMANDS = {
-    "status": Command("show H in force, round, workers, halted or not", status),
+    "jobs": Command("list the jobs of a switch, and its memory", jobs),
+    "status": Command("show H in force, round, workers, who they are, halted or not", status),
     "join": Command("try whether the job can be joined", join, _stay),
     "leave": Command("end a membership that `join --stay` left at --bind", leave),
     "seth": Command("set H, the contributions that complete a segment", seth, _threshold),

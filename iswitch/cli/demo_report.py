@@ -206,6 +206,7 @@ def plot(training: Training, path: str) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     figure, (learning, split) = pyplot.subplots(2, 1, figsize=(9, 7), layout="constrained")
     curves = [curve(member.returns, training.iterations) for member in training.members]
@@ -234,6 +235,8 @@ def plot(training: Training, path: str) -> None:
     )  # fmt: skip
     split.set(xlabel="iteration", ylabel="ms", title="time of an iteration, mean of the workers")
     split.set_xlim(0, training.iterations)
+    for axes in (learning, split):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     split.set_ylim(0, 1.05e3 * float(np.sum(parts, axis=0).max()))
     split.legend(reverse=True, **beside)
     figure.savefig(path, dpi=120)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..outside import reading, writing
+from ..units import count
 from . import UsageError, check_unread, check_writable, host_port, quantity
 
 if TYPE_CHECKING:
@@ -143,11 +144,14 @@ def opened(args: argparse.Namespace) -> tuple[Reader, Setting]:
     with reading(args.trace):
         if Path(args.trace).is_fifo():
             raise UsageError(f"{args.trace} is no file; write what comes from it to one first")
+        reader = None
         try:
             reader = Reader(args.trace)
             setting = survey(reader, where, host)
         except (NotATrace, NothingToReplay) as error:
-            raise UsageError(str(error)) from None
+            lost = reader.dropped if reader is not None else 0
+            more = f" ({count(lost, 'packet')} missing in the file, which says so)" if lost else ""
+            raise UsageError(f"{error}{more}") from None
     if args.order is not None:
         setting.ordered = args.order == "known"
     return reader, setting

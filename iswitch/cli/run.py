@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,7 @@ def _run(
         status = 0
         try:
             switches.start()
+            say(f"{switches.addresses()}, job {args.job}")
             crew.start(command, args.job)
             with broken_pipe_is_an_end():
                 crew.run()
@@ -152,7 +154,8 @@ def _run(
                 say(f"{crew.failed.called} {how(crew.failed)}{tail}")
             crew.end()
             report["switches"] = switches.stop()
-            status = status or switches.tell_incomplete()
+            incomplete = switches.tell_incomplete()
+            status = status or incomplete
         except SwitchFailed as error:
             signals.hold()
             status = status or error.status
@@ -161,6 +164,10 @@ def _run(
         except Stopped as stopped:
             status = 128 + stopped.signum
             crew.end(stopped.signum)
+            if capture is not None:
+                with suppress(SwitchFailed):
+                    switches.stop()
+                switches.tell_incomplete()
             say(f"stopped by {signal.Signals(stopped.signum).name}; all processes have ended")
         report["workers"] = crew.report()
         report["switches"] = switches.counters

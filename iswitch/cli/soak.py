@@ -1,7 +1,8 @@
 """Try random histories of faults in a simulated network; sums must be exact in all of them.
 
 Every seed is a network, jobs, and what happens to them. With --seed or --scenario one history is
-played and its timeline printed. Exit status: 0 all promises held, 1 one was broken.
+played and its timeline printed. Ctrl-C ends it with what was found so far. Exit status: 0 all
+promises held, 1 one was broken.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..files import read_text, write
+from ..interrupts import STATUS
 from . import UsageError, check_writable
 
 if TYPE_CHECKING:
+    from ..soak.run import Result
     from ..soak.scenario import Scenario
 
 DIGITS = 12  # of a number, at most
@@ -68,7 +71,12 @@ def play_one(args: argparse.Namespace, scenario: Scenario) -> int:
     check_writable(args.pcapng, args.scenario)
     trace = Trace()
     history = History(scenario, trace, AllOrNothing())
-    result = outcome(history)
+    try:
+        result = outcome(history)
+    except KeyboardInterrupt:
+        print(f"iswitch soak: stopped by SIGINT in the history of seed {scenario.seed}",
+              file=sys.stderr)  # fmt: skip
+        raise
     if args.pcapng:
         write(args.pcapng, trace.pcapng(history.network.names()))
     if args.json:
@@ -90,20 +98,28 @@ def play_many(args: argparse.Namespace) -> int:
     from ..soak.shrink import shrink
 
     seeds = range(args.first, args.first + args.seeds)
-    with Ticker(len(seeds)) as tick:
-        results = []
-        for result in play(seeds, args.processes):
-            results.append(result)
-            tick(bool(result.violation))
+    results: list[Result] = []
+    stopped = False
+    try:
+        with Ticker(len(seeds)) as tick:
+            for result in play(seeds, args.processes):
+                results.append(result)
+                tick(bool(result.violation))
+    except KeyboardInterrupt:
+        stopped = True
+        print(f"iswitch soak: stopped by SIGINT after {len(results)} of {len(seeds)} histories",
+              file=sys.stderr)  # fmt: skip
     failed = sorted((r for r in results if r.violation), key=lambda result: result.seed)
     report: dict[str, Any] = {
         "seeds": len(results),
+        "complete": not stopped,
         "first": args.first,
         "sums": sum(result.rounds for result in results),
         "packets": sum(result.packets for result in results),
         "violations": [],
     }
-    for result in failed[:SHOWN]:
+    shown = failed[: 0 if stopped else SHOWN]  # making one shorter takes long
+    for result in shown:
         scenario = generate(result.seed)
         shortest, its = shrink(scenario)
         report["violations"].append(
@@ -114,12 +130,14 @@ def play_many(args: argparse.Namespace) -> int:
     report["failed"] = [result.seed for result in failed]
     if args.json:
         print(json.dumps(report, indent=1))
-    else:
+    elif results:
         count = f"{len(failed) or 'no'} violation{'s' * (len(failed) != 1)}"
         sums, packets = report["sums"], report["packets"]
         print(f"{len(results)} histories, {sums:,} sums, {packets:,} packets: {count}")
-        if len(failed) > SHOWN:
-            print("failed, too:", *(result.seed for result in failed[SHOWN:]))
+        if more := failed[len(shown) :]:
+            print("failed, too:" if shown else "failed:", *(result.seed for result in more))
+    if stopped:
+        return STATUS
     return 1 if failed else 0
 
 

@@ -129,6 +129,10 @@ class Switches:
         """Where the switch listens that a host is plugged into."""
         return self.listening[self.world.topology.switch_of(host)]
 
+    def addresses(self) -> str:
+        """Where each listens, in words, those above first."""
+        return ", ".join(f"{self.called(name)} at {at}" for name, at in self.listening.items())
+
     def processes(self) -> list[int]:
         """The numbers of those that listen."""
         return [child.process.pid for child in self._up.values()]

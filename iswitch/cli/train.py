@@ -161,7 +161,7 @@ def _run(
         screen.refresh()
         return training.over
 
-    command = [sys.executable, "-P", "-m", "worker_lib.rl.worker", plan.to_json()]
+    command = [sys.executable, "-P", "-m", "worker_lib.rl.worker_process", plan.to_json()]
     built = make_world(args.world, topology, switches=args.switch)
     with built as world, Fleet() as fleet, screen:
         switches = Switches(fleet, world, say=screen.say)

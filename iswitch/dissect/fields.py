@@ -14,7 +14,7 @@ from .. import wire
 from ..wire import Action
 
 Codes = dict[int, str]
-Kind = type[wire.Join | wire.Segments | wire.Who | wire.Threshold | wire.Round | wire.Ack]
+Kind = wire.Kind
 
 
 class Field(NamedTuple):

@@ -379,6 +379,13 @@ class ISwitchWho(_Value):
     fields_desc: ClassVar[list[Any]] = _fields(wire.Who)
 
 
+class ISwitchShow(_Value):
+    """The value of a Show."""
+
+    name = "iSwitch Show"
+    fields_desc: ClassVar[list[Any]] = _fields(wire.Show)
+
+
 class ISwitchAck(_Value):
     """The value of an Ack."""
 
@@ -437,6 +444,7 @@ VALUES: dict[int, type[Packet]] = {
     Action.FBCAST: ISwitchFBcast,
     Action.HELP: ISwitchHelp,
     Action.ACK: ISwitchAck,
+    Action.SHOW: ISwitchShow,
 }
 LONGER: dict[type, type[Packet]] = {  # other values of the same actions
     wire.SwitchJoin: ISwitchSwitchJoin,

@@ -29,6 +29,7 @@ from ..wire import (
     later,
     round_distance,
 )
+from .gathering import ToldOfAll
 from .said import Place, packets_to, parsed, place
 from .violation import Violation
 
@@ -55,6 +56,7 @@ class SwitchConduct:
         self._seen: deque[int] = deque(maxlen=REMEMBERED)  # Requests of Helps of the parent
         self._halt: int | None = None  # Request of the parent's newest Halt
         self._members: dict[Place, Member] = {}
+        self._told = ToldOfAll(name)
         self._beginning: dict[int, int] = {}  # where newcomers would begin, by job
         self._counts: tuple[int, ...] = ()
         self._due: Callable[[Sequence[Outgoing]], None] | None = None
@@ -176,6 +178,8 @@ class SwitchConduct:
         members = self._contributors()
         self._look_at_receivers(sends, members)
         self._look_at_newcomers(members)
+        if self._parent() is None:
+            self._told.look(self.machine.jobs.values())
         if not self._drops():
             self._look_for_the_new(sends, members)
             self._look_for_the_joined(sends)
@@ -297,6 +301,8 @@ class SwitchConduct:
 
     def _look_at_answer(self, packet: Control, peer: Place, payload: bytes) -> None:
         action = payload[8]
+        if action == Action.JOIN and packet.status == Status.OK and isinstance(packet.value, Ack):
+            self._told.answered(peer, packet.job, packet.value)
         fleeting = (Status.NOT_MEMBER, Status.DENIED, Status.BAD_REQUEST)
         if action == Action.JOIN or packet.status in fleeting:
             return

@@ -9,7 +9,7 @@ from ..page import COLOURS, INK, Page, drawing
 from .observed import JobSeen
 from .report import lines
 from .rounds import AGGREGATE, CONTRIBUTION, RESENT, Event, Told
-from .timeline import PARTS, parts
+from .timeline import MEANING, PARTS, parts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,8 +19,10 @@ MOST_BARS = 2000  # of a figure; more only make the page large
 FAINT = "#b8bfca"
 
 
-def page(report: dict[str, Any], told: tuple[JobSeen, Told] | None, command: str) -> Page:
-    """The page of a trace; `told` is the round shown in detail."""
+def page(
+    report: dict[str, Any], told: tuple[JobSeen, Told] | None, command: str, name: str
+) -> Page:
+    """The page of a trace; `told` is the round shown in detail, `name` what its link saves."""
     made = Page("iswitch trace", f"{report['trace']['packets']:,} packets, {report['switch']}")
     made.code("\n".join(lines(report)))
     if told is not None:
@@ -30,7 +32,7 @@ def page(report: dict[str, Any], told: tuple[JobSeen, Told] | None, command: str
             _rounds(made, job)
     made.section("Again")
     made.code(command)
-    made.download("report.json", "application/json", json.dumps(report))
+    made.download(name, "application/json", json.dumps(report))
     return made
 
 
@@ -50,7 +52,7 @@ def _round(made: Page, job: JobSeen, told: Told) -> None:
     with drawing():
         made.figure(who_sent(told, events), "Who sent when, and when aggregates were complete")
         made.figure(segments(told, events), "When each segment came from each, and was complete")
-        made.figure(where(told), "Where the time of each worker went")
+        made.figure(where(told), f"Where the time of each worker went. {MEANING}")
 
 
 def who_sent(told: Told, events: list[Event]) -> Figure:
@@ -85,6 +87,7 @@ def segments(told: Told, events: list[Event]) -> Figure:
     """Segment over time: a line from the first to the last of every run."""
     from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure()
     axes = figure.subplots()
@@ -106,6 +109,7 @@ def segments(told: Told, events: list[Event]) -> Figure:
     draw(done, "complete", color=INK, linewidth=1)
     axes.autoscale_view()
     axes.set(xlabel="ms from the first packet", ylabel="segment")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     _legend_below(axes)
     return figure
 
@@ -137,7 +141,7 @@ def _rounds(made: Page, job: dict[str, Any]) -> None:
         made.figure(stragglers(job), "How often each worker was the last, and by how much")
         made.figure(losses(job), "What came more than once, or was asked for")
     made.table(
-        ["rank", "address", "packets", "last in rounds", "behind, ms on average"],
+        ["rank", "address", "packets", "last in, rounds", "behind, ms on average"],
         [
             [
                 member["rank"],
@@ -174,6 +178,7 @@ def times(job: dict[str, Any]) -> Figure:
 def stragglers(job: dict[str, Any]) -> Figure:
     """A bar for every rank."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure()
     axes = figure.subplots()
@@ -187,6 +192,7 @@ def stragglers(job: dict[str, Any]) -> Figure:
     axes.bar_label(bars, labels, padding=3, color=INK)
     axes.invert_yaxis()
     axes.margins(x=0.2)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("rounds in which it was the last")
     return figure
 
@@ -215,6 +221,7 @@ def losses(job: dict[str, Any]) -> Figure:
         axes.bar(x, height, bottom=bottom, color=colour, label=name, width=0.8)
         bottom = [a + b for a, b in zip(bottom, height, strict=True)]
     axes.set(xlabel="round", ylabel="packets")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     if not any(bottom):
         axes.set_ylim(0, 1)
         axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=INK)

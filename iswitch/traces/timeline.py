@@ -7,6 +7,7 @@ the fourth part, or the third.
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,11 @@ from ..units import count
 from .observed import JobSeen, Watch
 from .rounds import AGGREGATE, Told, Versions
 
+MEANING = (
+    "Before: until its first packet came. Sending: until its last new one. Waiting for others: "
+    "until the last of anybody's. Repairs and the rest: until the last aggregate, with what was "
+    "lost and sent again, and the way of the aggregates through the switch."
+)
 SHOWN = 8  # ranges of rounds
 PARTS = ("before", "sending", "waiting for others", "repairs and the rest")
 
@@ -98,4 +104,4 @@ def lines(job: JobSeen, told: Told) -> list[str]:
     ]
     for rank, cut in parts(told).items():
         found.append(f"  {rank:4} " + "".join(f"{1000 * part:22.3f}" for part in cut))
-    return found
+    return [*found, *wrap(f"  {MEANING}", 100, subsequent_indent="  ")]

@@ -1,7 +1,7 @@
 """One worker of `iswitch train`; a process of its own.
 
-`python -m worker_lib.rl.worker PLAN`, with the environment of `iswitch run`, prints a JSON object
-per line for whoever started it: `started`, `progress` now and then, and `done` or `error`. One that
+With a plan, and the environment of `iswitch run`, it prints a JSON object per line for whoever
+started it (worker_process.py): `started`, `progress` now and then, and `done` or `error`. One that
 is done stays for the others until it is told to end, by SIGTERM. The first that ends before, by
 SIGTERM or since another is lost, writes a checkpoint of its last update.
 """
@@ -172,7 +172,3 @@ def main() -> int:
         report({"event": "error", "message": str(error), "outside": is_outside})
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

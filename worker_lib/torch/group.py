@@ -33,8 +33,9 @@ from torch._C._distributed_c10d import (
     ReduceOptions,
 )
 
+from ..errors import WorkerError
 from .channels import Channels, Op, Options
-from .place import Place, key_of
+from .place import LAST_JOB, Place, key_of
 from .tensors import ELEMENTS, Stage, elements, is_plain, octets
 from .works import Work, Works
 
@@ -65,6 +66,8 @@ def create(opts: Any, options: Options | None) -> SwitchGroup:
     key = key_of(rank)
     place = Place.from_url(root.get(key).decode()) if root.check([key]) else None
     place = place or Place.from_env(os.environ)
+    place.check_room(root.add("iswitch/jobs", 0))
+    place.check_switch(opts.group_size)
     number = _numbers(root, opts.store, opts.group_rank, place)
     seconds = opts.timeout.total_seconds()
     channels = Channels(
@@ -82,7 +85,10 @@ def _numbers(root: Any, store: Any, rank: int, place: Place) -> Callable[[], int
         key = next(keys)
         if rank == 0:
             store.set(key, str(place.job + root.add("iswitch/jobs", 1)))
-        return int(store.get(key))
+        found = int(store.get(key))
+        if found > LAST_JOB:
+            raise WorkerError(f"no job number is left after {LAST_JOB}; begin the run at a smaller")
+        return found
 
     return number
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 from torch._C._distributed_c10d import Store, TCPStore
-from torch.distributed import default_pg_timeout
+from torch.distributed import DistBackendError, default_pg_timeout
 from torch.distributed.rendezvous import rendezvous as torchs_rendezvous
 
 from iswitch.keyfiles import key_in
@@ -24,7 +26,11 @@ from iswitch.wire import PORT
 
 from .. import arguments, environment
 from ..client import Worker
+from ..controller import Controller
+from ..errors import WorkerError
 
+LAST_JOB = 0xFFFF
+JOBS_OF_A_GROUP = 2  # words, and gradients
 SCHEME = "iswitch"
 FORM = f"{SCHEME}://HOST:PORT/JOB, such as {SCHEME}://127.0.0.1:{PORT}/7"
 ENVIRONMENT = (
@@ -69,6 +75,66 @@ class Place(NamedTuple):
         switch = environment.address(variables, "ISWITCH_SWITCH", f"127.0.0.1:{PORT}")
         return cls(switch, arguments.job_number(environment.number(variables, "ISWITCH_JOB")))
 
+    def agree_with(self, variables: Mapping[str, str], given: str) -> Self:
+        """See that the environment names no other switch or job, as that of `iswitch run` may.
+
+        Args:
+            variables: the environment.
+            given: where this place was named, for the message.
+
+        Raises:
+            ValueError: it does: only one of them can be meant.
+        """
+        told = {name: variables.get(name, "") for name in ("ISWITCH_SWITCH", "ISWITCH_JOB")}
+        same = not told["ISWITCH_JOB"] or told["ISWITCH_JOB"] == str(self.job)
+        if told["ISWITCH_SWITCH"]:
+            example = f"127.0.0.1:{PORT}"
+            there = environment.address(variables, "ISWITCH_SWITCH", example)
+            same &= there == self.switch or _found(there) == _found(self.switch)
+        if not same:
+            named = " ".join(f"{name}={value}" for name, value in told.items() if value)
+            raise ValueError(
+                f"{given} contradicts the environment, which has {named} (`iswitch run` sets "
+                "them): say nothing of a switch in the script, and these are used; or unset them"
+            )
+        return self
+
+    def check_room(self, used: int = 0) -> None:
+        """See that job numbers are left for a group, of which `used` are taken already.
+
+        Raises:
+            ValueError: there are not.
+        """
+        most = LAST_JOB - JOBS_OF_A_GROUP
+        if self.job + used > most:
+            raise ValueError(
+                f"job {self.job}: a group takes job numbers after that of its run, usually two"
+                + f", and the groups before have taken {used}" * (used > 0)
+                + f"; {LAST_JOB} is the last, so give the run a smaller one (ISWITCH_JOB, "
+                f"`iswitch run --job`, or the URL), {most} at most"
+            )
+
+    def check_switch(self, size: int) -> None:
+        """See that the switch carries the several jobs that a group has.
+
+        Raises:
+            torch.distributed.DistBackendError: there is one above it, so it carries one.
+        """
+        above = 0
+        # What else is wrong, the first Join says, which has more patience, too.
+        with (
+            suppress(WorkerError, OSError),
+            Controller(self.switch, self.job, key=key_in(os.environ)) as controller,
+        ):
+            above = controller.switch_itself().contributors
+        if above:
+            host, port = self.switch
+            raise DistBackendError(
+                f"backend 'iswitch': the switch at {host}:{port} has one above it, and carries one "
+                "job at a time, while a process group has several: use one switch for all ranks, "
+                f"such as that of `iswitch run --topology star:{size}`"
+            )
+
     @property
     def url(self) -> str:
         """The same as text."""
@@ -96,7 +162,7 @@ def rendezvous(
         ValueError: a URL of another form, or rank or world size lack.
         WorkerError: not all processes came to the switch in time.
     """
-    place = Place.from_url(url)
+    place = Place.from_url(url).agree_with(os.environ, f"init_method={_plain(url)!r}")
     query = dict(parse_qsl(urlsplit(url).query))
     rank = _number(query, "rank", "RANK")
     size = _number(query, "world_size", "WORLD_SIZE")
@@ -115,6 +181,18 @@ def rendezvous(
 def key_of(rank: int) -> str:
     """Where a process tells itself which switch is its own: there may be several."""
     return f"iswitch/place/{rank}"
+
+
+def _plain(url: str) -> str:
+    """A URL as it was given: torch adds rank and world size."""
+    return url.partition("?")[0]
+
+
+def _found(switch: tuple[str, int]) -> tuple[str, int]:
+    """A switch by the address of its host, if that can be found."""
+    with suppress(OSError):
+        return socket.gethostbyname(switch[0]), switch[1]
+    return switch
 
 
 def _number(query: Mapping[str, str], name: str, variable: str) -> int:

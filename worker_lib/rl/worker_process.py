@@ -1,0 +1,34 @@
+"""The process of a worker: `python -m worker_lib.rl.worker_process PLAN`; see worker.py.
+
+What it cannot load, for want of memory say, it tells as it tells all else.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+NO_MEMORY = ("failed to map", "allocate memory", "out of memory")  # of the linker, and of torch
+MEND = "; free some memory, or raise ulimit -v"
+
+
+def main() -> int:
+    """Load the worker, and be it."""
+    try:
+        from .worker import main as run
+
+        return run()
+    except (ImportError, MemoryError, OSError, RuntimeError) as error:
+        is_memory = isinstance(error, MemoryError) or any(text in str(error) for text in NO_MEMORY)
+        if isinstance(error, RuntimeError) and not is_memory:
+            raise
+        what = (
+            f"cannot load {error.name or 'a library'}: " if isinstance(error, ImportError) else ""
+        )
+        message = what + (str(error) or "out of memory") + MEND * is_memory
+        print(json.dumps({"event": "error", "message": message, "outside": True}), flush=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
