@@ -12,7 +12,7 @@ from iswitch.keys import Keys
 from iswitch.limits import Limits
 from iswitch.packets import Address
 from iswitch.switch import Switch
-from iswitch.who import NOBODY, Awaiting, Neighbours, together, worker
+from iswitch.who import NOBODY, Awaiting, Neighbours, together
 from iswitch.wire import MOST_AWAITED, NO_RANK, AckWho, Action, Awaited, Who
 from worker_lib.environment import hosts
 from worker_lib.errors import AllreduceTimeout
@@ -172,7 +172,7 @@ def test_switches_are_named_first_and_an_answer_is_kept_until_a_later_one() -> N
     at = switch_address(1)
     silent, sends = neighbours.ask(at, 7, who, lambda: sent)  # type: ignore[arg-type, return-value]
     assert (silent.settled, sends) == (False, sent)
-    parts = [worker(worker_address(n), n) for n in range(MOST_AWAITED)]
+    parts = [Awaiting(1, (Awaited(*worker_address(n)[:2], n),)) for n in range(MOST_AWAITED)]
     joined = together([*parts, silent])
     assert (joined.total, joined.awaited[0].rank) == (MOST_AWAITED + 1, NO_RANK)
     assert together([]) == NOBODY == Awaiting(0, ())
