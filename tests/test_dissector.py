@@ -232,7 +232,7 @@ def test_fields_by_name(tmp_path: Path) -> None:
     assert joins == [["4"]]
     assert len(ask("iswitch.mac", "iswitch.mac")) == 20
     assert len(ask("iswitch.elements > 60000 && iswitch.type", "iswitch.E")) == 0
-    assert len(ask("iswitch.refused", "iswitch.status")) == 8 * 6 * 8 + 6
+    assert len(ask("iswitch.refused", "iswitch.status")) == 8 * 7 * 8 + 7
 
 
 def test_requests_and_acks_are_linked(tmp_path: Path) -> None:
