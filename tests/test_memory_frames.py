@@ -241,8 +241,9 @@ def test_an_engine_without_memory_waits_longer_and_longer(monkeypatch: pytest.Mo
 
     class Recorded:
         @staticmethod
-        def select(*arguments: Any) -> None:
+        def select(*arguments: Any) -> tuple[tuple[int, ...], ...]:
             waited.append(arguments[3])
+            return (), (), ()
 
     monkeypatch.setattr(engine, "select", Recorded)
     port = Starved([True] * 10 + [False] + [True] * 2)
