@@ -29,6 +29,7 @@ MTU_PAYLOAD = 1472  # UDP payload that fills a 1500-byte MTU
 ROUND_MASK = 0xFFFFFFFF
 VERSIONS_KEPT = 8  # of every segment of an asynchronous job, for Help
 VERSIONS_AHEAD = VERSIONS_KEPT // 2  # by which one of its segments may be ahead of another
+MOST_WORKERS = 0xFFFFFFFF  # for which a Join and an Ack have room
 MOST_AWAITED = 16  # that one Ack names
 NO_RANK = 0xFFFF  # of a switch
 HERE = "0.0.0.0"  # with port 0: the switch that answers
