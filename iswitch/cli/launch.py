@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
 from typing import IO, TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ LOOK_PAUSE = 0.1  # seconds between two looks at who has ended
 GRACE = 3.0  # seconds for workers to end in, when they are asked to
 DRAIN = 0.5  # seconds to print in what has come; others may never be done with writing
 MASTER_PORT = 29500  # torchrun's
+PORTS = range(20000, 30000)  # one of which a run has as MASTER_PORT
+TRIES = 20
 COLOURS = (36, 33, 32, 35, 34, 31)  # of terminals (ECMA-48): cyan first, red last
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -301,14 +304,16 @@ def bindings(world: World, hosts: Sequence[str]) -> list[dict[str, str]]:
 
 
 def free_port(address: str) -> int:
-    """A TCP port for the programs' own use; not always the same, since other runs want one, too."""
-    with socket.socket() as sock:
-        try:
-            sock.bind((address, 0))
-        except OSError:
-            return MASTER_PORT  # no address there; those who use it will say so
-        found: int = sock.getsockname()[1]
-        return found
+    """A TCP port for the programs' own use; not always the same, since other runs want one, too.
+
+    It is below those that the kernel gives out (ip_local_port_range), which a program of the run
+    may be given before the port is listened at.
+    """
+    for port in random.sample(PORTS, TRIES):
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind((address, port))
+            return port
+    return MASTER_PORT  # no address there; those who use it will say so
 
 
 @contextmanager
