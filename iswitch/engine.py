@@ -110,7 +110,7 @@ class Engine(Generic[In, Out]):
             except MemoryError:  # what was under way is lost, as if by the network
                 self.given_up += 1
                 pause = min(max(2 * pause, SHORT_OF_MEMORY), LONGEST_PAUSE)
-                select.select((self._wake,), (), (), pause)
+                self._sleep((self._wake,), pause)
                 continue
             pause = 0.0
             if busy:
@@ -118,9 +118,12 @@ class Engine(Generic[In, Out]):
             elif now - idle_since >= self.spin:
                 due = earlier(deadline, port.deadline())
                 # To the microsecond; poll(2) would be up to a millisecond late.
-                wait = None if due is None else max(0.0, due - now)
-                if self._wake in select.select(waited_for, (), (), wait)[0]:
-                    os.read(self._wake, 4096)
+                self._sleep(waited_for, None if due is None else max(0.0, due - now))
+
+    def _sleep(self, waited_for: tuple[int, ...], seconds: float | None) -> None:
+        """Wait for what can be read, for so long at most."""
+        if self._wake in select.select(waited_for, (), (), seconds)[0]:
+            os.read(self._wake, 4096)
 
     def _move(self, now: float) -> tuple[bool, float | None]:
         """Move what there is; whether there was something, and when the machine's timer is due."""

@@ -19,7 +19,17 @@ from .counters import Counters
 from .membership import Member, Membership, lowest
 from .packets import Rows, Stretch
 from .paper import Counting, PaperAccelerator
-from .wire import FLAG_FIRST, FLAG_STANDS_AT, ROUND_MASK, Join, Mode, Shape, later, round_distance
+from .wire import (
+    FLAG_FIRST,
+    FLAG_STANDS_AT,
+    MOST_WORKERS,
+    ROUND_MASK,
+    Join,
+    Mode,
+    Shape,
+    later,
+    round_distance,
+)
 
 JobAccelerator = SynchronousAccelerator | AsynchronousAccelerator
 
@@ -256,10 +266,11 @@ class Job:
         """Workers at this switch and below it that can be counted on.
 
         Once a whole job has begun, those that keep their place though their lease has run out are
-        not there.
+        not there. Switches may say what they like: the number is no larger than an Ack can tell.
         """
         lost = self.lost(now, lease) if self.keeps_places else 0
-        return sum(m.workers for m in self.members.contributors() if not lost & m.bit)
+        there = sum(m.workers for m in self.members.contributors() if not lost & m.bit)
+        return min(there, MOST_WORKERS)
 
     def lost(self, now: float, lease: float) -> int:
         """Bitmap of the contributors whose lease has run out though they are members still."""

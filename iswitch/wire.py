@@ -29,6 +29,7 @@ MTU_PAYLOAD = 1472  # UDP payload that fills a 1500-byte MTU
 ROUND_MASK = 0xFFFFFFFF
 VERSIONS_KEPT = 8  # of every segment of an asynchronous job, for Help
 VERSIONS_AHEAD = VERSIONS_KEPT // 2  # by which one of its segments may be ahead of another
+MOST_WORKERS = 0xFFFFFFFF  # for which a Join and an Ack have room
 MOST_AWAITED = 16  # that one Ack names
 RANKS = 4096  # 0 to 4095, in the whole tree
 NO_RANK = 0xFFFF  # in a Join: any; in an Ack: none so far, or none as of a switch

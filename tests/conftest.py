@@ -72,8 +72,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
 
 
 def heed_interrupts() -> None:
-    """A shell's background job, as these tests may be part of, ignores SIGINT."""
+    """Heed SIGINT, which a shell's background job ignores, and SIGHUP, which nohup ignores."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @contextmanager

@@ -5,21 +5,19 @@ from __future__ import annotations
 import itertools
 import multiprocessing as mp
 import os
-import random
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed import HashStore, ProcessGroupGloo
 
+from iswitch.cli import launch
 from worker_lib.torch import Options, SwitchGroup
 from worker_lib.torch.channels import Channels
 from worker_lib.torch.place import Place
@@ -33,17 +31,10 @@ CONTEXT.set_forkserver_preload(["torch._dynamo", "worker_lib.torch"])
 
 
 def free_port() -> int:
-    """A port for the store of those who do not meet at the switch.
-
-    It is below those that the kernel gives to whoever asks for any: no other process gets it
-    before it is used.
-    """
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.SystemRandom().sample(range(10_000, max(first, 10_100)), 100):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("100 ports in a row are taken")
+    """A port for the store of those who do not meet at the switch, as `iswitch run` takes one."""
+    found = launch.free_port("127.0.0.1")
+    assert found is not None, "100 ports in a row are taken"
+    return found
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:

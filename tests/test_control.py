@@ -37,6 +37,7 @@ from iswitch.wire import (
     Segments,
     Shape,
     Status,
+    SwitchJoin,
     Threshold,
     Value,
 )
@@ -519,6 +520,14 @@ def test_newer_incarnation_of_a_switch_goes_on() -> None:
     assert (status, ack.rank, ack.round, sends) == (S.OK, NO_RANK, 0, [])
     bench.contribute(0, SHAPE, 0, ONES)
     assert bench.counters.drops() == {"duplicate": 3}
+
+
+def test_switches_cannot_claim_more_workers_than_an_ack_can_tell() -> None:
+    bench = Bench()
+    value = SwitchJoin(type=1, dtype=DType.INT32, elements=2, last=2, segments=3, workers=2**32 - 1)
+    for who in range(3):
+        status, ack, _ = bench.control(who, A.JOIN, value)
+        assert (status, ack.contributors) == (S.OK, 2**32 - 1)
 
 
 def test_a_new_process_of_a_switch_is_not_given_answers_of_the_old_one() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -235,14 +237,38 @@ def test_an_engine_takes_the_others_that_have_come() -> None:
     assert (handled, sent, one.given_up) == ([0, 2, 3, 4], [0, 2, 4], 1)
 
 
+def test_a_signal_ends_one_pause_of_an_engine_without_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What woke it is taken; else every later pause would end at once, and burn a core."""
+    woken: list[bool] = []
+
+    class Recorded:
+        @staticmethod
+        def select(*arguments: Any) -> tuple[list[int], list[int], list[int]]:
+            found = select.select(arguments[0], (), (), 0.0)
+            woken.append(bool(found[0]))
+            return found
+
+    monkeypatch.setattr(engine, "select", Recorded)
+    port = Starved([True] * 5)
+    one: Engine[Any, Any] = Engine(port, port, clock=lambda: 0.0)
+    port.wake = one._wake
+    os.write(one._waker, b"\0")
+    port.stop = one.stop
+    one.run()
+    assert woken[:5] == [True, False, False, False, False]
+
+
 def test_an_engine_without_memory_waits_longer_and_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """To a bound, and from the start after a turn that had some; else it would burn a core."""
     waited: list[float | None] = []
 
     class Recorded:
         @staticmethod
-        def select(*arguments: Any) -> None:
+        def select(*arguments: Any) -> tuple[tuple[int, ...], ...]:
             waited.append(arguments[3])
+            return (), (), ()
 
     monkeypatch.setattr(engine, "select", Recorded)
     port = Starved([True] * 10 + [False] + [True] * 2)

@@ -34,7 +34,7 @@ from iswitch.switch import Switch
 from iswitch.wire import Shape, Status
 from worker_lib import Refused, Worker
 
-from .conftest import pending
+from .conftest import heed_interrupts, pending
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 20.0  # seconds until a test is given up
@@ -54,6 +54,7 @@ def switch(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_interrupts,
     ) as process:
         try:
             assert process.stdout is not None

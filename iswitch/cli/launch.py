@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ..outside import reason
@@ -257,7 +259,8 @@ class Crew:
         """As torchrun has it, so that its scripts find what they look for."""
         master = self.world.topology.hosts[0].name
         with self.world.place(master):
-            port = os.environ.get("MASTER_PORT") or str(free_port(self.world.address(master)))
+            found = free_port(self.world.address(master))
+        port = os.environ.get("MASTER_PORT") or found or MASTER_PORT
         hosts = [host.name for host in self.world.topology.hosts for _ in range(self.per_host)]
         return {
             **group_variables(self.world, hosts, job, port, self.per_host),
@@ -300,15 +303,18 @@ def bindings(world: World, hosts: Sequence[str]) -> list[dict[str, str]]:
     return found
 
 
-def free_port(address: str) -> int:
-    """A TCP port for the programs' own use; not always the same, since other runs want one, too."""
-    with socket.socket() as sock:
-        try:
-            sock.bind((address, 0))
-        except OSError:
-            return MASTER_PORT  # no address there; those who use it will say so
-        found: int = sock.getsockname()[1]
-        return found
+def free_port(address: str) -> int | None:
+    """A TCP port for programs' own use, never the same for long; None: no address, or all taken.
+
+    It is below those that the kernel gives to whoever asks for any: no other process gets it
+    before it is listened at.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.SystemRandom().sample(range(10_000, max(first, 10_100)), 100):
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind((address, port))
+            return port
+    return None
 
 
 @contextmanager

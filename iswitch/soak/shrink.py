@@ -37,7 +37,7 @@ def shrink(
     shorter = True
     while shorter:
         shorter = False
-        for candidate in candidates(scenario):
+        for candidate in (*ended(scenario, result), *candidates(scenario)):
             if runs == most:
                 return scenario, result
             runs += 1
@@ -48,6 +48,13 @@ def shrink(
                 scenario, result, shorter = candidate, found, True
                 break
     return scenario, result
+
+
+def ended(scenario: Scenario, result: Result) -> Iterator[Scenario]:
+    """Yield it without what came after the failure, which makes all other candidates quicker."""
+    if result.time < 0.9 * scenario.horizon:
+        events = tuple(event for event in scenario.events if event.at <= result.time)
+        yield replace(scenario, events=events, horizon=round(1.05 * result.time + 1e-6, 6))
 
 
 def candidates(scenario: Scenario) -> Iterator[Scenario]:
