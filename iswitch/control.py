@@ -1,4 +1,4 @@
-"""The control plane: the eight actions and their Acks, over membership and accelerator.
+"""The control plane: the actions and their Acks, over membership and accelerator.
 
 One method per action; `docs/protocol.md` has the rules. A request is executed once: what was
 answered to it is remembered and sent again when it is repeated.

@@ -162,7 +162,8 @@ def test_three_jobs(tmp_path: Path) -> None:
         assert jobs == ["31", "31", "32", "32", "33", "33"]
         with (
             Worker(where, 41, 1_681_062), Worker(where, 42, 866_439), Worker(where, 43, 10_247),
-            pytest.raises(Refused, match="more of the switch's memory"), Worker(where, 44, 10_247),
+            pytest.raises(Refused, match="needs 84 KiB more of the switch's memory, and 32 KiB"),
+            Worker(where, 44, 10_247),
         ):  # fmt: skip
             pass
 

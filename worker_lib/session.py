@@ -128,7 +128,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         self.transfer: Transfer | None = None
         self.express: Express | None = None  # in place of a transfer, as long as all goes well
         self._whole: Outgoing | None = None  # its contribution, to be sent
-        self.waiting_for: int | None = None  # bitmap of ranks, by the last answers to Help
+        self.waiting_for: int | None = None  # bitmap of seats, by the last answers to Help
         self._asked_anew = True  # no answer has come to the last Help
         self.stats = dict.fromkeys(
             ("sent", "sent_again", "received", "useless", "probes", "helps", "helped", "rejoins"),

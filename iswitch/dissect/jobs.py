@@ -25,7 +25,7 @@ End = tuple[str, int]  # IPv4 address, UDP port
 Pair = tuple[End, End]  # of a member and its switch
 
 MAX_PACKETS = 128  # of a super-datagram (UDP_MAX_SEGMENTS)
-TO_SWITCH = {Action.JOIN, Action.LEAVE, Action.SETH, Action.FBCAST}  # that only go there
+TO_SWITCH = {Action.JOIN, Action.LEAVE, Action.SETH, Action.FBCAST, Action.SHOW}  # only there
 
 
 class Known(NamedTuple):

@@ -3,6 +3,7 @@
 local get = {
     ds = Field.new("ip.dsfield"), tos = Field.new("ip.tos"), icmp = Field.new("icmp.type"),
     mf = Field.new("ip.flags.mf"), offset = Field.new("ip.frag_offset"),
+    number = Field.new("frame.number"),  -- in every tree
 }
 
 local function innermost(field)
@@ -17,36 +18,50 @@ end
 local function frame_of(pinfo, source, destination)
     local frame = frames[pinfo.number]
     if not frame then
-        frame = { known = known_of(source, destination) }
+        table.insert(order, pinfo.number)
+        frame = { known = known_of(guessed, source, destination) }
         frames[pinfo.number] = frame
     end
     return frame
+end
+
+-- A look at a frame whose ToS can be read: if it follows on those before, what they tell is sure.
+local function follow(pinfo)
+    local source, destination = ends_of(pinfo)
+    local frame = frame_of(pinfo, source, destination)
+    if order[following] == pinfo.number then
+        following = following + 1
+        frame.sure, frame.known = true, known_of(sure, source, destination)
+    end
 end
 
 -- What was known when a packet came; where that was not all, what is known now, from a later look.
 local function known_at(frame, source, destination)
     local known = frame.known
     if known and known.shape then return known end
-    return known_of(source, destination) or known
+    return known_of(guessed, source, destination) or known
 end
 
 -- Where packets are looked at twice, Wireshark makes no tree the first time, and Lua can read the
 -- ToS in a tree only. Then take for control what is a sound control packet, so that it is known
--- from the first look what answers what; nothing is shown of it.
+-- from the first look what answers what; nothing is shown of it. Data may read so, too: when all are
+-- looked at again, one after another, what is known of each is what the ToS tells of those before.
 local function foresee(tvb, pinfo)
-    if tvb:captured_len() < SEG_SIZE or tvb:captured_len() < tvb:reported_len() then return end
     local source, destination = ends_of(pinfo)
     local frame = frame_of(pinfo, source, destination)
+    if tvb:captured_len() < SEG_SIZE or tvb:captured_len() < tvb:reported_len() then return end
     local v, _, _, fault = parse_control(tvb)
     if not fault then note(frame, source, destination, v, pinfo) end
 end
 
 local function kind_of(tvb, pinfo)  -- nil: no iSwitch traffic, or there is no tree
-    local tos = innermost(get.ds) or innermost(get.tos)
-    if not tos then
+    if not get.number() then
         foresee(tvb, pinfo)
         return nil
     end
+    follow(pinfo)
+    local tos = innermost(get.ds) or innermost(get.tos)
+    if not tos then return nil end
     if innermost(get.mf) or innermost(get.offset) ~= 0 then return nil end
     tos = tos - tos % (256 - TOS_MASK)
     return tos == TOS_CONTROL and "control" or tos == TOS_DATA and "data" or nil

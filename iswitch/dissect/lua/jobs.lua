@@ -1,27 +1,35 @@
 -- What control packets tell of data packets: as iswitch/dissect/jobs.py
 
-local members, shapes, asked   -- job of a pair; by switch and job; by pair, job and request
-local requests                 -- by who asks whom, job, request and action: what is unanswered
-local frames                   -- by number: what was known when it came
+-- A book of what is known:
+--   members: job of a pair; shapes: by switch and job; asked: by pair, job and request
+--   requests: by who asks whom, job, request and action: what is unanswered
+--   noted: the frames that it is from
+local sure      -- of frames that were looked at one after another, each with its ToS
+local guessed   -- of all that reads as sound control
+local frames    -- by number: what was known when it came
+local order     -- their numbers, in the order of their first look
+local following -- the place in that order up to which all is sure
+
+local function new_book() return { members = {}, shapes = {}, asked = {}, requests = {}, noted = {} } end
 
 function iswitch.init()
-    members, shapes, asked, requests, frames = {}, {}, {}, {}, {}
+    sure, guessed, frames, order, following = new_book(), new_book(), {}, {}, 1
 end
 
 local function pair_of(member, switch) return member .. " > " .. switch end
 
-local function known_of(source, destination)
+local function known_of(book, source, destination)
     for _, ends in ipairs({ { source, destination, true }, { destination, source, false } }) do
-        local job = members[pair_of(ends[1], ends[2])]
+        local job = book.members[pair_of(ends[1], ends[2])]
         if job then
-            return { job = job, shape = shapes[ends[2] .. "/" .. job], to_switch = ends[3] }
+            return { job = job, shape = book.shapes[ends[2] .. "/" .. job], to_switch = ends[3] }
         end
     end
 end
 
-local function towards_switch(source, destination, action, pinfo)
+local function towards_switch(book, source, destination, action, pinfo)
     if TO_SWITCH[action] then return true end
-    local known = known_of(source, destination)
+    local known = known_of(book, source, destination)
     if known then return known.to_switch end
     local to, from = is_switch_port(pinfo.dst_port), is_switch_port(pinfo.src_port)
     if to ~= from then return to end
@@ -36,8 +44,9 @@ local function shape_of(v)
     }
 end
 
-local function learn(source, destination, v, pinfo)
-    local to_switch = towards_switch(source, destination, v.action, pinfo)
+local function learn(book, source, destination, v, pinfo)
+    local members, shapes, asked = book.members, book.shapes, book.asked
+    local to_switch = towards_switch(book, source, destination, v.action, pinfo)
     if to_switch == nil then return end
     local switch = to_switch and destination or source
     local pair = to_switch and pair_of(source, destination) or pair_of(destination, source)
@@ -58,7 +67,8 @@ local function learn(source, destination, v, pinfo)
     end
 end
 
-local function link(frame, source, destination, v, pinfo)
+local function link(book, frame, source, destination, v, pinfo)
+    local requests = book.requests
     local is_ack = v.action == ACTION.ACK
     local from, to = source, destination
     if is_ack then from, to = destination, source end
@@ -85,11 +95,23 @@ local function link(frame, source, destination, v, pinfo)
     end
 end
 
-local function note(frame, source, destination, v, pinfo)  -- once, however often it is looked at
-    if frame.noted then return end
-    frame.noted = true
-    learn(source, destination, v, pinfo)
-    link(frame, source, destination, v, pinfo)
-    local known = known_of(source, destination)
+local function note_in(book, frame, source, destination, v, pinfo)  -- once
+    if book.noted[pinfo.number] then return end
+    book.noted[pinfo.number] = true
+    learn(book, source, destination, v, pinfo)
+    link(book, frame, source, destination, v, pinfo)
+    local known = known_of(book, source, destination)
     frame.to_switch = known and known.to_switch
+end
+
+local function forget_links(frame)  -- but who answers it: that comes later
+    frame.request_in, frame.ack_time, frame.repeat_of, frame.unmatched = nil, nil, nil, nil
+end
+
+local function note(frame, source, destination, v, pinfo)  -- however often it is looked at
+    note_in(guessed, frame, source, destination, v, pinfo)
+    if frame.sure and not sure.noted[pinfo.number] then
+        forget_links(frame)
+        note_in(sure, frame, source, destination, v, pinfo)
+    end
 end
