@@ -20,7 +20,6 @@ from .wire import (
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
-    KIB,
     MAX_MEMBERS,
     Action,
     Control,
@@ -34,6 +33,7 @@ from .wire import (
     WireError,
     later,
     round_distance,
+    kib,
 )
 
 if TYPE_CHECKING:
@@ -379,7 +379,7 @@ class Admission:
     def _lacks_memory(self, needed: int) -> Refusal:
         """Tell what was asked for, and what members may reserve still; both in KiB."""
         free = max(0, self.plane.limits.memory - self.plane.reserved)
-        return Refusal(Status.FULL, threshold=-(-needed // KIB), round=free // KIB)
+        return Refusal(Status.FULL, threshold=kib(needed), round=kib(free, whole=True))
 
 
 def _outdone_by(incarnation: int, last: int | None) -> Refusal:

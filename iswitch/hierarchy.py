@@ -288,8 +288,11 @@ class Hierarchy:
             del self.uplinks[uplink.job]
         else:
             uplink.member = True  # so that it is tried again
-        names = ("rank", "threshold", "round", "contributors")
-        told = {name: getattr(ack, name) for name in names if status is Status.FULL}
+        names = {
+            Status.FULL: ("rank", "threshold", "round", "contributors"),
+            Status.DENIED: ("contributors",),  # a number to outdo is ours, not the worker's
+        }
+        told = {name: getattr(ack, name) for name in names.get(status, ())}
         bare_answer = self.plane.bare_answer
         return [bare_answer(peer, packet, status, **told) for peer, packet in waiting.items()]
 

@@ -212,7 +212,7 @@ class Membership:
         """
         if self.workers < self.expected:
             return False
-        for member in self.by_address.values():
+        for member in self.contributors():
             if member.met is not None:
                 member.met = self.expected
         if self.gathered:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from .packets import Address, Outgoing
 from .who import named
 from .wire import (
-    KIB,
     MOST_AWAITED,
     Ack,
     Action,
@@ -19,6 +18,7 @@ from .wire import (
     Show,
     Shown,
     Status,
+    kib,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _switch(plane: ControlPlane) -> Ack:
     reserved = plane.reserved
     free = max(0, plane.limits.memory - reserved)
     above = int(plane.hierarchy is not None)
-    return Ack(Action.SHOW, 0, len(plane.jobs), free // KIB, -(-reserved // KIB), above)
+    return Ack(Action.SHOW, 0, len(plane.jobs), kib(free, whole=True), kib(reserved), above)
 
 
 def _next_job(plane: ControlPlane, named: int, first: int, now: float) -> Ack | None:

@@ -150,6 +150,11 @@ class DType(IntEnum):
         raise WireError(f"no element type for {wanted}; use float32, float16, bfloat16 or int32")
 
 
+def kib(nbytes: int, whole: bool = False) -> int:
+    """Bytes as KiB, rounded up, or down to whole ones; no more than an Ack has room for."""
+    return min(nbytes // KIB if whole else -(-nbytes // KIB), 0xFFFFFFFF)
+
+
 def round_distance(a: int, b: int) -> int:
     """How far round `a` is ahead of round `b` (negative: behind), as serial numbers (RFC 1982)."""
     return ((a - b + 0x80000000) & ROUND_MASK) - 0x80000000

@@ -36,6 +36,8 @@ from iswitch.wire import (
     Round,
     Segments,
     Shape,
+    Show,
+    Shown,
     Status,
     SwitchJoin,
     Threshold,
@@ -509,6 +511,28 @@ def test_a_seat_whose_bit_is_held_is_not_given_away() -> None:
     sent = [bench.contribute(who, SHAPE, 0, ONES) for who in (0, 2, 3)]
     assert sent == [{}, {}, {packet: {peer(0), peer(2), peer(3)} for packet in sums(0, 4)}]
     assert bench.counters.drops() == {}
+
+
+def test_memory_beyond_what_an_ack_can_tell() -> None:
+    """It tells the most it can; a number that does not fit would end the switch."""
+    huge = join(elements=366, last=366, segments=2**32 - 1)
+    status, ack, _ = Bench().control(0, A.JOIN, huge)
+    assert (status, ack.threshold) == (S.FULL, 2**32 - 1)
+    bench = Bench(Switch(Limits(memory=1 << 43)))
+    status, ack, _ = bench.control(0, A.SHOW, Show(Shown.SWITCH))
+    assert (status, ack.threshold) == (S.OK, 2**32 - 1)
+    status, ack, _ = bench.control(0, A.JOIN, huge)
+    assert (status, ack.threshold, ack.round) == (S.FULL, 2**32 - 1, 2**32 - 1)
+
+
+def test_a_controller_is_told_of_who_is_there() -> None:
+    """Not of who was, when all were: it contributes nothing that would make it one of them."""
+    bench = Bench()
+    bench.join(CONTROLLER, None, MemberType.CONTROLLER)
+    for who in (0, 1):
+        bench.join(who, SHAPE, expected=2)
+    assert bench.control(1, A.LEAVE)[0] is S.OK
+    assert bench.join(CONTROLLER, None, MemberType.CONTROLLER)[1].contributors == 1
 
 
 def test_newer_incarnation_of_a_switch_goes_on() -> None:

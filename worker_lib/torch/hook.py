@@ -57,7 +57,7 @@ class SwitchState:
         else:
             switch = arguments.address("switch", switch, least_port=1)
             place = Place(switch, arguments.job_number(job))
-            place.agree_with(os.environ, f"SwitchState({switch}, {job})")
+            place.agree_with({**os.environ, "ISWITCH_JOB": ""}, f"SwitchState({switch}, {job})")
         place.check_room(-1)  # it takes its own number, too
         place.check_switch(distributed.get_world_size(group))
         if isinstance(timeout, timedelta):
