@@ -7,7 +7,7 @@ import pytest
 
 from iswitch.counters import DATA_DROPS
 from iswitch.switch import Switch
-from iswitch.wire import DType, Op, Shape
+from iswitch.wire import NO_RANK, DType, Op, Shape
 
 from .world import Faults, World
 
@@ -128,8 +128,10 @@ def test_nan_and_infinity_go_through() -> None:
     assert out.tobytes() == again.tobytes()
 
 
+@pytest.mark.parametrize("asked", [[0, 1, 2, 3, 4], [3, 0, 4, 1, 2], None])
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16])
-def test_reproducible_sums_in_rank_order(dtype: DType) -> None:
+def test_reproducible_sums_in_rank_order(dtype: DType, asked: list[int] | None) -> None:
+    """Whatever the order of joining is; who asks for no rank gets the next free one."""
     shape = Shape.of(5000, dtype)
     rng = np.random.default_rng(1)
     vectors = [(rng.standard_normal(5000) * 10.0**k).astype(dtype.numpy) for k in range(5)]
@@ -140,11 +142,17 @@ def test_reproducible_sums_in_rank_order(dtype: DType) -> None:
     for seed in range(4):
         world = World(Switch(), Faults(loss=0.05, jitter=1e-3), seed)
         sessions = []
-        for i in range(5):  # one after the other, so that ranks are theirs
-            sessions.append(world.join(i, shape, expected=5, reproducible=True))
+        for i in range(5):  # one after the other, so that the order of joining is theirs
+            asks = {} if asked is None else {"rank": asked[i]}
+            session = world.join(i, shape, expected=5, reproducible=True, **asks)
+            sessions.append(session)
             world.gather(sessions)
-        assert [s.rank for s in sessions] == list(range(5))
-        outs = world.allreduce(sessions, vectors)
+        for session in sessions:  # as a worker does until all are there: only then are ranks given
+            session.join(world.now)
+        ranks = asked or list(range(5))
+        world.run(lambda: NO_RANK not in [session.rank for session in sessions])
+        outs = world.allreduce(sessions, [vectors[rank] for rank in ranks])
+        assert [s.rank for s in sessions] == ranks
         results |= {out.tobytes() for out in outs}
     assert results == {total.tobytes()}
 
