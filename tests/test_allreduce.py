@@ -7,7 +7,7 @@ import pytest
 
 from iswitch.counters import DATA_DROPS
 from iswitch.switch import Switch
-from iswitch.wire import NO_RANK, DType, Op, Shape
+from iswitch.wire import DType, Op, Shape
 
 from .world import Faults, World
 
@@ -147,10 +147,8 @@ def test_reproducible_sums_in_rank_order(dtype: DType, asked: list[int] | None) 
             session = world.join(i, shape, expected=5, reproducible=True, **asks)
             sessions.append(session)
             world.gather(sessions)
-        for session in sessions:  # as a worker does until all are there: only then are ranks given
-            session.join(world.now)
+        world.give_ranks(sessions)
         ranks = asked or list(range(5))
-        world.run(lambda: NO_RANK not in [session.rank for session in sessions])
         outs = world.allreduce(sessions, [vectors[rank] for rank in ranks])
         assert [s.rank for s in sessions] == ranks
         results |= {out.tobytes() for out in outs}

@@ -17,7 +17,7 @@ from iswitch.packets import Address
 from iswitch.sim.network import Machine, Network
 from iswitch.sim.trace import Trace
 from iswitch.switch import Switch
-from iswitch.wire import Shape, Vector
+from iswitch.wire import NO_RANK, Shape, Vector
 from worker_lib.events import Answered, Behind, Halted, Told, WasReset
 from worker_lib.member import Member
 from worker_lib.session import Event, Session
@@ -187,6 +187,12 @@ class World:
 
     def gather(self, sessions: list[Session]) -> None:
         self.run(lambda: all(s.member for s in sessions))
+
+    def give_ranks(self, sessions: list[Session]) -> None:
+        """Have sessions join again, as a worker does until all are there: then ranks are given."""
+        for session in sessions:
+            session.join(self.now)
+        self.run(lambda: all(s.rank != NO_RANK for s in sessions))
 
     def allreduce(self, sessions: list[Session], vectors: list[Vector]) -> list[Vector]:
         """One round of all these sessions; their results."""
