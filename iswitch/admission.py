@@ -31,9 +31,9 @@ from .wire import (
     SwitchJoin,
     TreeJoin,
     WireError,
+    kib,
     later,
     round_distance,
-    kib,
 )
 
 if TYPE_CHECKING:
