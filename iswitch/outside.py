@@ -25,6 +25,10 @@ class OutsideError(Exception):
     """What came from outside cannot be used; the message says what, and how to mend it."""
 
 
+class UsageError(OutsideError):
+    """What the user asked for cannot be done; the message says why and how to mend it."""
+
+
 def reason(error: OSError) -> str:
     """Why the system refused, with the mend where it has run out of something."""
     why = error.strerror or str(error) or type(error).__name__

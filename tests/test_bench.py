@@ -29,12 +29,12 @@ from iswitch.bench.member import FRESH, Member, whole_numbers
 from iswitch.bench.plan import PAPER, Plan, Setting, Size, Way, networks, split
 from iswitch.bench.report import CSV_COLUMNS, as_csv, as_json, hint, limits, ms, note, tables
 from iswitch.bench.result import Results, Series, wire_bound
-from iswitch.cli import UsageError, foot
 from iswitch.cli.bench import check_ways, configure, everything
 from iswitch.cli.bench import run as run_bench
 from iswitch.cli.bench_network import pin
 from iswitch.cli.worlds import network_of
-from iswitch.outside import OutsideError
+from iswitch.options import foot
+from iswitch.outside import OutsideError, UsageError
 from iswitch.units import QuantityError
 from topologies import Topology
 from worker_lib.strategies import STRATEGIES, base

@@ -19,8 +19,8 @@ from iswitch.bench import paper
 from iswitch.bench.group import Free, Group, Round
 from iswitch.bench.plan import PAPER, Setting
 from iswitch.bench.result import Results, Series
-from iswitch.cli import UsageError
 from iswitch.cli.bench import configure, plan_of
+from iswitch.outside import UsageError
 
 ROOT = Path(__file__).parent.parent
 

@@ -234,5 +234,5 @@ def test_the_commands_of_docker() -> None:
     lines = re.findall(r"^    docker run --rm (.*)$", text, re.MULTILINE)
     assert lines[0] == "iswitch"
     assert lines[1].startswith("--privileged --user root iswitch ")
-    args = cli.parser_of_all().parse_args(lines[1].split("iswitch ")[1].split())
+    args = cli.parser().parse_args(lines[1].split("iswitch ")[1].split())
     assert (args.chosen, args.world, args.topology) == ("demo", "netns", "rack:2x3")

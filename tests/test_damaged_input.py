@@ -98,7 +98,7 @@ def walk(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, argp
 
 
 def options() -> list[tuple[str, argparse.Action]]:
-    return list(walk(cli.parser_of_all(), ""))
+    return list(walk(cli.parser(), ""))
 
 
 def words(command: str, action: argparse.Action, value: str, folder: Path) -> list[str]:
@@ -153,7 +153,7 @@ def tell(
     monkeypatch.setattr(controller.Controller, "__enter__", started)
     monkeypatch.setattr(many, "play", started)
     monkeypatch.setattr(synthetic, "synthesize", started)
-    monkeypatch.setattr(cli, "parser_of_all", PARSER)
+    monkeypatch.setattr(cli, "parser", lambda _: PARSER())
     monkeypatch.setattr(boundary, "_kept", lambda _: "")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "60")
@@ -191,7 +191,7 @@ def tell(
         gc.collect()
 
 
-PARSER = cache(cli.parser_of_all)
+PARSER = cache(cli.parser)
 
 
 def test_a_command_leaves_signals_and_the_environment_as_they_were(

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from iswitch.cli.demo import LEARNED, Training, WorkerProcess
 from iswitch.cli.demo_report import PARTS, curve, plot, rolling, summarise
 from iswitch.cli.demo_sums import sum_is_exact
+from iswitch.cli.demo_training import LEARNED, Training, WorkerProcess
 from topologies import Topology
 
 from .conftest import heed_interrupts

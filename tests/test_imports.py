@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
+from iswitch.cli import COMMANDS
+
 ROOT = Path(__file__).parent.parent
 CORE = [
     "units",
@@ -21,6 +23,7 @@ CORE = [
     "wire",
     "packets",
     "who",
+    "showing",
     "ranks",
     "buffers",
     "keys",
@@ -347,6 +350,14 @@ def test_importing_loads_nothing_heavy(module: str) -> None:
     show = f"import sys; print(*[name for name in {heavy!r} if name in sys.modules])"
     assert run(f"import {module}; {show}").split() == []
     assert "numpy" in run(f"import iswitch.switch; {show}").split()  # it would be seen
+
+
+def test_only_the_chosen_command_is_imported() -> None:
+    show = "print(*[name for name in sys.modules if name.startswith('iswitch.cli.')])"
+    code = f"import sys; from iswitch.cli import parser; parser({{}}).format_help(); {show}"
+    none = set(run(code.format("[]")).split())
+    assert set(run(code.format("['soak']")).split()) - none >= {"iswitch.cli.soak"}
+    assert not none & {f"iswitch.cli.{name}" for name in COMMANDS}
 
 
 def test_the_port_number_is_written_once() -> None:

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from iswitch.bmv2.process import QUEUE
-from iswitch.cli import UsageError, main
+from iswitch.cli import main
 from iswitch.cli.worlds import MOST_P4_WORKERS, p4_switches
+from iswitch.outside import UsageError
 from p4.sizes import SIZES
 from p4.tools import CLI, COMPILER, SWITCH, ToolMissing, compile_program, find
 from tests.conformance.cases import CASES

@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 
 from iswitch import counters as c
-from iswitch.cli import UsageError, main
+from iswitch.cli import main
 from iswitch.counters import Counters
 from iswitch.frame import Transmission
+from iswitch.outside import UsageError
 from iswitch.ports.frames import SOCKADDR_LL
 from iswitch.ports.raw import RawPortError, RawPorts
 from topologies import Topology

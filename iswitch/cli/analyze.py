@@ -13,8 +13,8 @@ import argparse
 import json
 from typing import Any
 
-from ..outside import writing
-from . import PIP_DEMO, UsageError, check_writable, command, foot
+from ..options import PIP_DEMO, check_writable, command, foot
+from ..outside import UsageError, writing
 from .replay import add_trace, files_read, opened, options
 
 

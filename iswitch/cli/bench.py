@@ -18,8 +18,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ..files import write
-from ..outside import writing
-from . import PIP_DEMO, UsageError, check_writable, command, foot, quantity
+from ..options import PIP_DEMO, check_writable, command, foot, quantity
+from ..outside import UsageError, writing
 from .train import whole
 from .worlds import WORLDS, check_link, read_topology, refused
 

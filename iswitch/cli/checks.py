@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from worker_lib.window import CEILING
 
-from . import PIP_DEMO
+from ..options import PIP_DEMO
 from .boundary import DESCRIPTORS
 from .host import PACKETS, Host
 

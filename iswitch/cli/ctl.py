@@ -24,7 +24,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import UsageError, host_port, quantity, workers
+from ..options import host_port, quantity, workers
+from ..outside import UsageError
 
 if TYPE_CHECKING:
     from worker_lib.controller import Controller

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from .demo import JOB, DemoFailed, Training, WorkerProcess
+from .demo_training import JOB, DemoFailed, Training, WorkerProcess
 from .launch import bindings
 from .processes import Child, Fleet
 from .restarts import Restarts

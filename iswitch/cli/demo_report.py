@@ -10,14 +10,14 @@ import numpy as np
 from rich.console import Console, Group
 from rich.table import Table
 
+from ..options import workers
 from ..wire import Shape
-from . import workers
-from .demo import ITERATIONS, LEARNED, WINDOW
 from .demo_sums import sum_is_exact
+from .demo_training import ITERATIONS, LEARNED, WINDOW
 from .live_screen import LiveScreen
 
 if TYPE_CHECKING:
-    from .demo import Training
+    from .demo_training import Training
 
 BEST = 500  # CartPole-v1 ends an episode there
 BAR = 24  # characters

@@ -18,7 +18,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from topologies import Host, Topology
 
-    from .demo import Training
+    from .demo_training import Training
 
 Vector = npt.NDArray[np.float32]
 

@@ -15,8 +15,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from ..outside import reason
-from . import UsageError
+from ..outside import UsageError, reason
 
 NAME = "iswitch.lua"
 PATIENCE = 60.0  # seconds, for tshark

@@ -12,8 +12,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from ..outside import writing
-from . import UsageError, check_writable, quantity
+from ..options import check_writable, quantity
+from ..outside import UsageError, writing
 
 if TYPE_CHECKING:
     from topologies import Topology

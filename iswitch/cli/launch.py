@@ -15,8 +15,7 @@ from math import inf
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ..outside import reason
-from . import UsageError
+from ..outside import UsageError, reason
 from .processes import Child, Fleet, ended
 from .restarts import Restarts
 from .worlds import group_variables

@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import UsageError
+from ..outside import UsageError
 from . import run as running
 
 

@@ -21,9 +21,9 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..outside import reading, writing
+from ..options import check_unread, check_writable, host_port, quantity
+from ..outside import UsageError, reading, writing
 from ..units import count
-from . import UsageError, check_unread, check_writable, host_port, quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..files import write
-from . import UsageError, check_writable
+from ..options import check_writable
+from ..outside import UsageError
 from .worlds import WORLDS, add_capture, add_switch_kind, capture_folder
 
 if TYPE_CHECKING:

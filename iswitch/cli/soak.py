@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import read_text, write
 from ..interrupts import STATUS
-from . import UsageError, check_writable
+from ..options import check_writable
+from ..outside import UsageError
 
 if TYPE_CHECKING:
     from ..soak.run import Result

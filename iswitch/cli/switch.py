@@ -21,9 +21,9 @@ from contextlib import suppress
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..outside import LIMITS, IncompleteError, reason
+from ..options import check_unread, host_port, quantity
+from ..outside import LIMITS, IncompleteError, UsageError, reason
 from ..units import count
-from . import UsageError, check_unread, host_port, quantity
 
 if TYPE_CHECKING:
     from ..engine import Engine

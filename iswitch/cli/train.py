@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import write
 from ..interrupts import end_at_once, heed
-from . import MOST, UsageError, check_writable, quantity, workers
+from ..options import MOST, check_writable, quantity, workers
+from ..outside import UsageError
 from .boundary import OUTSIDE
 from .worlds import WORLDS, add_switch_kind, chosen_topology, made_folder, p4_switches
 

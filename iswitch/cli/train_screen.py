@@ -10,7 +10,7 @@ from rich.text import Text
 
 from worker_lib.rl.plan import WINDOW
 
-from . import workers
+from ..options import workers
 from .live_screen import LiveScreen
 from .train_record import PARTS, Training
 

@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
-from ..outside import reading
-from . import UsageError
+from ..outside import UsageError, reading
 
 if TYPE_CHECKING:
     from topologies import Topology
