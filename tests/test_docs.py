@@ -112,7 +112,7 @@ def test_topology_files() -> None:
     from topologies.toml import loads
 
     (text,) = [text for page, text in blocks("toml") if page.name == "topologies.md"]
-    lab = loads(text)
+    lab = loads(text, Topology)
     assert lab.nodes == Topology.parse("rack:2x2").nodes
     assert [link.rate for link in lab.links] == [10**10] * 2 + [10**9] * 4
     assert lab.links[1].delay == 0.001

@@ -299,7 +299,7 @@ def test_every_direction_of_a_link_is_impaired_once() -> None:
 def test_a_seed_is_kept_in_files() -> None:
     net = Topology.parse("star:2,loss=1%,seed=5")
     assert "seed = 5" in net.to_toml()
-    assert loads(net.to_toml()) == net
+    assert loads(net.to_toml(), Topology) == net
     assert net.rooted_at("s1").seed == 5
 
 
@@ -357,7 +357,7 @@ def test_toml_reads_back_equal(spec: str, links: list[Link], subnet: str) -> Non
         for x, y in zip(plain.links, links * len(plain.links), strict=False)
     ]
     written = Topology(plain.hosts, plain.switches, tuple(varied), plain.subnet)
-    assert loads(written.to_toml()) == written
+    assert loads(written.to_toml(), Topology) == written
 
 
 @given(SPECS)

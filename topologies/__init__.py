@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from iswitch.units import Queue
 
-from .description import Host, Link, Port, Switch, Topology
+from .description import Topology
 from .errors import NetworkError, PrivilegeError, TopologyError
+from .parts import Host, Link, Port, Switch
 
 __all__ = [
     "Host",

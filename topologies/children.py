@@ -14,9 +14,10 @@ from typing import IO, Any, Self
 
 from iswitch.ports.orphans import DiesWithParent
 
-from .description import Port, Topology
+from .description import Topology
 from .errors import NetworkError
 from .namespaces import Claim, inside
+from .parts import Port
 
 PATIENCE = 3.0  # seconds to end in, before a process is killed
 

@@ -1,164 +1,27 @@
-"""What a network is made of: hosts, switches, links. Passive: builders make it real.
-
-**The tree.** Switches are learning bridges without a spanning-tree protocol, so what they are
-plugged into must be free of loops; and aggregation climbs a tree. One tree serves for both: every
-switch but the root names its parent. A link between two switches carries traffic if one is the
-other's parent, and stands by otherwise: it is described and drawn, and not plugged in. A switch
-without parent, child or host stands by likewise. `Topology.rooted_at` chooses another tree of
-the same links.
-
-**Addresses** follow from the order of the nodes: hosts count up from the first address of the
-subnet, switches count down from its last, so that neither moves when the other grows. MACs are
-locally administered and hold the address.
-"""
+"""The description of a network that can be built: read, checked, written and drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from ipaddress import IPv4Address, IPv4Network
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Self
 
-from iswitch.impairment import UNITS, Impairment
-from iswitch.units import MTU, RATE, QuantityError, Queue, whole
-
+from .drawing import draw
 from .errors import TopologyError
-
-SUBNET = IPv4Network("10.26.0.0/16")
-QUEUE = Queue(1000)  # the kernel's default length of a device's queue
-IMPAIRMENTS = ("delay", "loss", "jitter", "duplicate", "reorder", "corrupt", "burst")  # of a Link
-PORT_PREFIX = 0x06  # the next locally administered one after 02, and the port's number
+from .plan import Plan, spanning_tree
+from .specs import parse
+from .toml import dumps, loads
 
 
 @dataclass(frozen=True)
-class Host:
-    """A machine that runs workers, with one link to its switch."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Switch:
-    """An iSwitch. `parent`: the switch it sends partial aggregates to; None: the root."""
-
-    name: str
-    parent: str | None = None
-
-
-@dataclass(frozen=True)
-class Link:
-    """A cable between the nodes `a` and `b`. What is said of it holds in each direction.
-
-    `rate` in bit/s of whole Ethernet frames, None: as fast as the machine is; `delay` in seconds,
-    one way; `loss` the probability that a frame is lost; `queue` the room before the bottleneck;
-    `mtu` the largest IP packet in bytes; `jitter`, `duplicate`, `reorder`, `corrupt` and `burst` as
-    an `Impairment` has them.
-    """
-
-    a: str
-    b: str
-    rate: int | None = None
-    delay: float = 0.0
-    loss: float = 0.0
-    queue: Queue = QUEUE
-    mtu: int = 1500
-    jitter: float = 0.0
-    duplicate: float = 0.0
-    reorder: float = 0.0
-    corrupt: float = 0.0
-    burst: float = 0.0
-
-    def __post_init__(self) -> None:
-        from .validation import check_link
-
-        check_link(self)
-
-    @classmethod
-    def of(cls, a: str, b: str, **settings: str | float) -> Self:
-        """A link whose settings may be text: `Link.of("h1", "s1", rate="1Gbit", delay="5ms")`.
-
-        Raises:
-            TopologyError: an unknown setting, or a value that cannot be.
-        """
-        return cls(a, b, **parse_settings(settings))  # type: ignore[arg-type]
-
-    def settings(self) -> dict[str, str | int]:
-        """What differs from the defaults, as `Link.of` takes it."""
-        found: dict[str, str | int] = {}
-        if self.rate is not None:
-            found["rate"] = RATE.format(self.rate)
-        for name in IMPAIRMENTS:
-            if value := getattr(self, name):
-                found[name] = UNITS[name].format(value)
-        if self.queue != QUEUE:
-            found["queue"] = str(self.queue)
-        if self.mtu != Link.mtu:
-            found["mtu"] = self.mtu
-        return found
-
-    @property
-    def impairment(self) -> Impairment:
-        """What is wrong with it in each direction. The rate and its queue are the kernel's task."""
-        return Impairment(**{name: getattr(self, name) for name in IMPAIRMENTS})
-
-
-def parse_settings(settings: Mapping[str, str | float]) -> dict[str, object]:
-    """Values for the fields of a `Link`.
-
-    Raises:
-        TopologyError: an unknown setting, or a value that cannot be.
-    """
-    parsers: dict[str, Callable[[str | float], object]] = {
-        "rate": lambda value: whole(RATE, value),
-        "queue": Queue.parse,
-        "mtu": lambda value: whole(MTU, value),
-        **{name: number(name) for name in IMPAIRMENTS},
-    }
-    for name, value in settings.items():
-        if name not in parsers:
-            raise TopologyError(f"a link has no {name!r}; it can have {', '.join(parsers)}")
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise TopologyError(f"{name} {value!r} is neither text nor a number; mend it")
-    try:
-        return {name: parsers[name](value) for name, value in settings.items()}
-    except QuantityError as error:
-        raise TopologyError(str(error)) from error
-
-
-def number(name: str) -> Callable[[str | float], float]:
-    """What reads the values of an impairment."""
-    return lambda value: float(UNITS[name].parse(value))
-
-
-class Port(NamedTuple):
-    """An end of a link at a node: the interface, the link, and the node at the other end."""
-
-    ifname: str
-    number: int  # as in the interface's name
-    mac: str
-    link: Link
-    peer: str
-
-
-@dataclass(frozen=True)
-class Topology:
+class Topology(Plan):
     """A network that can be built: it is checked when it is made.
 
     Raises:
         TopologyError: it could not be built; the message says why and how to mend that.
     """
 
-    hosts: tuple[Host, ...]
-    switches: tuple[Switch, ...]
-    links: tuple[Link, ...]
-    subnet: IPv4Network = SUBNET
-    name: str = field(default="", compare=False)  # where it came from
-    seed: int = 0  # of the links' faults, so that a run can be repeated
-
     def __post_init__(self) -> None:
-        from .validation import check
+        from .validation import check  # brings NumPy
 
         check(self)
 
@@ -171,9 +34,7 @@ class Topology:
         """
         if text.endswith(".toml"):
             return cls.from_toml(text)
-        from .specs import parse
-
-        return parse(text)
+        return parse(text, cls)
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Topology:
@@ -185,20 +46,14 @@ class Topology:
         """
         from iswitch.files import read_text
 
-        from .toml import loads
-
-        return loads(read_text(str(path), TopologyError), str(path))
+        return loads(read_text(str(path), TopologyError), cls, str(path))
 
     def to_toml(self) -> str:
         """The text of a file from which `from_toml` makes an equal topology."""
-        from .toml import dumps
-
         return dumps(self)
 
     def describe(self) -> str:
         """A drawing of the tree, a node a line, for people."""
-        from .drawing import draw
-
         return draw(self)
 
     def rooted_at(self, root: str) -> Topology:
@@ -209,137 +64,3 @@ class Topology:
         """
         switches = spanning_tree(self.switches, self.links, root)
         return replace(self, switches=switches)
-
-    @cached_property
-    def nodes(self) -> tuple[str, ...]:
-        """Names of everything that gets built: the tree's switches, root first, then the hosts."""
-        return (*(switch.name for switch in self.tree), *(host.name for host in self.hosts))
-
-    @cached_property
-    def tree(self) -> tuple[Switch, ...]:
-        """The switches that do not stand by; a parent comes before its children."""
-        root = next(s for s in self.switches if s.parent is None and s.name in self._ports)
-        below: dict[str | None, list[Switch]] = {}
-        for switch in self.switches:
-            below.setdefault(switch.parent, []).append(switch)
-        found = [root]
-        for switch in found:
-            found += below.get(switch.name, ())
-        return tuple(found)
-
-    @property
-    def root(self) -> Switch:
-        """The switch at the top."""
-        return self.tree[0]
-
-    def children(self, switch: str) -> tuple[Switch, ...]:
-        """The switches whose parent this is."""
-        return tuple(child for child in self.switches if child.parent == switch)
-
-    def hosts_at(self, switch: str) -> tuple[Host, ...]:
-        """The hosts that are plugged into this switch."""
-        return tuple(host for host in self.hosts if self.switch_of(host.name) == switch)
-
-    def switch_of(self, host: str) -> str:
-        """The switch that a host is plugged into."""
-        (port,) = self.ports(host)
-        return port.peer
-
-    def active(self, link: Link) -> bool:
-        """Whether it carries traffic; otherwise it stands by."""
-        if link.a in self._parents and link.b in self._parents:
-            return self._parents[link.a] == link.b or self._parents[link.b] == link.a
-        return True
-
-    def ports(self, node: str) -> tuple[Port, ...]:
-        """The ends of active links at a node, in the links' order; none where it stands by.
-
-        Interfaces are named as Mininet does: h1-eth0; s1-eth1, s1-eth2 and so on.
-        """
-        self.address(node)  # there is such a node
-        return self._ports.get(node, ())
-
-    def address(self, node: str) -> IPv4Address:
-        """The address of a host, or of a switch's control plane.
-
-        Raises:
-            TopologyError: there is no such node.
-        """
-        if node not in self._addresses:
-            raise TopologyError(f"no node {node!r}; choose of {', '.join(self._addresses)}")
-        return self._addresses[node]
-
-    def mac(self, node: str) -> str:
-        """The MAC of a host's interface, or the one that a switch answers with."""
-        from iswitch.made_up import MAC_PREFIX  # brings NumPy
-
-        return mac(MAC_PREFIX, self.address(node))
-
-    def port_mac(self, switch: str, number: int) -> str:
-        """The MAC of the interface SWITCH-ethNUMBER, which is not the switch's own."""
-        return mac((PORT_PREFIX << 8 | number).to_bytes(2, "big"), self.address(switch))
-
-    @cached_property
-    def _parents(self) -> dict[str, str | None]:
-        return {switch.name: switch.parent for switch in self.switches}
-
-    @cached_property
-    def _ports(self) -> dict[str, tuple[Port, ...]]:
-        ends: dict[str, list[tuple[Link, str]]] = {}
-        for link in self.links:
-            if self.active(link):
-                ends.setdefault(link.a, []).append((link, link.b))
-                ends.setdefault(link.b, []).append((link, link.a))
-        return {
-            node: tuple(
-                Port(f"{node}-eth{number}", number, self._interface_mac(node, number), link, peer)
-                for number, (link, peer) in enumerate(found, node in self._parents)
-            )
-            for node, found in ends.items()
-        }
-
-    def _interface_mac(self, node: str, number: int) -> str:
-        return self.port_mac(node, number) if node in self._parents else self.mac(node)
-
-    @cached_property
-    def _addresses(self) -> dict[str, IPv4Address]:
-        first, last = self.subnet[1], self.subnet[-2]
-        return {host.name: first + i for i, host in enumerate(self.hosts)} | {
-            switch.name: last - i for i, switch in enumerate(self.switches)
-        }
-
-
-def mac(prefix: bytes, address: IPv4Address) -> str:
-    """Two bytes and an address as a MAC."""
-    return (prefix + address.packed).hex(":")
-
-
-def spanning_tree(
-    switches: Sequence[Switch], links: Sequence[Link], root: str
-) -> tuple[Switch, ...]:
-    """The switches with parents on shortest paths to `root`; without hosts below they stand by.
-
-    Of several shortest paths the one by the earliest link is taken.
-
-    Raises:
-        TopologyError: `root` is no switch.
-    """
-    around: dict[str, list[str]] = {}
-    for link in links:
-        around.setdefault(link.a, []).append(link.b)
-        around.setdefault(link.b, []).append(link.a)
-    names = {switch.name: None for switch in switches}
-    if root not in names:
-        raise TopologyError(f"no switch {root!r} to be the root; choose of {', '.join(names)}")
-    parents: dict[str, str | None] = {root: None}
-    order = [root]
-    for near in order:
-        for far in around.get(near, ()):
-            if far in names and far not in parents:
-                parents[far] = near
-                order.append(far)
-    used: set[str | None] = {name for name in order if not names.keys() >= set(around[name])}
-    for name in reversed(order):
-        if name in used:
-            used.add(parents[name])
-    return tuple(Switch(name, parents.get(name) if name in used else None) for name in names)

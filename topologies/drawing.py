@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from iswitch.units import count
 
-from .description import Topology
+from .plan import Plan
 
 
-def draw(topology: Topology) -> str:
+def draw(topology: Plan) -> str:
     """A line for each node of the tree with its address and its uplink; then what stands by."""
     tree, links = len(topology.tree), len(topology.links)
     spare = [link for link in topology.links if not topology.active(link)]
@@ -26,7 +26,7 @@ def draw(topology: Topology) -> str:
     return "\n".join(lines)
 
 
-def branch(topology: Topology, node: str, first: str, rest: str) -> Iterator[str]:
+def branch(topology: Plan, node: str, first: str, rest: str) -> Iterator[str]:
     """The lines of a node and all below it; `first` and `rest` stand before them."""
     yield " ".join([f"{first}{node} {topology.address(node)}", *uplink(topology, node)])
     switches = [switch.name for switch in topology.children(node)]
@@ -38,7 +38,7 @@ def branch(topology: Topology, node: str, first: str, rest: str) -> Iterator[str
         )
 
 
-def uplink(topology: Topology, node: str) -> Iterator[str]:
+def uplink(topology: Plan, node: str) -> Iterator[str]:
     """The settings of the link that leads up from a node."""
     parents = {switch.name: switch.parent for switch in topology.tree}
     for port in topology.ports(node):

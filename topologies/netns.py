@@ -17,9 +17,9 @@ from iswitch.ports.ethtool import offloads_off
 from iswitch.units import FRAME_HEADER
 
 from .children import Nodes
-from .description import Link
 from .errors import NetworkError, PrivilegeError
 from .namespaces import Claim
+from .parts import Link
 
 LO = 1  # index of the loopback interface in a new namespace
 SUPER_DATAGRAM = 72_000  # bytes of 64 kB in 50 packets, as a qdisc counts them

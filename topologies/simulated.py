@@ -19,7 +19,8 @@ from iswitch.sim.trace import Trace
 from iswitch.switch import Switch
 from iswitch.wire import PORT, ROUND_MASK
 
-from .description import Link, Topology
+from .description import Topology
+from .parts import Link
 
 WORKER_PORT = 40000
 

@@ -9,15 +9,17 @@ import re
 from collections.abc import Callable
 from ipaddress import IPv4Network
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from .description import SUBNET, Host, Link, Switch, Topology, parse_settings, spanning_tree
 from .errors import TopologyError
+from .parts import Host, Link, Switch, parse_settings
+from .plan import SUBNET, Plan, spanning_tree
 
 SPEC = re.compile(r"([a-z]+):(\d{1,5}(?:x\d{1,5}){0,7})((?:,[a-z]+=[^,]+)*)", re.ASCII)
 MOST_DIGITS = 40  # of a seed; more of them make no more chances
 MAX_HOSTS = 1 << 16  # more than any of them can have; far less than would fill the memory
 
+P = TypeVar("P", bound=Plan)
 Pairs = list[tuple[str, str]]
 
 
@@ -80,8 +82,10 @@ KINDS = {
 }
 
 
-def parse(text: str) -> Topology:
-    """Make the network of a short form; settings after commas are of every link.
+def parse(text: str, make: type[P]) -> P:
+    """Make the network of a short form, an object of the class `make`.
+
+    Settings after commas are of every link.
 
     `root=` names another root of the tree, `subnet=` another subnet, `seed=` other chances; the
     rest is for `Link.of`.
@@ -117,7 +121,7 @@ def parse(text: str) -> Topology:
     hosts = tuple(Host(name) for name in names if name.startswith("h"))
     switches = tuple(Switch(name) for name in names if not name.startswith("h"))
     tree = spanning_tree(switches, links, root)
-    return Topology(hosts, tree, links, subnet, text.strip(), seed)
+    return make(hosts, tree, links, subnet, text.strip(), seed)
 
 
 def parse_subnet(text: str) -> IPv4Network:

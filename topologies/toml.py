@@ -8,28 +8,29 @@ from typing import Any
 
 from iswitch.outside import reading
 
-from .description import SUBNET, Host, Link, Switch, Topology
 from .errors import TopologyError
-from .specs import MAX_HOSTS, parse_seed, parse_subnet
+from .parts import Host, Link, Switch
+from .plan import SUBNET, Plan
+from .specs import MAX_HOSTS, P, parse_seed, parse_subnet
 
 MAX_LINKS = 4 * MAX_HOSTS
 TOP = {"subnet": str, "hosts": list, "switches": list, "link": dict, "links": list, "seed": int}
 
 
-def loads(text: str, name: str = "") -> Topology:
-    """Read a topology; `name` is what messages call it.
+def loads(text: str, make: type[P], name: str = "") -> P:
+    """Read a topology, an object of the class `make`; `name` is what messages call it.
 
     Raises:
         TopologyError: not TOML, not a topology, or one that could not be built.
     """
     with reading(name or "the text", TopologyError):
         try:
-            return build(tomllib.loads(text), name)
+            return build(tomllib.loads(text), make, name)
         except (tomllib.TOMLDecodeError, TopologyError) as error:
             raise TopologyError(f"{name}: {error}" if name else str(error)) from error
 
 
-def build(data: dict[str, Any], name: str) -> Topology:
+def build(data: dict[str, Any], make: type[P], name: str) -> P:
     """Make a topology of what the file holds.
 
     Raises:
@@ -47,7 +48,7 @@ def build(data: dict[str, Any], name: str) -> Topology:
         expect("a switch", switch, {"name": str, "parent": str}, "name")
     for link in data.get("links", []):
         expect("a link", link, {"a": str, "b": str, **dict.fromkeys(link, object)}, "a", "b")
-    return Topology(
+    return make(
         tuple(Host(host) for host in data.get("hosts", [])),
         tuple(Switch(**switch) for switch in data.get("switches", [])),
         tuple(Link.of(**(common | link)) for link in data.get("links", [])),
@@ -71,7 +72,7 @@ def expect(what: str, table: object, types: Mapping[str, type], *needed: str) ->
             raise TopologyError(f"{what}: {key} is {value!r}; give a {types[key].__name__}")
 
 
-def dumps(topology: Topology) -> str:
+def dumps(topology: Plan) -> str:
     """The text of a file that reads back as an equal topology.
 
     Settings that all links share are written once.

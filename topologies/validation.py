@@ -5,52 +5,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
-from iswitch.units import QuantityError
 from iswitch.wire import MAX_MEMBERS
 
 from .errors import TopologyError
-
-if TYPE_CHECKING:
-    from .description import Link, Topology
+from .plan import Plan
 
 MAX_NAME = 9  # with -eth64 behind it an interface's name has 15 characters, the kernel's most
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*", re.ASCII)
-MAX_QUEUE = 1 << 30  # bytes; the kernel's parameters have 32 bits, and memory ends earlier
-MIN_MTU, MAX_MTU = 68, 65535  # RFC 791; veth's largest
 
 
-def check_link(link: Link) -> None:
-    """Look at what a link says of itself.
-
-    Raises:
-        TopologyError: a value that cannot be.
-    """
-    where = f"link {link.a}-{link.b}"
-    if link.a == link.b:
-        raise TopologyError(f"{where} joins a node to itself; name two nodes")
-    if link.rate is not None and not link.rate > 0:
-        raise TopologyError(f"{where}: rate {link.rate} is not positive; leave it out for no limit")
-    if not 0 <= link.loss < 1:
-        raise TopologyError(
-            f"{where}: loss {link.loss} is not in [0, 1); write 1% or 0.01 for one in a hundred"
-        )
-    try:
-        _ = link.impairment
-    except QuantityError as error:
-        raise TopologyError(f"{where}: {error}") from error
-    if not MIN_MTU <= link.mtu <= MAX_MTU:
-        raise TopologyError(
-            f"{where}: mtu {link.mtu} is not in {MIN_MTU}..{MAX_MTU}; 1500 is usual, 9000 is jumbo"
-        )
-    if not 0 < link.queue.bytes(link.mtu) <= MAX_QUEUE:
-        raise TopologyError(
-            f"{where}: queue of {link.queue} is not in 1 B..1 GiB; 1000packets is usual"
-        )
-
-
-def check(topology: Topology) -> None:
+def check(topology: Plan) -> None:
     """Look at the whole.
 
     Raises:
@@ -60,7 +25,7 @@ def check(topology: Topology) -> None:
         look(topology)
 
 
-def check_names(topology: Topology) -> None:
+def check_names(topology: Plan) -> None:
     """Names are distinct, and short enough for interfaces to be named after them."""
     if not topology.hosts or not topology.switches:
         raise TopologyError("there is no host or no switch; describe at least one of each")
@@ -80,7 +45,7 @@ def check_names(topology: Topology) -> None:
             )
 
 
-def check_links(topology: Topology) -> None:
+def check_links(topology: Plan) -> None:
     """Links join nodes that there are, once, one of them a switch."""
     hosts = {host.name for host in topology.hosts}
     switches = {switch.name for switch in topology.switches}
@@ -98,7 +63,7 @@ def check_links(topology: Topology) -> None:
         pairs.add(pair)
 
 
-def check_hosts(topology: Topology) -> None:
+def check_hosts(topology: Plan) -> None:
     """Every host has one link."""
     links = Counter(name for link in topology.links for name in (link.a, link.b))
     for host in topology.hosts:
@@ -107,7 +72,7 @@ def check_hosts(topology: Topology) -> None:
             raise TopologyError(f"host {host.name!r} has {often}; give it one, to its switch")
 
 
-def check_parents(topology: Topology) -> None:
+def check_parents(topology: Plan) -> None:
     """Parents are switches next door, and nobody is their own ancestor."""
     parents = {switch.name: switch.parent for switch in topology.switches}
     pairs = {frozenset((link.a, link.b)) for link in topology.links}
@@ -136,7 +101,7 @@ def check_parents(topology: Topology) -> None:
         sound.update(path)
 
 
-def check_tree(topology: Topology) -> None:
+def check_tree(topology: Plan) -> None:
     """All that is plugged in hangs together, under one root."""
     active = filter(topology.active, topology.links)
     plugged = {name for link in active for name in (link.a, link.b)}
@@ -148,7 +113,7 @@ def check_tree(topology: Topology) -> None:
         )
 
 
-def check_members(topology: Topology) -> None:
+def check_members(topology: Plan) -> None:
     """No switch has more members than the protocol can count."""
     members: Counter[str | None] = Counter(topology.switch_of(host.name) for host in topology.hosts)
     members.update(switch.parent for switch in topology.switches)
@@ -161,7 +126,7 @@ def check_members(topology: Topology) -> None:
             )
 
 
-def check_addresses(topology: Topology) -> None:
+def check_addresses(topology: Plan) -> None:
     """The subnet has an address for every host and every switch."""
     room = topology.subnet.num_addresses - 2
     count = len(topology.hosts) + len(topology.switches)
@@ -177,7 +142,7 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-CHECKS: tuple[Callable[[Topology], None], ...] = (
+CHECKS: tuple[Callable[[Plan], None], ...] = (
     check_names,
     check_links,
     check_hosts,

@@ -10,9 +10,9 @@ from mininet.link import TCIntf, TCLink
 from iswitch.ports.ethtool import offloads_off
 from iswitch.units import FRAME_HEADER
 
-from ..description import Link
 from ..errors import NetworkError
 from ..netns import MAX_RATE, check_rate, token_bucket
+from ..parts import Link
 from .nodes import in_namespace_of
 
 MEGA = 1e6

@@ -1,0 +1,154 @@
+"""What networks are made of: hosts, switches, links and their ends. Each is checked by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+from iswitch.impairment import UNITS, Impairment
+from iswitch.units import MTU, RATE, QuantityError, Queue, whole
+
+from .errors import TopologyError
+
+QUEUE = Queue(1000)  # the kernel's default length of a device's queue
+IMPAIRMENTS = ("delay", "loss", "jitter", "duplicate", "reorder", "corrupt", "burst")  # of a Link
+MAX_QUEUE = 1 << 30  # bytes; the kernel's parameters have 32 bits, and memory ends earlier
+MIN_MTU, MAX_MTU = 68, 65535  # RFC 791; veth's largest
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine that runs workers, with one link to its switch."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Switch:
+    """An iSwitch. `parent`: the switch it sends partial aggregates to; None: the root."""
+
+    name: str
+    parent: str | None = None
+
+
+@dataclass(frozen=True)
+class Link:
+    """A cable between the nodes `a` and `b`. What is said of it holds in each direction.
+
+    `rate` in bit/s of whole Ethernet frames, None: as fast as the machine is; `delay` in seconds,
+    one way; `loss` the probability that a frame is lost; `queue` the room before the bottleneck;
+    `mtu` the largest IP packet in bytes; `jitter`, `duplicate`, `reorder`, `corrupt` and `burst` as
+    an `Impairment` has them.
+    """
+
+    a: str
+    b: str
+    rate: int | None = None
+    delay: float = 0.0
+    loss: float = 0.0
+    queue: Queue = QUEUE
+    mtu: int = 1500
+    jitter: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    corrupt: float = 0.0
+    burst: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_link(self)
+
+    @classmethod
+    def of(cls, a: str, b: str, **settings: str | float) -> Self:
+        """A link whose settings may be text: `Link.of("h1", "s1", rate="1Gbit", delay="5ms")`.
+
+        Raises:
+            TopologyError: an unknown setting, or a value that cannot be.
+        """
+        return cls(a, b, **parse_settings(settings))  # type: ignore[arg-type]
+
+    def settings(self) -> dict[str, str | int]:
+        """What differs from the defaults, as `Link.of` takes it."""
+        found: dict[str, str | int] = {}
+        if self.rate is not None:
+            found["rate"] = RATE.format(self.rate)
+        for name in IMPAIRMENTS:
+            if value := getattr(self, name):
+                found[name] = UNITS[name].format(value)
+        if self.queue != QUEUE:
+            found["queue"] = str(self.queue)
+        if self.mtu != Link.mtu:
+            found["mtu"] = self.mtu
+        return found
+
+    @property
+    def impairment(self) -> Impairment:
+        """What is wrong with it in each direction. The rate and its queue are the kernel's task."""
+        return Impairment(**{name: getattr(self, name) for name in IMPAIRMENTS})
+
+
+def parse_settings(settings: Mapping[str, str | float]) -> dict[str, object]:
+    """Values for the fields of a `Link`.
+
+    Raises:
+        TopologyError: an unknown setting, or a value that cannot be.
+    """
+    parsers: dict[str, Callable[[str | float], object]] = {
+        "rate": lambda value: whole(RATE, value),
+        "queue": Queue.parse,
+        "mtu": lambda value: whole(MTU, value),
+        **{name: number(name) for name in IMPAIRMENTS},
+    }
+    for name, value in settings.items():
+        if name not in parsers:
+            raise TopologyError(f"a link has no {name!r}; it can have {', '.join(parsers)}")
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise TopologyError(f"{name} {value!r} is neither text nor a number; mend it")
+    try:
+        return {name: parsers[name](value) for name, value in settings.items()}
+    except QuantityError as error:
+        raise TopologyError(str(error)) from error
+
+
+def number(name: str) -> Callable[[str | float], float]:
+    """What reads the values of an impairment."""
+    return lambda value: float(UNITS[name].parse(value))
+
+
+def check_link(link: Link) -> None:
+    """Look at what a link says of itself.
+
+    Raises:
+        TopologyError: a value that cannot be.
+    """
+    where = f"link {link.a}-{link.b}"
+    if link.a == link.b:
+        raise TopologyError(f"{where} joins a node to itself; name two nodes")
+    if link.rate is not None and not link.rate > 0:
+        raise TopologyError(f"{where}: rate {link.rate} is not positive; leave it out for no limit")
+    if not 0 <= link.loss < 1:
+        raise TopologyError(
+            f"{where}: loss {link.loss} is not in [0, 1); write 1% or 0.01 for one in a hundred"
+        )
+    try:
+        _ = link.impairment
+    except QuantityError as error:
+        raise TopologyError(f"{where}: {error}") from error
+    if not MIN_MTU <= link.mtu <= MAX_MTU:
+        raise TopologyError(
+            f"{where}: mtu {link.mtu} is not in {MIN_MTU}..{MAX_MTU}; 1500 is usual, 9000 is jumbo"
+        )
+    if not 0 < link.queue.bytes(link.mtu) <= MAX_QUEUE:
+        raise TopologyError(
+            f"{where}: queue of {link.queue} is not in 1 B..1 GiB; 1000packets is usual"
+        )
+
+
+class Port(NamedTuple):
+    """An end of a link at a node: the interface, the link, and the node at the other end."""
+
+    ifname: str
+    number: int  # as in the interface's name
+    mac: str
+    link: Link
+    peer: str
