@@ -20,7 +20,7 @@ import pytest
 from iswitch.cli import main
 from iswitch.keyfiles import key_in, read_key, read_keys
 from iswitch.keys import Keys, KeyUnusable
-from iswitch.wire import TOS_CONTROL, Ack, Action, Control, Status
+from iswitch.wire import NO_RANK, TOS_CONTROL, Ack, Action, Control, Status
 from worker_lib import Refused, SwitchUnreachable, Worker
 from worker_lib.controller import CommandRefused, Controller
 
@@ -207,7 +207,7 @@ def test_a_controller_joins_again_and_again(keyed: Where) -> None:
     with Controller(keyed, 7, key=SEVEN) as controller:
         for _ in range(3):
             with controller.membership() as ack:
-                assert ack.rank == 63
+                assert ack.rank == NO_RANK
         controller.join()
         controller.leave()
         controller.join()
