@@ -233,8 +233,8 @@ def seth(controller: Controller, args: argparse.Namespace) -> Report:
         )
     elif args.threshold and args.threshold < here:
         line += (
-            f", of {here} contributors: in a synchronous job for Workers made with partial=True, or "
-            "to go on without a dead one; where others leave calls out, rounds are mixed up"
+            f", of {here} contributors: in a synchronous job for Workers made with partial=True, "
+            "or to go on without a dead one; where others leave calls out, rounds are mixed up"
         )
     fields = {"threshold": ack.threshold, "automatic": not args.threshold, "workers": there}
     return Report(line, fields)
