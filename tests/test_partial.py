@@ -327,6 +327,64 @@ def test_the_oracle_draws_what_it_is_for() -> None:
     assert late >= 5
 
 
+def gathered(world: World, workers: int, **kwargs: int) -> list[Session]:
+    """Sessions of partial workers that know of each other."""
+    ways = {"expected": workers, "partial": True, **kwargs}
+    sessions = [world.join(i, SHAPE, **ways) for i in range(workers)]
+    world.run(lambda: all(session.member for session in sessions))
+    return sessions
+
+
+def begin(world: World, session: Session, round_: int, number: int) -> np.ndarray:
+    """Have a session contribute to a round; where its sum will be."""
+    assert session.skip_to(round_)
+    out = np.zeros(SHAPE.numel, np.int32)
+    session.begin(vector(number, round_), out, world.now)
+    return out
+
+
+def end(world: World, *sessions: Session) -> None:
+    """Wait for the sums of sessions."""
+    world.run(lambda: all(s.transfer is not None and s.transfer.done for s in sessions))
+    for session in sessions:
+        session.finish()
+
+
+def test_after_a_round_that_is_over_the_next_may_still_be_had() -> None:
+    world = World()
+    late, *others = gathered(world, 3)
+    others[0].request(Action.SETH, Threshold(2), world.now)
+    begin(world, late, 0, 0)
+    for round_ in (1, 2):
+        for number, session in enumerate(others, start=1):
+            begin(world, session, round_, number)
+        end(world, *others)
+    told = world.events[worker_address(0)]
+    world.run(lambda: any(isinstance(event, Gone) for event in told))
+    out = begin(world, late, 1, 0)
+    end(world, late)
+    assert (out == vector(1, 1) + vector(2, 1)).all()
+
+
+def test_who_comes_later_begins_with_a_number_of_its_own() -> None:
+    """It may know better how far the program is than the others, and does not move them."""
+    world = World()
+    first, second = gathered(world, 2, first_round=5000)
+    for round_ in (5000, 5001):
+        outs = [begin(world, session, round_, i) for i, session in enumerate((first, second))]
+        end(world, first, second)
+        assert (outs[0] == vector(0, round_) + vector(1, round_)).all()
+    later = world.join(2, SHAPE, expected=2, partial=True, first_round=5003)
+    world.run(lambda: later.member)
+    assert later.round == 5002
+    assert first.skip_to(5002)
+    for round_ in (5002, 5003):
+        sessions = first, second, later
+        outs = [begin(world, session, round_, i) for i, session in enumerate(sessions)]
+        end(world, *sessions)
+        assert (outs[2] == sum(vector(i, round_) for i in range(3))).all()
+
+
 def test_a_program_begins_where_it_says_below_switches() -> None:
     first = 5000
     tree = Tree(2, 2, partial=True, first_round=first)
