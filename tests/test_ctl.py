@@ -213,6 +213,22 @@ def test_seth(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
     assert (answer["threshold"], answer["automatic"]) == (2, True)
 
 
+def test_seth_says_what_an_h_below_the_number_of_workers_may_do(
+    switch: Where,
+    job: int,
+    workers: Callable[[int], list[Worker]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A Worker refuses it; the operator is told, and obeyed."""
+    first, _ = workers(2)
+    with pytest.raises(ValueError, match="partial=True"):
+        first.set_threshold(1)
+    for threshold in (1, 2, 0):
+        options = ["--switch", "{}:{}".format(*switch), "--job", str(job)]
+        assert main(["ctl", "seth", str(threshold), *options]) == 0
+        assert ("rounds are mixed up" in capsys.readouterr().out) == (threshold == 1)
+
+
 @pytest.mark.parametrize("action", [("seth", 2), ("halt",)])
 def test_nothing_is_set_without_workers(
     ctl: Ctl, workers: Callable[[int], list[Worker]], action: tuple[object, ...]

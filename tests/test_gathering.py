@@ -164,3 +164,22 @@ def test_sums_lack_nobody(seed: int) -> None:
 def test_switches_start_again_while_workers_gather(seed: int) -> None:
     """A switch that is started again counts anew who is there."""
     History(seed, rounds=1, restarts=1 + seed % 3).play()
+
+
+def test_who_has_contributed_is_told_who_is_there() -> None:
+    """Not of those who were: it has learned already that all had come."""
+    tree = Tree(3, shape=SHAPE)
+    tree.all_there()
+    tree.ask(2, Action.LEAVE)
+    tree.drop(2)
+    first, second = tree.workers
+    for session in tree.workers:
+        session.join(tree.now)
+    tree.let_pass(0.1)
+    assert [first.joined, second.joined] == [3, 3]
+    first.begin(np.ones(SHAPE.numel, np.int32), np.zeros(SHAPE.numel, np.int32), tree.now)
+    tree.let_pass(0.1)
+    for session in tree.workers:
+        session.join(tree.now)
+    tree.let_pass(0.1)
+    assert [first.joined, second.joined] == [2, 3]

@@ -102,6 +102,7 @@ def test_a_new_process_at_an_address_has_the_rank_of_the_old_one(asks: int) -> N
     ask(bench, 0, 0)
     ask(bench, 1, 1)
     ask(bench, 2, 2)
+    bench.control(0, Action.LEAVE)  # so that a lower one is free
     assert ask(bench, 1, asks, request=1001)[1].rank == 1
 
 

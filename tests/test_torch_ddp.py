@@ -18,6 +18,8 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from worker_lib.torch import Options, SwitchState, ddp_hook
+from worker_lib.torch.group import check_room
+from worker_lib.torch.place import Place
 
 from .conftest import StartSwitch, Where
 from .ranks import free_port, in_processes
@@ -263,6 +265,23 @@ def test_a_job_that_leaves_no_numbers_is_refused_at_start(
     for message in in_processes(refused, 2, None, variables=told):
         assert message.startswith(f"job {number}: a group takes job numbers after that of its run")
         assert "65533 at most" in message
+
+
+def test_all_ranks_of_a_group_find_the_same_room() -> None:
+    """Though another group takes numbers between the looks of two ranks."""
+    root = distributed.HashStore()
+    place = Place(("127.0.0.1", 26963), 65530)
+    for used, refusals in ((3, 0), (4, 2)):
+        root.set("iswitch/jobs", str(used))
+        of_group = distributed.PrefixStore(f"{used}/", root)
+        refused = 0
+        for rank in range(2):
+            try:
+                check_room(root, of_group, rank, place)
+            except ValueError:
+                refused += 1
+            root.add("iswitch/jobs", 2)
+        assert refused == refusals
 
 
 def test_the_largest_job_works(switch: Where, port: int) -> None:

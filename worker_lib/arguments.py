@@ -83,18 +83,17 @@ def job_number(value: object) -> int:
     return whole("job", value, 0, 0xFFFF, "a job number is 0..65535")
 
 
-def named_round(value: object, partial: bool) -> None:
-    """The round of an allreduce: a partial Worker's is named, no other's."""
+def named_round(value: object, partial: bool, name: str) -> None:
+    """The round of an allreduce, or the first: a partial Worker's is named, no other's."""
     if value is None and partial:
         raise ValueError(
-            "round_ is missing: a Worker made with partial=True is told which round a vector is "
-            "of, such as allreduce(vector, round_=first + step) with first = worker.round at the "
-            "start"
+            f"{name} is missing: a Worker made with partial=True is told which round of the "
+            "program a vector is of, such as allreduce(vector, round_=step)"
         )
     if value is not None and not partial:
-        raise ValueError(f"round_ = {value!r}: make the Worker with partial=True, or leave it out")
+        raise ValueError(f"{name} = {value!r}: make the Worker with partial=True, or leave it out")
     if value is not None:
-        whole("round_", value, 0, ROUND_MASK, f"a round is a number of 0 to {ROUND_MASK}")
+        whole(name, value, 0, ROUND_MASK, f"a round is a number of 0 to {ROUND_MASK}")
 
 
 def key(value: bytes | None) -> Key | None:

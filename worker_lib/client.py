@@ -34,7 +34,6 @@ from iswitch.wire import (
     Threshold,
     Value,
     Vector,
-    round_distance,
 )
 
 from . import arguments, arrays, environment, naming
@@ -95,8 +94,10 @@ class Worker:
         key: of a keyed job, 1 to 64 bytes.
         shorter: vectors may have fewer elements than `numel`, equally many in all workers each
             time; only as many segments travel as they fill.
-        partial: a worker may leave rounds out: every allreduce says which round it is, and
-            `set_threshold` may go below the number of workers.
+        partial: a worker may leave rounds out: every allreduce says which round of the program it
+            is of, and `set_threshold` may go below the number of workers.
+        first_round: the round of the program that it begins with, if it is `partial` and continues
+            another run; the same in all workers, but in those that come later.
 
     Raises:
         SwitchUnreachable: nobody answers there.
@@ -126,6 +127,7 @@ class Worker:
         key: bytes | None = None,
         shorter: bool = False,
         partial: bool = False,
+        first_round: int = 0,
     ) -> None:
         switch = arguments.address("switch", switch, least_port=1)
         bind = arguments.address("bind", bind)
@@ -141,6 +143,8 @@ class Worker:
         self.reproducible = bool(reproducible)
         self.shorter = bool(shorter)
         self.partial = bool(partial)
+        if first_round:
+            arguments.named_round(first_round, self.partial, "first_round")
         self.timeout = arguments.seconds("timeout", timeout)
         self.allreduces = 0
         self.allreduce_seconds: deque[float] = deque(maxlen=TIMES_KEPT)  # of the last
@@ -165,6 +169,8 @@ class Worker:
             most=self._port.most,
             key=key,
             heartbeat=LOOK_PAUSE if on_member_lost == "raise" else HEARTBEAT,
+            partial=self.partial,
+            first_round=first_round,
         )
         try:
             self._session = self._begin(shape, incarnation=incarnation)
@@ -226,7 +232,10 @@ class Worker:
 
     @property
     def round(self) -> int:
-        """The number of the next allreduce."""
+        """The number of the next allreduce; of a partial Worker, the least that it can name.
+
+        It depends on when this worker joined, so no number of a round can be counted from it.
+        """
         return self._session.round
 
     @property
@@ -263,8 +272,10 @@ class Worker:
                 so many if `shorter`: a NumPy array, or a tensor of PyTorch on the CPU.
             out: one like `vector` to take the result (may be `vector` itself).
             timeout: seconds; default: the worker's.
-            round_: which round the vector is of, if the Worker is `partial`: `round` or a later
-                one. Rounds before it are left out.
+            round_: which round of the program the vector is of, if the Worker is `partial`: a
+                number that is the same in all workers, also in one that has joined later or was
+                started again, such as the step that a checkpoint tells. Never count it from
+                `worker.round`. Rounds before it are left out.
 
         Returns:
             `out`, or a new array (or tensor) of the vector's shape. Floating-point sums are rounded
@@ -296,7 +307,7 @@ class Worker:
                 "none"
             )
         wait = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
-        arguments.named_round(round_, self.partial)
+        arguments.named_round(round_, self.partial, "round_")
         with self._lock:
             self._ensure_open()
             self._allreduce(array, result, wait, own, round_)
@@ -312,10 +323,8 @@ class Worker:
             self._receive()  # since the last call: Help for that round, a Reset, a Halt
         if session.has_events or self._notice is not None:
             self._raise_notice()
-        if round_ is not None and round_ != session.round:
-            if round_distance(round_, session.round) < 0:
-                raise RoundGone(round_, session.round)
-            session.skip_to(round_)
+        if round_ is not None and not session.skip_to(round_):
+            raise RoundGone(round_, session.round, named=True)
         flat = np.ascontiguousarray(vector).reshape(-1), result.reshape(-1)
         try:
             express = session.begin_express(*flat, began, own)
@@ -556,9 +565,7 @@ class Worker:
                 case WasReset(round_):
                     self._notice = JobReset(round_)
                 case Gone(round_, now_at):
-                    self._notice = RoundGone(round_, now_at)
-                    if self.partial:  # the next that it names may still be kept
-                        self._session.skip_to((round_ + 1) & ROUND_MASK)
+                    self._notice = RoundGone(round_, now_at, named=self.partial)
                 case Dropped(round_, now_at):
                     self._notice = MembershipLost(round_, now_at)
                 case Halted():

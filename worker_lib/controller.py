@@ -112,6 +112,9 @@ class CommandRefused(Refused):
 class Controller:
     """Commands one job at one switch; one UDP socket, blocking calls.
 
+    It knows nothing of the workers' program: an H is set as it is named, also one that a Worker's
+    `set_threshold` would refuse.
+
     Every call returns the `Ack`, whose fields the action gives their meaning.
 
     Args:

@@ -229,12 +229,20 @@ class JobReset(WorkerError):
 class RoundGone(WorkerError):
     """This worker fell too far behind: the switch no longer keeps the round it needs."""
 
-    def __init__(self, round_: int, now_at: int) -> None:
+    def __init__(self, round_: int, now_at: int, named: bool = False) -> None:
         self.round = round_
         self.now_at = now_at
+        go_on = (
+            "take the weights from another worker and go on: the next allreduce is of round "
+            f"{now_at}"
+        )
+        if named:  # by the program
+            go_on = (
+                "name a later round (if an earlier run has left the job there, take another job "
+                "number, or start half a minute after its last worker has left)"
+            )
         super().__init__(
-            f"round {round_} is no longer kept at the switch, which is at round {now_at}; take "
-            f"the weights from another worker and go on: the next allreduce is of round {now_at}"
+            f"round {round_} is no longer kept at the switch, which is at round {now_at}; {go_on}"
         )
 
 

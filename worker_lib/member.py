@@ -16,8 +16,10 @@ from typing import Generic, TypeVar
 from iswitch.keys import Key
 from iswitch.packets import MAX_SEGMENTS, Address, Burst, Outgoing, Rows, super_packets
 from iswitch.wire import (
+    FLAG_FIRST,
     FLAG_HEARTBEAT,
     FLAG_NEW,
+    FLAG_STANDS_AT,
     HEARTBEAT,
     NO_RANK,
     ROUND_MASK,
@@ -83,6 +85,7 @@ class Member(ABC, Generic[E]):
         most: packets of a super-datagram that the way to the switch takes whole.
         heartbeat: seconds between heartbeats.
         key: of a keyed job.
+        begins_at: the round that a new process names; 0: none.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Member(ABC, Generic[E]):
         most: int = MAX_SEGMENTS,
         heartbeat: float = HEARTBEAT,
         key: bytes | None = None,
+        begins_at: int = 0,
     ) -> None:
         self.switch = switch
         self.job = job
@@ -136,6 +140,7 @@ class Member(ABC, Generic[E]):
         self._halt: int | None = None  # Request of the newest Halt
         self._request = incarnation
         self._flags = flags
+        self._begins_at = begins_at
         self._next_heartbeat = float("inf")
         self._rejoining = False
         self._settled = False  # has been a member, if it is none now
@@ -154,6 +159,8 @@ class Member(ABC, Generic[E]):
             flags |= FLAG_HEARTBEAT
         elif not self._settled:
             flags |= FLAG_NEW
+            if self._begins_at:
+                flags, round_ = flags | FLAG_STANDS_AT | FLAG_FIRST, self._begins_at
         join = Join.for_shape(self.shape, MemberType.WORKER, self.expected, flags)
         join = replace(join, round=round_)
         if not self.member:  # who comes back keeps the rank it has had

@@ -87,6 +87,8 @@ class Session(Member[Dropped | Gone | WasReset]):
         most: packets of a super-datagram that the way to the switch takes whole.
         heartbeat: seconds between heartbeats.
         key: of a keyed job.
+        partial: the program says which round a vector is of, by `skip_to`, and may leave some out.
+        first_round: the first that the program names, if it is `partial`.
     """
 
     def __init__(
@@ -107,6 +109,8 @@ class Session(Member[Dropped | Gone | WasReset]):
         most: int = MAX_SEGMENTS,
         heartbeat: float = HEARTBEAT,
         key: bytes | None = None,
+        partial: bool = False,
+        first_round: int = 0,
     ) -> None:
         flags = FLAG_REPRODUCIBLE * reproducible | FLAG_WHOLE * whole
         super().__init__(
@@ -122,8 +126,10 @@ class Session(Member[Dropped | Gone | WasReset]):
             most=most,
             heartbeat=heartbeat,
             key=key,
+            begins_at=first_round,
         )
         self.resends = resends
+        self.partial = partial
         self.round = 0  # of the allreduce under way, or the next
         self.transfer: Transfer | None = None
         self.express: Express | None = None  # in place of a transfer, as long as all goes well
@@ -231,11 +237,19 @@ class Session(Member[Dropped | Gone | WasReset]):
         self._finished = self.round
         self.round = (self.round + 1) & ROUND_MASK
 
-    def skip_to(self, round_: int) -> None:
-        """Leave out the rounds before this one, which is to come."""
-        self.abandon()
-        self._given_up = None
-        self.round = round_
+    def skip_to(self, round_: int) -> bool:
+        """Go on with this round of the program, without those before it; False: it is over.
+
+        The number is the one on the wire, whatever the switch has said of rounds: so contributions
+        to different rounds of the program never meet.
+        """
+        if round_distance(round_, self.round) < 0:
+            return False
+        if round_ != self.round:
+            self.abandon()
+            self._given_up = None
+            self.round = round_
+        return True
 
     def abandon(self) -> None:
         """Give the transfer up; the round stays the current one."""
@@ -469,7 +483,9 @@ class Session(Member[Dropped | Gone | WasReset]):
         elif status is Status.GONE and self.transfer is not None:
             self._events.append(Gone(self.round, ack.round))
             self.abandon()
-            self.round = self._moved_to = ack.round
+            self._moved_to = ack.round
+            # The next round that a program names may still be kept.
+            self.round = (self.round + 1) & ROUND_MASK if self.partial else ack.round
         elif status is Status.OK:
             self.halted = False
             self._taken = max(self._taken, asked)

@@ -222,6 +222,7 @@ def seth(controller: Controller, args: argparse.Namespace) -> Report:
 
     with controller.settings() as joined:
         ack = controller.request(Action.SETH, Threshold(args.threshold))
+        here = len(controller.members())  # of this switch: these count in its H
     there = joined.contributors
     why = "set" if args.threshold else "automatic: every worker"
     line = f"job {args.job}: H = {ack.threshold} ({why})"
@@ -229,6 +230,11 @@ def seth(controller: Controller, args: argparse.Namespace) -> Report:
         line += (
             f"; with {workers(there)}, nothing completes in a synchronous job until "
             f"{ack.threshold} are there"
+        )
+    elif args.threshold and args.threshold < here:
+        line += (
+            f", of {here} contributors: in a synchronous job for Workers made with partial=True, "
+            "or to go on without a dead one; where others leave calls out, rounds are mixed up"
         )
     fields = {"threshold": ack.threshold, "automatic": not args.threshold, "workers": there}
     return Report(line, fields)

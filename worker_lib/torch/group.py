@@ -66,7 +66,7 @@ def create(opts: Any, options: Options | None) -> SwitchGroup:
     key = key_of(rank)
     place = Place.from_url(root.get(key).decode()) if root.check([key]) else None
     place = place or Place.from_env(os.environ)
-    place.check_room(root.add("iswitch/jobs", 0))
+    check_room(root, opts.store, opts.group_rank, place)
     place.check_switch(opts.group_size)
     number = _numbers(root, opts.store, opts.group_rank, place)
     seconds = opts.timeout.total_seconds()
@@ -75,6 +75,18 @@ def create(opts: Any, options: Options | None) -> SwitchGroup:
     )
     gloo = _gloo(opts.store, opts.group_rank, opts.group_size, opts.timeout, place)
     return SwitchGroup(channels, gloo)
+
+
+def check_room(root: Any, store: Any, rank: int, place: Place) -> None:
+    """See that job numbers are left, by the count that rank 0 finds: so all ranks agree.
+
+    Raises:
+        ValueError: there are none.
+    """
+    place.check_room()  # what all see by themselves needs no store, which ends with its process
+    if rank == 0:
+        store.set("jobs taken", str(root.add("iswitch/jobs", 0)))
+    place.check_room(int(store.get("jobs taken")))
 
 
 def _numbers(root: Any, store: Any, rank: int, place: Place) -> Callable[[], int]:
