@@ -550,6 +550,33 @@ def test_ctrl_c_tells_what_was_found_so_far(
     assert capsys.readouterr() == ("", said)
 
 
+def test_ctrl_c_while_a_schedule_is_made_shorter_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two failed; it comes while the second is made shorter."""
+
+    def both(seeds: range, _: int) -> Iterator[Result]:
+        yield from (replace(run(generate(1)), seed=seed, violation="sum") for seed in seeds)
+
+    def slow(scenario: Scenario) -> tuple[Scenario, Result]:
+        if scenario.seed == 71:
+            signal.raise_signal(signal.SIGINT)
+        return scenario, run(scenario)
+
+    monkeypatch.setattr("iswitch.soak.many.play", both)
+    monkeypatch.setattr("iswitch.soak.shrink.shrink", slow)
+    words = ["soak", "--seeds", "3", "--first", "70"]
+    assert main(words) == 130
+    out, err = capsys.readouterr()
+    assert err == "iswitch soak: stopped by SIGINT while it made the schedule of seed 71 shorter\n"
+    assert out.startswith("seed 70 breaks a promise")
+    assert re.search("3 histories, .*: 3 violations\nfailed, too: 71 72\n$", out)
+    assert main([*words, "--json"]) == 130
+    report = json.loads(capsys.readouterr().out)
+    assert (report["seeds"], report["complete"], report["failed"]) == (3, True, [70, 71, 72])
+    assert [violation["seed"] for violation in report["violations"]] == [70]
+
+
 def test_no_process_of_soak_ever_minds_ctrl_c() -> None:
     """From its first instruction on: one that is still being imported would print a traceback."""
     soak = subprocess.Popen(
