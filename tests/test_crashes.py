@@ -103,16 +103,15 @@ class Running:
         self.process.communicate()
 
 
-def victims(world: str) -> list[list[str]]:
-    child = [["child"], ["child", "worker"], ["root", "worker"]] if world != "loopback" else []
-    return [["worker"], ["root"], *child]
-
-
+VICTIMS = {  # one by one in networks: test_run
+    "loopback": [["worker"], ["root"]],
+    "netns": [["child", "worker"], ["root", "worker"]],
+    "mininet": [["root", "worker"]],
+}
 CASES = [
     pytest.param(world, form, killed, marks=marks, id=f"{world}-{'+'.join(killed)}")
     for world, form, marks in [(*param.values, param.marks) for param in WORLDS]
-    for killed in victims(world)
-    if world != "mininet" or killed != ["child", "worker"]
+    for killed in VICTIMS[world]
 ]
 
 
