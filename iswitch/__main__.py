@@ -9,9 +9,11 @@ def main() -> int:
     Everything is imported inside, so that Ctrl-C meanwhile ends it quietly.
     """
     try:
-        from .interrupts import end_at_once
+        from .interrupts import end_at_once, ignore_requests
 
         end_at_once()
+        if sys.argv[1:2] == ["switch"]:  # what other commands start would inherit it
+            ignore_requests()
         from .cli.boundary import own_process
 
         own_process()

@@ -4,6 +4,9 @@ While modules load, a KeyboardInterrupt would be raised anywhere: in an extensio
 exception of it, or in a destructor that loses it; and only after a library has been mapped, which
 takes seconds on a busy machine. So SIGINT has its default action until the command begins, and
 again when it is done: there is nothing to undo.
+
+SIGUSR1 asks a switch for its counters and never ends it: it is ignored until the switch serves, and
+answered by a thread, since whoever reads the answers may have stopped.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from queue import SimpleQueue
 
 STATUS = 130  # as a shell has it of a process that SIGINT has ended
 AGAIN = 0.02  # seconds
@@ -23,6 +27,39 @@ def end_at_once() -> None:
     """Have Ctrl-C end this process, unless that is ignored, as in the background of a shell."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def ignore_requests() -> None:
+    """Have SIGUSR1 do nothing, until `answered` or for good."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+@contextmanager
+def answered(text: Callable[[], str]) -> Iterator[None]:
+    """A context in which SIGUSR1 has a text written on stderr, and nothing waits for its reader.
+
+    Requests that come while a text is being written are answered by one more.
+    """
+    asked: SimpleQueue[bool] = SimpleQueue()  # whose put, unlike an Event's set, is reentrant
+
+    def ask(*_: object) -> None:
+        if asked.empty():
+            asked.put(True)
+
+    def write() -> None:
+        while asked.get():
+            rest = text().encode(errors="backslashreplace")
+            with suppress(OSError):  # nobody reads
+                while rest:
+                    rest = rest[os.write(2, rest) :]  # sys.stderr has a lock, which others need
+
+    threading.Thread(target=write, name="answers", daemon=True).start()
+    before = signal.signal(signal.SIGUSR1, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        asked.put(False)
 
 
 def heed() -> None:

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from . import machine
 from .networks import left
 
 ROOT = Path(__file__).parent.parent
@@ -69,6 +70,34 @@ class Groups(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
     """Keep those together that must not disturb one another."""
     return Groups(config, log)
+
+
+AGAIN = "judged again"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Have a test's report say what the test repeated."""
+    report = yield
+    report.user_properties += [(AGAIN, told) for told in machine.REPEATED]
+    machine.REPEATED.clear()
+    return report
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Count tests that passed only when they were judged again, in the last line of all."""
+    again = report.when == "call" and report.passed and AGAIN in dict(report.user_properties)
+    return (AGAIN, "a", "AGAIN") if again else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say of each what it found before."""
+    reports = terminalreporter.getreports(AGAIN)
+    if reports:
+        terminalreporter.section(AGAIN)
+    for report in reports:
+        found = [told for name, told in report.user_properties if name == AGAIN]
+        terminalreporter.write_line(f"{report.nodeid}: {'; '.join(found)}")
 
 
 def heed_interrupts() -> None:

@@ -98,7 +98,7 @@ def test_every_probe_is_faked() -> None:
             "receive buffer",
             {"buffers": Buffers(212992, 212992), "sysctl": 212992},
             "limited",
-            "windows of 0 workers",
+            "four have 52 KiB each, of 1280 at most",
         ),
         (
             "receive buffer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -162,3 +163,45 @@ def test_what_mpirun_says_is_told(tmp_path: Path) -> None:
     assert first == "mpirun has not connected the workers; it says: out of slots"
     assert others[0] == f"rank 0 has given up: {first}"
     assert list(tmp_path.iterdir()) == [fake]
+
+
+def test_a_daemon_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    """Daemons of namespaces would share one: they have one host name."""
+    folders = []
+    for number in range(2):
+        path = tmp_path / str(number)
+        with mpi.Daemon(
+            f"sh -c 'echo $TMPDIR > {path}.made; mv {path}.made {path}; sleep 60'"
+        ) as one:
+            while not path.exists():
+                one.check()
+            folders.append(Path(path.read_text().strip()))
+            assert folders[-1].is_dir()
+    assert folders[0] != folders[1]
+    assert not any(folder.exists() for folder in folders)
+
+
+DYING = """#!/bin/sh
+[ "$RANK" = 2 ] && { echo no such folder >&2; exit 3; }
+exec %s "$@"
+"""
+JOINING = "from worker_lib.strategies import make; make('mpi', 3, timeout=300)"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="building namespaces needs root")
+def test_that_a_daemon_dies_is_told_at_once(tmp_path: Path) -> None:
+    """Mpirun does not notice; and who waits for mpirun would wait for the whole timeout."""
+    orted = shutil.which("orted")
+    fake = tmp_path / "orted"
+    fake.write_text(DYING % orted)
+    fake.chmod(0o755)
+    words = ["run", "--world", "netns", "--topology", "star:3", "--", sys.executable, "-c", JOINING]
+    done = subprocess.run(
+        [sys.executable, "-m", "iswitch", *words],
+        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    said = "Open MPI's daemon on this host has ended with status 3; it says: no such folder"
+    assert f"h3 | worker_lib.strategies.errors.RendezvousError: {said}" in done.stderr
+    assert f"h1 | worker_lib.strategies.errors.RendezvousError: rank 2 says: {said}" in done.stderr

@@ -303,11 +303,10 @@ def test_every_command_has_a_line() -> None:
     assert tuple(EVERY) == COMMANDS_OF_ALL
 
 
-@COMMANDS
-def test_nobody_reads_what_is_printed(command: str, trace: str, tmp_path: Path) -> None:
+def nobody_reads(command: str, trace: str, folder: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = run(*words_of(command, trace, tmp_path), stdout=writer)
+    done = run(*words_of(command, trace, folder), stdout=writer)
     os.close(writer)
     nothing_odd(done.stderr)
     silent = {"run": 0, "record": 0, "generate": 141, "ctl": 1}  # on stdout
@@ -316,10 +315,9 @@ def test_nobody_reads_what_is_printed(command: str, trace: str, tmp_path: Path) 
     assert command in silent or said == ""
 
 
-@COMMANDS
-def test_standard_output_is_full(command: str, trace: str, tmp_path: Path) -> None:
+def output_is_full(command: str, trace: str, folder: Path) -> None:
     with open(FULL, "w") as full:
-        done = run(*words_of(command, trace, tmp_path), stdout=full)
+        done = run(*words_of(command, trace, folder), stdout=full)
     nothing_odd(done.stderr)
     silent = {"run": 0, "record": 0, "ctl": 1}
     assert done.returncode == silent.get(command, 2), done.stderr
@@ -328,14 +326,25 @@ def test_standard_output_is_full(command: str, trace: str, tmp_path: Path) -> No
         assert done.stderr.splitlines()[-1].startswith(wanted), done.stderr
 
 
-@COMMANDS
-def test_sixty_columns(command: str, trace: str, tmp_path: Path) -> None:
-    line = [*COMMAND, *words_of(command, trace, tmp_path)]
+def sixty_columns(command: str, trace: str, folder: Path) -> None:
+    line = [*COMMAND, *words_of(command, trace, folder)]
     if command == "switch":
         line = ["timeout", "--foreground", "-s", "INT", "1", *line]
     status, said = in_a_terminal(line)
     nothing_odd(said)
     assert status == {"ctl": 1, "switch": 124, "demo": 1}.get(command, 0), said
+
+
+@COMMANDS
+def test_wherever_it_prints(command: str, trace: str, tmp_path: Path) -> None:
+    """Into a pipe that nobody reads, on a full disk, in a narrow terminal: side by side."""
+    with ThreadPoolExecutor() as pool:
+        ends = [
+            pool.submit(case, command, trace, tmp_path / case.__name__)
+            for case in (nobody_reads, output_is_full, sixty_columns)
+        ]
+    for end in ends:
+        end.result()
 
 
 BEGIN = """

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -120,6 +120,44 @@ def test_sigusr1_prints_the_counters_and_ends_nothing(options: list[str]) -> Non
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
+
+
+EARLY = """
+import os, signal, sys
+from iswitch import __main__
+from iswitch.cli import boundary
+boundary.own_process = lambda: os.kill(os.getpid(), signal.SIGUSR1)
+sys.exit(__main__.main())
+"""
+
+
+@pytest.mark.parametrize(("command", "status"), [("switch", 0), ("ctl", -signal.SIGUSR1)])
+def test_sigusr1_ends_no_switch_that_is_still_loading(command: str, status: int) -> None:
+    """Other commands leave it alone: the programs that they start would inherit it."""
+    words = [sys.executable, "-c", EARLY, command, "--help"]
+    assert subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL).returncode == status
+
+
+def test_sigusr1_holds_up_nobody_where_nobody_reads() -> None:
+    """Stderr is a pipe that is full; who reads it at last gets the counters, whole."""
+    with switch("--json") as (process, where):
+        assert process.stderr is not None
+        pipe = process.stderr.fileno()
+        other = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(other, b"\0")
+        os.close(other)
+        for _ in range(3):
+            process.send_signal(signal.SIGUSR1)
+            assert rounds(where, 2, 1000, 10) == [2.0, 2.0]
+        said = b""
+        while b"\n" not in said:
+            said += os.read(pipe, 1 << 16).lstrip(b"\0")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert json.loads(said.splitlines()[0]).keys() == {*COUNTERS, *DROPS}
 
 
 def test_a_signal_that_another_thread_takes_is_not_slept_over() -> None:

@@ -68,9 +68,9 @@ class Refused(WorkerError):
         Status.MISMATCH: "the job exists with another shape: dtype, op, mode, elements per "
         "segment, number of elements and reproducible must be the same in all workers; mend the "
         "odd one, or use another job number",
-        Status.FULL: "the switch carries as many jobs as it can, or it is a P4 program that has no "
-        "room for so many segments; end a job (`iswitch ctl jobs` lists them), or use another "
-        "switch or smaller vectors",
+        Status.FULL: "the switch cannot carry another job, or it is a P4 program without room for "
+        "this many segments; end a job (`iswitch ctl jobs` lists them), or use smaller vectors or "
+        "another switch",
         Status.BAD_REQUEST: "the switch could not make sense of the request (do the switch and "
         "this library speak the same protocol version?), or it is a P4 program, which knows no "
         "asynchronous jobs, no sums in rank order, and no packets of more than 1464 bytes of "

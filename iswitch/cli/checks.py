@@ -155,10 +155,10 @@ def overflow(host: Host) -> Finding:
 
 def receive_buffer(host: Host) -> Finding:
     """Room for what comes while the process is not looking."""
-    windows, window = host.buffers().receive // CEILING, CEILING / 2**20
+    each = min(host.buffers().receive // 4, CEILING) >> 10
     cost = (
-        f"holds the windows of {windows} workers x {window:g} MiB; more at once overflow it: "
-        "repaired, but every loss costs a timer's wait and the segments again"
+        f"the workers of a job share what they have under way: four have {each} KiB each, of "
+        f"{CEILING >> 10} at most; small windows take up to 1.5 times the CPU time per byte"
     )
     return _buffer(host, host.buffers().receive, "net.core.rmem_max", cost)
 

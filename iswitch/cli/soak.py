@@ -75,8 +75,7 @@ def play_one(args: argparse.Namespace, scenario: Scenario) -> int:
     try:
         result = outcome(history)
     except KeyboardInterrupt:
-        print(f"iswitch soak: stopped by SIGINT in the history of seed {scenario.seed}",
-              file=sys.stderr)  # fmt: skip
+        _say_stopped(f"in the history of seed {scenario.seed}")
         raise
     if args.pcapng:
         write(args.pcapng, trace.pcapng(history.network.names()))
@@ -108,21 +107,26 @@ def play_many(args: argparse.Namespace) -> int:
                 tick(bool(result.violation))
     except KeyboardInterrupt:
         stopped = True
-        print(f"iswitch soak: stopped by SIGINT after {len(results)} of {len(seeds)} histories",
-              file=sys.stderr)  # fmt: skip
+        _say_stopped(f"after {len(results)} of {len(seeds)} histories")
     failed = sorted((r for r in results if r.violation), key=lambda result: result.seed)
     report: dict[str, Any] = {
         "seeds": len(results),
-        "complete": not stopped,
+        "complete": len(results) == len(seeds),
         "first": args.first,
         "sums": sum(result.rounds for result in results),
         "packets": sum(result.packets for result in results),
         "violations": [],
     }
-    shown = failed[: 0 if stopped else SHOWN]  # making one shorter takes long
-    for result in shown:
+    shown: list[Result] = []
+    for result in failed[: 0 if stopped else SHOWN]:
         scenario = generate(result.seed)
-        shortest, its = shrink(scenario)
+        try:
+            shortest, its = shrink(scenario)
+        except KeyboardInterrupt:  # it takes long
+            stopped = True
+            _say_stopped(f"while it made the schedule of seed {result.seed} shorter")
+            break
+        shown.append(result)
         report["violations"].append(
             {**as_json(scenario, result), "shortest": as_json(shortest, its)}
         )
@@ -140,6 +144,10 @@ def play_many(args: argparse.Namespace) -> int:
     if stopped:
         return STATUS
     return 1 if failed else 0
+
+
+def _say_stopped(where: str) -> None:
+    print(f"iswitch soak: stopped by SIGINT {where}", file=sys.stderr)
 
 
 class Ticker:

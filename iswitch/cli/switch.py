@@ -17,10 +17,10 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
 from ipaddress import IPv4Address
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
+from ..interrupts import answered
 from ..options import check_unread, host_port, quantity
 from ..outside import LIMITS, IncompleteError, UsageError, reason
 from ..units import count
@@ -275,16 +275,16 @@ def serve(
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
             signal.signal(signum, lambda *_: engine.stop())
-    signal.signal(signal.SIGUSR1, lambda *_: tell_counters(args, counters))
-    print(json.dumps({"listening": where}) if args.json else f"listening {where}", flush=True)
-    engine.run()
+    with answered(lambda: as_text(args, counters)):
+        print(json.dumps({"listening": where}) if args.json else f"listening {where}", flush=True)
+        engine.run()
     failed = ""
     counters["given_up"] += engine.given_up
     try:
         engine.port.close()
     except OSError as error:
         failed = reason(error)
-    print_counters(args, counters, sys.stdout)
+    print(as_text(args, counters), end="", flush=True)
     missing = counters.get("capture_full")
     if missing or failed:
         frames = f", {count(missing, 'frame')} missing" if missing else ""
@@ -548,22 +548,16 @@ def mend(error: OSError) -> str:
     return MENDS.get(error.errno or 0, "--listen 127.0.0.1:0 takes any free port")
 
 
-def tell_counters(args: argparse.Namespace, counters: dict[str, int]) -> None:
-    """Print the counters so far on stderr, if there is still somebody to read them."""
-    with suppress(OSError):
-        print_counters(args, counters, sys.stderr)
-
-
-def print_counters(args: argparse.Namespace, counters: dict[str, int], file: TextIO) -> None:
-    """Print what is not zero, with what it means; with --json all, as an object."""
+def as_text(args: argparse.Namespace, counters: dict[str, int]) -> str:
+    """The counters that are not zero, with what they mean; with --json all, as an object."""
     from ..counters import COUNTERS, DROPS
 
     if args.json:
-        print(json.dumps(counters), file=file, flush=True)
-        return
+        return json.dumps(counters.copy()) + "\n"  # another thread may count meanwhile
+    lines = []
     for name, meaning in (COUNTERS | DROPS).items():
         value = counters.get(name, 0)
         if value or name in ("rx_packets", "tx_packets"):
             kind = "drop: " if name in DROPS else ""
-            print(f"{name:20} {value:>15,}  {kind}{meaning}", file=file)
-    file.flush()
+            lines.append(f"{name:20} {value:>15,}  {kind}{meaning}\n")
+    return "".join(lines)

@@ -1,10 +1,10 @@
 """MPI, by mpi4py and Open MPI over TCP; an outside reference, like gloo.
 
 The workers run already when they join: rank 0 starts an `mpirun`, whose daemons are started by the
-workers themselves, each on its own host (no ssh), and whose ranks are stand-ins (`mpi_helper`) that
-hand their environment over. With it a worker is that rank for Open MPI. One world is made for a
-process, and lasts until it ends: MPI can be begun once only. If a rank dies, mpirun ends the
-others, as MPI has it.
+workers themselves, each on its own host (no ssh) and watched there, and whose ranks are stand-ins
+(`mpi_helper`) that hand their environment over. With it a worker is that rank for Open MPI. One
+world is made for a process, and lasts until it ends: MPI can be begun once only. If a rank dies,
+mpirun ends the others, as MPI has it.
 
 Cost: what Open MPI's "tuned" chooses by size. Of large vectors, each of N workers sends and
 receives about 2X(N - 1)/N bytes of X, as in `ring`. Asserted are these bytes on the links of hosts,
@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from . import Vector
 from .base import TIMEOUT, Base, lacking
@@ -41,7 +41,13 @@ from .rendezvous import ANSWERING, HEAD, hear, meaning, meet, say, unsaid
 HELPER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("mpi_helper.py"))]
 PAUSE = 0.1  # seconds between two looks whether mpirun has failed
 PATIENCE = 5.0  # seconds for mpirun to end
-FAILED = "failed"  # rank 0 tells the others why it gives up
+FAILED = "failed"  # rank 0 and the others tell one another why they give up
+ADOPTED = "adopted"  # the others tell rank 0 that they are ranks
+PREFIX = "iswitch-mpi-"  # of folders
+SILENT = (
+    "it says nothing: look whether all hosts reach one another over TCP, and have the same Open "
+    "MPI, or give more time: timeout=..."
+)
 ABORTED = 1  # exit status, when mpirun has ended the job
 
 
@@ -112,13 +118,14 @@ def join(numel: int, *, timeout: float = TIMEOUT) -> Mpi:
 
 def _connect(timeout: float) -> None:
     """Make this process a rank."""
+    daemon: Daemon | None = None
     with ExitStack() as stack:
         doors: list[socket.socket] = []
 
         def tell(here: str) -> Any:
             if os.environ["RANK"] != "0":
                 return here, None, None
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="iswitch-mpi-"))
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))
             doors.append(stack.enter_context(socket.create_server((here, 0))))
             return here, doors[0].getsockname()[1], folder
 
@@ -130,14 +137,8 @@ def _connect(timeout: float) -> None:
         own = stack.enter_context(door(f"{folder}/{found.rank}"))
         if found.rank == 0:
             followers = _followers(doors[0], found.num_workers, timeout, stack)
-            with door(f"{folder}/{AGENTS}") as agents:
-                try:
-                    life = _lead(hosts, folder, own, agents, followers, deadline)
-                except Exception as error:
-                    for sock in followers.values():
-                        with suppress(OSError):  # it has failed, too
-                            say(sock, {FAILED: str(error)})
-                    raise
+            with door(f"{folder}/{AGENTS}") as agents, _told(followers):
+                life = _lead(hosts, folder, own, agents, followers, deadline)
             for sock in followers.values():
                 with suppress(OSError):  # it has failed, and mpirun will say so
                     hear(sock)  # it has no need of the folder any more
@@ -149,11 +150,24 @@ def _connect(timeout: float) -> None:
                 raise RendezvousError(
                     f"rank 0 has failed or left ({error}); see what it says, and start all again"
                 ) from None
-            life = _follow(own, leader, deadline + ANSWERING)
+            with _told({0: leader}):
+                life, daemon = _follow(own, leader, deadline + ANSWERING)
             with suppress(OSError):  # rank 0 closes when nobody needs a folder any more
-                say(leader, "adopted")
+                say(leader, ADOPTED)
                 hear(leader)
-    threading.Thread(target=_end_with, args=(life,), name="mpi", daemon=True).start()
+    threading.Thread(target=_end_with, args=(life, daemon), name="mpi", daemon=True).start()
+
+
+@contextmanager
+def _told(others: dict[int, socket.socket]) -> Iterator[None]:
+    """A context whose error the others are told."""
+    try:
+        yield
+    except Exception as error:
+        for sock in others.values():
+            with suppress(OSError):  # it has failed, too
+                say(sock, {FAILED: str(error)})
+        raise
 
 
 def _followers(
@@ -192,63 +206,160 @@ def _lead(
     followers: dict[int, socket.socket],
     deadline: float,
 ) -> socket.socket:
-    """Rank 0: start mpirun, and have the first worker of each host start its daemon."""
+    """Rank 0: start mpirun, and have the first worker of each host start its daemon.
+
+    Those who say that they are ranks are no longer among the followers then.
+    """
     complaints = tempfile.TemporaryFile()  # noqa: SIM115  (mpirun has it)
     mpirun = subprocess.Popen(
         command(hosts, folder), stdin=subprocess.DEVNULL, stdout=complaints, stderr=complaints
     )
     atexit.register(_wait_for, mpirun)
-    while True:
-        ready, _, _ = select.select([own, agents], [], [], PAUSE)
-        if agents in ready:
-            with _taken(agents) as (_, (host, daemon)):
-                rank = hosts.index(host)
-                try:
-                    say(followers[rank], daemon)
-                except OSError as error:
-                    mpirun.kill()
-                    raise PeerLost(f"rank {rank}", str(error)) from None
-        if own in ready:
-            for sock in followers.values():
-                with suppress(OSError):  # it has given up
-                    say(sock, None)
-            return _adopt(own)
-        if mpirun.poll() is not None or time.monotonic() > deadline:
-            mpirun.kill()
-            complaints.seek(0)
-            text = complaints.read().decode(errors="replace").strip()
-            says = (
-                f"it says: {text}"
-                if text
-                else (
-                    "it says nothing: look whether all hosts reach one another over TCP, and "
-                    "have the same Open MPI, or give more time: timeout=..."
-                )
-            )
-            raise RendezvousError(f"mpirun has not connected the workers; {says}")
+    try:
+        while time.monotonic() < deadline and mpirun.poll() is None:
+            if (life := _heard(hosts, own, agents, followers)) is not None:
+                return life
+        says = f"it says: {text}" if (text := _text(complaints)) else SILENT
+        raise RendezvousError(f"mpirun has not connected the workers; {says}")
+    except Exception:
+        mpirun.kill()
+        raise
 
 
-def _follow(own: socket.socket, leader: socket.socket, deadline: float) -> socket.socket:
-    """The others: start a daemon when rank 0 says so, and wait for what it makes."""
-    heard = [own, leader]
-    while (left := deadline - time.monotonic()) > 0:
-        ready, _, _ = select.select(heard, [], [], left)
-        if own in ready:
-            return _adopt(own)
-        if leader in ready:
+def _text(complaints: IO[bytes]) -> str:
+    complaints.seek(0)
+    return complaints.read().decode(errors="replace").strip()
+
+
+def _heard(
+    hosts: Sequence[str],
+    own: socket.socket,
+    agents: socket.socket,
+    followers: dict[int, socket.socket],
+) -> socket.socket | None:
+    """Rank 0: take what comes next; the connection to the own stand-in, if that has come."""
+    ready, _, _ = select.select([own, agents, *followers.values()], [], [], PAUSE)
+    for rank in [rank for rank, sock in followers.items() if sock in ready]:
+        _hear_of(rank, followers)
+    if agents in ready:
+        with _taken(agents) as (_, (host, daemon)):
+            rank = hosts.index(host)
             try:
-                daemon = hear(leader)
-            except OSError:
-                raise RendezvousError(
-                    "rank 0 has ended before mpirun had connected the workers, and did not say why"
-                ) from None
-            if isinstance(daemon, dict):
-                raise RendezvousError(f"rank 0 has given up: {daemon[FAILED]}")
-            if daemon is None:
-                heard = [own]  # the daemons are there
-            else:
-                subprocess.run(shlex.split(daemon), stdin=subprocess.DEVNULL, check=True)
+                say(followers[rank], daemon)
+            except OSError as error:
+                raise PeerLost(f"rank {rank}", str(error)) from None
+    if own not in ready:
+        return None
+    for sock in followers.values():
+        with suppress(OSError):  # it has given up
+            say(sock, None)
+    return _adopt(own)
+
+
+def _hear_of(rank: int, followers: dict[int, socket.socket]) -> None:
+    """Rank 0: another says that it is a rank; it is no follower any more.
+
+    Raises:
+        RendezvousError: it says that it has failed, or says nothing any more.
+    """
+    try:
+        said = hear(followers[rank])
+    except OSError as error:
+        raise PeerLost(f"rank {rank}", str(error)) from None
+    if isinstance(said, dict):
+        raise RendezvousError(f"rank {rank} says: {said[FAILED]}")
+    del followers[rank]
+
+
+def _follow(
+    own: socket.socket, leader: socket.socket, deadline: float
+) -> tuple[socket.socket, Daemon | None]:
+    """The others: start a daemon when rank 0 says so, and wait for what it makes."""
+    with ExitStack() as stack:
+        daemon: Daemon | None = None
+        heard = [own, leader]
+        while time.monotonic() < deadline:
+            ready, _, _ = select.select(heard, [], [], PAUSE)
+            if own in ready:
+                stack.pop_all()
+                return _adopt(own), daemon
+            if leader in ready:
+                command = _commanded(leader)
+                if command is None:
+                    heard = [own]  # the daemons are there
+                else:
+                    daemon = stack.enter_context(Daemon(command))
+            if daemon is not None:
+                daemon.check()
     raise RendezvousError("mpirun has not connected the workers in time; see what rank 0 says")
+
+
+def _commanded(leader: socket.socket) -> str | None:
+    """What daemon rank 0 says to start; None: all are there.
+
+    Raises:
+        RendezvousError: rank 0 has given up, or has ended.
+    """
+    try:
+        said = hear(leader)
+    except OSError:
+        raise RendezvousError(
+            "rank 0 has ended before mpirun had connected the workers, and did not say why"
+        ) from None
+    if isinstance(said, dict):
+        raise RendezvousError(f"rank 0 has given up: {said[FAILED]}")
+    return said  # type: ignore[no-any-return]
+
+
+class Daemon:
+    """Open MPI's daemon of this host; the end of the context kills it.
+
+    As mpirun has it, it would go to the background and be silent: mpirun waits for ever for one
+    that has died there. So it stays a child of this process, which reads what it says.
+
+    Daemons of one host name share a folder below TMPDIR: they overwrite one another's map of the
+    machine, and remove what another is about to use; each dies of it now and then. Namespaces of a
+    machine have one host name, so each daemon gets a folder of its own.
+    """
+
+    def __init__(self, command: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
+        words = [word for word in shlex.split(command) if word != "--daemonize"]
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (the daemon has it)
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=self._complaints,
+            stderr=self._complaints,
+            start_new_session=True,
+            env={**os.environ, "TMPDIR": self._folder.name},
+        )
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._complaints.close()
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove its files; the end of this process does, too."""
+        self._folder.cleanup()
+
+    def check(self) -> None:
+        """See that it runs.
+
+        Raises:
+            RendezvousError: it does not; with what it has said.
+        """
+        status = self._process.poll()
+        if status is not None:
+            says = _text(self._complaints) or "nothing"
+            raise RendezvousError(
+                f"Open MPI's daemon on this host has ended with status {status}; it says: {says}"
+            )
 
 
 def command(hosts: Sequence[str], folder: str) -> list[str]:
@@ -324,10 +435,12 @@ def _adopt(own: socket.socket) -> socket.socket:
         return sock.dup()
 
 
-def _end_with(life: socket.socket) -> None:
+def _end_with(life: socket.socket, daemon: Daemon | None) -> None:
     """Mpirun has ended the stand-in: another rank has failed, and MPI would wait for ever."""
     with suppress(OSError):
         life.recv(1)
+    if daemon is not None:
+        daemon.remove()
     os.write(2, b"mpirun has ended the job: another rank has failed\n")
     os._exit(ABORTED)
 
