@@ -375,6 +375,7 @@ class Admission:
             self.plane.limits.buffers.refused(job.number, needed)
             raise self._lacks_memory(needed) from None
         job.reserved.setdefault(seat, needed)
+        self.plane.reserved += needed
 
     def _lacks_memory(self, needed: int) -> Refusal:
         """Tell what was asked for, and what members may reserve still; both in KiB."""

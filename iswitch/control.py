@@ -19,6 +19,7 @@ from .buffers import REQUEST
 from .counters import Counters
 from .hierarchy import Hierarchy
 from .job import Job
+from .jobs import Jobs
 from .keys import Keys
 from .limits import Limits, Throttle
 from .membership import Member
@@ -88,7 +89,8 @@ class ControlPlane:
         self.limits = limits
         self.reproducible = reproducible
         self.counting = counting
-        self.jobs: dict[int, Job] = {}
+        self.jobs = Jobs(keys)
+        self.reserved = 0  # bytes of buffers, by members of all jobs
         self.by_source: dict[Address, tuple[Job, Member]] = {}
         self.relays = Relays(counters)
         self.neighbours = Neighbours()
@@ -105,11 +107,6 @@ class ControlPlane:
             Action.HELP: self._help,
             Action.HALT: self._halt,
         }
-
-    @property
-    def reserved(self) -> int:
-        """Bytes of buffers that members have reserved."""
-        return sum(sum(job.reserved.values()) for job in self.jobs.values())
 
     def new_job(self, number: int) -> Job:
         """A job without members."""
@@ -276,6 +273,7 @@ class ControlPlane:
         if member.contributes:
             del self.by_source[member.address]
             if not job.members.contributors():
+                self.reserved -= sum(job.reserved.values())
                 job.end()
         if not job.members:
             job.sleep(now)

@@ -310,14 +310,21 @@ class Round(_Value):
     FORMAT: ClassVar[struct.Struct] = struct.Struct(">I")
 
 
+SHOW_PADDING = 240  # bytes that make a Show as long as the longest answer to it
+
+
 @dataclass(frozen=True, slots=True)
 class Show(_Value):
-    """The value of Show: what is to be told (`Shown`), and from which job number or member on."""
+    """The value of Show: what is to be told (`Shown`), and from which job number or seat on.
+
+    It is padded: whoever forges its source has no more sent to there than he sends.
+    """
 
     what: int
     first: int = 0
+    padding: bytes = bytes(SHOW_PADDING)
 
-    FORMAT: ClassVar[struct.Struct] = struct.Struct(">HH")
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(f">HH{SHOW_PADDING}s")
 
 
 FLAG_STANDS_AT = 1  # Join: `round` is where the sender stands

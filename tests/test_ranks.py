@@ -16,18 +16,13 @@ from iswitch.wire import (
     FLAG_WHOLE,
     NO_RANK,
     RANKS,
-    UNRANKED,
     Ack,
     AckRanks,
-    AckWho,
     Action,
-    Awaited,
     DType,
     Join,
     MemberType,
     Shape,
-    Show,
-    Shown,
     Status,
     TreeJoin,
 )
@@ -166,28 +161,6 @@ def state(
     assert status is OK
     assert isinstance(ack, AckRanks)
     return ack
-
-
-def test_show_names_members_by_rank() -> None:
-    """The ranks of the whole tree; then who has none so far, then switches."""
-    bench = Bench()
-    state(bench, 9, 1, 1 << 70)
-    for who in range(18):
-        ask(bench, who + 10, rank=99 - who)
-    ask(bench, 0, expected=40)
-    entries: list[Awaited] = []
-    while len(entries) < 20:
-        show = Show(Shown.MEMBERS, len(entries))
-        _, ack, sends = bench.control(50, Action.SHOW, show)  # from a stranger
-        assert isinstance(ack, AckWho)
-        assert (ack.total, ack.contributors, sends) == (20, 20, [])
-        entries += ack.awaited
-    hosts = [who + 10 for who in reversed(range(18))] + [0, 9]
-    where = [tuple(peer(who)[:2]) for who in hosts]
-    numbers = [*range(82, 100), UNRANKED, NO_RANK]
-    assert [(one.host, one.port, one.rank) for one in entries] == [
-        (*at, number) for at, number in zip(where, numbers, strict=True)
-    ]
 
 
 def test_the_root_decides() -> None:
