@@ -375,7 +375,8 @@ class ControlPlane:
             absent = job.lost(request.now, self.limits.lease)
         if status is Status.GONE:
             sends += self._move_up(job, request.member, request.now)
-        ack = replace(request.ack(absent & 0xFFFFFFFF), threshold=absent >> 32)
+        own = start < stop and bool(absent & request.member.bit)
+        ack = replace(request.ack(absent & 0xFFFFFFFF), threshold=absent >> 32, known=int(own))
         return Answer(ack, sends, status)
 
     def _lacking(self, job: Job, round_: int, bitmap: int, asker: Member) -> int:

@@ -504,7 +504,7 @@ class Ack(_Value):
     """
 
     action: int
-    known: int = 0  # 1: in answer to a Join whose sender has been a member
+    known: int = 0  # 1: to a Join: its sender has been a member; to a Help: its own is missing
     rank: int = 0
     threshold: int = 0
     round: int = 0

@@ -92,7 +92,7 @@ def _value(kind: Kind) -> tuple[Field, ...]:
         return fields
     answered = {
         "action": ("ack.action", "Answered action"),
-        "known": ("ack.known", "Has been a member"),
+        "known": ("ack.known", "Known"),
     }
     return tuple(
         field._replace(filter=answered[field.name][0], label=answered[field.name][1])

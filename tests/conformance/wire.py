@@ -248,7 +248,8 @@ def _parse_control(datagram: bytes) -> Ack | Relay:
     value = datagram[_HEADER.size :]
     if action == Action.ACK and len(value) == _ACK.size:
         about, known, *rest = _ACK.unpack(value)
-        if known <= (about == Action.JOIN and status == 0) and status <= Status.GONE:
+        may_be_known = about == Action.HELP or (about == Action.JOIN and status == 0)
+        if known <= may_be_known and status <= Status.RANK_TAKEN:
             return Ack(about, status, job, request, *rest)
     elif status == 0 and action == Action.HALT and not value:
         return Relay(Action.HALT, job, request)
