@@ -572,12 +572,53 @@ def test_a_rank_beyond_num_workers(rank: object) -> None:
         Worker(("127.0.0.1", 9), 1, 3, 4, rank=rank)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", environment.RANKS)
+JOB_OF_ALL = {"ISWITCH_SWITCH": "127.0.0.1:9", "ISWITCH_JOB": "1"}
+TOLD = {  # by the variable of a rank: that of the number of ranks; in the order that they count
+    "ISWITCH_RANK": "WORLD_SIZE",
+    "RANK": "WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK": "PMI_SIZE",
+    "SLURM_PROCID": "SLURM_STEP_NUM_TASKS",
+}
+
+
+def told(*given: tuple[str, int], size: int = 4) -> tuple[int, int | None]:
+    """Number of workers and rank, by these ranks of so many each."""
+    variables = {name: str(rank) for name, rank in given}
+    variables |= {TOLD[name]: str(size) for name, _ in given}
+    place = environment.read(JOB_OF_ALL | variables)
+    return place.num_workers, place.rank
+
+
+@pytest.mark.parametrize("name", TOLD)
 def test_ranks_of_launchers(name: str) -> None:
-    """Each is taken, the first in the list before all others."""
-    job = {"ISWITCH_SWITCH": "127.0.0.1:9", "ISWITCH_JOB": "1", "WORLD_SIZE": "4"}
-    later = environment.RANKS[environment.RANKS.index(name) + 1 :]
-    assert environment.read(job | {name: "3"} | dict.fromkeys(later, "1")).rank == 3
-    assert environment.read(job).rank is None
-    with pytest.raises(ValueError, match=rf"{name} is 4, WORLD_SIZE 4: ranks are 0 to 3"):
-        environment.read(job | {name: "4"})
+    """Each is taken, with its number of processes; the first in the table before all others."""
+    names = list(TOLD)
+    later = names[names.index(name) + 1 :]
+    assert told((name, 3)) == (4, 3)
+    assert told((name, 3), *((other, 1) for other in later)) == (4, 3)
+    with pytest.raises(ValueError, match=rf"{name} is 4, and there are 4 workers .*are 0 to 3"):
+        told((name, 4))
+
+
+@pytest.mark.parametrize("name", list(TOLD)[2:])
+def test_a_launcher_numbers_all_workers_or_none(name: str) -> None:
+    """Of four, an mpirun of two on each of two machines would number two 0, and two 1."""
+    variables = JOB_OF_ALL | {"WORLD_SIZE": "4", name: "1", TOLD[name]: "2"}
+    assert environment.read(variables).rank is None
+    assert environment.read(variables | {"RANK": "3"}).rank == 3
+    assert environment.read(JOB_OF_ALL | {"WORLD_SIZE": "4"}).rank is None
+
+
+@pytest.mark.parametrize("step", [{}, {"SLURM_STEP_NUM_TASKS": "1"}])
+def test_a_shell_of_slurms_is_no_rank(step: dict[str, str]) -> None:
+    """That of sbatch has SLURM_PROCID 0, and so has all that is started in it without srun."""
+    shell = JOB_OF_ALL | {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"} | step
+    assert environment.read(shell | {"WORLD_SIZE": "4"}).rank is None
+    mpirun = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
+    place = environment.read(shell | mpirun)
+    assert (place.num_workers, place.rank) == (4, 2)
+    with pytest.raises(ValueError, match=r"WORLD_SIZE is not set: .*\(mpirun and srun tell"):
+        environment.read(shell)
+    srun = environment.read(shell | {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"})
+    assert (srun.num_workers, srun.rank) == (4, 3)
