@@ -243,7 +243,7 @@ class Hierarchy:
             if not uplink.lacks(join.wanted):
                 sends += plane.admission.join(peer, packet, join, now)
             elif asked >> join.wanted & 1:
-                told = taken(join.wanted)
+                told = taken(join.wanted, self.parent)
                 plane.counters["ranks_refused"] += 1
                 sends.append(plane.bare_answer(peer, packet, told.status, **told.told))
             else:

@@ -566,6 +566,22 @@ def test_two_workers_that_ask_for_one_rank(start_switch: StartSwitch) -> None:
         assert third.rank == 2
 
 
+def test_a_rank_behind_another_switch_is_refused_with_the_way_there(
+    start_switch: StartSwitch,
+) -> None:
+    """From the root the switch below is named, from another one below the root."""
+    _, root = start_switch()
+    above = "{}:{}".format(*root)
+    leaves = [start_switch("127.0.0.1:0", "--parent", above)[1] for _ in range(2)]
+    with Worker(leaves[0], 1, 3, rank=2), Worker(leaves[1], 1, 3, rank=0), Worker(root, 1, 3):
+        for at, via in ((root, leaves[0]), (leaves[1], root)):
+            way = "{}:{}".format(*via)
+            said = rf"rank 2 is that of a worker behind the switch at {way}\)"
+            with pytest.raises(Refused, match=said) as refused:
+                Worker(at, 1, 3, rank=2, timeout=1.0)
+            assert refused.value.status is TAKEN
+
+
 @pytest.mark.parametrize("rank", [4, -1, "1", 1.5, True])
 def test_a_rank_beyond_num_workers(rank: object) -> None:
     with pytest.raises(ValueError, match=r"the ranks of 4 workers are 0\.\.3; mend the rank"):
