@@ -387,7 +387,7 @@ class ControlPlane:
         return lacking
 
     def _who(self, request: Request, who: Who) -> Answer:
-        """Say for whom segments wait; nothing is sent again."""
+        """Say for whom segments wait, or if none is named who is lost; nothing is sent again."""
         job = request.job
         round_, start, stop = request.segments()
         assert job.accelerator is not None
@@ -397,9 +397,11 @@ class ControlPlane:
                 waits = True
                 if what is not Held.SENT:
                     absent |= self._lacking(job, round_, bitmap, request.member)
+        asked = absent
         if start == stop:
             absent = job.lost(request.now, self.limits.lease)
-        below, sends = self.ask_for_whom(job, who, absent, request.member, request.now)
+            asked, waits = absent | job.members.switches(), True
+        below, sends = self.ask_for_whom(job, who, asked, request.member, request.now)
         above = NOBODY
         if self.hierarchy and waits:
             above, more = self.hierarchy.ask_for_whom(job, who, request.now)
