@@ -17,7 +17,8 @@ CHOICES: tuple[OnMemberLost, ...] = get_args(OnMemberLost)
 LOOK_PAUSE = 1.0  # seconds between two questions who is there, with "raise"
 WHO_PAUSE = 0.25  # seconds without progress after which to ask for whom the round waits
 ELSEWHERE = 2.0  # seconds without progress, before it is a member of another switch that lacks
-LOST_PAUSE = 0.05  # seconds before asking switches further away again who is lost
+LOST_AT_ONCE = 16  # questions who is lost, each when the one before is answered
+LOST_PAUSE = 0.05  # seconds between two questions after these
 
 
 class Waiting:
@@ -57,7 +58,7 @@ class Waiting:
         self._remaining = 0
         self._asked: int | None = None  # the Request that asks who is lost
         self._ask_again = now  # when to, under the same question
-        self._lost_question = 0
+        self._lost_question = self._times_asked = 0
         self._lost: AckWho | None = None
         self._told: AckWho | None = None
         self._looked = -1, now  # segments that were missing then, and when
@@ -128,17 +129,16 @@ class Waiting:
             if self._asked is not None:
                 session.forget(self._asked)
             self._lost, self._asked, self._ask_again = None, None, now
-            self._lost_question = self._question()
+            self._lost_question, self._times_asked = self._question(), 0
         lost = self._lost
         heard = lost is not None and all(one.rank != NO_RANK for one in lost.awaited)
-        if not heard and self._asked is None and now >= self._ask_again:
-            # Once more under the same question, if a switch further away has not answered. It names
+        again = self._times_asked < LOST_AT_ONCE or now >= self._ask_again
+        if not heard and self._asked is None and again:
+            # Under the same question as before, if a switch further away has not answered. It names
             # no segment, so that the answers say who is lost.
             nothing = Who(transfer.round, 0, 0, self._lost_question)
-            self._asked, self._ask_again = (
-                session.request(Action.HELP, nothing, now),
-                now + LOST_PAUSE,
-            )
+            self._asked = session.request(Action.HELP, nothing, now)
+            self._times_asked, self._ask_again = self._times_asked + 1, now + LOST_PAUSE
         patient = now < self._since + ELSEWHERE
         if lost is None or session.waiting_for is None or (patient and not heard):
             return None
