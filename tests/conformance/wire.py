@@ -18,6 +18,7 @@ TOS_MASK = 0xFC  # the two low bits are ECN and may be rewritten on the way
 
 _HEADER = struct.Struct("!BBHI")
 _JOIN = struct.Struct("!BBBBHHIHHI")
+_RANK = struct.Struct("!H")
 _ACK = struct.Struct("!BBHIII")
 _SEG = struct.Struct("!II")
 _RANGE = struct.Struct("!III")
@@ -51,6 +52,7 @@ class Status(IntEnum):
     DENIED = 5
     HALTED = 6
     GONE = 7
+    RANK_TAKEN = 8
 
 
 class MemberType(IntEnum):
@@ -195,7 +197,11 @@ def data(round_: int, index: int, payload: bytes) -> bytes:
 
 
 def join_value(
-    shape: Shape | None, member_type: MemberType, expected: int = 0, round_: int | None = None
+    shape: Shape | None,
+    member_type: MemberType,
+    expected: int = 0,
+    round_: int | None = None,
+    rank: int | None = None,
 ) -> bytes:
     """The Value of a Join; no shape leaves all of it zero, a round sets flags bit 0."""
     agreed = (0, 0, 0, 0, 0, 0)
@@ -203,7 +209,8 @@ def join_value(
         sizes = (shape.per_segment, shape.last, shape.segments)
         agreed = (shape.dtype, shape.op, shape.mode, *sizes)
     flags = 0 if round_ is None else 1
-    return _JOIN.pack(member_type, *agreed, expected, flags, round_ or 0)
+    asked = b"" if rank is None else _RANK.pack(rank)
+    return _JOIN.pack(member_type, *agreed, expected, flags, round_ or 0) + asked
 
 
 def range_value(round_: int, index: int, count: int) -> bytes:
