@@ -72,6 +72,27 @@ def test_with_num_workers_those_who_ask_come_first() -> None:
     assert [ask(bench, who, expected=3)[1].rank for who in (0, 1)] == [1, 2]
 
 
+def test_who_asks_after_the_start_may_find_its_rank_given() -> None:
+    """A mix: rank 1, asked for, dies; who asks for none is there first, and has it from then on."""
+    bench = Bench()
+    wanted = (0, 1, NO_RANK)
+    for who, rank in enumerate(wanted):
+        ask(bench, who, rank, expected=3)
+    assert ask(bench, 2, expected=3)[1].rank == 2
+    bench.now = LEASE
+    for who in (0, 2):
+        bench.heartbeat(who, SHAPE)
+    bench.switch.handle_timer(bench.now)
+    assert ask(bench, 7, expected=3)[1].rank == 1
+    bench.now += 1.0
+    status, ack = ask(bench, 8, 1, expected=3)
+    where = ".".join(map(str, ack.threshold.to_bytes(4, "big"))), ack.round
+    assert (status, where) == (TAKEN, tuple(peer(7)[:2]))
+    bench.control(7, Action.LEAVE)
+    assert ask(bench, 8, 1, expected=3)[1].rank == 1
+    assert ranks(bench) == {0: 0, 2: 2, 8: 1}
+
+
 def test_a_rank_that_a_living_worker_has_is_refused() -> None:
     bench = Bench()
     ask(bench, 0, 1)
@@ -385,7 +406,7 @@ class History:
         for i in order:
             self.start(self.wants[i], places[i])
             self.run(draw.choice([0, 0.001, 0.05]))
-        for _ in range(0 if self.mixed else draw.randint(0, 8)):
+        for _ in range(draw.randint(0, 8)):
             self.happens()
             self.run(draw.choice([0.001, 0.02, 0.3, 15.0]))
         self.world.faults = Faults()
@@ -427,13 +448,20 @@ class History:
         if any(p.status is Status.FULL for p in self.running.values()):
             assert self.plan.whole
             return
+        outdone = 0  # asked for a rank that another was given meanwhile, without having asked
         for rank in {p.wants for p in self.running.values()} - {NO_RANK}:
             rivals = [p for p in self.running.values() if p.wants == rank]
-            have = [p for p in rivals if p.session.member and p.session.rank == rank]
+            have = [p for p in self.running.values() if p.session.member and p.session.rank == rank]
             assert len(have) == 1, (rank, [(p.session.member, p.refused) for p in rivals])
-            if len(rivals) == 1:
+            assert have[0] in rivals or (self.mixed and have[0].wants == NO_RANK)
+            outdone += sum(p.refused for p in rivals) if have[0] not in rivals else 0
+            if len(rivals) == 1 and have[0] in rivals:
                 assert not rivals[0].refused
-        if not self.doubles:
+        if outdone:  # they are not all there: who has come since, and asks for none, waits for them
+            told = [p.session.rank for p in self.running.values() if p.session.member]
+            given = [rank for rank in told if rank != NO_RANK]
+            assert len(set(given)) == len(given)
+        elif not self.doubles:
             told = sorted(p.session.rank for p in self.running.values())
             assert len(set(told)) == len(told) == self.n
             if self.expects and not self.keeps_a_dead_one():
