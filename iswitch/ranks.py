@@ -15,12 +15,19 @@ from .job import Job
 from .membership import Member, Stated
 from .packets import Address, Outgoing
 from .requests import Refusal
-from .wire import NO_RANK, RANKS, ROUND_MASK, MemberType, Status, TreeJoin, round_distance
+from .wire import (
+    ELSEWHERE,
+    NO_RANK,
+    RANKS,
+    ROUND_MASK,
+    MemberType,
+    Status,
+    TreeJoin,
+    round_distance,
+)
 
 if TYPE_CHECKING:
     from .control import ControlPlane
-
-UNKNOWN = 0xFFFFFFFF  # milliseconds since the holder of a rank was heard: it is behind a switch
 
 
 @dataclass
@@ -209,7 +216,7 @@ def taken(rank: int, holder: Address, silence: float | None = None) -> Refusal:
     None: it is a worker of the switch `holder`, or of one behind that.
     """
     host = int.from_bytes(bytes(map(int, holder.host.split("."))), "big")
-    heard = UNKNOWN if silence is None else int(1000 * silence)
+    heard = ELSEWHERE if silence is None else int(1000 * silence)
     return Refusal(
         Status.RANK_TAKEN, rank=rank, threshold=host, round=holder.port, contributors=heard
     )

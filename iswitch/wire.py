@@ -33,6 +33,7 @@ MOST_WORKERS = 0xFFFFFFFF  # for which a Join and an Ack have room
 MOST_AWAITED = 16  # that one Ack names
 RANKS = 4096  # 0 to 4095, in the whole tree
 NO_RANK = 0xFFFF  # in a Join: any; in an Ack: none so far, or none as of a switch
+ELSEWHERE = 0xFFFFFFFF  # milliseconds since the owner of a rank was heard: it is behind a switch
 UNRANKED = 0xFFFE  # of an awaited worker that has none so far
 HERE = "0.0.0.0"  # with port 0: the switch that answers
 KIB = 1024  # bytes: the unit of memory in an Ack

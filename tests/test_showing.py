@@ -219,12 +219,6 @@ def test_jobs_are_kept_in_order(seed: int) -> None:
         assert jobs.next(named, first) == next((n for n in alike if n >= first), None)
 
 
-def test_memory_beyond_what_an_ack_can_say() -> None:
-    bench = Bench(Switch(Limits(memory=1 << 50)))
-    status, ack = shown(bench, STRANGER, Shown.SWITCH)
-    assert (status, ack.threshold) == (OK, 0xFFFFFFFF)
-
-
 # Page by page
 
 
