@@ -373,13 +373,19 @@ class Admission:
             job.window = window
             self.plane.counters["joins_without_memory"] += 1
             self.plane.limits.buffers.refused(job.number, needed)
-            raise self._lacks_memory(needed) from None
+            raise self._lacks_memory(needed, machine=True) from None
         job.reserved.setdefault(seat, needed)
+        self.plane.reserved += needed
 
-    def _lacks_memory(self, needed: int) -> Refusal:
-        """Tell what was asked for, and what members may reserve still; both in KiB."""
-        free = max(0, self.plane.limits.memory - self.plane.reserved)
-        return Refusal(Status.FULL, threshold=kib(needed), round=kib(free, whole=True))
+    def _lacks_memory(self, needed: int, machine: bool = False) -> Refusal:
+        """Tell what was asked for, and what members may reserve still; both in KiB.
+
+        If the machine lacks it, no less is said to be free than was asked for; that is something,
+        though what a member needs beside its job's buffers is not reserved.
+        """
+        asked = max(1, kib(needed))
+        free = kib(max(0, self.plane.limits.memory - self.plane.reserved), whole=True)
+        return Refusal(Status.FULL, threshold=asked, round=max(free, asked) if machine else free)
 
 
 def _outdone_by(incarnation: int, last: int | None) -> Refusal:

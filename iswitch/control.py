@@ -19,6 +19,7 @@ from .buffers import REQUEST
 from .counters import Counters
 from .hierarchy import Hierarchy
 from .job import Job
+from .jobs import Jobs
 from .keys import Keys
 from .limits import Limits, Throttle
 from .membership import Member
@@ -88,7 +89,8 @@ class ControlPlane:
         self.limits = limits
         self.reproducible = reproducible
         self.counting = counting
-        self.jobs: dict[int, Job] = {}
+        self.jobs = Jobs(keys)
+        self.reserved = 0  # bytes of buffers, by members of all jobs
         self.by_source: dict[Address, tuple[Job, Member]] = {}
         self.relays = Relays(counters)
         self.neighbours = Neighbours()
@@ -105,11 +107,6 @@ class ControlPlane:
             Action.HELP: self._help,
             Action.HALT: self._halt,
         }
-
-    @property
-    def reserved(self) -> int:
-        """Bytes of buffers that members have reserved."""
-        return sum(sum(job.reserved.values()) for job in self.jobs.values())
 
     def new_job(self, number: int) -> Job:
         """A job without members."""
@@ -276,6 +273,7 @@ class ControlPlane:
         if member.contributes:
             del self.by_source[member.address]
             if not job.members.contributors():
+                self.reserved -= sum(job.reserved.values())
                 job.end()
         if not job.members:
             job.sleep(now)
@@ -377,7 +375,8 @@ class ControlPlane:
             absent = job.lost(request.now, self.limits.lease)
         if status is Status.GONE:
             sends += self._move_up(job, request.member, request.now)
-        ack = replace(request.ack(absent & 0xFFFFFFFF), threshold=absent >> 32)
+        own = start < stop and bool(absent & request.member.bit)
+        ack = replace(request.ack(absent & 0xFFFFFFFF), threshold=absent >> 32, known=int(own))
         return Answer(ack, sends, status)
 
     def _lacking(self, job: Job, round_: int, bitmap: int, asker: Member) -> int:
@@ -388,7 +387,7 @@ class ControlPlane:
         return lacking
 
     def _who(self, request: Request, who: Who) -> Answer:
-        """Say for whom segments wait; nothing is sent again."""
+        """Say for whom segments wait, or if none is named who is lost; nothing is sent again."""
         job = request.job
         round_, start, stop = request.segments()
         assert job.accelerator is not None
@@ -398,9 +397,11 @@ class ControlPlane:
                 waits = True
                 if what is not Held.SENT:
                     absent |= self._lacking(job, round_, bitmap, request.member)
+        asked = absent
         if start == stop:
             absent = job.lost(request.now, self.limits.lease)
-        below, sends = self.ask_for_whom(job, who, absent, request.member, request.now)
+            asked, waits = absent | job.members.switches(), True
+        below, sends = self.ask_for_whom(job, who, asked, request.member, request.now)
         above = NOBODY
         if self.hierarchy and waits:
             above, more = self.hierarchy.ask_for_whom(job, who, request.now)

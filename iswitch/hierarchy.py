@@ -243,7 +243,7 @@ class Hierarchy:
             if not uplink.lacks(join.wanted):
                 sends += plane.admission.join(peer, packet, join, now)
             elif asked >> join.wanted & 1:
-                told = taken(join.wanted)
+                told = taken(join.wanted, self.parent)
                 plane.counters["ranks_refused"] += 1
                 sends.append(plane.bare_answer(peer, packet, told.status, **told.told))
             else:
@@ -500,6 +500,8 @@ class Hierarchy:
         for _, what, bitmap in held:
             if what in (Held.OPEN, Held.NOTHING):
                 absent |= job.members.participants(who.round) & ~bitmap
+        if not who.count:
+            absent = job.lost(now, self.plane.limits.lease) | job.members.switches()
         awaiting, sends = self.plane.ask_for_whom(job, who, absent, None, now)
         return [uplink.acknowledge(packet, Ack(Action.HELP).naming(*awaiting))[0], *sends]
 

@@ -242,6 +242,10 @@ class Membership:
         """The contributors whose bits are set."""
         return [m for m in self.contributors() if bits & m.bit]
 
+    def switches(self) -> int:
+        """Bits of the switches below."""
+        return sum(m.bit for m in self.by_address.values() if m.type is MemberType.SWITCH)
+
     def begin_at(self, member: Member, round_: int) -> None:
         """A member takes part from this round on."""
         member.first_round = round_

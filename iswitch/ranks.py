@@ -15,12 +15,19 @@ from .job import Job
 from .membership import Member, Stated
 from .packets import Address, Outgoing
 from .requests import Refusal
-from .wire import NO_RANK, RANKS, ROUND_MASK, MemberType, Status, TreeJoin, round_distance
+from .wire import (
+    ELSEWHERE,
+    NO_RANK,
+    RANKS,
+    ROUND_MASK,
+    MemberType,
+    Status,
+    TreeJoin,
+    round_distance,
+)
 
 if TYPE_CHECKING:
     from .control import ControlPlane
-
-UNKNOWN = 0xFFFFFFFF  # milliseconds since the holder of a rank was heard: it is elsewhere
 
 
 @dataclass
@@ -72,7 +79,7 @@ class Ranks:
             return None
         silence = now - holder.last_seen
         if holder.type is not MemberType.WORKER:
-            raise taken(rank)
+            raise taken(rank, holder.address)
         if silence < self.plane.limits.lease:
             raise taken(rank, holder.address, silence)
         return holder
@@ -203,12 +210,13 @@ class Ranks:
         return sends
 
 
-def taken(rank: int, holder: Address | None = None, silence: float = 0.0) -> Refusal:
-    """The refusal of a rank: who has it, and for how long nothing was heard from there."""
-    if holder is None:
-        return Refusal(Status.RANK_TAKEN, rank=rank, contributors=UNKNOWN)
+def taken(rank: int, holder: Address, silence: float | None = None) -> Refusal:
+    """The refusal of a rank: who has it, and for how long nothing was heard from there.
+
+    None: it is a worker of the switch `holder`, or of one behind that.
+    """
     host = int.from_bytes(bytes(map(int, holder.host.split("."))), "big")
-    heard = int(1000 * silence)
+    heard = ELSEWHERE if silence is None else int(1000 * silence)
     return Refusal(
         Status.RANK_TAKEN, rank=rank, threshold=host, round=holder.port, contributors=heard
     )

@@ -33,6 +33,7 @@ MOST_WORKERS = 0xFFFFFFFF  # for which a Join and an Ack have room
 MOST_AWAITED = 16  # that one Ack names
 RANKS = 4096  # 0 to 4095, in the whole tree
 NO_RANK = 0xFFFF  # in a Join: any; in an Ack: none so far, or none as of a switch
+ELSEWHERE = 0xFFFFFFFF  # milliseconds since the owner of a rank was heard: it is behind a switch
 UNRANKED = 0xFFFE  # of an awaited worker that has none so far
 HERE = "0.0.0.0"  # with port 0: the switch that answers
 KIB = 1024  # bytes: the unit of memory in an Ack
@@ -310,14 +311,21 @@ class Round(_Value):
     FORMAT: ClassVar[struct.Struct] = struct.Struct(">I")
 
 
+SHOW_PADDING = 240  # bytes that make a Show as long as the longest answer to it
+
+
 @dataclass(frozen=True, slots=True)
 class Show(_Value):
-    """The value of Show: what is to be told (`Shown`), and from which job number or member on."""
+    """The value of Show: what is to be told (`Shown`), and from which job number or seat on.
+
+    It is padded: whoever forges its source has no more sent to there than he sends.
+    """
 
     what: int
     first: int = 0
+    padding: bytes = bytes(SHOW_PADDING)
 
-    FORMAT: ClassVar[struct.Struct] = struct.Struct(">HH")
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(f">HH{SHOW_PADDING}s")
 
 
 FLAG_STANDS_AT = 1  # Join: `round` is where the sender stands
@@ -497,7 +505,7 @@ class Ack(_Value):
     """
 
     action: int
-    known: int = 0  # 1: in answer to a Join whose sender has been a member
+    known: int = 0  # 1: to a Join: its sender has been a member; to a Help: its own is missing
     rank: int = 0
     threshold: int = 0
     round: int = 0

@@ -164,8 +164,8 @@ def test_what_is_under_way_is_not_sent_again(lacks: bool, asked_before: bool) ->
     if not asked_before:
         (asked,) = helps
         assert asked.value == Segments(0, 109, 1)
-    missing = session.rank if lacks else session.rank + 1
-    ack = Control(Action.ACK, 7, asked.request, Ack(Action.HELP, contributors=1 << missing))
+    told = Ack(Action.HELP, known=int(lacks), contributors=1 if lacks else 2)
+    ack = Control(Action.ACK, 7, asked.request, told)
     session.receive(Burst.single(SWITCH, TOS_CONTROL, ack.build()), 2.0)
     assert said(session, 2.0) == ([], 100 if lacks else 0)
     relayed(session, 2, 10, 100)  # and so it is what has come to lack since

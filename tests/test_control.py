@@ -1002,3 +1002,16 @@ def test_a_whole_asynchronous_job_waits_too() -> None:
     bench.control(1, A.LEAVE)
     assert bench.contribute(0, ASYNC, 1, ONES) == {}
     assert len(bench.contribute(0, ASYNC, 2, ONES)) == 3
+
+
+@pytest.mark.parametrize("asker", [0, 1])
+def test_help_tells_the_asker_whether_its_own_is_missing(asker: int) -> None:
+    """By its seat, whichever rank it has; a question without segments says nothing of it."""
+    bench = Bench()
+    for who, rank in ((0, 100), (1, 70)):
+        join = Join.for_shape(SHAPE).asking(rank)
+        assert bench.control(who, A.JOIN, join, request=1000)[0] is S.OK
+    bench.contribute(0, SHAPE, 0, np.ones(SHAPE.numel, SHAPE.dtype.numpy))
+    _, ack, _ = bench.control(asker, A.HELP, Segments(0, 0, SHAPE.segments))
+    assert (ack.known, ack.missing) == (asker, 1 << 1)
+    assert bench.control(asker, A.HELP, Segments(0, 0, 0))[1].known == 0

@@ -122,8 +122,8 @@ while :; do
   shift
 done
 [ "$tasks" != 1 ] || exec "$@"
+export SLURM_STEP_NUM_TASKS=$tasks
 for SLURM_PROCID in $(seq 0 $((tasks - 1))); do
-  export SLURM_PROCID
   "$@" &
 done
 wait
@@ -131,13 +131,14 @@ wait
 
 
 def test_slurm(tmp_path: Path) -> None:
-    """Its variables, set by a stand-in: there is no cluster here."""
+    """Its variables, set by a stand-in: there is no cluster here. The shell has a rank, too."""
     (tmp_path / "sums.py").write_text(SUMS)
     for name, text in (("srun", SRUN), ("scontrol", "#!/bin/sh\necho 127.0.0.1\necho other\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     script = SCRIPTS["job.sbatch"].replace("26963", str(free_port()))
-    assert lines(shell(script, tmp_path, SLURM_NTASKS="4", SLURM_JOB_NODELIST="n[1-4]")) == FOUR
+    batch = {"SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_PROCID": "0"}
+    assert lines(shell(script, tmp_path, **batch)) == FOUR
 
 
 def test_jupyter(switch: Where, tmp_path: Path) -> None:

@@ -110,6 +110,24 @@ def test_status_names_the_members(
     assert named == {rank: ("127.0.0.1", port) for rank, (_, port) in addresses.items()}
 
 
+def test_a_job_that_ends_as_status_is_asked(
+    ctl: Ctl, switch: Where, job: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To have joined it makes it no job: it is none, as it was."""
+    other, join = Controller(switch, job), Controller.join
+
+    def late(controller: Controller) -> Ack:
+        if controller is not other:
+            other.leave()
+        return join(controller)
+
+    with other:
+        other.join()
+        assert ctl("status")["workers"] == 0
+        monkeypatch.setattr(Controller, "join", late)
+        assert ctl("status")["status"] == "NO_SUCH_JOB"
+
+
 def test_jobs_are_listed(ctl: Ctl, job: int, workers: Callable[[int], list[Worker]]) -> None:
     before = ctl("jobs")
     workers(2)
@@ -134,11 +152,13 @@ def test_jobs_of_another_key_are_not_listed(start_switch: StartSwitch, tmp_path:
     with Worker(where, 7, 5, key=b"of seven"), Worker(where, 8, 5):
         with Controller(where, 7, key=b"of seven") as keyed:
             assert [ack.rank for ack in keyed.jobs()] == [7]
-            assert len(keyed.members()) == 1
+            with keyed.membership():
+                assert len(keyed.members()) == 1
         with Controller(where, 0) as plain:
             assert [ack.rank for ack in plain.jobs()] == [8]
+            assert plain.switch_itself().rank == 1
         with Controller(where, 7, timeout=0.3) as stranger, pytest.raises(WorkerError):
-            stranger.members()
+            stranger.look()
 
 
 def test_below_a_switch_members_are_switches(start_switch: StartSwitch) -> None:
@@ -149,6 +169,8 @@ def test_below_a_switch_members_are_switches(start_switch: StartSwitch) -> None:
         Controller(root, 7) as above,
         Controller(below, 7) as leaf,
     ):
+        above.join()
+        leaf.join()
         (switch,) = above.members()
         assert (switch.rank, switch.port) == (NO_RANK, below[1])
         assert [one.rank for one in leaf.members()] == [3]
@@ -256,7 +278,8 @@ def test_help_then_fbcast(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> N
         until(lambda: ctl("help", 0, 0, 3), lambda a: a["missing_ranks"] == [second.rank])
         answer = ctl("help", 0, 2)
         where = dict(zip(("host", "port"), second._port.socket.getsockname(), strict=True))
-        assert (answer["missing"], answer["missing_workers"]) == (1, [{"rank": 1, **where}])
+        missed = {"type": "worker", "rank": 1, **where}
+        assert (answer["missing"], answer["missing_workers"]) == (1, [missed])
         answer = ctl("fbcast", "current", 0, 3)
         assert (answer["contributors"], answer["count"]) == (1, 3)
         assert (waiting.result(PATIENCE) == 3).all()

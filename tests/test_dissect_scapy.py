@@ -167,7 +167,11 @@ def test_every_packet_is_dissected_and_rebuilt() -> None:
 
 def controls() -> st.SearchStrategy[Control]:
     """Any control packet that `iswitch.wire` builds."""
-    word = {1: st.integers(0, 255), 2: st.integers(0, 0xFFFF), 4: st.integers(0, 0xFFFFFFFF)}
+    word: dict[int, st.SearchStrategy[Any]] = {
+        1: st.integers(0, 255),
+        2: st.integers(0, 0xFFFF),
+        4: st.integers(0, 0xFFFFFFFF),
+    }
 
     bitmaps = st.sets(st.integers(0, wire.RANKS - 1)).map(lambda ranks: sum(1 << r for r in ranks))
     entries: dict[Any, list[st.SearchStrategy[Any]]] = {
@@ -175,6 +179,8 @@ def controls() -> st.SearchStrategy[Control]:
         wire.TreeJoin: [bitmaps],
         wire.AckRanks: [bitmaps],
     }
+
+    word[wire.SHOW_PADDING] = st.binary(min_size=wire.SHOW_PADDING, max_size=wire.SHOW_PADDING)
 
     def of(action: Action) -> st.SearchStrategy[Control]:
         values = [

@@ -108,7 +108,8 @@ def filters(layer: Packet) -> Iterator[tuple[fields.Field, int]]:
             and issubclass(kind, wire.Ack) == isinstance(layer, ISwitchAck)
         )
     for field in table:
-        yield field, int(layer.getfieldval(field.name))
+        value = layer.getfieldval(field.name)
+        yield field, value.hex(":") if isinstance(value, bytes) else int(value)
     if isinstance(layer, ISwitchTreeJoin | ISwitchAckRanks) and layer.ranks:
         size = len(wire.bitmap(layer.ranks))
         bitmap = fields.Field("ranks", "ranks", "Ranks", 0, size, "bitmap")
@@ -163,7 +164,9 @@ def comparable(found: Fields) -> Fields:
         elif name == "elements":
             numbers[name] = [float(text) for text in texts]
         elif name not in links:
-            numbers[name] = [text if name == "ranks" else int(text, 0) for text in texts]
+            numbers[name] = [
+                text if name in ("ranks", "padding") else int(text, 0) for text in texts
+            ]
     return numbers
 
 

@@ -18,6 +18,7 @@ from iswitch.wire import (
     MAX_MEMBERS,
     TOS_CONTROL,
     TOS_DATA,
+    Ack,
     Action,
     Control,
     DType,
@@ -466,3 +467,13 @@ def test_aggregates_come_from_the_parent_where_the_parent_is() -> None:
     assert switch.counters["stranger"] == before["stranger"] + 1
     assert switch.counters["from_parent"] == before["from_parent"]
     tree.round_of_all()
+
+
+def test_why_the_switch_above_denies_a_job_is_passed_on() -> None:
+    """It carries another; a number to outdo is the switch's own affair."""
+    bench = Below()
+    (asked,) = bench.comes(0, SHAPE)
+    denied = Ack(Action.JOIN, contributors=1 + 9)
+    answer = Control(Action.ACK, JOB, asked.request, denied, Status.DENIED)
+    (told,) = controls(bench.hears(TOS_CONTROL, [answer.build()]))
+    assert (told.status, told.value) == (Status.DENIED, denied)

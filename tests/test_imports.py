@@ -37,6 +37,7 @@ CORE = [
     "asynchronous",
     "paper",
     "job",
+    "jobs",
     "relay",
     "hierarchy",
     "uplink",

@@ -252,7 +252,11 @@ def asked(machine: Switch, who: Address, job: int, join: Join, incarnation: int 
     (out,) = machine.receive(Burst.single(who, TOS_CONTROL, packet), 0.0)
     answer = Control.parse(packets_of(out)[0])
     assert isinstance(answer.value, Ack)
+    told_by[:] = [answer.value]
     return Status(answer.status)
+
+
+told_by: list[Ack] = []  # the last of them
 
 
 @pytest.mark.parametrize(
@@ -276,6 +280,8 @@ def test_a_join_that_lacks_any_buffer_changes_nothing(mode: Mode, flags: int) ->
             if status is Status.OK:
                 break
             assert status is Status.FULL
+            assert told_by[0].threshold >= 1, "how much it lacked, be it next to nothing"
+            assert told_by[0].round >= told_by[0].threshold, "of the machine, not of --memory"
             refusals += 1
             assert machine.counters["joins_without_memory"] == len(scarce.said) == refusals
             assert scarce.said[-1][0] == 2

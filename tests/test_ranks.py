@@ -16,18 +16,13 @@ from iswitch.wire import (
     FLAG_WHOLE,
     NO_RANK,
     RANKS,
-    UNRANKED,
     Ack,
     AckRanks,
-    AckWho,
     Action,
-    Awaited,
     DType,
     Join,
     MemberType,
     Shape,
-    Show,
-    Shown,
     Status,
     TreeJoin,
 )
@@ -75,6 +70,27 @@ def test_with_num_workers_those_who_ask_come_first() -> None:
     assert [ask(bench, 0, expected=3)[1].rank, ask(bench, 1, expected=3)[1].rank] == [NO_RANK] * 2
     assert ask(bench, 2, 0, expected=3)[1].rank == 0
     assert [ask(bench, who, expected=3)[1].rank for who in (0, 1)] == [1, 2]
+
+
+def test_who_asks_after_the_start_may_find_its_rank_given() -> None:
+    """A mix: rank 1, asked for, dies; who asks for none is there first, and has it from then on."""
+    bench = Bench()
+    wanted = (0, 1, NO_RANK)
+    for who, rank in enumerate(wanted):
+        ask(bench, who, rank, expected=3)
+    assert ask(bench, 2, expected=3)[1].rank == 2
+    bench.now = LEASE
+    for who in (0, 2):
+        bench.heartbeat(who, SHAPE)
+    bench.switch.handle_timer(bench.now)
+    assert ask(bench, 7, expected=3)[1].rank == 1
+    bench.now += 1.0
+    status, ack = ask(bench, 8, 1, expected=3)
+    where = ".".join(map(str, ack.threshold.to_bytes(4, "big"))), ack.round
+    assert (status, where) == (TAKEN, tuple(peer(7)[:2]))
+    bench.control(7, Action.LEAVE)
+    assert ask(bench, 8, 1, expected=3)[1].rank == 1
+    assert ranks(bench) == {0: 0, 2: 2, 8: 1}
 
 
 def test_a_rank_that_a_living_worker_has_is_refused() -> None:
@@ -166,28 +182,6 @@ def state(
     assert status is OK
     assert isinstance(ack, AckRanks)
     return ack
-
-
-def test_show_names_members_by_rank() -> None:
-    """The ranks of the whole tree; then who has none so far, then switches."""
-    bench = Bench()
-    state(bench, 9, 1, 1 << 70)
-    for who in range(18):
-        ask(bench, who + 10, rank=99 - who)
-    ask(bench, 0, expected=40)
-    entries: list[Awaited] = []
-    while len(entries) < 20:
-        show = Show(Shown.MEMBERS, len(entries))
-        _, ack, sends = bench.control(50, Action.SHOW, show)  # from a stranger
-        assert isinstance(ack, AckWho)
-        assert (ack.total, ack.contributors, sends) == (20, 20, [])
-        entries += ack.awaited
-    hosts = [who + 10 for who in reversed(range(18))] + [0, 9]
-    where = [tuple(peer(who)[:2]) for who in hosts]
-    numbers = [*range(82, 100), UNRANKED, NO_RANK]
-    assert [(one.host, one.port, one.rank) for one in entries] == [
-        (*at, number) for at, number in zip(where, numbers, strict=True)
-    ]
 
 
 def test_the_root_decides() -> None:
@@ -412,7 +406,7 @@ class History:
         for i in order:
             self.start(self.wants[i], places[i])
             self.run(draw.choice([0, 0.001, 0.05]))
-        for _ in range(0 if self.mixed else draw.randint(0, 8)):
+        for _ in range(draw.randint(0, 8)):
             self.happens()
             self.run(draw.choice([0.001, 0.02, 0.3, 15.0]))
         self.world.faults = Faults()
@@ -454,13 +448,20 @@ class History:
         if any(p.status is Status.FULL for p in self.running.values()):
             assert self.plan.whole
             return
+        outdone = 0  # asked for a rank that another was given meanwhile, without having asked
         for rank in {p.wants for p in self.running.values()} - {NO_RANK}:
             rivals = [p for p in self.running.values() if p.wants == rank]
-            have = [p for p in rivals if p.session.member and p.session.rank == rank]
+            have = [p for p in self.running.values() if p.session.member and p.session.rank == rank]
             assert len(have) == 1, (rank, [(p.session.member, p.refused) for p in rivals])
-            if len(rivals) == 1:
+            assert have[0] in rivals or (self.mixed and have[0].wants == NO_RANK)
+            outdone += sum(p.refused for p in rivals) if have[0] not in rivals else 0
+            if len(rivals) == 1 and have[0] in rivals:
                 assert not rivals[0].refused
-        if not self.doubles:
+        if outdone:  # they are not all there: who has come since, and asks for none, waits for them
+            told = [p.session.rank for p in self.running.values() if p.session.member]
+            given = [rank for rank in told if rank != NO_RANK]
+            assert len(set(given)) == len(given)
+        elif not self.doubles:
             told = sorted(p.session.rank for p in self.running.values())
             assert len(set(told)) == len(told) == self.n
             if self.expects and not self.keeps_a_dead_one():
@@ -593,18 +594,75 @@ def test_two_workers_that_ask_for_one_rank(start_switch: StartSwitch) -> None:
         assert third.rank == 2
 
 
+def test_a_rank_behind_another_switch_is_refused_with_the_way_there(
+    start_switch: StartSwitch,
+) -> None:
+    """From the root the switch below is named, from another one below the root."""
+    _, root = start_switch()
+    above = "{}:{}".format(*root)
+    leaves = [start_switch("127.0.0.1:0", "--parent", above)[1] for _ in range(2)]
+    with Worker(leaves[0], 1, 3, rank=2), Worker(leaves[1], 1, 3, rank=0), Worker(root, 1, 3):
+        for at, via in ((root, leaves[0]), (leaves[1], root)):
+            way = "{}:{}".format(*via)
+            said = rf"rank 2 is that of a worker behind the switch at {way}\)"
+            with pytest.raises(Refused, match=said) as refused:
+                Worker(at, 1, 3, rank=2, timeout=1.0)
+            assert refused.value.status is TAKEN
+
+
 @pytest.mark.parametrize("rank", [4, -1, "1", 1.5, True])
 def test_a_rank_beyond_num_workers(rank: object) -> None:
     with pytest.raises(ValueError, match=r"the ranks of 4 workers are 0\.\.3; mend the rank"):
         Worker(("127.0.0.1", 9), 1, 3, 4, rank=rank)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", environment.RANKS)
+JOB_OF_ALL = {"ISWITCH_SWITCH": "127.0.0.1:9", "ISWITCH_JOB": "1"}
+TOLD = {  # by the variable of a rank: that of the number of ranks; in the order that they count
+    "ISWITCH_RANK": "WORLD_SIZE",
+    "RANK": "WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK": "PMI_SIZE",
+    "SLURM_PROCID": "SLURM_STEP_NUM_TASKS",
+}
+
+
+def told(*given: tuple[str, int], size: int = 4) -> tuple[int, int | None]:
+    """Number of workers and rank, by these ranks of so many each."""
+    variables = {name: str(rank) for name, rank in given}
+    variables |= {TOLD[name]: str(size) for name, _ in given}
+    place = environment.read(JOB_OF_ALL | variables)
+    return place.num_workers, place.rank
+
+
+@pytest.mark.parametrize("name", TOLD)
 def test_ranks_of_launchers(name: str) -> None:
-    """Each is taken, the first in the list before all others."""
-    job = {"ISWITCH_SWITCH": "127.0.0.1:9", "ISWITCH_JOB": "1", "WORLD_SIZE": "4"}
-    later = environment.RANKS[environment.RANKS.index(name) + 1 :]
-    assert environment.read(job | {name: "3"} | dict.fromkeys(later, "1")).rank == 3
-    assert environment.read(job).rank is None
-    with pytest.raises(ValueError, match=rf"{name} is 4, WORLD_SIZE 4: ranks are 0 to 3"):
-        environment.read(job | {name: "4"})
+    """Each is taken, with its number of processes; the first in the table before all others."""
+    names = list(TOLD)
+    later = names[names.index(name) + 1 :]
+    assert told((name, 3)) == (4, 3)
+    assert told((name, 3), *((other, 1) for other in later)) == (4, 3)
+    with pytest.raises(ValueError, match=rf"{name} is 4, and there are 4 workers .*are 0 to 3"):
+        told((name, 4))
+
+
+@pytest.mark.parametrize("name", list(TOLD)[2:])
+def test_a_launcher_numbers_all_workers_or_none(name: str) -> None:
+    """Of four, an mpirun of two on each of two machines would number two 0, and two 1."""
+    variables = JOB_OF_ALL | {"WORLD_SIZE": "4", name: "1", TOLD[name]: "2"}
+    assert environment.read(variables).rank is None
+    assert environment.read(variables | {"RANK": "3"}).rank == 3
+    assert environment.read(JOB_OF_ALL | {"WORLD_SIZE": "4"}).rank is None
+
+
+@pytest.mark.parametrize("step", [{}, {"SLURM_STEP_NUM_TASKS": "1"}])
+def test_a_shell_of_slurms_is_no_rank(step: dict[str, str]) -> None:
+    """That of sbatch has SLURM_PROCID 0, and so has all that is started in it without srun."""
+    shell = JOB_OF_ALL | {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"} | step
+    assert environment.read(shell | {"WORLD_SIZE": "4"}).rank is None
+    mpirun = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
+    place = environment.read(shell | mpirun)
+    assert (place.num_workers, place.rank) == (4, 2)
+    with pytest.raises(ValueError, match=r"WORLD_SIZE is not set: .*\(mpirun and srun tell"):
+        environment.read(shell)
+    srun = environment.read(shell | {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"})
+    assert (srun.num_workers, srun.rank) == (4, 3)

@@ -312,7 +312,7 @@ def test_all_are_told_of_a_dead_worker_soon_after_its_lease() -> None:
     assert 4.0 < tree.now - died < 5.0 + 2 * LOOK_PAUSE + 1.0
 
 
-def test_in_a_tree_all_are_told_and_its_own_rack_by_name() -> None:
+def test_in_a_tree_all_are_told_by_name() -> None:
     tree = Tree(2, 2, lease=5.0, whole=True)
     tree.all_there()
     tree.round_of_all()
@@ -321,8 +321,13 @@ def test_in_a_tree_all_are_told_and_its_own_rack_by_name() -> None:
     begun(tree, [0, 1, 2])
     died = tree.now
     errors = until_lost(tree, watching[:3], limit=30.0)
-    assert [error.ranks for error in errors] == [[], [], [tree.workers[3].rank]]
-    assert "is one of another switch" in str(errors[0])
+    lost = tree.workers[3]
+    where = (*worker_address(3)[:2], lost.rank, *lost.switch[:2])
+    assert [error.ranks for error in errors] == [[lost.rank]] * 3
+    assert [list(error.awaited) for error in errors] == [[where]] * 3
+    assert f"rank {lost.rank} at switch {lost.switch} ({worker_address(3)}) is lost" in str(
+        errors[0]
+    )
     assert tree.now - died < 5.0 + 3.0 + LOOK_PAUSE + ELSEWHERE + 3.0  # the switches' heartbeats
 
 

@@ -1252,3 +1252,27 @@ def test_a_slow_worker_is_not_flooded_for() -> None:
     assert first.stats["sent"] - sent == 80
     assert first.stats["sent_again"] <= 80  # as often as the switch asked, it did so once
     assert first.stats["probes"] == 0
+
+
+@pytest.mark.parametrize("rank", [0, 100])
+@pytest.mark.parametrize("lost", [True, False])
+def test_what_the_switch_lacks_is_sent_again_whatever_the_rank(rank: int, lost: bool) -> None:
+    """Its map is of seats, and a worker's rank is another number: the Ack says whether it lacks."""
+    shape = Shape.of(30, DType.INT32, elements=1)
+    world = World(Switch(Limits(lease=1e6)), Faults())
+    ways = {"heartbeat": float("inf"), "resends": True}
+    other = world.join(1, shape, rank=rank + 1, **ways)
+    worker = world.join(0, shape, rank=rank, **ways)
+    world.gather([worker, other])
+    world.network.lose = lambda source, peer, tos, _: (
+        lost and tos == TOS_DATA and peer == SWITCH and source == worker_address(0)
+    )
+    ones = np.ones(30, np.int32)
+    worker.begin(ones, np.zeros_like(ones), world.now)
+    world.run(lambda: worker.transfer.outstanding == 30)  # type: ignore[union-attr]
+    relayed = Control(Action.HELP, 7, 99, Segments(0, 0, 30)).build()
+    worker.receive(Burst.single(SWITCH, TOS_CONTROL, relayed), world.now)
+    before = worker.stats["sent_again"]
+    world.run(lambda: not worker._help_requests)
+    again = worker.stats["sent_again"] - before
+    assert again >= 30 if lost else again == 0

@@ -306,7 +306,7 @@ PAUSED = Scenario(
 
 
 def test_all_are_told_of_exactly_the_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rank at its own switch, and that it is elsewhere at the other; then all go on."""
+    """Its rank, at its own switch and at the other; then all go on."""
     told: dict[str, set[tuple[int, ...]]] = {}
     original = Absences.is_told
 
@@ -317,7 +317,7 @@ def test_all_are_told_of_exactly_the_lost_one(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Absences, "is_told", is_told)
     result = run(PAUSED)
     assert not result.violation, result.message
-    assert told == {"h1": {()}, "h2": {()}, "h3": {(1,)}}
+    assert told == {"h1": {(3,)}, "h2": {(3,)}, "h3": {(3,)}}
 
 
 def test_an_absence_that_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def feed(bench: Bench, source: Address, tos: int, payload: bytes, size: int, tai
     if more["control"]:
         answers = [out for out in sends if out.peers == (source,) and out.tos == TOS_CONTROL]
         acks = sum(Control.parse(packets_of(out)[0]).action is Action.ACK for out in answers)
-        assert more["control"] == acks + more["stale_join"] + more["unmatched_ack"]
+        assert more["control"] == acks + more["unmatched_ack"]
 
 
 def told(sends: list[Outgoing], more: dict[str, int]) -> None:
@@ -170,6 +170,7 @@ def told(sends: list[Outgoing], more: dict[str, int]) -> None:
 
 def is_bounded(bench: Bench) -> None:
     control = bench.switch.control
+    assert control.reserved == sum(sum(j.reserved.values()) for j in control.jobs.values())
     assert control.reserved <= LIMITS.memory
     assert len(bench.switch.jobs) <= LIMITS.jobs
     assert len(control.former) <= REMEMBERED

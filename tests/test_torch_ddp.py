@@ -408,3 +408,30 @@ def test_ranks_are_told_who_is_lost_in_backward(
     for message in (told[0], told[2]):
         assert "rank 1" in message or "lost" in message or "left" in message, message
         assert "cast" not in message
+
+
+def hook_with_a_job_of_its_own(
+    rank: int, size: int, url: str, where: Where, job: int
+) -> float | str:
+    distributed.init_process_group("gloo", url, rank=rank, world_size=size)
+    try:
+        with SwitchState(where, job) as state:
+            ones = torch.ones(3)
+            state.average(ones).wait()
+            return float(ones[0])
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_hook_may_have_a_job_of_its_own_under_iswitch_run(
+    switch: Where, job: int, port: int
+) -> None:
+    """At the same switch; another switch contradicts the environment."""
+
+    def told(rank: int) -> dict[str, str]:
+        return variables(rank, switch, job, port)
+
+    url, run = f"tcp://127.0.0.1:{port}", hook_with_a_job_of_its_own
+    assert in_processes(run, 2, url, switch, job + 10, variables=told) == [1.0, 1.0]
+    for said in in_processes(run, 2, url, ("127.0.0.1", 9), job + 10, variables=told):
+        assert "contradicts the environment, which has ISWITCH_SWITCH=" in said

@@ -15,9 +15,9 @@ from iswitch.switch import Switch
 from iswitch.who import NOBODY, Awaiting, Neighbours, together
 from iswitch.wire import MOST_AWAITED, NO_RANK, AckWho, Action, Awaited, Who
 from worker_lib.environment import hosts
-from worker_lib.errors import AllreduceTimeout
+from worker_lib.errors import AllreduceTimeout, MemberLost
 from worker_lib.session import Answered, Event, Session
-from worker_lib.waiting import Waiting
+from worker_lib.waiting import ELSEWHERE, Waiting
 
 from .test_hierarchy import Tree, switch_address
 from .world import SWITCH, Faults, worker_address
@@ -50,7 +50,7 @@ def gives_up(tree: Tree, session: Session, names: dict[str, str] | None = None) 
     return waiting.too_late(1.0, tree.now, 0)
 
 
-def said(error: AllreduceTimeout) -> set[tuple[Address, Address, int]]:
+def said(error: AllreduceTimeout | MemberLost) -> set[tuple[Address, Address, int]]:
     """Whom it names: worker, switch, rank there."""
     assert all(one.rank != NO_RANK for one in error.awaited), error
     return {
@@ -117,6 +117,91 @@ def test_nobody_else_is_named_while_packets_are_lost(seed: int) -> None:
             named = gives_up(scene, scene.workers[n]).awaited
             workers = {Address(one.host, one.port) for one in named if one.rank != NO_RANK}
             assert workers <= {address for address, _, _ in missed}
+
+
+class Bereft(Tree):
+    """A tree in which some workers die, some leave, some are slow, and the others wait for them."""
+
+    def __init__(self, seed: int) -> None:
+        draw = random.Random(seed)
+        faults = Faults(loss=draw.choice([0, 0.05]), jitter=draw.choice([0, 300e-6]))
+        super().__init__(*draw.choice(FAN_OUTS), seed=seed, faults=faults, lease=5.0, whole=True)
+        self.all_there()
+        for _ in range(draw.randint(0, 2)):
+            self.round_of_all()
+        everybody = range(len(self.workers))
+        self.dead = draw.sample(everybody, draw.randint(1, len(everybody) - 1))
+        rest = [n for n in everybody if n not in self.dead]
+        self.left = draw.sample(rest, draw.randint(0, len(rest) - 1)) if draw.random() < 0.4 else []
+        rest = [n for n in rest if n not in self.left]
+        self.active = sorted(draw.sample(rest, draw.randint(1, len(rest))))  # the others are slow
+        for n in self.left:
+            self.workers[n].request(Action.LEAVE, None, self.now)
+        self.let_pass(1.0 * bool(self.left))
+        for n in [*self.dead, *self.left]:
+            del self.sessions[worker_address(n)]
+        self.begin(*self.active)
+        self.let_pass(15.0)  # the leases, and the heartbeats of switches
+
+
+def member_lost(tree: Tree, number: int) -> MemberLost:
+    """What one is told, asked as `Worker` does it."""
+    session = tree.workers[number]
+    waiting = Waiting(session, session.expected, "raise")
+    waiting.begin(tree.now)
+    answers = tree.events[tree.address(session)]
+    found: list[MemberLost] = []
+
+    def is_told() -> bool:
+        for event in answers:
+            if isinstance(event, Answered):
+                waiting.answered(event)
+        answers.clear()
+        lost = waiting.lost(tree.now)
+        found.extend([] if lost is None else [lost])
+        return bool(found)
+
+    session.join(tree.now)
+    tree.run(is_told, limit=10.0)
+    return found[0]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_who_is_lost_is_named(seed: int) -> None:
+    """Exactly the dead, in the whole tree, and nobody who is slow.
+
+    Where all the workers of a switch are dead or gone, it has left the switch above, and nothing is
+    known of them any more.
+    """
+    scene = Bereft(seed)
+    alive = {
+        session.switch
+        for n, session in enumerate(scene.workers)
+        if n not in (*scene.dead, *scene.left)
+    }
+    known = [n for n in scene.dead if scene.workers[n].switch in alive]
+    for n in scene.active:
+        error = member_lost(scene, n)
+        assert said(error) == silent_ones(scene, known), error
+        assert error.ranks == sorted(scene.workers[n].rank for n in known)
+        assert ("it has left" in str(error)) == (not known)
+
+
+def test_who_is_lost_behind_a_switch_that_does_not_answer() -> None:
+    """So much is said, within seconds."""
+    tree = Tree(2, 2, lease=5.0, whole=True)
+    tree.all_there()
+    tree.round_of_all()
+    del tree.sessions[worker_address(3)]
+    tree.let_pass(15.0)  # the lease, and the heartbeats of switches
+    dead = switch_address(2)
+    tree.network.lose = lambda source, peer, *_: dead in (source, peer)
+    tree.begin(0, 1)
+    began = tree.now
+    error = member_lost(tree, 0)
+    assert [one[:3] for one in error.awaited] == [(*dead[:2], NO_RANK)]
+    assert f"some behind the switch at {dead}, which has not answered are lost" in str(error)
+    assert tree.now - began < ELSEWHERE + 1.0
 
 
 def asked(tree: Tree, number: int) -> AllreduceTimeout:

@@ -36,6 +36,7 @@ from iswitch.wire import (
     Round,
     Segments,
     Shape,
+    Show,
     Status,
     TreeJoin,
     WireError,
@@ -55,6 +56,8 @@ def values(kind: type | None) -> st.SearchStrategy:
     """Any value of a kind, every field over all that its bytes can hold."""
     if kind is None:
         return st.none()
+    if kind is Show:
+        return st.builds(kind, shorts, shorts, st.binary(min_size=240, max_size=240))
     codes = kind.FORMAT.format.lstrip(">")
     numbers = [st.integers(0, 2 ** BITS[code] - 1) for code in codes]
     if kind in (TreeJoin, AckRanks):

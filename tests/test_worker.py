@@ -598,7 +598,7 @@ def test_a_worker_that_leaves_is_missed_only_if_it_is_needed(
     together(pool, [first, second, third], [ones()] * 3)
     waiting = pool.submit(first.allreduce, ones())
     third.leave()
-    with pytest.raises(MemberLost, match=r"a worker is lost \(it has left, .*2 of 3") as error:
+    with pytest.raises(MemberLost, match=r"a worker is lost \(it has left\): 2 of 3") as error:
         waiting.result(PATIENCE)
     assert error.value.ranks == []
     assert error.value.round == first.round

@@ -198,10 +198,10 @@ class Worker:
         """Make the worker that `iswitch run` started this process to be.
 
         The switch, the job and the number of workers are those in the environment variables
-        ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE, the rank is that in RANK, or what another
-        launcher has set (environment.RANKS), and `bind` is ISWITCH_BIND: with it a process
-        that is started again (`--max-restarts`) takes the place of the one that failed. The key, if
-        there is one, is ISWITCH_KEY, or in the file ISWITCH_KEY_FILE.
+        ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE, the rank is that in RANK; or number and rank are
+        those that mpirun or srun has set (docs/worker.md, "Ranks"). `bind` is ISWITCH_BIND: with it
+        a process that is started again (`--max-restarts`) takes the place of the one that failed.
+        The key, if there is one, is ISWITCH_KEY, or in the file ISWITCH_KEY_FILE.
 
         Args:
             numel: elements of every vector.

@@ -18,6 +18,7 @@ from iswitch.packets import Address, Outgoing
 from iswitch.ports.udp import UdpPort
 from iswitch.wire import (
     FLAG_NEW,
+    MAX_MEMBERS,
     NO_RANK,
     ROUND_MASK,
     TOS_CONTROL,
@@ -158,6 +159,11 @@ class Controller:
         self.close()
 
     @property
+    def keyed(self) -> bool:
+        """Whether it has a key."""
+        return self._key is not None
+
+    @property
     def address(self) -> Address:
         """The local address, by which the switch knows this controller."""
         return self._port.address
@@ -201,8 +207,9 @@ class Controller:
             time.sleep(WHO_PAUSE)
 
     def switch_itself(self) -> Ack:
-        """Look at the switch: `rank` is how many jobs it has, `threshold` the KiB that are free of
-        its --memory, `round` those that are reserved; `contributors` is 1 if it has one above it.
+        """Look at the switch: `rank` is how many jobs it has that have this job's key, or none as
+        this; `threshold` the KiB that are free of its --memory, `round` those that are reserved;
+        `contributors` is 1 if it has one above it.
         """
         return self.request(Action.SHOW, Show(Shown.SWITCH))
 
@@ -212,34 +219,43 @@ class Controller:
         Of those that are keyed one sees those that have this job's key.
         """
         first = 0
-        while first <= MOST_JOB:
-            try:
-                ack = self.request(Action.SHOW, Show(Shown.JOBS, first))
-            except CommandRefused as refused:
-                if refused.status is not Status.NOT_MEMBER:
-                    raise
-                return
+        while first <= MOST_JOB and (ack := self._job_from(first)) is not None:
             yield ack
             first = ack.rank + 1
 
-    def members(self) -> list[Awaited]:
-        """Look who contributes to the job, by ascending rank; with NO_RANK switches below.
+    def look(self) -> Ack:
+        """Look at the job, as at one of `jobs`.
 
         Raises:
             NoSuchJob: the switch does not know it.
         """
-        found: list[Awaited] = []
-        while True:
-            try:
-                ack = self.request(Action.SHOW, Show(Shown.MEMBERS, len(found)))
-            except CommandRefused as refused:
-                if refused.status is Status.NOT_MEMBER:
-                    raise NoSuchJob(self.job, self.switch) from None
+        ack = self._job_from(self.job)
+        if ack is None or ack.rank != self.job:
+            raise NoSuchJob(self.job, self.switch)
+        return ack
+
+    def _job_from(self, first: int) -> Ack | None:
+        try:
+            return self.request(Action.SHOW, Show(Shown.JOBS, first))
+        except CommandRefused as refused:
+            if refused.status is not Status.NOT_MEMBER:
                 raise
+            return None
+
+    def members(self) -> list[Awaited]:
+        """Look who contributes to the job, as its member.
+
+        Returns:
+            workers by ascending rank, then those without one, then switches below.
+        """
+        found: dict[tuple[str, int], Awaited] = {}  # who joins anew meanwhile may be told twice
+        seat = 0
+        while seat < MAX_MEMBERS:
+            ack = self.request(Action.SHOW, Show(Shown.MEMBERS, seat))
             assert isinstance(ack, AckWho)
-            found += ack.awaited
-            if not ack.awaited or len(found) >= ack.total:
-                return found
+            found |= {one[:2]: one for one in ack.awaited}
+            seat = max(ack.rank, seat + 1)
+        return sorted(found.values(), key=lambda one: one.rank)
 
     def leave(self) -> Ack:
         """Leave the job; to join it again is to be somebody new."""

@@ -1,4 +1,4 @@
-"""What `iswitch run` tells a worker in its environment."""
+"""What `iswitch run`, or another launcher, tells a worker in its environment."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from . import arguments
 
 ANY = ("0.0.0.0", 0)
 MOST = 0xFFFFFFFF  # of any number there
-RANKS = (  # the first that is set tells a process its number among all
-    "ISWITCH_RANK",
-    "RANK",  # `iswitch run`, torchrun
-    "OMPI_COMM_WORLD_RANK",  # Open MPI's mpirun
-    "PMI_RANK",  # MPICH's and Intel MPI's
-    "SLURM_PROCID",  # srun
+SIZE = "WORLD_SIZE"  # of all workers: `iswitch run`, torchrun
+OWN_RANKS = "ISWITCH_RANK", "RANK"  # the number of a process among these
+LAUNCHERS = (  # a rank, and among how many processes it is one
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI's mpirun
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH's and Intel MPI's
+    # srun; in the shell of sbatch and salloc, too, the rank is set, but there to 0, without the
+    # number, or with 1: that of a shell that srun has started.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 
 
@@ -37,7 +39,7 @@ class Place(NamedTuple):
 
 
 def read(environment: Mapping[str, str]) -> Place:
-    """The place of a worker, from ISWITCH_SWITCH, ISWITCH_JOB, WORLD_SIZE, ISWITCH_BIND and RANKS.
+    """The place of a worker, from ISWITCH_SWITCH, ISWITCH_JOB and ISWITCH_BIND, and its launcher's.
 
     ISWITCH_BIND need not be there: a process that would be started again has it, to be the same
     member. Nor need a key or a rank.
@@ -50,21 +52,51 @@ def read(environment: Mapping[str, str]) -> Place:
     bind = ANY
     if environment.get("ISWITCH_BIND"):
         bind = address(environment, "ISWITCH_BIND", "127.0.0.1:40000")
-    workers, own = number(environment, "WORLD_SIZE"), rank(environment)
-    if own is not None and own[1] >= workers:
-        name, value = own
+    workers = size(environment)
+    if workers is None:
+        workers = number(environment, SIZE)  # which lacks
+    own = rank(environment, workers)
+    return Place(switch, job, workers, bind, key_in(environment), own)
+
+
+def size(environment: Mapping[str, str]) -> int | None:
+    """How many workers there are: WORLD_SIZE, or as many as a launcher has started.
+
+    None: nothing tells.
+    """
+    if environment.get(SIZE):
+        return number(environment, SIZE)
+    for rank_name, name in LAUNCHERS:
+        if environment.get(rank_name) and environment.get(name):
+            found = number(environment, name)
+            if found > 1 or name != "SLURM_STEP_NUM_TASKS":
+                return found
+    return None
+
+
+def rank(environment: Mapping[str, str], workers: int) -> int | None:
+    """The number of this process among all workers: ISWITCH_RANK, RANK, or a launcher's.
+
+    A launcher's counts if it has started them all: it numbers no others. None: nothing tells.
+
+    Raises:
+        ValueError: it is none of this many workers.
+    """
+    own = [name for name in OWN_RANKS if environment.get(name)]
+    own += [
+        name
+        for name, of in LAUNCHERS
+        if environment.get(name) and environment.get(of) and number(environment, of) == workers
+    ]
+    if not own:
+        return None
+    found = number(environment, own[0])
+    if found >= workers:
         raise ValueError(
-            f"{name} is {value}, WORLD_SIZE {workers}: ranks are 0 to {workers - 1}; start as many "
-            "processes as WORLD_SIZE says, each with a rank of its own"
+            f"{own[0]} is {found}, and there are {workers} workers ({SIZE}): ranks are 0 to "
+            f"{workers - 1}; start as many processes as {SIZE} says, each with a rank of its own"
         )
-    key = key_in(environment)
-    return Place(switch, job, workers, bind, key, None if own is None else own[1])
-
-
-def rank(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """The number of this process among all, and the variable that tells it; None: none does."""
-    name = next((name for name in RANKS if environment.get(name)), None)
-    return None if name is None else (name, number(environment, name))
+    return found
 
 
 def hosts(environment: Mapping[str, str]) -> dict[str, str]:
@@ -107,5 +139,7 @@ def text(environment: Mapping[str, str], name: str) -> str:
         raise ValueError(
             f"{name} is not set: start this with `iswitch run --topology star:4 -- COMMAND`, "
             "which sets it, or call Worker(...) with arguments"
+            + " (mpirun and srun tell it, too)"
+            * (name == SIZE)
         )
     return environment[name]

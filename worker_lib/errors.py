@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import ClassVar, Self
 
 from iswitch.packets import Address
-from iswitch.wire import Ack, Action, Awaited, Status
+from iswitch.wire import NO_RANK, Ack, Action, Awaited, Status
 
 from .naming import ranks
 
@@ -190,9 +190,10 @@ class MemberLost(WorkerError):
 
     Attributes:
         round: the round.
-        ranks: the ranks of those whose leases have run out at the switch; none for who has left,
-            or is a member of another switch.
-        awaited: these workers, the first 16: host, port, rank.
+        ranks: the ranks of those whose leases have run out, in the whole tree; none for who has
+            left.
+        awaited: these workers, the first 16: host, port, rank, and their switch. With rank NO_RANK
+            (0xFFFF) a switch that has not answered: some behind it may be lost.
     """
 
     def __init__(
@@ -201,8 +202,8 @@ class MemberLost(WorkerError):
         self.round = round_
         self.awaited = list(lost)
         self.ranks = ranks(lost)
-        several = len(lost) > 1
-        where = "" if lost else " (it has left, or is one of another switch)"
+        several = len(lost) > 1 or any(one.rank == NO_RANK for one in lost)
+        where = "" if lost else " (it has left)"
         super().__init__(
             f"{who or 'a worker'} {'are' if several else 'is'} lost{where}: {there} of "
             f"{num_workers} workers are there, and round {round_} waits; start "

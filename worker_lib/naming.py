@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from iswitch.wire import NO_RANK, RANKS, Ack, Awaited
+from iswitch.wire import ELSEWHERE, NO_RANK, RANKS, Ack, Awaited
 
 
 def place(host: str, port: int, hosts: Mapping[str, str]) -> str:
@@ -42,9 +42,9 @@ def ranks(awaited: Sequence[Awaited]) -> list[int]:
 
 
 def owner(ack: Ack, hosts: Mapping[str, str]) -> str:
-    """Who has the rank that was refused."""
-    if not ack.round:
-        return f" (rank {ack.rank} is that of a worker at another switch)"
+    """Who has the rank that was refused, or behind which switch that worker is."""
     where = place(".".join(map(str, ack.threshold.to_bytes(4, "big"))), ack.round, hosts)
+    if ack.contributors == ELSEWHERE:
+        return f" (rank {ack.rank} is that of a worker behind the switch at {where})"
     heard = f"{ack.contributors / 1000:.1f} s ago"
     return f" (rank {ack.rank} is that of the worker at {where}, heard {heard})"

@@ -491,7 +491,7 @@ class Session(Member[Dropped | Gone | WasReset]):
             self._taken = max(self._taken, asked)
             transfer = self.transfer
             if transfer is not None and transfer.round == named.round:
-                self._settle(transfer, lacks=bool(ack.missing >> self.rank & 1))
+                self._settle(transfer, lacks=bool(ack.known))
             before = 0 if self._asked_anew else self.waiting_for or 0
             self.waiting_for = before | ack.missing  # each range has an answer of its own
             self._asked_anew = False

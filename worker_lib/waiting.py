@@ -17,6 +17,8 @@ CHOICES: tuple[OnMemberLost, ...] = get_args(OnMemberLost)
 LOOK_PAUSE = 1.0  # seconds between two questions who is there, with "raise"
 WHO_PAUSE = 0.25  # seconds without progress after which to ask for whom the round waits
 ELSEWHERE = 2.0  # seconds without progress, before it is a member of another switch that lacks
+LOST_AT_ONCE = 16  # questions who is lost, each when the one before is answered
+LOST_PAUSE = 0.05  # seconds between two questions after these
 
 
 class Waiting:
@@ -55,6 +57,8 @@ class Waiting:
         self._since: float | None = None  # when somebody was found to be absent, or came progress
         self._remaining = 0
         self._asked: int | None = None  # the Request that asks who is lost
+        self._ask_again = now  # when to, under the same question
+        self._lost_question = self._times_asked = 0
         self._lost: AckWho | None = None
         self._told: AckWho | None = None
         self._looked = -1, now  # segments that were missing then, and when
@@ -122,26 +126,36 @@ class Waiting:
         if self._since is None or transfer.remaining != self._remaining:
             self._since, self._remaining = now, transfer.remaining
             session.forget_who_is_missing()  # what was missing before says nothing
-            self._lost = None
-            # It names no segment, so that the answer says who is lost.
-            nothing = Who(transfer.round, 0, 0, self._question())
-            self._asked = session.request(Action.HELP, nothing, now)
+            if self._asked is not None:
+                session.forget(self._asked)
+            self._lost, self._asked, self._ask_again = None, None, now
+            self._lost_question, self._times_asked = self._question(), 0
         lost = self._lost
-        if lost is None or session.waiting_for is None:
+        heard = lost is not None and all(one.rank != NO_RANK for one in lost.awaited)
+        again = self._times_asked < LOST_AT_ONCE or now >= self._ask_again
+        if not heard and self._asked is None and again:
+            # Under the same question as before, if a switch further away has not answered. It names
+            # no segment, so that the answers say who is lost.
+            nothing = Who(transfer.round, 0, 0, self._lost_question)
+            self._asked = session.request(Action.HELP, nothing, now)
+            self._times_asked, self._ask_again = self._times_asked + 1, now + LOST_PAUSE
+        patient = now < self._since + ELSEWHERE
+        if lost is None or session.waiting_for is None or (patient and not heard):
             return None
-        if not session.waiting_for and now < self._since + ELSEWHERE:
+        if not session.waiting_for and patient:
             return None
+        named = [self._placed(one) for one in lost.awaited]
         who = naming.workers(lost.awaited, lost.total, self._hosts)
-        return MemberLost(transfer.round, lost.awaited, who, session.joined, self.num_workers)
+        return MemberLost(transfer.round, named, who, session.joined, self.num_workers)
 
     def answered(self, answer: Answered) -> None:
         """Take an answer; it may be to what was asked here."""
-        if not isinstance(answer.ack, AckWho) or answer.status is not Status.OK:
-            return
+        told = answer.ack if answer.status is Status.OK else None
         if answer.request == self._asked:
-            self._lost = answer.ack
-        else:
-            self._told = answer.ack
+            self._asked = None
+            self._lost = told if isinstance(told, AckWho) else self._lost
+        elif isinstance(told, AckWho) and answer.action is Action.HELP:
+            self._told = told
 
     def too_late(self, seconds: float, now: float, failed: int) -> AllreduceTimeout:
         """The round was not done within so many seconds; `failed` packets could not be sent."""

@@ -141,14 +141,17 @@ def status(controller: Controller, args: argparse.Namespace) -> Report:
     from ..wire import ROUND_MASK, Action, Segments, Status
 
     halted = False
-    members = controller.members()  # of a job that is none nobody becomes one
+    controller.look()  # of a job that is none nobody becomes one
     with controller.membership() as ack:
+        members = controller.members()
         # Only a refusal shows a Halt. Help for a round that cannot have begun asks nobody.
         beyond = Segments((ack.round + 2) & ROUND_MASK, 0, 1)
         try:
             controller.request(Action.HELP, beyond)
         except Refused as refused:
             halted = refused.status is Status.HALTED
+    if not ack.contributors:
+        controller.look()  # it may have ended before we joined: then our leaving ended ours
     line = f"job {args.job}: {state(ack)}{too_few(ack)}"
     if halted:
         line += "; halted: `iswitch ctl reset` resumes it"
@@ -159,7 +162,7 @@ def status(controller: Controller, args: argparse.Namespace) -> Report:
 
 
 def member_fields(member: Awaited) -> dict[str, Any]:
-    """A member for programs: who has no rank so far has none, nor has a switch below."""
+    """A member for programs: the rank is None of a worker without one so far, and of a switch."""
     from ..wire import NO_RANK, RANKS
 
     kind = "switch" if member.rank == NO_RANK else "worker"
@@ -167,7 +170,7 @@ def member_fields(member: Awaited) -> dict[str, Any]:
     return {"type": kind, "rank": rank, "host": member.host, "port": member.port}
 
 
-def jobs(controller: Controller, args: argparse.Namespace) -> Report:
+def jobs(controller: Controller, _: argparse.Namespace) -> Report:
     """List the jobs of a switch, and how much memory they leave."""
     from ..wire import KIB
 
@@ -175,14 +178,15 @@ def jobs(controller: Controller, args: argparse.Namespace) -> Report:
     found = list(controller.jobs())
     memory = f"{itself.round * KIB / 2**20:,.1f} MiB of memory reserved"
     free = f"{itself.threshold * KIB / 2**20:,.1f} MiB free"
-    plural = "s" * (itself.rank != 1)
-    lines = [f"{itself.rank} job{plural}, {memory}, {free}"]
+    plural = "s" * (len(found) != 1)
+    whose = " with this key" * controller.keyed
+    lines = [f"{len(found)} job{plural}{whose}, {memory}, {free}"]
     lines += [f"job {ack.rank}: {state(ack)}{too_few(ack)}" for ack in found]
-    if len(found) < itself.rank:
-        lines.append(f"{itself.rank - len(found)} more with another key than job {args.job}")
+    if itself.round and not found:
+        lines.append("jobs with another key are not listed; --job and --key-file name one")
     fields = {
         "jobs": [{"job": ack.rank, **state_fields(ack)} for ack in found],
-        "total": itself.rank,
+        "total": len(found),
         "reserved": itself.round * KIB,
         "free": itself.threshold * KIB,
         "above": bool(itself.contributors),
@@ -296,7 +300,7 @@ def missing(controller: Controller, named: Segments) -> tuple[str, dict[str, Any
     from worker_lib import environment, naming
 
     total, awaited = controller.for_whom(named)
-    found = [{"rank": one.rank, "host": one.host, "port": one.port} for one in awaited]
+    found = [member_fields(one) for one in awaited]
     fields = {"missing": total, "missing_ranks": naming.ranks(awaited), "missing_workers": found}
     return naming.workers(awaited, total, environment.hosts(os.environ)), fields
 

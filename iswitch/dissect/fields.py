@@ -6,6 +6,7 @@ tables of the Wireshark dissector are made of it.
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
@@ -18,14 +19,14 @@ Kind = wire.Kind
 
 
 class Field(NamedTuple):
-    """An unsigned big-endian integer in a packet, or a bitmap."""
+    """An unsigned big-endian integer in a packet, a bitmap, or bytes."""
 
     name: str
     filter: str  # in Wireshark, after "iswitch."
     label: str
     offset: int  # from the beginning of the packet
     size: int  # bytes
-    codes: str | None  # of CODES, "flags": bits of FLAGS, "ipv4", or "bitmap"
+    codes: str | None  # of CODES, "flags": bits of FLAGS, "ipv4", "bitmap" or "bytes"
 
 
 ENUMS: dict[str, type[IntEnum]] = {  # of a Join
@@ -74,10 +75,11 @@ VARIABLE = "awaited", "ranks"  # what follows the fixed fields of a value
 
 def _layout(names: tuple[str, ...], layout: Struct, offset: int) -> tuple[Field, ...]:
     found = []
-    for given, code in zip(names, layout.format.lstrip(">"), strict=True):
+    for given, code in zip(names, re.findall(r"\d*[A-Zs]", layout.format), strict=True):
         name, size = _NAMES.get(given, given), Struct(">" + code).size
         label = _LABELS.get(name, name.capitalize())
         codes = name if name in CODES or name == "flags" else None
+        codes = "bytes" if code[-1] == "s" else codes
         found.append(Field(name, _FILTERS.get(name, name), label, offset, size, codes))
         offset += size
     return tuple(found)
@@ -90,7 +92,7 @@ def _value(kind: Kind) -> tuple[Field, ...]:
         return fields
     answered = {
         "action": ("ack.action", "Answered action"),
-        "known": ("ack.known", "Has been a member"),
+        "known": ("ack.known", "Known"),
     }
     return tuple(
         field._replace(filter=answered[field.name][0], label=answered[field.name][1])

@@ -94,6 +94,8 @@ def _field(field: fields.Field) -> Field[Any, Any]:
         return FlagsField(field.name, 0, 8 * field.size, names)
     if field.codes == "ipv4":
         return IPField(field.name, wire.HERE)
+    if field.codes == "bytes":
+        return XStrFixedLenField(field.name, bytes(field.size), field.size)
     if field.codes is not None:
         return ByteEnumField(field.name, 0, fields.CODES[field.codes])
     return {1: ByteField, 2: ShortField, 4: IntField}[field.size](field.name, 0)
@@ -266,9 +268,13 @@ class _Value(Packet):
 
     def mysummary(self) -> Any:  # with what below it is shown, too
         """What it says but for zeros."""
-        names = [f.name for f in self.fields_desc if self.getfieldval(f.name)]
+        names = [f.name for f in self.fields_desc if _is_not_zero(self.getfieldval(f.name))]
         text = " ".join(f"{name} %{name}%" for name in names) or "all zero"
         return self.sprintf(text), [ISwitchControl]
+
+
+def _is_not_zero(value: Any) -> bool:
+    return any(value) if isinstance(value, bytes) else bool(value)
 
 
 class _EntriesField(PacketListField):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from worker_lib.errors import MemberLost
 
 from ..packets import Address
+from ..wire import NO_RANK
 from .lives import Contributing, Life
 from .scenario import Job
 from .violation import Violation
@@ -80,15 +81,20 @@ class Absences:
         if not away:
             raise Violation("lost in error", f"{who.who}, with everybody there: {lost}")
         place = self.switch_of(who.host)
-        here = [a for a in away if self.switch_of(a.life.host) == place and not a.left]
-        for absence in here:
+        silent = [a for a in away if not a.left]
+        for absence in silent:
             if absence.until == float("inf"):
                 absence.rank = self.rank_of(absence.life.host)
-        ranks = {a.rank for a in here}
+        ranks = {a.rank for a in silent}
         if not set(lost.ranks) <= ranks:
             raise Violation("lost in error", f"{who.who}, though these are away: {ranks}: {lost}")
+        all_heard = all(one.rank != NO_RANK for one in lost.awaited)
         long_gone = {
-            a.rank for a in here if now > a.since + self.lease + LATELY and a.until == float("inf")
+            a.rank
+            for a in silent
+            if (all_heard or self.switch_of(a.life.host) == place)
+            and now > a.since + self.lease + LATELY
+            and a.until == float("inf")
         }
         if not long_gone <= set(lost.ranks):
             raise Violation("not named", f"{who.who}, though these are lost: {long_gone}: {lost}")

@@ -8,11 +8,12 @@ from tests.conformance import (
     hostile,
     keyed,
     membership,
+    ranks,
     rounds,
 )
 from tests.conformance.case import REGISTERED, Case
 
-_MODULES = (carrying, membership, rounds, commands, elements, asynchronous, hostile, keyed)
+_MODULES = (carrying, membership, ranks, rounds, commands, elements, asynchronous, hostile, keyed)
 
 CASES: dict[str, Case] = {
     name: case

@@ -213,13 +213,15 @@ class Peer:
         zeros: bool = False,
         expected: int = 0,
         round_: int | None = None,
+        rank: int | None = None,
         incarnation: int | None = None,
         want: Status = Status.OK,
         tos: int = wire.TOS_CONTROL,
     ) -> Ack:
         """Join with this incarnation (by default the one in force), to be answered so."""
         number = self.incarnation if incarnation is None else incarnation
-        value = wire.join_value(None if zeros else self.shape, member_type, expected, round_)
+        shape = None if zeros else self.shape
+        value = wire.join_value(shape, member_type, expected, round_, rank)
         ack = self.request(Action.JOIN, value, request=number, tos=tos)
         expect_status(ack, want, f"Join from {self.describe()}")
         if want == Status.OK:
@@ -350,6 +352,13 @@ class Peer:
     @property
     def _copies(self) -> int:
         return COPIES if self.lossy else 1
+
+    @property
+    def local(self) -> Address:
+        """Host and port, as the switch sees them."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(self.switch)
+            return probe.getsockname()[0], self._socket.getsockname()[1]
 
     def describe(self) -> str:
         """Who this is, for a message."""

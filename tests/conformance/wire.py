@@ -18,6 +18,7 @@ TOS_MASK = 0xFC  # the two low bits are ECN and may be rewritten on the way
 
 _HEADER = struct.Struct("!BBHI")
 _JOIN = struct.Struct("!BBBBHHIHHI")
+_RANK = struct.Struct("!H")
 _ACK = struct.Struct("!BBHIII")
 _SEG = struct.Struct("!II")
 _RANGE = struct.Struct("!III")
@@ -51,6 +52,7 @@ class Status(IntEnum):
     DENIED = 5
     HALTED = 6
     GONE = 7
+    RANK_TAKEN = 8
 
 
 class MemberType(IntEnum):
@@ -195,7 +197,11 @@ def data(round_: int, index: int, payload: bytes) -> bytes:
 
 
 def join_value(
-    shape: Shape | None, member_type: MemberType, expected: int = 0, round_: int | None = None
+    shape: Shape | None,
+    member_type: MemberType,
+    expected: int = 0,
+    round_: int | None = None,
+    rank: int | None = None,
 ) -> bytes:
     """The Value of a Join; no shape leaves all of it zero, a round sets flags bit 0."""
     agreed = (0, 0, 0, 0, 0, 0)
@@ -203,7 +209,8 @@ def join_value(
         sizes = (shape.per_segment, shape.last, shape.segments)
         agreed = (shape.dtype, shape.op, shape.mode, *sizes)
     flags = 0 if round_ is None else 1
-    return _JOIN.pack(member_type, *agreed, expected, flags, round_ or 0)
+    asked = b"" if rank is None else _RANK.pack(rank)
+    return _JOIN.pack(member_type, *agreed, expected, flags, round_ or 0) + asked
 
 
 def range_value(round_: int, index: int, count: int) -> bytes:
@@ -248,7 +255,8 @@ def _parse_control(datagram: bytes) -> Ack | Relay:
     value = datagram[_HEADER.size :]
     if action == Action.ACK and len(value) == _ACK.size:
         about, known, *rest = _ACK.unpack(value)
-        if known <= (about == Action.JOIN and status == 0) and status <= Status.GONE:
+        may_be_known = about == Action.HELP or (about == Action.JOIN and status == 0)
+        if known <= may_be_known and status <= Status.RANK_TAKEN:
             return Ack(about, status, job, request, *rest)
     elif status == 0 and action == Action.HALT and not value:
         return Relay(Action.HALT, job, request)

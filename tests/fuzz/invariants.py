@@ -111,7 +111,7 @@ def check_sends(
                 assert packet.action in (*UPWARDS, Action.ACK)
             elif packet.action is Action.ACK:
                 assert isinstance(packet.value, Ack)
-                assert packet.value.known <= (packet.value.action == Action.JOIN)
+                assert packet.value.known <= (packet.value.action in (Action.JOIN, Action.HELP))
                 waiting = parent is not None and sender in (None, parent)
                 assert out.peers == (sender,) or waiting, "an Ack to somebody that asked nothing"
             else:

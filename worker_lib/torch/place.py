@@ -156,7 +156,7 @@ def rendezvous(
 ) -> Iterator[tuple[Store, int, int]]:
     """Serve `init_method="iswitch://HOST:PORT/JOB"`: yields (store, rank, world size).
 
-    Rank and world size are those of the call, or RANK and WORLD_SIZE.
+    Rank and world size are those of the call, or of the environment.
 
     Raises:
         ValueError: a URL of another form, or rank or world size lack.
@@ -164,8 +164,8 @@ def rendezvous(
     """
     place = Place.from_url(url).agree_with(os.environ, f"init_method={_plain(url)!r}")
     query = dict(parse_qsl(urlsplit(url).query))
-    rank = _number(query, "rank", "RANK")
-    size = _number(query, "world_size", "WORLD_SIZE")
+    size = _number(query, "world_size", environment.size(os.environ), "WORLD_SIZE")
+    rank = _number(query, "rank", environment.rank(os.environ, size), "RANK")
     if not 0 <= rank < size:
         raise ValueError(f"rank {rank} of {size}: ranks are 0 to world_size - 1")
     if os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT"):
@@ -195,11 +195,13 @@ def _found(switch: tuple[str, int]) -> tuple[str, int]:
     return switch
 
 
-def _number(query: Mapping[str, str], name: str, variable: str) -> int:
-    text = query.get(name) or os.environ.get(variable)
-    if not text:
+def _number(query: Mapping[str, str], name: str, told: int | None, variable: str) -> int:
+    """What the call says, or else what the environment tells."""
+    if query.get(name):
+        return environment.number(query, name)
+    if told is None:
         raise ValueError(f"pass {name}=... to init_process_group, or set {variable}")
-    return environment.number({name: text}, name)
+    return told
 
 
 def _store_through_the_switch(place: Place, rank: int, size: int, timeout: timedelta) -> Store:

@@ -5,7 +5,7 @@ local function read(tvb, layout, v)  -- all of a layout, or nothing if that was 
     if last and last.offset + last.size > tvb:captured_len() then return false end
     for _, field in ipairs(layout) do
         local key = field.filter == "ack.action" and field.filter or field.name
-        if field.codes == "bitmap" then
+        if field.codes == "bitmap" or field.codes == "bytes" then
             v[key] = tvb(field.offset, field.size):bytes()
         else
             v[key] = tvb(field.offset, field.size):uint()

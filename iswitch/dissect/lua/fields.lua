@@ -15,7 +15,8 @@ local function declare(layout)
             local make = ({ ProtoField.uint8, ProtoField.uint16, [4] = ProtoField.uint32 })[field.size]
             local shown = field.codes == "flags" and base.HEX or base.DEC
             f[field.filter] = field.codes == "ipv4" and ProtoField.ipv4(filter, field.label)
-                or field.codes == "bitmap" and ProtoField.bytes(filter, field.label)
+                or (field.codes == "bitmap" or field.codes == "bytes")
+                and ProtoField.bytes(filter, field.label)
                 or make(filter, field.label, shown, codes)
         end
     end
