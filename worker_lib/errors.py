@@ -76,9 +76,10 @@ class Refused(WorkerError):
         "asynchronous jobs, no sums in rank order, and no packets of more than 1464 bytes of "
         "elements (or it has a switch above it: asynchronous jobs do not go through a tree): leave "
         "that out",
-        Status.DENIED: "this address and port contribute to another job, which is keyed (use "
-        "another Worker for that; what a dead process left there ends with its lease), or this job "
-        "is keyed: " + KEY_MEND,
+        Status.DENIED: "the job is keyed: "
+        + KEY_MEND
+        + "; or this address and port contribute to another job, which is keyed: use another Worker "
+        "for that (what a dead process left there ends with its lease)",
         Status.HALTED: "the job is halted; reset() resumes it",
         Status.GONE: "the switch no longer keeps that round; catch up (take weights from a peer)",
         Status.RANK_TAKEN: "another worker has that rank; give every worker one of its own "
