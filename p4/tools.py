@@ -6,6 +6,8 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from .generate import generate
@@ -15,6 +17,7 @@ HOME = "ISWITCH_P4_HOME"
 # The pass would put the expression of every result in the place of each use of it, and the adder's
 # lines build on one another: their text would double with nearly every line.
 OPTIONS = ("--excludeMidendPasses", "P4::LocalCopyPropagation")
+PIP = "pip install -e '.[p4]' (in a checkout of iswitch)"  # for the CLI
 COMPILER, SWITCH, CLI = "p4c-bm2-ss", "simple_switch", "simple_switch_CLI"
 
 
@@ -56,22 +59,52 @@ def sources() -> dict[str, str]:
     return files | generate()
 
 
+def cli_command() -> list[str]:
+    """How the switch's CLI is run: a Python program, and its own Python may lack thrift.
+
+    Raises:
+        ToolMissing: it is not there.
+    """
+    cli = find(CLI)
+    with open(cli, "rb") as file:
+        is_python = b"python" in file.readline(256)
+    return [sys.executable, cli] if is_python and find_spec("thrift") else [cli]
+
+
+def version(compiler: str) -> str:
+    """What a compiler says of itself.
+
+    Raises:
+        CompilationFailed: nothing.
+    """
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True)
+    if done.returncode:
+        raise CompilationFailed(f"{compiler} --version: {done.stderr.strip() or 'it fails'}")
+    return done.stdout
+
+
 def compile_program(port: int, cache: Path) -> Path:
     """The program for a switch that listens at a UDP port, compiled: a file of JSON.
 
-    What has been compiled before is taken from the cache: a folder, made if it is not there.
+    What has been compiled before, by the same compiler with the same options, is taken from the
+    cache: a folder, made if it is not there.
 
     Raises:
         ToolMissing: there is no compiler.
         CompilationFailed: it refuses the program, or warns.
     """
+    compiler = find(COMPILER)
+    options = [*OPTIONS, f"-DISWITCH_PORT={port}"]
     files = sources()
-    text = "\0".join(f"{name}\0{files[name]}" for name in sorted(files))
-    known = hashlib.blake2b(f"{port}\0{text}".encode(), digest_size=16).hexdigest()
+    parts = [
+        version(compiler),
+        *options,
+        *(part for pair in sorted(files.items()) for part in pair),
+    ]
+    known = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
     compiled = cache / f"iswitch-{known}.json"
     if compiled.exists():
         return compiled
-    compiler = find(COMPILER)
     folder = cache / f"{known}.{os.getpid()}"
     folder.mkdir(parents=True)
     try:
@@ -79,14 +112,7 @@ def compile_program(port: int, cache: Path) -> Path:
             (folder / name).write_text(content, encoding="utf-8")
         made = folder / "switch.json"
         done = subprocess.run(
-            [
-                compiler,
-                *OPTIONS,
-                f"-DISWITCH_PORT={port}",
-                "-o",
-                str(made),
-                str(folder / "switch.p4"),
-            ],
+            [compiler, *options, "-o", str(made), str(folder / "switch.p4")],
             capture_output=True,
             text=True,
         )

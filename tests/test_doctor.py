@@ -29,6 +29,8 @@ GOOD: dict[str, Any] = {
     "version": "1.0",
     "numpy": "2.0.0",
     "program": "/usr/bin/it",
+    "p4_tool": "/opt/p4/bin/it",
+    "p4_cli": "",
     "sysctl": 16 << 20,
     "exchange": WHOLE,
     "overflow": 12,
@@ -139,6 +141,16 @@ def test_every_probe_is_faked() -> None:
         ("mpirun", {"program": None}, "missing", "strategy `mpi`; apt-get install --no-install"),
         ("scapy", {"version": None}, "missing", "scapy; pip install -e '.[scapy]'"),
         ("tshark", {"program": None}, "missing", "`iswitch dissector`"),
+        ("p4c-bm2-ss", {"p4_tool": None}, "missing", "docs/p4.md says, and name their prefix by"),
+        ("simple_switch", {"p4_tool": None}, "missing", "no `--world bmv2`"),
+        ("simple_switch_CLI", {"p4_tool": None}, "missing", "no `--world bmv2`"),
+        (
+            "simple_switch_CLI",
+            {"p4_cli": "No module named 'thrift'"},
+            "missing",
+            "does not load: No module named 'thrift'; no `--world bmv2`, no `--switch bmv2`; "
+            "pip install -e '.[p4]'",
+        ),
         ("rich", {"version": None}, "missing", "plain"),
     ],
 )

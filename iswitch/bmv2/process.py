@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from p4.tools import CLI, SWITCH, compile_program, find
+from p4.tools import PIP, SWITCH, cli_command, compile_program, find
 
 from ..ports.ethtool import offloads_off
 from ..ports.orphans import DiesWithParent
@@ -55,7 +55,7 @@ def start(ports: Sequence[str], udp_port: int, cpu_port: int, cache: Path) -> Bm
         Bmv2Failed: the switch does not start.
     """
     program = compile_program(udp_port, cache)
-    switch, cli = find(SWITCH), find(CLI)
+    switch, cli = find(SWITCH), cli_command()
     inside, outside = f"cpu{os.getpid()}", f"cpu{os.getpid()}s"
     with ExitStack() as undo:
         link(inside, outside)
@@ -73,10 +73,10 @@ def start(ports: Sequence[str], udp_port: int, cpu_port: int, cache: Path) -> Bm
         undo.callback(stop, process)
         await_listening(process, thrift)
         try:
-            runtime = Cli([cli, "--thrift-port", str(thrift)])
+            runtime = Cli([*cli, "--thrift-port", str(thrift)])
         except RuntimeRefused as error:
             raise Bmv2Failed(
-                f"{error}; simple_switch_CLI needs the Python package thrift: pip install thrift"
+                f"{error}; simple_switch_CLI needs the Python package thrift: {PIP}"
             ) from None
         undo.callback(runtime.close)
         runtime.run([f"set_queue_depth {QUEUE}"])

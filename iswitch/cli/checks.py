@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
+from p4.tools import CLI, COMPILER, HOME, PIP, SWITCH
 from worker_lib.window import CEILING
 
 from ..options import PIP_DEMO
@@ -28,6 +29,8 @@ TREE = "pip install -e '.[tree]' (in a checkout of iswitch)"
 MPI = "pip install -e '.[mpi]' (in a checkout of iswitch)"
 SCAPY = "pip install -e '.[scapy]' (in a checkout of iswitch)"
 TSHARK = "`iswitch dissector` does not see whether its plugin loads"
+NO_P4 = "no `--world bmv2`, no `--switch bmv2`"
+P4_TOOLS = f"build p4c and behavioral-model as docs/p4.md says, and name their prefix by {HOME}"
 APT = "apt-get install --no-install-recommends"
 
 State = Literal["ok", "limited", "missing"]
@@ -261,6 +264,22 @@ def program(name: str, cost: str, debian: str, host: Host) -> Finding:
     return Finding("ok", where)
 
 
+def p4_tool(name: str, host: Host) -> Finding:
+    """A program that the P4 switch needs."""
+    where = host.p4_tool(name)
+    if where is None:
+        return Finding("missing", "not found", NO_P4, P4_TOOLS)
+    return Finding("ok", where)
+
+
+def p4_cli(host: Host) -> Finding:
+    """The CLI of the P4 switch, which needs a Python package."""
+    found = p4_tool(CLI, host)
+    if found.state == "ok" and (complaint := host.p4_cli()):
+        return Finding("missing", f"{found.found} does not load: {complaint}", NO_P4, PIP)
+    return found
+
+
 def package(name: str, cost: str, mend: str, host: Host) -> Finding:
     """A Python package that not everything needs."""
     version = host.version(name)
@@ -302,5 +321,8 @@ CHECKS = (
     Check("mpirun", partial(program, "mpirun", "no strategy `mpi`", "openmpi-bin")),
     Check("scapy", partial(package, "scapy", "no layers for scapy: iswitch.dissect.scapy", SCAPY)),
     Check("tshark", partial(program, "tshark", TSHARK, "tshark")),
+    Check(COMPILER, partial(p4_tool, COMPILER)),
+    Check(SWITCH, partial(p4_tool, SWITCH)),
+    Check(CLI, p4_cli),
     Check("rich", partial(package, "rich", "plain tables, no progress bars", ALL)),
 )

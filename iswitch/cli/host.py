@@ -77,6 +77,25 @@ class Host:
         """Where a program is; None: nowhere on the PATH."""
         return shutil.which(name)
 
+    def p4_tool(self, name: str) -> str | None:
+        """Where a program is that the P4 switch needs; None: nowhere."""
+        from p4.tools import ToolMissing, find
+
+        try:
+            return find(name)
+        except ToolMissing:
+            return None
+
+    def p4_cli(self) -> str:
+        """What the CLI of the P4 switch complains of when it is loaded; empty: nothing."""
+        from p4.tools import cli_command
+
+        done = subprocess.run(
+            [*cli_command(), "--help"], capture_output=True, text=True, timeout=10 * PATIENCE
+        )
+        lines = done.stderr.strip().splitlines() or [f"it ends with status {done.returncode}"]
+        return lines[-1] if done.returncode else ""
+
     def numpy(self) -> str:
         """The version of NumPy, which really loads."""
         import numpy
