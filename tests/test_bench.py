@@ -31,7 +31,7 @@ from iswitch.bench.report import CSV_COLUMNS, as_csv, as_json, hint, limits, ms,
 from iswitch.bench.result import Results, Series, wire_bound
 from iswitch.cli.bench import check_ways, configure, everything
 from iswitch.cli.bench import run as run_bench
-from iswitch.cli.bench_network import pin
+from iswitch.cli.bench_network import pin, with_children
 from iswitch.cli.worlds import network_of
 from iswitch.options import foot
 from iswitch.outside import OutsideError, UsageError
@@ -292,6 +292,7 @@ def test_what_limits_it() -> None:
     assert limits([series("iswitch", [0.2])], 1) == "Limit: cores (iswitch 1.5 of 1 core)"
     assert "iswitch bench --world netns --rate 100Mbit" in hint(Plan([SMALL], [STAR], []))
     assert hint(Plan([SMALL], [STAR], [], "netns")) == ""
+    assert "packets a second" in hint(Plan([SMALL], [STAR], [], "bmv2"))
 
 
 def test_links_at_the_foot_save_by_the_chosen_names() -> None:
@@ -576,6 +577,20 @@ def test_each_process_has_its_core() -> None:
         assert [os.sched_getaffinity(process) for process in processes] == [
             {cores[i % len(cores)]} for i in range(3)
         ]
+
+
+def test_what_a_switch_has_started_is_counted_with_it() -> None:
+    """A bmv2 is a process of its switch's, in a session of its own."""
+    script = "setsid cat & wait"
+    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE) as parent:
+        limit = time.monotonic() + PATIENCE
+        while len(found := with_children([parent.pid])) < 2 and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert found[0] == parent.pid
+        assert len(found) == len(set(found)) == 2
+        for process in found:
+            os.kill(process, signal.SIGTERM)
+    assert with_children([parent.pid]) == [parent.pid]
 
 
 def test_all_that_can_be_had_is_measured_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

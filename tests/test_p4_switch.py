@@ -19,8 +19,9 @@ from iswitch.bmv2.process import QUEUE
 from iswitch.cli import main
 from iswitch.cli.worlds import MOST_P4_WORKERS, p4_switches
 from iswitch.outside import UsageError
+from iswitch.wire import PORT
 from p4.sizes import SIZES
-from p4.tools import CLI, COMPILER, SWITCH, ToolMissing, compile_program, find
+from p4.tools import CLI, COMPILER, SWITCH, ToolMissing, cache_folder, compile_program, find
 from tests.conformance.cases import CASES
 from topologies import Topology
 from topologies.netns import Network
@@ -47,6 +48,12 @@ def missing() -> str:
 
 
 needs_bmv2 = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+@pytest.fixture(scope="session", autouse=not missing())
+def compiled() -> None:
+    """The program, compiled before any test waits for a switch: a slow compiler fails none."""
+    compile_program(PORT, cache_folder())
 
 
 def iswitch(*words: str) -> str:
@@ -246,7 +253,12 @@ def test_what_it_cannot_be_is_refused(
     [
         ("train ppo --env CartPole-v1 --world bmv2 --mode async", "use --mode sync"),
         ("train ppo --env CartPole-v1 --world bmv2 --reproducible", "leave that out"),
-        ("bench --world bmv2", "use --world netns"),
+        ("bench paper --world bmv2", "leave paper out"),
+        ("bench --world bmv2 --loss 1%", "leave that out"),
+        ("bench --world bmv2 --switch=--capture=x.pcapng", "--capture is not for --world bmv2"),
+        ("run --world bmv2 --topology star:2 --capture x -- true", "leave the capture out"),
+        ("record --world bmv2 --topology star:2 --to x -- true", "leave the capture out"),
+        ("demo --world bmv2 --capture x", "leave the capture out"),
         ("demo --world bmv2 --workers 8", "take 7 at most"),
         ("switch --world bmv2 --ports a --address 10.0.0.1 --reproducible", "docs/p4.md"),
         ("switch --world bmv2 --ports a --address 10.0.0.1 --capture x.pcapng", "docs/p4.md"),
@@ -255,8 +267,14 @@ def test_what_it_cannot_be_is_refused(
     ],
 )
 def test_what_it_does_not_do_is_refused(
-    words: str, mend: str, capsys: pytest.CaptureFixture[str]
+    words: str,
+    mend: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """With the mend, before anything is started."""
+    """With the mend, before anything is started, or a folder made."""
+    monkeypatch.chdir(tmp_path)
     assert main(words.split()) == 2
     assert mend in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -30,6 +30,7 @@ class PipelineAccelerator(SynchronousAccelerator):
         self.counters = job.counters
         self.slots = self.SLOTS
         self.reproducible = False
+        self.order = {}
         self._finished = self.SENT if job.has_parent else self.COMPLETE
         self.cutter = Cutter(shape)
         self.state = [Table(self.RECORD, shape.segments) for _ in range(self.SLOTS)]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import cycle
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..bench.group import BenchFailed, Group, Lobby
@@ -86,7 +87,9 @@ def site(kind: str, plan: Plan, setting: Setting, build: Build, fleet: Fleet) ->
     plain = read_topology(setting.text)
     servers = max(way.servers for way in plan.ways_on(setting)) if kind == "ordinary" else 0
     topology = with_hosts(plain, servers)
-    with make_world(plan.world, topology, offload=build.offload) as world:
+    # The P4 program is the strategy iswitch; what it is compared with is as in namespaces.
+    form = "netns" if plan.world == "bmv2" and kind != "iswitch" else plan.world
+    with make_world(form, topology, offload=build.offload) as world:
         spare = topology.hosts[len(plain.hosts) :]
         if kind == "ordinary" and not any(link.impairment for link in topology.links):
             if isinstance(world, Namespaces):
@@ -116,7 +119,7 @@ def start(
 ) -> Group:
     """Start the workers of a way, and what serves them."""
     world, switches = site.world, site.switches
-    serving = switches.processes() if switches is not None else []
+    serving = with_children(switches.processes()) if switches is not None else []
     shared = group_variables(world, [host.name for host in site.workers], 0, port)
     shared |= {"OMP_NUM_THREADS": "1", "LOCAL_RANK": "0"}
     options: dict[str, Any] = {}
@@ -136,6 +139,16 @@ def start(
     if pinned:
         pin([*serving, *workers])
     return Group(way, len(site.workers), serving, **options)
+
+
+def with_children(processes: Sequence[int]) -> list[int]:
+    """These processes and those that they have started: a bmv2 is one of its switch's."""
+    found = list(processes)
+    for process in found:
+        for children in Path(f"/proc/{process}/task").glob("*/children"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found += map(int, children.read_text().split())
+    return found
 
 
 def pin(processes: Sequence[int]) -> None:

@@ -76,11 +76,12 @@ def run(args: argparse.Namespace) -> int:
     from .demo_sums import any_orders
 
     topology = _topology(args)
+    is_p4 = bool(p4_switches(args.world, topology, args.switch, args.capture))
     capture = capture_folder(args.capture)
     training = Training(len(topology.hosts), args.iterations, args.seed, topology=topology)
     screen = Screen(training)
     try:
-        training.any_order = bool(p4_switches(args.world, topology, args.switch))
+        training.any_order = is_p4
         if training.any_order and any_orders(topology, topology.root.name) > MOST_ORDERS:
             raise UsageError(
                 f"a P4 program adds in any order, and a sum of {training.workers} workers cannot "

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from ..files import write
 from ..options import check_writable
 from ..outside import UsageError
-from .worlds import WORLDS, add_capture, add_switch_kind, capture_folder
+from .worlds import WORLDS, add_capture, add_switch_kind, capture_folder, p4_switches
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
     topology = read_topology(args.topology)
     check_members(topology, args.workers_per_host)
     check_writable(args.json, args.topology, args.key_file)
+    p4_switches(args.world, topology, args.switch, args.capture)
     capture = capture_folder(args.capture)
     hand_on_key(args.key_file)
     report: dict[str, Any] = {

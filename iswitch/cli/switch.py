@@ -506,13 +506,7 @@ def bmv2(
     from ..bmv2.process import Bmv2Failed
     from ..bmv2.world import build
 
-    for option in ("capture", "impair", "reproducible"):
-        if getattr(args, option):
-            raise UsageError(
-                f"--{option} is not for --world bmv2: docs/p4.md says what the P4 program lacks"
-            )
-    if args.counting != "exact":
-        raise UsageError(f"--counting {args.counting}: the P4 program counts exactly")
+    check_p4(args)
     address = own_address(args).packed
     from ..made_up import MAC_PREFIX
 
@@ -525,6 +519,21 @@ def bmv2(
     except (ToolMissing, CompilationFailed, Bmv2Failed) as error:
         raise UsageError(f"--world bmv2: {error}") from None
     return engine, f"{args.address}:{args.port}", engine.machine.counters  # type: ignore[attr-defined]
+
+
+def check_p4(args: argparse.Namespace) -> None:
+    """Whether the P4 program does what these options ask for.
+
+    Raises:
+        UsageError: it does not.
+    """
+    for option in ("capture", "impair", "reproducible"):
+        if getattr(args, option):
+            raise UsageError(
+                f"--{option} is not for --world bmv2: docs/p4.md says what the P4 program lacks"
+            )
+    if args.counting != "exact":
+        raise UsageError(f"--counting {args.counting}: the P4 program counts exactly")
 
 
 def own_address(args: argparse.Namespace) -> IPv4Address:

@@ -273,8 +273,16 @@ def add_switch_kind(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def p4_switches(kind: str, topology: Topology, chosen: Sequence[str]) -> frozenset[str]:
+def p4_switches(
+    kind: str, topology: Topology, chosen: Sequence[str], capture: str | None = None
+) -> frozenset[str]:
     """The names of the switches that are to be P4 programs.
+
+    Args:
+        kind: of the world.
+        topology: has the switches.
+        chosen: what they are, as `--switch` says.
+        capture: where frames are to be written.
 
     Raises:
         UsageError: there is no such switch or kind, or it cannot be that.
@@ -295,6 +303,11 @@ def p4_switches(kind: str, topology: Topology, chosen: Sequence[str]) -> frozens
         raise UsageError(
             f"{len(topology.hosts)} hosts: the P4 program's control plane keeps up with "
             f"{MOST_P4_WORKERS} (docs/p4.md); take fewer, or iswitch switches"
+        )
+    if found and capture is not None:
+        raise UsageError(
+            f"{capture}: frames of a P4 program are not captured (docs/p4.md); leave the capture "
+            "out, or make the switches iswitches"
         )
     impaired = [p.link for name in found for p in topology.ports(name) if p.link.impairment]
     if impaired:
