@@ -28,8 +28,10 @@ from iswitch.wire import (
     DType,
     Join,
     MemberType,
+    Segments,
     Shape,
     Status,
+    Threshold,
 )
 from iswitch.wire import Op as ReduceOp
 from p4.generate import FORMATS, OPERATIONS, kind
@@ -291,6 +293,30 @@ def test_only_a_contribution_says_that_a_member_has_heard_its_ack() -> None:
     assert comes(5.0) == (Status.OK, 5.0)
     wire.held = {**contributors, "seen": 2_000_000, "flags": Flag.HAS_CONTRIBUTED}
     assert comes(9.0) == (Status.DENIED, 8.0)
+
+
+def test_a_request_of_one_member_has_no_other_one_looked_at() -> None:
+    """Of 64 workers one asks for Help: the data plane is asked about that one, not about 64."""
+    wire = Registers()
+    wire.held = {}
+    own = b"\2\0\0\0\0\1", b"\n\x1a\xff\xfe", 26963
+    pipeline = Pipeline(Link(wire, 0.0), Tables(), Sizes.of(SIZES), own, 2, Counters())
+    switch = PipelineSwitch(pipeline)
+    peers = [Address(f"10.0.0.{host}", 5000, host) for host in range(64)]
+
+    def asks(peer: Address, packet: Control, now: float) -> list[int]:
+        wire.asked.clear()
+        switch.receive(Burst.single(peer, TOS_CONTROL, packet.build()), now)
+        return [header.rank for header in wire.asked if header.op is Op.LOOK and not header.slot]
+
+    for peer in peers:
+        asks(peer, Control(Action.JOIN, 7, 1, Join.for_shape(Shape.of(4), expected=64)), 0.0)
+    wire.held = {"contributors": 2, "seen": 0, "now": 0}
+    lease = switch.control.limits.lease
+    help_ = Control(Action.HELP, 7, 2, Segments(0, 1, 1))
+    assert asks(peers[9], help_, 1.0) == [9]
+    assert asks(peers[9], Control(Action.SETH, 7, 3, Threshold(0)), 1.0)[:64] == [*range(64)]
+    assert asks(peers[9], help_, lease + 1)[:64] == [*range(64)]  # or the others would seem lost
 
 
 def test_answers_come_in_the_order_of_the_questions() -> None:

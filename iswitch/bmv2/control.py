@@ -23,11 +23,12 @@ from ..membership import Member
 from ..packets import Address, Outgoing, Rows
 from ..requests import Refusal
 from ..switch import Switch
-from ..wire import Control, Header, Join, Shape, Status, WireError
+from ..wire import Action, Control, Header, Join, Shape, Status, WireError
 from .accelerator import PipelineJob
 from .pipeline import Pipeline
 
 Result = TypeVar("Result")
+OF_ONE = (Action.HELP, Action.FBCAST, Action.ACK)  # of no other member's lease or last round
 
 
 class PipelineAdmission(Admission):
@@ -81,26 +82,43 @@ class PipelineControl(ControlPlane):
 
     def handle(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
         """Execute and answer a control packet, between two packets of data."""
-        job = self.jobs.get(Header.parse(payload).job)
+        header = Header.parse(payload)
+        job = self.jobs.get(header.job)
         other, _ = self.by_source.get(peer, (None, None))  # a Join may end a membership there
         jobs = [one for one in (job, other) if one is not None]
         if job is other:
             del jobs[1:]
         handle = super().handle
-        return self.between(jobs, now, lambda: handle(peer, payload, now))
+        only = peer if header.action in OF_ONE and self.hierarchy is None else None
+        return self.between(jobs, now, lambda: handle(peer, payload, now), only)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
         """Do what is due."""
         handle_timer = super().handle_timer
         return self.between(list(self.jobs.values()), now, lambda: handle_timer(now))
 
-    def between(self, jobs: list[Job], now: float, action: Callable[[], Result]) -> Result:
-        """Have the core do something while no data is handled, and the data plane follow."""
+    def between(
+        self,
+        jobs: list[Job],
+        now: float,
+        action: Callable[[], Result],
+        only: Address | None = None,
+    ) -> Result:
+        """Have the core do something while no data is handled, and the data plane follow.
+
+        Args:
+            jobs: what it is about.
+            now: the time.
+            action: what is to be done.
+            only: the member that it concerns, if it concerns no other. Then only that is asked
+                about, unless another one would seem to have been silent for a lease time.
+        """
         pipeline = self.pipeline
         pipeline.link.hold()
         try:
             for job in jobs:
-                pipeline.sync(job, now)
+                lost = only is not None and job.lost(now, self.limits.lease)
+                pipeline.sync(job, now, None if lost else only)
             result = action()
             self.commit()
         finally:

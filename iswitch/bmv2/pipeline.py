@@ -187,8 +187,11 @@ class Pipeline:
 
     # Registers
 
-    def sync(self, job: Job, now: float) -> None:
-        """Take over what has happened in the data plane: rounds, and who has spoken when."""
+    def sync(self, job: Job, now: float, only: Address | None = None) -> None:
+        """Take over what has happened in the data plane: rounds, and who has spoken when.
+
+        `only`: of this member, if it is one.
+        """
         place = self.place(job)
         members = job.members.contributors()
         if place is None or not members:
@@ -196,11 +199,13 @@ class Pipeline:
         installed = self._installed[place.number]
         if installed.epoch != place.epoch:
             return
+        if only is not None:
+            members = [m for m in members if m.address == only] or members[:1]
         look = [CpuHeader(Cpu.LOOK, job=place.number, rank=m.seat) for m in members]
         (first,) = self.link.ask(look[:1])
         if not first.contributors and not first.flags & Flag.HIGH_CONTRIBUTED:
             return  # so many may be joining, each asking again and again
-        answers = self.link.ask(look)
+        answers = [first, *self.link.ask(look[1:])]
         if first.flags & Flag.HIGH_CONTRIBUTED:
             job.window.contribute(first.high)
         job.completed_any |= bool(first.flags & Flag.ANY_COMPLETED)
