@@ -23,28 +23,31 @@ control Aggregation(inout headers_t hdr, inout metadata_t meta) {
     WORD(5)  // the rest of a packet of more than one word
 
 #define TURN(FROM, TO)                                      \
-    swap_bytes(FROM, TO);                                   \
     if (meta.kind[0:0] == meta.kind[1:1]) {  /* 32 bits */  \
-        swap_halves(TO, TO);                                \
+        TO = TURN_32(FROM);                                 \
+    } else {                                                \
+        TO = TURN_16(FROM);                                 \
     }
 
+    // `a` is the sum as it is kept, `b` the contribution; the operation's outcome is in `a`.
 #define AGGREGATE(I, LANES)                                 \
-    sums##I.read(kept, meta.sum_slot);                      \
-    if (meta.accumulate) {                                  \
-        TURN(LANES, LANES)                                  \
-        meta.adder.outcome = LANES;                         \
-        if (!meta.is_first) {                               \
-            meta.adder.a = kept;                            \
-            meta.adder.b = LANES;                           \
+    if (meta.accumulate && meta.is_first) {                 \
+        TURN(LANES, meta.adder.a)                           \
+    } else {                                                \
+        sums##I.read(meta.adder.a, meta.sum_slot);          \
+        if (meta.accumulate) {                              \
+            TURN(LANES, meta.adder.b)                       \
             operation##I.apply();                           \
         }                                                   \
-        kept = meta.adder.outcome;                          \
-        sums##I.write(meta.sum_slot, kept);                 \
     }                                                       \
-    TURN(kept, LANES)
+    if (meta.accumulate) {                                  \
+        sums##I.write(meta.sum_slot, meta.adder.a);         \
+    }                                                       \
+    if (meta.deliver) {                                     \
+        TURN(meta.adder.a, LANES)                           \
+    }
 
     apply {
-        word_t kept;
         word_t rest = 0;  // the elements that are no whole word, first ones highest
         if (meta.rest != 0) {
 #define PUT(PART, BITS)                             \

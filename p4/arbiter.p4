@@ -2,6 +2,9 @@
 
 control Arbiter(inout headers_t hdr, inout metadata_t meta,
                 inout standard_metadata_t standard) {
+    ElementsSum() elements_sum;
+    UdpChecksum() udp_checksum;
+
     action own(mac_t mac, ip_t ip) {
         meta.own_mac = mac;
         meta.own_ip = ip;
@@ -22,8 +25,14 @@ control Arbiter(inout headers_t hdr, inout metadata_t meta,
             meta.is_data = true;
             if (standard.parser_error != error.NoError) {
                 meta.fate = fate_t.MALFORMED;
-            } else if (standard.checksum_error == 1) {
+            } else if (standard.checksum_error == 1) {  // of IPv4
                 meta.fate = fate_t.BAD_CHECKSUM;
+            } else if (meta.well_formed && hdr.udp.checksum != 0) {
+                elements_sum.apply(hdr, meta);
+                udp_checksum.apply(hdr, meta);
+                if (meta.udp_checksum != hdr.udp.checksum) {
+                    meta.fate = fate_t.BAD_CHECKSUM;
+                }
             }
         } else if (for_us || hdr.ethernet.type == TYPE_ARP) {
             meta.to_cpu = true;

@@ -8,7 +8,8 @@ prints a file of it; without a name, both.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 
 from .lanes import (
@@ -21,8 +22,8 @@ from .lanes import (
     add_int32,
     largest,
     repeat,
-    swap_bytes,
-    swap_halves,
+    turn_16,
+    turn_32,
 )
 from .sizes import SIZES
 
@@ -40,18 +41,19 @@ def kind(dtype: int, op: int) -> int:
 
 
 class Term:
-    """An expression of P4, built by the operators of Python."""
+    """An expression of P4, built by the operators of Python.
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    Args:
+        parts: operators as they are written, and operands: terms, or numbers.
+        result: the name of an intermediate result, which the expression is.
+    """
 
-    @property
-    def bare(self) -> str:
-        """Without the outermost parentheses, which all but names have."""
-        return self.text[1:-1] if self.text.startswith("(") else self.text
+    def __init__(self, *parts: Term | str, result: str = "") -> None:
+        self.parts = parts
+        self.result = result
 
     def _with(self, operator: str, other: Term | int) -> Term:
-        return Term(f"({self.text} {operator} {other.text if isinstance(other, Term) else other})")
+        return Term(self, f" {operator} ", other if isinstance(other, Term) else str(other))
 
     def __and__(self, other: Term) -> Term:
         return self._with("&", other)
@@ -68,14 +70,38 @@ class Term:
     def __sub__(self, other: Term) -> Term:
         return self._with("-", other)
 
+    def __mul__(self, number: int) -> Term:
+        return self._with("*", number)
+
     def __lshift__(self, bits: int) -> Term:
-        return self._with("<<", bits)
+        return self._with("<<", bits) if bits else self
 
     def __rshift__(self, bits: int) -> Term:
-        return self._with(">>", bits)
+        return self._with(">>", bits) if bits else self
 
     def __invert__(self) -> Term:
-        return Term(f"(~{self.text})")
+        return Term("~", self)
+
+    def text(self, fields: Mapping[Term, str]) -> str:
+        """The expression, without parentheses around it, where these terms are in fields."""
+        if self in fields:
+            return fields[self]
+        found = [part if isinstance(part, str) else part.operand(fields) for part in self.parts]
+        return "".join(found)
+
+    def operand(self, fields: Mapping[Term, str]) -> str:
+        """The expression as an operand of another one."""
+        text = self.text(fields)
+        return f"({text})" if " " in text or text.startswith("~") else text
+
+    def operands(self, kept: Container[Term]) -> Iterator[Term]:
+        """The terms among `kept` that the expression reads, as often as it does."""
+        for part in self.parts:
+            if isinstance(part, Term):
+                if part in kept:
+                    yield part
+                else:
+                    yield from part.operands(kept)
 
 
 class Program:
@@ -101,36 +127,51 @@ class Program:
 
         return named
 
-    def small(self, name: str, function: Callable[..., Word]) -> str:
-        """A function of one word and a few lines, as an action with parameters."""
-        lines: list[str] = []
-
-        def let(result: str, term: Term) -> Term:
-            lines.append(f"word_t {result} = {term.bare};")
-            return Term(result)
-
-        last = function(Term("word"), let, self.constant("INT32", 32))
-        return block(
-            f"action {name}(in word_t word, out word_t outcome)",
-            [*lines, f"outcome = {last.bare};"],
-        )
+    def macro(self, name: str, function: Callable[..., Word]) -> str:
+        """A function of one word, as a macro: it costs no copy of the word."""
+        last = function(Term("(word)"), lambda _, term: term, self.constant("INT32", 32))
+        return f"#define {name}(word) ({last.text({})})\n"
 
     def operation(self, name: str, function: Callable[..., Word], form: Format | None) -> str:
         """A function of two words, as an action to be included where `meta` is known.
 
-        Its words are fields, not variables: p4c puts the expression of a variable in the place of
-        each use, so that of the last lines of an adder there would be no end.
+        Each assignment costs bmv2 the 256 bytes of a field, more than any operation. So a result
+        that is used once is written where it is used. The others are in fields, not in variables,
+        and as few as there are results at a time, since each packet begins with all of them zero.
         """
-        lines: list[str] = []
+        results: list[Term] = []
 
         def let(result: str, term: Term) -> Term:
-            self.fields[result] = None
-            lines.append(f"meta.adder.{result} = {term.bare};")
-            return Term(f"meta.adder.{result}")
+            results.append(Term(*term.parts, result=result))
+            return results[-1]
 
         constant = self.constant(form.name, form.lane) if form else self.constant("INT32", 32)
-        let("outcome", function(Term("meta.adder.a"), Term("meta.adder.b"), let, constant))
+        a, b = Term("meta.adder.a"), Term("meta.adder.b")
+        let("outcome", function(a, b, let, constant))
+        kept = used_often(results)
+        last_use = {term: at for at, by in enumerate(kept) for term in by.operands(kept)}
+        fields: dict[Term, str] = {}
+        free: list[str] = []
+        lines = []
+        for at, term in enumerate(kept):
+            text = term.text(fields)
+            free += [
+                fields[old] for old in dict.fromkeys(term.operands(kept)) if last_use[old] == at
+            ]
+            if term is results[-1]:
+                fields[term] = "meta.adder.a"
+            else:
+                fields[term] = free.pop() if free else f"meta.adder.t{len(set(fields.values()))}"
+            self.fields[fields[term].rpartition(".")[2]] = None
+            lines.append(f"{fields[term]} = {text};  // {term.result}")
         return block(f"action {name}()", lines)
+
+
+def used_often(results: Sequence[Term]) -> dict[Term, None]:
+    """The results that other ones need more than once, and the last, in order."""
+    everything = dict.fromkeys(results)
+    uses = Counter(operand for term in results for operand in term.operands(everything))
+    return {term: None for term in results if uses[term] > 1 or term is results[-1]}
 
 
 def block(head: str, lines: list[str]) -> str:
@@ -147,7 +188,7 @@ def operations(form: Format | None) -> list[Callable[..., Word]]:
 def generate() -> dict[str, str]:
     """The files that the program includes, by name."""
     program = Program(SIZES["LANES"])
-    small = [program.small("swap_bytes", swap_bytes), program.small("swap_halves", swap_halves)]
+    turns = [program.macro("TURN_16", turn_16), program.macro("TURN_32", turn_32)]
     actions = {}
     kinds = []
     for dtype, form in enumerate(FORMATS):
@@ -160,7 +201,7 @@ def generate() -> dict[str, str]:
     lists = f"#define OPERATIONS {' '.join(f'{name};' for name in actions)}\n"
     lists += f"#define KINDS {' '.join(kinds)}\n"
     return {
-        "arithmetic.p4": "\n".join([HEAD, constants, struct, *small]),
+        "arithmetic.p4": "\n".join([HEAD, constants, struct, *turns]),
         "operations.p4": "\n".join([HEAD, *actions.values(), lists]),
     }
 

@@ -138,7 +138,8 @@ struct metadata_t {
     op_t op;                // what the control plane wants; CONTROL: nothing
     bit<16> size;           // bytes of elements
     bit<16> rest;           // of these, not yet parsed
-    bit<16> checksum;       // of UDP, as it is computed
+    bit<16> elements_sum;   // of the elements, in ones' complement
+    bit<16> udp_checksum;   // as it is computed
     bool well_formed;       // as a data packet
     bool is_order;          // the control plane wants a segment to be sent, and made the frame
     mac_t own_mac;

@@ -81,16 +81,17 @@ class Constants:
         return self._known[pattern]
 
 
-def swap_bytes(word: Word, let: Let, c: Named) -> Word:  # noqa: ARG001
-    """Turn the bytes of every 16-bit lane round: elements are little-endian on the wire."""
+def turn_16(word: Word, let: Let, c: Named) -> Word:  # noqa: ARG001
+    """Reverse the bytes of every 16-bit lane: elements are little-endian on the wire."""
     odd = c("ODD_BYTES", 0x00FF00FF)
     return ((word & odd) << 8) | ((word >> 8) & odd)
 
 
-def swap_halves(word: Word, let: Let, c: Named) -> Word:  # noqa: ARG001
-    """Turn the halves of every 32-bit lane round."""
-    low = c("LOW_HALF", 0x0000FFFF)
-    return ((word & low) << 16) | ((word >> 16) & low)
+def turn_32(word: Word, let: Let, c: Named) -> Word:  # noqa: ARG001
+    """Reverse the bytes of every 32-bit lane."""
+    lowest, second = c("LOWEST_BYTE", 0x000000FF), c("SECOND_BYTE", 0x0000FF00)
+    outer = ((word & lowest) << 24) | ((word >> 24) & lowest)
+    return outer | ((word & second) << 8) | ((word >> 8) & second)
 
 
 def add_int32(a: Word, b: Word, let: Let, c: Named) -> Word:
@@ -111,8 +112,7 @@ def largest(a: Word, b: Word, let: Let, c: Named, f: Format | None, low: bool) -
     one = c("ONE", 1)
 
     def all_of(flag: Word) -> Word:
-        flag = let("flag", flag)
-        return (flag << L) - flag
+        return flag * ((1 << L) - 1)
 
     def ordered(word: Word) -> Word:
         """As two's complement: of the negative floats the one with more magnitude is less."""
@@ -149,8 +149,7 @@ def add_float(a: Word, b: Word, let: Let, c: Named, f: Format) -> Word:
     fraction, largest = c("FRACTION", (1 << M) - 1), c("LARGEST_EXPONENT", (1 << E) - 1)
 
     def all_of(flag: Word) -> Word:
-        flag = let("flag", flag)
-        return (flag << L) - flag
+        return flag * ((1 << L) - 1)
 
     def at_least(p: Word, q: Word) -> Word:
         """Flag: p >= q, both without sign."""

@@ -49,7 +49,6 @@ parser SwitchParser(packet_in packet, out headers_t hdr, inout metadata_t meta,
     state parse_udp {
         packet.extract(hdr.udp);
         meta.size = hdr.udp.length - 16;
-        meta.checksum = hdr.udp.checksum;
         transition select(hdr.udp.destination, hdr.ipv4.dscp, hdr.udp.length) {
             (ISWITCH_PORT, DSCP_DATA, 16 .. 16 + MOST_BYTES): parse_seg;
             default: accept;
@@ -59,17 +58,10 @@ parser SwitchParser(packet_in packet, out headers_t hdr, inout metadata_t meta,
     state parse_seg {
         packet.extract(hdr.seg);
         meta.rest = meta.size;
-        transition select(meta.size & 1, hdr.udp.checksum) {
-            (0, 0xFFFF): parse_zero_checksum;
-            (0, _): parse_words;
+        transition select(meta.size & 1) {
+            0: parse_words;
             default: accept;
         }
-    }
-
-    // A checksum of zero is sent as 0xFFFF, since 0 says that there is none (RFC 768).
-    state parse_zero_checksum {
-        meta.checksum = 0;
-        transition parse_words;
     }
 
     state parse_words {

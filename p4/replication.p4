@@ -2,7 +2,10 @@
 
 control Replication(inout headers_t hdr, inout metadata_t meta,
                     inout standard_metadata_t standard) {
+    ElementsSum() elements_sum;
+
     apply {
+        elements_sum.apply(hdr, meta);
         hdr.cpu.setInvalid();
         hdr.ethernet.source = meta.own_mac;
         hdr.ipv4.source = meta.own_ip;
@@ -33,6 +36,8 @@ control Addressing(inout headers_t hdr, inout metadata_t meta,
         mark_to_drop(standard);
     }
 
+    UdpChecksum() udp_checksum;
+
     @name(".receivers")
     table receivers {
         key = {
@@ -57,6 +62,8 @@ control Addressing(inout headers_t hdr, inout metadata_t meta,
                 meta.rank = PARENT;
             }
             receivers.apply();
+            udp_checksum.apply(hdr, meta);
+            hdr.udp.checksum = meta.udp_checksum;
         } else if (meta.fate == fate_t.FORWARDED) {
             sent.count(1);
         }

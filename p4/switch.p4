@@ -57,11 +57,13 @@ control SwitchIngress(inout headers_t hdr, inout metadata_t meta,
     apply {
         bool in_order = true;
         if (hdr.cpu.isValid() && meta.op != op_t.LOOK && meta.op != op_t.HOLD) {
-            bit<32> next;
-            next_order.read(next, 0);
-            in_order = hdr.cpu.number == next;
-            if (in_order) {
-                next_order.write(0, next + 1);
+            @atomic {
+                bit<32> next;
+                next_order.read(next, 0);
+                in_order = hdr.cpu.number == next;
+                if (in_order) {
+                    next_order.write(0, next + 1);
+                }
             }
         }
         if (!in_order) {
@@ -71,30 +73,39 @@ control SwitchIngress(inout headers_t hdr, inout metadata_t meta,
                 standard.egress_spec = meta.port;
                 hdr.cpu.setInvalid();
             } else if (hdr.cpu.isValid()) {
-                registers.apply(hdr, meta, standard);
+                @atomic {
+                    registers.apply(hdr, meta, standard);
+                }
             } else {
                 mark_to_drop(standard);
             }
         } else {
             arbiter.apply(hdr, meta, standard);
             bit<1> held = 0;
-            if (meta.is_data && (meta.op == op_t.CONTROL || meta.op == op_t.RECEIVE)) {
-                is_held.read(held, 0);
+            if (meta.is_data) {
+                // From the look whether data is held to the sum: between two packets of a job nothing
+                // is half done. The segment's state is read by the bitmap checker, and written by the
+                // counter; who came first decides whether the sum is read.
+                @atomic {
+                    if (meta.op == op_t.CONTROL || meta.op == op_t.RECEIVE) {
+                        is_held.read(held, 0);
+                    }
+                    if (held == 0) {
+                        if (meta.fate == fate_t.NONE) {
+                            bitmap_checker.apply(hdr, meta, standard);
+                            counter_.apply(hdr, meta);
+                        }
+                        if (meta.accumulate || meta.deliver) {
+                            aggregation.apply(hdr, meta);
+                        }
+                    }
+                }
+            } else if (!meta.to_cpu) {
+                forwarding.apply(hdr, meta, standard);
             }
             if (held == 1) {
                 to_cpu(op_t.HELD);
             } else {
-                if (meta.is_data) {
-                    if (meta.fate == fate_t.NONE) {
-                        bitmap_checker.apply(hdr, meta, standard);
-                        counter_.apply(hdr, meta);
-                    }
-                    if (meta.accumulate || meta.deliver) {
-                        aggregation.apply(hdr, meta);
-                    }
-                } else if (!meta.to_cpu) {
-                    forwarding.apply(hdr, meta, standard);
-                }
                 if (meta.to_cpu) {
                     meta.fate = fate_t.TO_CPU;
                     to_cpu(op_t.CONTROL);
