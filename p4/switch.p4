@@ -13,13 +13,13 @@
 #include "headers.p4"
 #include "parser.p4"
 #include "registers.p4"
+#include "checksums.p4"
 #include "arbiter.p4"
 #include "bitmap_checker.p4"
 #include "counter.p4"
 #include "aggregation.p4"
 #include "replication.p4"
 #include "forwarding.p4"
-#include "checksums.p4"
 
 control SwitchIngress(inout headers_t hdr, inout metadata_t meta,
                       inout standard_metadata_t standard) {
