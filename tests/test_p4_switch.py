@@ -130,6 +130,22 @@ def test_vectors_of_many_segments(numel: int) -> None:
 
 
 @needs_bmv2
+def test_as_many_workers_as_the_protocol_has_members() -> None:
+    said = in_bmv2("star:64", "tests.p4_worker", "500", "3")
+    assert said.count("366 elements a segment") == 64
+
+
+@needs_bmv2
+def test_a_benchmark() -> None:
+    """Of the P4 program beside a userspace switch; it says what bmv2 is."""
+    ways = ("--strategies", "iswitch,forward", "--sizes", "40kB")
+    said = iswitch("bench", "--world", "bmv2", *ways, "--rounds", "2", "--iterations", "0")
+    assert re.search(r"^ iswitch +\d", said, re.MULTILINE)
+    assert re.search(r"^ forward +\d", said, re.MULTILINE)
+    assert "an interpreter" in said
+
+
+@needs_bmv2
 def test_a_keyed_job(key: str) -> None:
     said = in_bmv2("star:2", "tests.p4_worker", "4700", "3", options=("--key-file", key))
     assert said.count("366 elements a segment") == 2
@@ -237,7 +253,7 @@ def test_its_page_has_the_limits() -> None:
     [
         ("loopback", "star:4", ["bmv2"], "use --world netns"),
         ("netns", "star:4", ["tor=p4"], "write iswitch or bmv2"),
-        ("bmv2", "star:33", [], "take fewer"),
+        ("bmv2", "rack:2x17", [], "take fewer"),
         ("bmv2", "star:4,loss=1%", [], "leave that out"),
     ],
 )

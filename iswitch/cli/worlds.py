@@ -24,7 +24,7 @@ WORLDS = {
     "bmv2": "netns with --switch bmv2",
 }
 KINDS = ("iswitch", "bmv2")  # of switches
-MOST_P4_WORKERS = 32  # with 64 the control plane did not keep up (docs/p4.md)
+MOST_P4_WORKERS = 32  # of a tree; of 80 below three bmv2 one lost its rank while they joined
 
 
 class World(Protocol):
@@ -299,10 +299,11 @@ def p4_switches(
     found = frozenset(name for name, is_ in kinds.items() if is_ == "bmv2")
     if found and kind == "loopback":
         raise UsageError("--switch bmv2: a P4 program has ports; use --world netns (as root)")
-    if found and len(topology.hosts) > MOST_P4_WORKERS:
+    in_a_tree = len(topology.tree) > 1  # else the protocol's own limit holds
+    if found and in_a_tree and len(topology.hosts) > MOST_P4_WORKERS:
         raise UsageError(
             f"{len(topology.hosts)} hosts: the P4 program's control plane keeps up with "
-            f"{MOST_P4_WORKERS} (docs/p4.md); take fewer, or iswitch switches"
+            f"{MOST_P4_WORKERS} in a tree (docs/p4.md); take fewer, a star, or iswitch switches"
         )
     if found and capture is not None:
         raise UsageError(
