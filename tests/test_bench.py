@@ -581,8 +581,8 @@ def test_each_process_has_its_core() -> None:
 
 def test_what_a_switch_has_started_is_counted_with_it() -> None:
     """A bmv2 is a process of its switch's, in a session of its own."""
-    script = "setsid cat & wait"
-    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE) as parent:
+    script = "setsid sleep 60 & wait"
+    with subprocess.Popen(["sh", "-c", script]) as parent:
         limit = time.monotonic() + PATIENCE
         while len(found := with_children([parent.pid])) < 2 and time.monotonic() < limit:
             time.sleep(0.01)
