@@ -78,8 +78,8 @@ class Refused(WorkerError):
         "that out",
         Status.DENIED: "the job is keyed: "
         + KEY_MEND
-        + "; or this address and port contribute to another job, which is keyed: use another Worker "
-        "for that (what a dead process left there ends with its lease)",
+        + "; or this address and port contribute to another job, which is keyed: use another "
+        "Worker for that (what a dead process left there ends with its lease)",
         Status.HALTED: "the job is halted; reset() resumes it",
         Status.GONE: "the switch no longer keeps that round; catch up (take weights from a peer)",
         Status.RANK_TAKEN: "another worker has that rank; give every worker one of its own "
