@@ -28,7 +28,7 @@ from iswitch.limits import Limits
 from iswitch.packets import Burst
 from iswitch.ports.udp import UdpPort
 from iswitch.switch import Switch
-from iswitch.wire import ROUND_MASK, Action, Awaited, DType, Shape, Status, Threshold
+from iswitch.wire import ROUND_MASK, Action, DType, Shape, Status, Threshold
 from worker_lib import AllreduceTimeout, RoundGone, Worker, arguments
 from worker_lib.controller import Controller, NoSuchJob
 from worker_lib.session import Answered, Dropped, Gone, Session, WasReset
@@ -441,11 +441,11 @@ class Deaf(UdpPort):
         return ()
 
 
-def members(controller: Controller) -> list[Awaited]:
-    """Those of its job; none while there is none."""
+def workers(controller: Controller) -> int:
+    """How many are in its job; none while there is none."""
     with suppress(NoSuchJob):
-        return controller.members()
-    return []
+        return controller.look().contributors
+    return 0
 
 
 def test_a_late_answer_to_a_join(
@@ -455,7 +455,7 @@ def test_a_late_answer_to_a_join(
     make = partial(Worker, switch, job, 1, 3, dtype=np.int32, partial=True, timeout=WAIT)
     early = [pool.submit(make) for _ in range(2)]
     with Controller(switch, job) as controller:
-        while len(members(controller)) < len(early):
+        while workers(controller) < len(early):
             time.sleep(0.01)
     monkeypatch.setattr(arguments, "UdpPort", Deaf)
     coming = pool.submit(make)
