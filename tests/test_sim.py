@@ -18,7 +18,7 @@ from iswitch.packets import Address, Burst, Outgoing
 from iswitch.sim.events import Events
 from iswitch.sim.network import OVERHEAD, Network
 from iswitch.sim.trace import RECEIVED, SENT, Record, Trace
-from iswitch.wire import TOS_DATA, Action, DType, Shape, Threshold
+from iswitch.wire import NO_RANK, TOS_DATA, Action, DType, Shape, Threshold
 from topologies import Topology
 from topologies.simulated import Simulation
 from worker_lib.session import Gone, Session
@@ -240,18 +240,25 @@ def story(seed: int, links: str = BAD, form: str = "rack:2x2") -> Simulation:
         if session.transfer is not None and session.transfer.done:
             assert (outs[host] == 4 * np.arange(23) + 6 + 4 * session.round).all()
             session.finish()
-        if session.member and session.transfer is None and session.round < 10:
+        numbered = session.member and session.rank != NO_RANK
+        if numbered and session.transfer is None and session.round < 10:
             outs[host] = np.zeros(23, np.int32)
             number = int(host[1:]) - 1
             vector = np.arange(23, dtype=np.int32) + number + session.round
             session.begin(vector, outs[host], network.now)
 
+    def join(host: str) -> None:
+        """Join until all are there, as a worker does."""
+        sessions[host].join(network.now)
+        network.poke(simulation.address(host))
+        network.at(network.now + 0.02, lambda: sessions[host].rank == NO_RANK and join(host))
+
     for host in topology.hosts:
         session = Session(simulation.switch_of(host.name), 7, SHAPE, 1000, expected=4)
         sessions[host.name] = session
-        session.join(0.0)
         simulation.node(host.name).heed = lambda name=host.name: go_on(name)  # type: ignore[misc]
         simulation.start_worker(host.name, session)
+        join(host.name)
     root, child = topology.root.name, topology.tree[-1].name
     above = topology.tree[-1].parent or root
     a, b = simulation.address(above), simulation.address(child)

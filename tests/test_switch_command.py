@@ -408,7 +408,7 @@ def test_members_that_left_cost_nothing() -> None:
 
 def test_memory_limit() -> None:
     with switch("--memory", "2") as (process, where):
-        with pytest.raises(Refused, match=r"no more memory than its --memory") as raised:
+        with pytest.raises(Refused, match=r"of its --memory are free") as raised:
             Worker(where, 7, 1 << 20, timeout=PATIENCE)
         assert raised.value.status is Status.FULL
         assert rounds(where, 2, 100_000, 2) == [2.0, 2.0]
