@@ -420,10 +420,10 @@ def test_places() -> None:
 def test_a_rank_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ValueError, match="pass rank="):
-        next(rendezvous("iswitch://127.0.0.1/7"))
     with pytest.raises(ValueError, match="pass world_size="):
         next(rendezvous("iswitch://127.0.0.1/7?rank=0"))
+    with pytest.raises(ValueError, match="pass rank="):
+        next(rendezvous("iswitch://127.0.0.1/7?world_size=2"))
     with pytest.raises(ValueError, match="rank 2 of 2"):
         next(rendezvous("iswitch://127.0.0.1/7?rank=2&world_size=2"))
 

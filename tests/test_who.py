@@ -127,7 +127,8 @@ class Bereft(Tree):
         faults = Faults(loss=draw.choice([0, 0.05]), jitter=draw.choice([0, 300e-6]))
         super().__init__(*draw.choice(FAN_OUTS), seed=seed, faults=faults, lease=5.0, whole=True)
         self.all_there()
-        for _ in range(draw.randint(0, 2)):
+        self.rounds = draw.randint(0, 2)
+        for _ in range(self.rounds):
             self.round_of_all()
         everybody = range(len(self.workers))
         self.dead = draw.sample(everybody, draw.randint(1, len(everybody) - 1))
@@ -142,6 +143,26 @@ class Bereft(Tree):
             del self.sessions[worker_address(n)]
         self.begin(*self.active)
         self.let_pass(15.0)  # the leases, and the heartbeats of switches
+
+    def hears(self, number: int) -> bool:
+        """Whether a worker is told how many are there now.
+
+        Before its first contribution a switch is told that all have come, and its workers with it,
+        unless it has told that it lacks some itself.
+        """
+        gone = {*self.dead, *self.left}
+        for switch in self.way(number)[:-1]:
+            below = {n for n in range(len(self.workers)) if switch in self.way(n)}
+            if not self.rounds and not below & gone and not below <= {*self.active}:
+                return False
+        return True
+
+    def way(self, number: int) -> list[Address]:
+        """The switches from a worker to the root."""
+        way = [self.workers[number].switch]
+        while way[-1] in self.above:
+            way.append(self.above[way[-1]])
+        return way
 
 
 def member_lost(tree: Tree, number: int) -> MemberLost:
@@ -181,6 +202,12 @@ def test_who_is_lost_is_named(seed: int) -> None:
     }
     known = [n for n in scene.dead if scene.workers[n].switch in alive]
     for n in scene.active:
+        if not scene.hears(n):
+            awaited = gives_up(scene, scene.workers[n]).awaited
+            if all(one.rank != NO_RANK for one in awaited):
+                named = {Address(one.host, one.port) for one in awaited}
+                assert named >= {worker_address(k) for k in known}
+            continue
         error = member_lost(scene, n)
         assert said(error) == silent_ones(scene, known), error
         assert error.ranks == sorted(scene.workers[n].rank for n in known)
