@@ -413,6 +413,9 @@ class Hierarchy:
     def _answered(self, uplink: Uplink, packet: Control, ack: Ack, now: float) -> list[Outgoing]:
         plane = self.plane
         status = Status.of(packet.status)
+        if isinstance(ack, AckWho) and ack.action != Action.HELP:
+            plane.counters["unmatched_ack"] += 1
+            return []
         job = plane.jobs.get(uplink.job)
         keyed = plane.keys.of(uplink.job) is not None
         if keyed and status is Status.DENIED and ack.action != Action.JOIN:

@@ -5,14 +5,15 @@ exception of it, or in a destructor that loses it; and only after a library has 
 takes seconds on a busy machine. So SIGINT has its default action until the command begins, and
 again when it is done: there is nothing to undo.
 
-SIGUSR1 asks a switch for its counters and never ends it: it is ignored until the switch serves, and
-answered by a thread, since whoever reads the answers may have stopped.
+SIGUSR1 asks a switch for its counters, and does not end it once Python runs: it is ignored until
+the switch serves, and answered by a thread, since whoever reads the answers may have stopped.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -53,6 +54,10 @@ def answered(text: Callable[[], str]) -> Iterator[None]:
                 while rest:
                     rest = rest[os.write(2, rest) :]  # sys.stderr has a lock, which others need
 
+    if sys.stderr is None:  # closed: another file has its descriptor now
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        yield
+        return
     threading.Thread(target=write, name="answers", daemon=True).start()
     before = signal.signal(signal.SIGUSR1, ask)
     try:

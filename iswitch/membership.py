@@ -15,6 +15,7 @@ from .wire import (
     FLAG_FIRST,
     FLAG_STANDS_AT,
     MAX_MEMBERS,
+    MOST_WORKERS,
     NO_RANK,
     Join,
     MemberType,
@@ -187,7 +188,8 @@ class Membership:
 
     def workers_here(self) -> int:
         """Workers among the members and below them."""
-        return sum(member.workers for member in self.by_address.values() if member.contributes)
+        there = sum(member.workers for member in self.by_address.values() if member.contributes)
+        return min(there, MOST_WORKERS)
 
     @property
     def workers(self) -> int:

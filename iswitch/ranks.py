@@ -111,7 +111,8 @@ class Ranks:
         Where it is known how many workers there are, no more: who finds none free waits for a lease
         to run out, unless it has waited for one already.
         """
-        return RANKS if not expected or now >= since + self.plane.limits.lease else expected
+        waited = now >= since + self.plane.limits.lease
+        return RANKS if not expected or waited else min(expected, RANKS)
 
     def _is_due(self, job: Job, member: Member, now: float) -> bool:
         """Whether a worker without a rank is to be given one: when as many have come as it expects.
@@ -240,6 +241,8 @@ def _held(job: Job, besides: Member | None, now: float) -> int:
 
 def _some(free: int, count: int) -> tuple[int, int]:
     """The lowest of these ranks, and the others."""
+    if free.bit_count() <= count:
+        return free, 0
     some = 0
     for _ in range(count):
         some |= free & -free

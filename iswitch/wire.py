@@ -415,6 +415,8 @@ class Join(_Value):
             raise WireError("only a switch stands for several workers")
         if shape is None and type_ is not MemberType.CONTROLLER:
             raise WireError("only a controller may leave the shape open")
+        if isinstance(self, TreeJoin) and self.unranked > RANKS:
+            raise WireError(f"there are no {self.unranked} ranks")
         if self.wanted != NO_RANK:
             if type_ is not MemberType.WORKER:
                 raise WireError("only a worker has a rank")
