@@ -496,6 +496,21 @@ def test_another_run_in_the_same_job(switch: Where, job: int) -> None:
     assert run(8) == [0, 1, 2, 3, 4]  # it is told the mend: another job number
 
 
+def test_an_h_above_the_number_of_workers_is_told(switch: Where, job: int) -> None:
+    with Worker(switch, job, 5, 1, timeout=WAIT) as worker:
+        worker.set_threshold(3)
+        with pytest.raises(AllreduceTimeout, match=r"H is 3, of 1 workers; set_threshold\(0\)"):
+            worker.allreduce(np.ones(5, np.float32), timeout=1.0)
+        worker.set_threshold(0)
+
+
+def test_a_gap_is_told_and_not_blamed_on_the_caller(switch: Where, job: int) -> None:
+    with Worker(switch, job, 5, 1, partial=True, timeout=WAIT) as worker:
+        worker.allreduce(np.ones(5, np.float32), round_=0)
+        with pytest.raises(AllreduceTimeout, match=r"round 5 is beyond.* H = 1 workers must"):
+            worker.allreduce(np.ones(5, np.float32), round_=5, timeout=2.0)
+
+
 def test_a_threshold_that_could_mix_rounds_is_refused(
     switch: Where, job: int, pool: ThreadPoolExecutor
 ) -> None:

@@ -215,6 +215,12 @@ class Waiting:
         too_few = session.joined < self.num_workers
         there = f"{session.joined} of {self.num_workers} workers are in job {session.job}"
         names, number = self._contributions()
+        if session.partial and session.rank in [one.rank for one in self.awaited]:
+            return (
+                f"round {session.round} is beyond those that the job keeps: in every round before "
+                f"it H = {session.threshold} workers must take part; name no round that is further, "
+                "or use another job number"
+            )
         if number:  # whoever else has left meanwhile, for he waited in vain, too
             several = number > 1
             whose = f"the contribution{'s' * several} of {names}"
@@ -229,6 +235,11 @@ class Waiting:
             return (
                 f"only {there}: has one not started, left or died? Start one in its place, unless "
                 f"done already{others}"
+            )
+        if session.threshold > session.joined:
+            return (
+                f"H is {session.threshold}, of {session.joined} workers; set_threshold(0) sets it "
+                "to their number"
             )
         return "no contribution is missing: the aggregates are lost on their way here"
 
