@@ -218,8 +218,8 @@ class Waiting:
         if session.partial and session.rank in [one.rank for one in self.awaited]:
             return (
                 f"round {session.round} is beyond those that the job keeps: in every round before "
-                f"it H = {session.threshold} workers must take part; name no round that is further, "
-                "or use another job number"
+                f"it H = {session.threshold} workers must take part; name no round that is "
+                "further, or use another job number"
             )
         if number:  # whoever else has left meanwhile, for he waited in vain, too
             several = number > 1
