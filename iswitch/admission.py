@@ -245,7 +245,8 @@ class Admission:
         if job.awaits_reset and not join.flags & FLAG_HEARTBEAT:
             return []
         sends = self.plane.ranks.number(job, now)
-        ack = Request(job, member, Action.JOIN, None, now).ack(self.plane.told_of(job, member, now))
+        there = member.told(self.plane.workers(job, now))
+        ack = Request(job, member, Action.JOIN, None, now).ack(there)
         of_member = join.flags & (FLAG_HEARTBEAT | FLAG_STANDS_AT) and not join.flags & FLAG_NEW
         if of_member:  # maybe before its process was replaced by one with the same number
             ack = replace(ack, known=1)

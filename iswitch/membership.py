@@ -74,6 +74,13 @@ class Member:
         """Whether it is a worker that is to be given a rank."""
         return self.type is MemberType.WORKER and not self.ranks
 
+    def told(self, there: int) -> int:
+        """How many workers it is told of: all, if all were there and it has not contributed.
+
+        So it learns that all have come, whoever of them has left since.
+        """
+        return max(there, self.met or 0)
+
     def note_standing(self, join: Join) -> None:
         """Remember where the process that sends this Join says that it stands."""
         stands = bool(join.flags & FLAG_STANDS_AT)
