@@ -7,6 +7,7 @@ number, of the whole tree (`ranks.py`).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from .answers import Answers
@@ -168,12 +169,18 @@ class Membership:
         """Whether as many workers have been there at once as the largest `expected` names."""
         return self.expected <= self.met
 
-    def free_seat(self, type_: MemberType, taken: int = 0, wish: int = NO_RANK) -> int | None:
+    def free_seat(
+        self,
+        type_: MemberType,
+        taken: int = 0,
+        wish: int = NO_RANK,
+        leaving: Collection[Member] = (),
+    ) -> int | None:
         """The seat of a new member, the one it wishes if that is free; None if there is none left.
 
-        `taken` are bits to avoid.
+        `taken` are bits to avoid; those `leaving` free theirs.
         """
-        taken |= sum(m.bit for m in self.by_address.values())
+        taken |= sum(m.bit for m in self.by_address.values() if m not in leaving)
         seats = range(MAX_MEMBERS)
         order = seats if type_ is not MemberType.CONTROLLER else reversed(seats)
         free = [seat for seat in order if not taken >> seat & 1]
