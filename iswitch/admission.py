@@ -103,17 +103,20 @@ class Admission:
             raise Refusal(Status.NOT_MEMBER)
         if type_ is not MemberType.CONTROLLER:
             sends += self._take_over(peer, packet, now)
-        silent = self.plane.ranks.vacated_by(job, peer, join.wanted, now) if job else None
-        if job is not None and silent is not None:
-            if self.plane.hierarchy:
-                self.plane.hierarchy.reserve(job.number, silent.ranks)
+        leaving: list[Member] = []
+        if job is not None:
+            self._refuse_misfit(job, join, shape)  # before it is told who has which rank
+            silent, leaving = self._who_makes_room(job, peer, join, type_, now)
             former = former or silent
-            sends += self.plane.end_lease(job, silent, now)
+            if leaving and len(leaving) == len(job.members.contributor_addresses()):
+                # With them the job ends, as by the timer.
+                sends += self._end_leases(job, leaving, now)
+                leaving = []
         if self.plane.hierarchy and type_ is not MemberType.CONTROLLER:
             waits = self.plane.hierarchy.admit(peer, packet, join, now)
             if waits is not None:
                 return [*sends, *waits]
-        job, member, more = self._admit(peer, packet, join, type_, shape, former, sends, now)
+        job, member, more = self._admit(peer, packet, join, type_, shape, former, leaving, now)
         if self.plane.hierarchy and member.contributes:
             more += self.plane.hierarchy.changed(job, now)
         return [*sends, *self._joined(peer, packet, join, job, member, now), *more]
@@ -193,18 +196,47 @@ class Admission:
             sends += self._begin_anew(job, None, now)
         return [*self._joined(member.address, packet, join, job, member, now), *sends]
 
-    def _make_room(self, job: Job, now: float) -> list[Outgoing]:
-        """A job that keeps places takes in nobody else; who died makes room for another.
+    @staticmethod
+    def _refuse_misfit(job: Job, join: Join, shape: Shape | None) -> None:
+        """Refuse a Join that does not fit the job.
 
         Raises:
-            Refusal: all are alive.
+            Refusal: it names another shape, or asks for a rank order that the job has not.
         """
-        if job.places() > 0:
-            return []
+        if shape is None or job.shape is None:
+            return
+        if shape != job.shape or bool(join.flags & FLAG_REPRODUCIBLE) > job.reproducible:
+            raise Refusal(Status.MISMATCH)
+
+    def _who_makes_room(
+        self, job: Job, peer: Address, join: Join, type_: MemberType, now: float
+    ) -> tuple[Member | None, list[Member]]:
+        """Name the silent owner of the rank asked for, and all who leave if this Join is let in.
+
+        A job that keeps places takes in nobody else; who died makes room for another.
+
+        Raises:
+            Refusal: the owner is alive, or all are.
+        """
+        silent = self.plane.ranks.vacated_by(job, peer, join.wanted, now)
+        leaving = [silent] if silent is not None else []
+        if silent is not None and self.plane.hierarchy:
+            self.plane.hierarchy.reserve(job.number, silent.ranks)
+        full = job.keeps_places and job.places() + len(leaving) <= 0
+        if type_ is MemberType.CONTROLLER or not full:
+            return silent, leaving
         for member in job.members.contributors():
-            if member.last_seen + self.plane.limits.lease <= now:
-                return self.plane.end_lease(job, member, now)
+            if member is not silent and member.last_seen + self.plane.limits.lease <= now:
+                return silent, [*leaving, member]
         raise Refusal(Status.FULL, contributors=job.members.workers)
+
+    def _end_leases(self, job: Job, leaving: list[Member], now: float) -> list[Outgoing]:
+        """Take out the silent ones that make room."""
+        sends: list[Outgoing] = []
+        for member in leaving:
+            # What completes next may take over the sets that are to be sent: copy them.
+            sends += [out.copy() for out in self.plane.end_lease(job, member, now)]
+        return sends
 
     def gate_opened(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
         """As many workers have come as are expected: go on, all from the same round."""
@@ -245,7 +277,8 @@ class Admission:
         if job.awaits_reset and not join.flags & FLAG_HEARTBEAT:
             return []
         sends = self.plane.ranks.number(job, now)
-        ack = Request(job, member, Action.JOIN, None, now).ack(self.plane.told_of(job, member, now))
+        there = member.told(self.plane.workers(job, now))
+        ack = Request(job, member, Action.JOIN, None, now).ack(there)
         of_member = join.flags & (FLAG_HEARTBEAT | FLAG_STANDS_AT) and not join.flags & FLAG_NEW
         if of_member:  # maybe before its process was replaced by one with the same number
             ack = replace(ack, known=1)
@@ -266,36 +299,27 @@ class Admission:
         type_: MemberType,
         shape: Shape | None,
         former: Member | None,
-        made_room: list[Outgoing],
+        leaving: list[Member],
         now: float,
     ) -> tuple[Job, Member, list[Outgoing]]:
-        """Take in a new member; `made_room` is what ends the membership whose place it takes.
+        """Take in a new member, and end the leases of those `leaving`, who make room for it.
 
         Raises:
-            Refusal: it cannot be taken in; nothing has changed, but that a member whose lease had
-                run out may have made room for it.
+            Refusal: it cannot be taken in; nothing has changed.
         """
         job = self.plane.jobs.get(packet.job) or self.plane.new_job(packet.job)
         contributes = type_ is not MemberType.CONTROLLER
         if packet.job not in self.plane.jobs and len(self.plane.jobs) >= self.plane.limits.jobs:
             raise Refusal(Status.FULL)
         asks_rank_order = bool(join.flags & FLAG_REPRODUCIBLE)
-        if shape is not None and job.shape is not None:
-            if shape != job.shape or asks_rank_order > job.reproducible:
-                raise Refusal(Status.MISMATCH)
-        elif shape is not None and asks_rank_order and not job.tells_ranks_apart(shape.mode):
+        begins = shape if job.shape is None else None
+        if begins and asks_rank_order and not job.tells_ranks_apart(begins.mode):
             raise Refusal(Status.BAD_REQUEST)
-        sends: list[Outgoing] = []
-        fills_up = False
-        if contributes and job.keeps_places:
-            made_room += self._make_room(job, now)
-            fills_up = job.keeps_places and job.places() == 1
-        early = self._is_early(job, join)
         taken = 0
-        if early and contributes and job.accelerator is not None:
+        if contributes and job.accelerator is not None and self._is_early(job, join):
             taken = job.accelerator.bits_held()
-        seat = job.members.free_seat(type_, taken, join.wanted)
-        if seat is None or len(job.members) >= MAX_MEMBERS:
+        seat = job.members.free_seat(type_, taken, join.wanted, leaving)
+        if seat is None or len(job.members) - len(leaving) >= MAX_MEMBERS:
             raise Refusal(Status.FULL, rank=len(job.members))
         last = self.plane.former.get(peer, packet.job).answers.last
         member = Member(peer, type_, seat, packet.request, None, now, replaces=former is not None)
@@ -309,16 +333,16 @@ class Admission:
         if contributes:
             assert shape is not None
             self._reserve(job, shape, seat, asks_rank_order or self.plane.reproducible)
-        self._take_in(job, member, join, early, former)
+        sends = self._end_leases(job, leaving, now)
+        fills_up = contributes and job.keeps_places and job.places() == 1
+        self._take_in(job, member, join, former)
         if job.members.gathered and not was_gathered:
             sends += self.gate_opened(job, member, now)
         if fills_up:
             sends += self._begin_anew(job, member, now)
         return job, member, sends
 
-    def _take_in(
-        self, job: Job, member: Member, join: Join, early: bool, former: Member | None
-    ) -> None:
+    def _take_in(self, job: Job, member: Member, join: Join, former: Member | None) -> None:
         """Do what was found possible; it takes no memory but what a Join has left room for."""
         peer, now = member.address, member.last_seen
         self.plane.jobs[job.number] = job
@@ -332,7 +356,7 @@ class Admission:
         if join.flags & FLAG_STANDS_AT:
             job.name(join.round, first=bool(join.flags & FLAG_FIRST))
         if job.synchronous:
-            job.place(member, join, early, former)
+            job.place(member, join, self._is_early(job, join), former)
         self.plane.ranks.enter(job, member, join.wanted, former)
         job.members.add(member, join.expected, bool(join.flags & FLAG_WHOLE))
         if isinstance(join, TreeJoin):

@@ -239,13 +239,6 @@ class ControlPlane:
         above = job.members.above
         return job.workers_there(now, self.limits.lease) if above is None else above
 
-    def told_of(self, job: Job, member: Member, now: float) -> int:
-        """How many workers a member is told of: all, if all were there and it has not contributed.
-
-        So it learns that all have come, whoever of them has left since.
-        """
-        return max(self.workers(job, now), member.met or 0)
-
     def enter(self, peer: Address, workers: int, now: float) -> None:
         """From now on listen to this address, which stands for so many workers."""
         if self.sources.enter(peer):

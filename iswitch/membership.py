@@ -7,6 +7,7 @@ number, of the whole tree (`ranks.py`).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from .answers import Answers
@@ -74,6 +75,13 @@ class Member:
     def is_due(self) -> bool:
         """Whether it is a worker that is to be given a rank."""
         return self.type is MemberType.WORKER and not self.ranks
+
+    def told(self, there: int) -> int:
+        """How many workers it is told of: all, if all were there and it has not contributed.
+
+        So it learns that all have come, whoever of them has left since.
+        """
+        return max(there, self.met or 0)
 
     def note_standing(self, join: Join) -> None:
         """Remember where the process that sends this Join says that it stands."""
@@ -162,12 +170,18 @@ class Membership:
         """Whether as many workers have been there at once as the largest `expected` names."""
         return self.expected <= self.met
 
-    def free_seat(self, type_: MemberType, taken: int = 0, wish: int = NO_RANK) -> int | None:
+    def free_seat(
+        self,
+        type_: MemberType,
+        taken: int = 0,
+        wish: int = NO_RANK,
+        leaving: Collection[Member] = (),
+    ) -> int | None:
         """The seat of a new member, the one it wishes if that is free; None if there is none left.
 
-        `taken` are bits to avoid.
+        `taken` are bits to avoid; those `leaving` free theirs.
         """
-        taken |= sum(m.bit for m in self.by_address.values())
+        taken |= sum(m.bit for m in self.by_address.values() if m not in leaving)
         seats = range(MAX_MEMBERS)
         order = seats if type_ is not MemberType.CONTROLLER else reversed(seats)
         free = [seat for seat in order if not taken >> seat & 1]

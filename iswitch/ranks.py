@@ -95,7 +95,9 @@ class Ranks:
 
     def number(self, job: Job, now: float) -> list[Outgoing]:
         """See that those who are due are given the lowest ranks that are free."""
-        due = [member for member in job.members.contributors() if self._is_due(job, member, now)]
+        unranked = [member for member in job.members.contributors() if member.is_due]
+        there = self.plane.workers(job, now) if unranked else 0
+        due = [member for member in unranked if _is_due(member, there)]
         if not due:
             return []
         if self.plane.hierarchy:
@@ -113,13 +115,6 @@ class Ranks:
         """
         waited = now >= since + self.plane.limits.lease
         return RANKS if not expected or waited else min(expected, RANKS)
-
-    def _is_due(self, job: Job, member: Member, now: float) -> bool:
-        """Whether a worker without a rank is to be given one: when as many have come as it expects.
-
-        So those come first who ask for a rank.
-        """
-        return member.is_due and self.plane.told_of(job, member, now) >= member.expected
 
     def _holder(self, job: Job, rank: int, now: float) -> Member | None:
         if rank == NO_RANK:
@@ -173,13 +168,14 @@ class Ranks:
         ranks, unranked = statement.reserved, 0
         for rank in asked:
             ranks |= 1 << rank
+        there = self.plane.workers(job, now) if job else 0
         for member in job.members.contributors() if job else ():
             ranks |= _held_by(member, now)
             stated = member.stated
             if stated is not None and not stated.is_settled:
                 ranks |= stated.ranks
                 unranked += stated.unranked - stated.given
-            elif job is not None and self._is_due(job, member, now):
+            elif _is_due(member, there):
                 unranked += 1
         return ranks, unranked
 
@@ -194,13 +190,14 @@ class Ranks:
         for member in lost:
             job.give(member, member.ranks & statement.granted)
         free = statement.granted & ~statement.ranks & ~_held(job, None, now)
+        there = self.plane.workers(job, now)
         for member in members:
             stated = member.stated
             if stated is not None and not stated.is_settled:
                 granted = stated.ranks & statement.granted & ~_held(job, member, now)
                 given, free = _some(free, stated.unranked - stated.given)
                 self._decide(job, member, granted, given)
-            elif self._is_due(job, member, now) and member not in lost:
+            elif _is_due(member, there) and member not in lost:
                 given, free = _some(free, 1)
                 job.give(member, given)
         sends: list[Outgoing] = []
@@ -221,6 +218,14 @@ def taken(rank: int, holder: Address, silence: float | None = None) -> Refusal:
     return Refusal(
         Status.RANK_TAKEN, rank=rank, threshold=host, round=holder.port, contributors=heard
     )
+
+
+def _is_due(member: Member, there: int) -> bool:
+    """Whether a worker without a rank is to be given one: when as many are there as it expects.
+
+    So those come first who ask for a rank.
+    """
+    return member.is_due and member.told(there) >= member.expected
 
 
 def _held_by(member: Member, now: float) -> int:

@@ -13,6 +13,7 @@ from iswitch.limits import Limits
 from iswitch.packets import Address
 from iswitch.switch import Switch
 from iswitch.wire import (
+    FLAG_REPRODUCIBLE,
     FLAG_WHOLE,
     NO_RANK,
     RANKS,
@@ -38,7 +39,8 @@ from .world import SWITCH, Faults, World, worker_address
 
 SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "60"))  # `make model` takes more
 SHAPE = Shape.of(3, DType.FLOAT32, elements=3)
-OK, TAKEN = Status.OK, Status.RANK_TAKEN
+OTHER = Shape.of(99, DType.FLOAT32, elements=3)
+OK, TAKEN, MISMATCH = Status.OK, Status.RANK_TAKEN, Status.MISMATCH
 
 
 def ask(
@@ -135,6 +137,52 @@ def test_who_dies_makes_room_for_who_asks_for_its_rank(whole: bool) -> None:
     assert ranks(bench)[7] == 2
     assert 2 not in ranks(bench)
     assert 1 in ranks(bench)
+
+
+def silent_owner() -> Bench:
+    """A whole job of three, whose rank 2 is silent."""
+    bench = Bench()
+    for who in range(3):
+        ask(bench, who, who, expected=3, flags=FLAG_WHOLE)
+    bench.now = LEASE + 5.0
+    for who in range(2):
+        bench.heartbeat(who, SHAPE)
+    return bench
+
+
+def test_a_misfit_takes_no_silent_worker_out() -> None:
+    bench = silent_owner()
+    for shape, flags in ((OTHER, FLAG_WHOLE), (SHAPE, FLAG_WHOLE | FLAG_REPRODUCIBLE)):
+        join = Join.for_shape(shape, MemberType.WORKER, 3, flags).asking(2)
+        assert bench.control(9, Action.JOIN, join, request=1) == (MISMATCH, Ack(Action.JOIN), [])
+    assert ranks(bench) == {0: 0, 1: 1, 2: 2}
+    assert ask(bench, 9, 2, expected=3, flags=FLAG_WHOLE)[0] is OK
+    assert ranks(bench) == {0: 0, 1: 1, 9: 2}
+
+
+@pytest.mark.parametrize("rank", [2, NO_RANK])
+def test_who_finds_no_memory_takes_no_silent_worker_out(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = silent_owner()
+
+    def lacks(_seat: int) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.switch.jobs[JOB].accelerator, "join", lacks)
+        assert ask(bench, 9, rank, expected=3, flags=FLAG_WHOLE)[0] is Status.FULL
+    assert ranks(bench) == {0: 0, 1: 1, 2: 2}
+    assert ask(bench, 9, rank, expected=3, flags=FLAG_WHOLE)[0] is OK
+    assert ranks(bench) == {0: 0, 1: 1, 9: 2}
+
+
+def test_a_misfit_is_not_told_who_has_a_rank() -> None:
+    bench = Bench()
+    ask(bench, 0, 1)
+    join = Join.for_shape(OTHER, MemberType.WORKER).asking(1)
+    assert bench.control(5, Action.JOIN, join, request=1) == (MISMATCH, Ack(Action.JOIN), [])
+    assert ask(bench, 5, 1)[0] is TAKEN
 
 
 @pytest.mark.parametrize(("rank", "expected"), [(3, 3), (RANKS, 0), (NO_RANK - 1, 0)])
