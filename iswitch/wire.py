@@ -420,7 +420,9 @@ class Join(_Value):
         if self.wanted != NO_RANK:
             if type_ is not MemberType.WORKER:
                 raise WireError("only a worker has a rank")
-            if self.wanted >= min(RANKS, self.expected or RANKS):
+            # Who comes back keeps its rank: of more workers than expected, one may have a higher.
+            known = self.expected if self.flags & FLAG_NEW else 0
+            if self.wanted >= min(RANKS, known or RANKS):
                 raise WireError(f"no such rank: {self.wanted}")
         return type_, shape
 

@@ -537,6 +537,29 @@ def test_a_threshold_that_could_mix_rounds_is_refused(
         worker.leave()
 
 
+def test_a_threshold_does_not_leave_out_who_was_late_once(
+    switch: Where, job: int, pool: ThreadPoolExecutor
+) -> None:
+    """A round waited for the third, and is done: whom it waited for says nothing any more."""
+    made = [
+        future.result(WAIT)
+        for future in [pool.submit(Worker, switch, job, 5, 3, timeout=WAIT) for _ in range(3)]
+    ]
+    first, *_, third = made
+    ones = np.ones(5, np.float32)
+    early = [pool.submit(worker.allreduce, ones) for worker in made[:2]]
+    limit = time.monotonic() + WAIT
+    while not first._session.waiting_for:
+        assert time.monotonic() < limit
+        time.sleep(POLL)
+    assert (third.allreduce(ones) == 3).all()
+    assert all((one.result(WAIT) == 3).all() for one in early)
+    with pytest.raises(ValueError, match=r"3 workers are in the job.*partial=True"):
+        first.set_threshold(2)
+    for worker in made:
+        worker.leave()
+
+
 def test_rounds_are_named_where_they_have_to_be(switch: Where, job: int) -> None:
     ones = np.ones(5, np.float32)
     with pytest.raises(ValueError, match="first_round = 7: make the Worker with partial=True"):

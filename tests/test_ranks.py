@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +14,9 @@ from iswitch.limits import Limits
 from iswitch.packets import Address
 from iswitch.switch import Switch
 from iswitch.wire import (
+    FLAG_NEW,
     FLAG_REPRODUCIBLE,
+    FLAG_STANDS_AT,
     FLAG_WHOLE,
     NO_RANK,
     RANKS,
@@ -29,7 +32,7 @@ from iswitch.wire import (
 )
 from topologies import Topology
 from topologies.simulated import Simulation
-from worker_lib import Refused, Worker, environment
+from worker_lib import Refused, TooFewWorkers, Worker, environment
 from worker_lib.session import Answered, Session
 
 from .conftest import StartSwitch
@@ -187,7 +190,16 @@ def test_a_misfit_is_not_told_who_has_a_rank() -> None:
 
 @pytest.mark.parametrize(("rank", "expected"), [(3, 3), (RANKS, 0), (NO_RANK - 1, 0)])
 def test_there_is_no_such_rank(rank: int, expected: int) -> None:
-    assert ask(Bench(), 0, rank, expected)[0] is Status.BAD_REQUEST
+    assert ask(Bench(), 0, rank, expected, flags=FLAG_NEW)[0] is Status.BAD_REQUEST
+
+
+def test_who_comes_back_keeps_a_rank_beyond_expected() -> None:
+    """Three workers of two that were expected: a restarted switch gives each the rank it had."""
+    bench = Bench()
+    for who in (2, 0, 1):
+        status, ack = ask(bench, who, who, expected=2, flags=FLAG_STANDS_AT)
+        assert (status, ack.rank) == (OK, who)
+    assert ask(Bench(), 0, RANKS, expected=2)[0] is Status.BAD_REQUEST
 
 
 @pytest.mark.parametrize("type_", [MemberType.SWITCH, MemberType.CONTROLLER])
@@ -664,6 +676,19 @@ def test_a_rank_beyond_num_workers(rank: object) -> None:
         Worker(("127.0.0.1", 9), 1, 3, 4, rank=rank)  # type: ignore[arg-type]
 
 
+def test_who_waits_for_a_rank_is_told_so(start_switch: StartSwitch) -> None:
+    """Of three workers of two: nobody is missing."""
+    _, where = start_switch()
+    with ThreadPoolExecutor(2) as pool:
+        made = [
+            pool.submit(Worker, where, 1, 3, 2, on_member_lost="continue", timeout=20.0)
+            for _ in range(2)
+        ]
+        first, second = (future.result(20.0) for future in made)
+    with first, second, pytest.raises(TooFewWorkers, match=r"^joined job 1, but no rank was free"):
+        Worker(where, 1, 3, 2, on_member_lost="continue", timeout=1.0)
+
+
 JOB_OF_ALL = {"ISWITCH_SWITCH": "127.0.0.1:9", "ISWITCH_JOB": "1"}
 TOLD = {  # by the variable of a rank: that of the number of ranks; in the order that they count
     "ISWITCH_RANK": "WORLD_SIZE",
@@ -689,8 +714,20 @@ def test_ranks_of_launchers(name: str) -> None:
     later = names[names.index(name) + 1 :]
     assert told((name, 3)) == (4, 3)
     assert told((name, 3), *((other, 1) for other in later)) == (4, 3)
-    with pytest.raises(ValueError, match=rf"{name} is 4, and there are 4 workers .*are 0 to 3"):
+    of = TOLD[name]
+    said = rf"{name} is 4, and there are 4 workers \({of}\): .*are 0 to 3.* as many .* as {of} says"
+    with pytest.raises(ValueError, match=said):
         told((name, 4))
+
+
+def test_the_number_of_workers_is_blamed_on_the_variable_that_tells_it() -> None:
+    for rank, size in (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")):
+        with pytest.raises(ValueError, match=f"^{size} is 0: a job has 1 worker or more$"):
+            told((rank, 0), size=0)
+    with pytest.raises(ValueError, match=r"PMI_RANK is 1, and there is 1 worker \(PMI_SIZE\)"):
+        told(("PMI_RANK", 1), size=1)
+    with pytest.raises(ValueError, match=r"RANK is 3, and there are 2 workers \(world_size\)"):
+        environment.rank({"RANK": "3", "WORLD_SIZE": "4"}, 2)  # the call says 2
 
 
 @pytest.mark.parametrize("name", list(TOLD)[2:])

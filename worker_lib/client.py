@@ -103,7 +103,7 @@ class Worker:
         SwitchUnreachable: nobody answers there.
         BindError: `bind` cannot be had.
         Refused: the switch does not take this worker into the job.
-        TooFewWorkers: fewer than `num_workers` joined in time.
+        TooFewWorkers: fewer than `num_workers` joined in time, or no rank became free.
         ValueError: an argument out of its range.
     """
 
@@ -656,6 +656,12 @@ class Worker:
                 arguments.tell_of_clock(self._session.clock_behind, self._session.incarnation)
                 return
             if time.monotonic() + JOIN_PAUSE >= limit:
+                if most >= (self.num_workers or 0):
+                    raise TooFewWorkers(
+                        f"joined job {self.job}, but no rank was free within {self.timeout:g} s: "
+                        "a worker that died keeps its rank until its lease ends; try again after "
+                        "that, or with a longer timeout"
+                    )
                 raise TooFewWorkers(
                     f"only {most} of {self.num_workers} workers joined job "
                     f"{self.job} within {self.timeout:g} s; are all of them running, with the "

@@ -63,14 +63,28 @@ def size(environment: Mapping[str, str]) -> int | None:
     """How many workers there are: WORLD_SIZE, or as many as a launcher has started.
 
     None: nothing tells.
+
+    Raises:
+        ValueError: it is no number, or 0.
     """
+    name = _size_name(environment)
+    if name is None:
+        return None
+    found = number(environment, name)
+    if found == 0:
+        raise ValueError(f"{name} is 0: a job has 1 worker or more")
+    return found
+
+
+def _size_name(environment: Mapping[str, str]) -> str | None:
+    """The variable that tells how many workers there are."""
     if environment.get(SIZE):
-        return number(environment, SIZE)
+        return SIZE
     for rank_name, name in LAUNCHERS:
         if environment.get(rank_name) and environment.get(name):
             found = number(environment, name)
             if found > 1 or name != "SLURM_STEP_NUM_TASKS":
-                return found
+                return name
     return None
 
 
@@ -92,9 +106,13 @@ def rank(environment: Mapping[str, str], workers: int) -> int | None:
         return None
     found = number(environment, own[0])
     if found >= workers:
+        of = _size_name(environment)
+        if of is None or number(environment, of) != workers:
+            of = "world_size"  # of the call
+        there = f"are {workers} workers" if workers > 1 else "is 1 worker"
         raise ValueError(
-            f"{own[0]} is {found}, and there are {workers} workers ({SIZE}): ranks are 0 to "
-            f"{workers - 1}; start as many processes as {SIZE} says, each with a rank of its own"
+            f"{own[0]} is {found}, and there {there} ({of}): ranks are 0 to "
+            f"{workers - 1}; start as many processes as {of} says, each with a rank of its own"
         )
     return found
 

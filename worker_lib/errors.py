@@ -147,7 +147,7 @@ class Refused(WorkerError):
 
 
 class TooFewWorkers(WorkerError):
-    """Fewer workers joined than a Worker was told to wait for."""
+    """Fewer workers joined than a Worker was told to wait for, or no rank became free."""
 
 
 class AllreduceTimeout(WorkerError):

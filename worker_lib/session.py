@@ -134,7 +134,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         self.transfer: Transfer | None = None
         self.express: Express | None = None  # in place of a transfer, as long as all goes well
         self._whole: Outgoing | None = None  # its contribution, to be sent
-        self.waiting_for: int | None = None  # bitmap of seats, by the last answers to Help
+        self.waiting_for: int | None = None  # in this round: bitmap of seats, by the last answers
         self._asked_anew = True  # no answer has come to the last Help
         self.stats = dict.fromkeys(
             ("sent", "sent_again", "received", "useless", "probes", "helps", "helped", "rejoins"),
@@ -234,6 +234,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         """The transfer is done: go on to the next round."""
         self.abandon()
         self._given_up = None
+        self.forget_who_is_missing()
         self._finished = self.round
         self.round = (self.round + 1) & ROUND_MASK
 
@@ -380,7 +381,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         self.abandon()
         self._given_up = None
         self.round = round_
-        self._help_requests.clear()  # a late answer, HALTED say, is of no interest
+        self.forget_who_is_missing()  # a late answer, HALTED say, is of no interest
         for contribution in self._contributions:
             contribution.round = None
 
@@ -483,6 +484,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         elif status is Status.GONE and self.transfer is not None:
             self._events.append(Gone(self.round, ack.round))
             self.abandon()
+            self.forget_who_is_missing()
             self._moved_to = ack.round
             # The next round that a program names may still be kept.
             self.round = (self.round + 1) & ROUND_MASK if self.partial else ack.round

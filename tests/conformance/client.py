@@ -214,6 +214,7 @@ class Peer:
         expected: int = 0,
         round_: int | None = None,
         rank: int | None = None,
+        new: bool = False,
         incarnation: int | None = None,
         want: Status = Status.OK,
         tos: int = wire.TOS_CONTROL,
@@ -221,7 +222,7 @@ class Peer:
         """Join with this incarnation (by default the one in force), to be answered so."""
         number = self.incarnation if incarnation is None else incarnation
         shape = None if zeros else self.shape
-        value = wire.join_value(shape, member_type, expected, round_, rank)
+        value = wire.join_value(shape, member_type, expected, round_, rank, new)
         ack = self.request(Action.JOIN, value, request=number, tos=tos)
         expect_status(ack, want, f"Join from {self.describe()}")
         if want == Status.OK:

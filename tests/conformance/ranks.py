@@ -71,9 +71,14 @@ def unasked_ranks_are_the_free_ones(bench: Bench) -> None:
 
 @case("3")
 def rank_beyond_expected_is_refused(bench: Bench) -> None:
-    """A rank of `expected` or more, or of 4,096 or more, is a BAD_REQUEST."""
-    for rank, expected in ((4, 4), (4096, 0), (65534, 0)):
-        bench.stranger(Shape()).join(rank=rank, expected=expected, want=Status.BAD_REQUEST)
+    """A new process that asks for `expected` or more is refused, and whoever asks for 4,096.
+
+    A worker that comes back keeps its rank.
+    """
+    for rank, expected, new in ((4, 4, True), (4096, 0, False), (65534, 0, False)):
+        peer = bench.stranger(Shape())
+        peer.join(rank=rank, expected=expected, new=new, want=Status.BAD_REQUEST)
+    expect_equal(bench.stranger(Shape()).join(rank=4, expected=4).rank, 4, "rank of before")
 
 
 @case("3")

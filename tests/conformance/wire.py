@@ -202,13 +202,14 @@ def join_value(
     expected: int = 0,
     round_: int | None = None,
     rank: int | None = None,
+    new: bool = False,
 ) -> bytes:
-    """The Value of a Join; no shape leaves all of it zero, a round sets flags bit 0."""
+    """The Value of a Join; no shape leaves all of it zero, `round_` and `new` set a flag each."""
     agreed = (0, 0, 0, 0, 0, 0)
     if shape is not None:
         sizes = (shape.per_segment, shape.last, shape.segments)
         agreed = (shape.dtype, shape.op, shape.mode, *sizes)
-    flags = 0 if round_ is None else 1
+    flags = (round_ is not None) | new << 5
     asked = b"" if rank is None else _RANK.pack(rank)
     return _JOIN.pack(member_type, *agreed, expected, flags, round_ or 0) + asked
 
