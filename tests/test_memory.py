@@ -300,8 +300,8 @@ def test_a_join_that_lacks_any_buffer_changes_nothing(mode: Mode, flags: int) ->
     assert refusals >= 3
 
 
-def test_who_made_room_for_one_that_is_refused_is_gone_and_that_is_told() -> None:
-    """What the end of a lease sends goes out, though the newcomer's Join is answered FULL."""
+def test_nobody_makes_room_for_one_that_is_refused() -> None:
+    """A silent member stays in a whole job if the newcomer's Join is answered FULL."""
     scarce = Scarce()
     machine = Switch(Limits(memory=1 << 20, buffers=scarce))
     join = Join.for_shape(Shape.of(5000), expected=2, flags=FLAG_REPRODUCIBLE | FLAG_WHOLE)
@@ -310,20 +310,12 @@ def test_who_made_room_for_one_that_is_refused_is_gone_and_that_is_told() -> Non
     job = machine.jobs[2]
     lost = job.members.by_address[peer(1)]
     job.members.by_address[peer(0)].last_seen = 50.0
-    told = Outgoing.control(peer(0), bytes(8))
-    end_lease = machine.control.end_lease
-
-    def ended(*arguments: Any) -> list[Outgoing]:
-        return [told, *end_lease(*arguments)]
-
-    machine.control.end_lease = ended  # type: ignore[method-assign]
     del job.accelerator._parts[lost.rank]  # type: ignore[union-attr]
     scarce.left = 0
     packet = Control(Action.JOIN, 2, 1000, join).build()
-    first, answer = machine.receive(Burst.single(peer(2), TOS_CONTROL, packet), 50.0)
-    assert first is told
+    (answer,) = machine.receive(Burst.single(peer(2), TOS_CONTROL, packet), 50.0)
     assert Control.parse(packets_of(answer)[0]).status == Status.FULL
-    assert list(job.members.by_address) == [peer(0)]
+    assert list(job.members.by_address) == [peer(0), peer(1)]
     check_state(machine, 50.0)
 
 
