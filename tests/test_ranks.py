@@ -462,7 +462,8 @@ class History:
             self.happens()
             self.run(draw.choice([0.001, 0.02, 0.3, 15.0]))
         self.world.faults = Faults()
-        while len(self.running) < self.n:  # those who are missing come again, as they were
+        # Those who are missing come again, as they were; who was refused is in nobody's place.
+        while self.missing and sum(not p.refused for p in self.running.values()) < self.n:
             lacks = self.missing.pop()
             self.start(lacks.wants, lacks.session.switch)
         self.run(5 * self.lease)
