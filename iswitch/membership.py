@@ -114,7 +114,7 @@ class Stated:
         given: how many of these were.
         since: when it came.
         decided: the newest statement to which the answer is known.
-        kept: ranks that a former process of the switch had, and nobody else may have before
+        kept: ranks that former processes of the switch had, and nobody else may have before
             `until`: their workers may come back.
     """
 

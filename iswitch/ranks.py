@@ -133,7 +133,7 @@ class Ranks:
         """A switch below states the ranks of its workers; without a parent, decide."""
         stated = switch.stated
         if stated is None or anew:
-            kept = switch.ranks if anew else 0
+            kept = _held_by(switch, now) if anew else 0  # with what one before that had
             stated = switch.stated = Stated(kept=kept, until=now + self.plane.limits.lease)
             switch.ranks = 0
         elif round_distance(join.statement, stated.number) < 0:

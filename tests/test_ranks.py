@@ -284,6 +284,22 @@ def test_a_restarted_switch_finds_the_ranks_that_it_had() -> None:
     assert ask(bench, 9, 0)[0] is OK
 
 
+def test_a_switch_that_restarts_twice_finds_the_ranks_of_those_who_were_not_back() -> None:
+    """For a lease from the last time; what is no longer kept by then is not kept again."""
+    bench = Bench()
+    state(bench, 0, 5, 0b011)
+    bench.now = LEASE / 2
+    state(bench, 0, 1, 0b010, request=1001)
+    bench.now = LEASE
+    state(bench, 0, 1, 0b010, request=1002)
+    assert ask(bench, 8, 0)[0] is TAKEN
+    assert ask(bench, 8)[1].rank == 2
+    bench.now = 2 * LEASE
+    bench.heartbeat(8, SHAPE)
+    state(bench, 0, 1, 0b010, request=1003)
+    assert ask(bench, 9)[1].rank == 0
+
+
 # A model: processes that want ranks, at random places of random trees
 
 
@@ -299,6 +315,8 @@ class Process:
     status: Status = OK
     asked: float = 0.0
     born: float = 0.0
+    confirmed: float = 0.0  # when its rank last was, and which
+    rank: int = NO_RANK
 
 
 @dataclass
@@ -316,6 +334,8 @@ class History:
     seed: int
     lease: float = 10.0  # three heartbeats of a switch, and more
     running: dict[int, Process] = field(default_factory=dict)  # by the number of their address
+    # By switch, the workers that it has known since it began, each with the member it is behind.
+    known: dict[Address, dict[Address, Address]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         draw = self.draw = random.Random(self.seed)
@@ -361,6 +381,7 @@ class History:
         return Switch(self.limits, False, self.above[at], self.incarnations_of_switches)
 
     def restart(self, at: Address) -> None:
+        self.known.pop(at, None)
         if at == SWITCH:
             self.world.switch = Switch(self.limits)
         else:
@@ -378,7 +399,7 @@ class History:
             expected=self.n if self.expects else 0,
             whole=self.plan.whole and self.expects,
             rank=wants,
-            heartbeat=1.0,
+            heartbeat=self.draw.uniform(0.3, 3.0),  # so they come back one by one
         )
         process = Process(session, worker_address(number), wants, born=self.world.now)
         self.running[number] = process
@@ -390,6 +411,8 @@ class History:
             process.session.request(Action.LEAVE, None, self.world.now)
             self.run(0.002)
         del self.world.sessions[process.address]
+        for known in self.known.values():
+            known.pop(process.address, None)
         return process
 
     def run(self, seconds: float) -> None:
@@ -451,6 +474,35 @@ class History:
         for at, switch in self.world.switches.items():
             for job in switch.jobs.values():
                 self.check_switch(at, [m.ranks for m in job.members.contributors()])
+        self.check_kept()
+
+    def check_kept(self) -> None:
+        """Nobody elsewhere has the rank of a worker whose switch was restarted, for a lease.
+
+        As far as the switches above know of it, and the one that was restarted does not leave them.
+        """
+        for process in self.running.values():
+            if self.is_confirmed(process):
+                process.confirmed, process.rank = self.world.now, process.session.rank
+                member, at = process.address, process.session.switch
+                while True:
+                    self.known.setdefault(at, {})[process.address] = member
+                    if at not in self.above:
+                        break
+                    member, at = at, self.above[at]
+            elif self.world.now < process.confirmed + self.lease:
+                self.check_kept_for(process)
+
+    def check_kept_for(self, process: Process) -> None:
+        for at, known in self.known.items():
+            job = self.world.switches[at].jobs.get(JOB)
+            members = job.members.by_address if job else {}
+            behind = known.get(process.address)
+            if behind is not None and behind not in members:
+                del known[process.address]
+            elif behind is not None and process.session.rank == process.rank:
+                others = (m.ranks for address, m in members.items() if address != behind)
+                assert not any(bits >> process.rank & 1 for bits in others), (at, process.rank)
 
     def check_switch(self, at: Address, held: list[int]) -> None:
         together = 0
@@ -470,7 +522,8 @@ class History:
             self.happens()
             self.run(draw.choice([0.001, 0.02, 0.3, 15.0]))
         self.world.faults = Faults()
-        while len(self.running) < self.n:  # those who are missing come again, as they were
+        # Those who are missing come again, as they were; who was refused is in nobody's place.
+        while self.missing and sum(not p.refused for p in self.running.values()) < self.n:
             lacks = self.missing.pop()
             self.start(lacks.wants, lacks.session.switch)
         self.run(5 * self.lease)
@@ -482,7 +535,10 @@ class History:
         draw = self.draw
         what = draw.choice(["leave", "kill", "again", "elsewhere", "restart", "double"])
         if what == "restart" and self.plan.restarts:
-            self.restart(draw.choice(list(self.world.switches)))
+            self.restart(at := draw.choice(list(self.world.switches)))
+            if draw.random() < 0.5:
+                self.run(0.5)
+                self.restart(at)
         elif what == "double" and self.plan.doubles and len(self.running) >= self.n:
             like = draw.choice(list(self.running.values()))
             if like.wants != NO_RANK:
@@ -541,6 +597,26 @@ class History:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_histories(seed: int) -> None:
     History(seed).play()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_switch_restarts_again_and_again(seed: int) -> None:
+    """Whoever comes elsewhere has no rank of those below it who are not back yet."""
+    history = History(seed)
+    draw = history.draw
+    history.plan.restarts = True
+    for i in range(history.n):
+        history.start(history.wants[i], history.leaves[i % len(history.leaves)])
+    history.run(2.0)
+    at = draw.choice(list(history.above) or [SWITCH])
+    for _ in range(draw.randint(2, 3)):
+        history.restart(at)
+        history.run(draw.choice([0.3, 0.6]))
+    history.expects = False  # so that nobody waits for the others
+    for process in [p for p in history.running.values() if not history.is_confirmed(p)][:3]:
+        history.start(process.wants, draw.choice(list(history.world.switches)))
+        history.run(0.3)
+    history.run(3.0)
 
 
 class Node:

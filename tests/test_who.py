@@ -8,12 +8,13 @@ from functools import partial
 
 import pytest
 
+from iswitch import wire
 from iswitch.keys import Keys
 from iswitch.limits import Limits
 from iswitch.packets import Address
 from iswitch.switch import Switch
 from iswitch.who import NOBODY, Awaiting, Neighbours, together
-from iswitch.wire import MOST_AWAITED, NO_RANK, AckWho, Action, Awaited, Who
+from iswitch.wire import MOST_AWAITED, NO_RANK, Ack, AckWho, Action, Awaited, Who
 from worker_lib.environment import hosts
 from worker_lib.errors import AllreduceTimeout, MemberLost
 from worker_lib.session import Answered, Event, Session
@@ -255,6 +256,24 @@ def test_a_root_that_does_not_answer_is_named() -> None:
     tree.begin(0, 1, 2, 3)
     error = asked(tree, 0)
     assert [one[:3] for one in error.awaited] == [(*SWITCH[:2], NO_RANK)]
+
+
+def test_who_has_lost_its_rank_is_told_who_has_it() -> None:
+    """Not that the switch does not answer, nor for whom the others wait."""
+    tree = Tree(2, 1)
+    tree.all_there()
+    tree.begin(0)
+    session, other = tree.workers[0], switch_address(2)
+    host = int.from_bytes(bytes(map(int, other.host.split("."))), "big")
+    session.taken = Ack(
+        Action.JOIN, rank=5, threshold=host, round=other.port, contributors=wire.ELSEWHERE
+    )
+    session.heard, session.waiting_for = tree.now - 60.0, None
+    waiting = Waiting(session, session.expected, "wait")
+    error = str(waiting.too_late(1.0, tree.now, 0))
+    assert "does not take this worker in again: another worker has its rank" in error
+    assert f"(rank 5 is that of a worker behind the switch at {other})" in error
+    assert "does not answer" not in error
 
 
 def test_an_answer_is_not_older_than_the_question() -> None:

@@ -159,7 +159,7 @@ class AllreduceTimeout(WorkerError):
         round: the round.
         missing: ranges (start, stop) of segments whose aggregate has not come.
         ranks: the ranks whose contributions are missing, of the first 16 in the whole tree; None:
-            the switch did not answer.
+            the switch did not answer, or has given this worker's rank to another.
         awaited: these workers: host, port, rank, and their switch. With rank NO_RANK (0xFFFF) a
             switch that has not answered.
     """

@@ -165,6 +165,11 @@ class Waiting:
         missing = session.transfer.missing()
         count = sum(stop - start for start, stop in missing)
         what = f"round {round_} not done within {seconds:g} s"
+        if session.taken is not None:
+            owner = naming.owner(session.taken, self._hosts)
+            why = f"the switch at {session.switch} does not take this worker in again"
+            mend = f"another worker has its rank; end that one, or this one{owner}"
+            return AllreduceTimeout(f"{what}: {why}: {mend}", round_, missing, None)
         if session.halted:
             return JobHalted(
                 f"{what}: the job is halted; reset() resumes it", round_, missing, None
