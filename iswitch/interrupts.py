@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
+from types import FrameType
 
 STATUS = 130  # as a shell has it of a process that SIGINT has ended
 AGAIN = 0.02  # seconds
@@ -67,10 +68,20 @@ def answered(text: Callable[[], str]) -> Iterator[None]:
         asked.put(False)
 
 
+_came: list[int] = []  # SIGINT, as often as it was heeded
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, and remember that it came: a library that loads may swallow it."""
+    _came.append(number)
+    signal.default_int_handler(number, frame)
+
+
 def heed() -> None:
     """Have Ctrl-C raise KeyboardInterrupt, if it ends this process so far."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _came.clear()
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def come_again() -> None:
@@ -83,12 +94,7 @@ def come_again() -> None:
 
 def follows_one(error: BaseException) -> bool:
     """Whether an import failed because a KeyboardInterrupt came in the middle of it."""
-    found: BaseException | None = error
-    while found is not None and isinstance(error, ImportError | SystemError):
-        if isinstance(found, KeyboardInterrupt):
-            return True
-        found = found.__cause__ or found.__context__
-    return False
+    return bool(_came) and isinstance(error, ImportError | SystemError)
 
 
 @contextmanager

@@ -51,6 +51,12 @@ def subject(file: str | Path) -> str:
     return Path(file).stem.removeprefix("test_")
 
 
+def pytest_configure() -> None:
+    """Have programs that tests start heed signals, though a shell's background job ignores some."""
+    heed_interrupts()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the largest group, so that the other process does not end long before."""
     items.sort(key=lambda item: subject(item.path) not in NETWORKS)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import IO, NamedTuple, Self
 
+from .. import interrupts
 from ..ports.orphans import DiesWithParent
 
 PATIENCE = 3.0  # seconds to end in, before a process is killed
@@ -120,7 +121,7 @@ class Fleet:
 
     def __enter__(self) -> Self:
         self._former = signal.getsignal(signal.SIGINT)
-        if self._former is signal.default_int_handler:
+        if self._former in (signal.default_int_handler, interrupts.interrupt):
             signal.signal(signal.SIGINT, self._interrupt)
         return self
 
