@@ -22,6 +22,8 @@ COMMANDS = (
     "demo", "train", "run", "bench", "switch", "ctl", "doctor", "soak",
     "record", "replay", "analyze", "generate", "dissector",
 )  # fmt: skip
+# Loaded before Ctrl-C raises KeyboardInterrupt, which some libraries swallow while they load.
+LIBRARIES = ("numpy", "ml_dtypes", "rich.live", "rich.progress", "rich.table")
 
 
 class Parser(argparse.ArgumentParser):
@@ -82,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if word.startswith("--") and word.endswith("=--"):  # argparse stumbles over it
                 raise UsageError(f"{word}: -- is no value; write another one")
         args = parser([chosen]).parse_args(words)
+        for name in LIBRARIES:
+            import_module(name)
         heed()
         status: int = args.run(args)
         return status
