@@ -88,7 +88,7 @@ def memory_not_limited(patch: pytest.MonkeyPatch) -> None:
 
 
 def ranks_given_twice(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Membership, "free_seat", lambda self, type_, taken=0, wish=0: 0)
+    patch.setattr(Membership, "free_seat", lambda *_args, **_kwargs: 0)
 
 
 def drops_not_counted(patch: pytest.MonkeyPatch) -> None:
