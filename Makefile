@@ -23,7 +23,7 @@ check: $(VENV)/dev.ready
 
 # The random model of joins, crashes and restarts, on more seeds than `make test` takes.
 model: $(VENV)/dev.ready
-	ISWITCH_MODEL_SEEDS=3000 $(BIN)/python -m pytest -q tests/test_model.py tests/test_replacement.py
+	ISWITCH_MODEL_SEEDS=3000 $(BIN)/python -m pytest -q tests/core/test_model.py tests/core/test_replacement.py
 
 # Random histories in the simulated world; docs/soak.md.
 soak: $(VENV)/dev.ready
@@ -39,14 +39,14 @@ lossy: $(VENV)/dev.ready
 
 # The float adder of the P4 program on every pair of float16 numbers; docs/p4.md. 13 minutes.
 adder: $(VENV)/dev.ready
-	ISWITCH_ADDER_ALL=1 $(BIN)/python -m pytest -q tests/test_lanes.py -k every_float16
+	ISWITCH_ADDER_ALL=1 $(BIN)/python -m pytest -q tests/p4/test_lanes.py -k every_float16
 
 # Random histories, new ones every time, and ten minutes of fuzzing for each target.
 FUZZ_TARGETS := control switch child chassis guard session trace
 fuzz: $(VENV)/dev.ready
 	ISWITCH_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest -q tests/fuzz
 	ISWITCH_MEMORY_STEP=1 ISWITCH_MEMORY_SEEDS=1000 $(BIN)/python -m pytest -q \
-	  -k "memory_that_lacks" tests/test_memory.py tests/test_memory_requests.py
+	  -k "memory_that_lacks" tests/core/test_memory.py tests/core/test_memory_requests.py
 	for target in $(FUZZ_TARGETS); do \
 	  $(BIN)/python -m tests.fuzz $$target -max_total_time=600 || exit 1; done
 

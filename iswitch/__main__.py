@@ -9,12 +9,12 @@ def main() -> int:
     Everything is imported inside, so that Ctrl-C meanwhile ends it quietly.
     """
     try:
-        from .interrupts import end_at_once, ignore_requests
+        from iswitch.system.interrupts import end_at_once, ignore_requests
 
         end_at_once()
         if sys.argv[1:2] == ["switch"]:  # what other commands start would inherit it
             ignore_requests()
-        from .cli.boundary import own_process
+        from iswitch.system.boundary import own_process
 
         own_process()
         from .cli import main as run

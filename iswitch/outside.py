@@ -2,7 +2,7 @@
 
 A reader of files raises it, or a kind of it, and need not know all that its parsers raise: in
 `reading` a damaged file is an error that names the file. The command line prints it as one
-sentence, with exit status 2 (`iswitch.cli.boundary`).
+sentence, with exit status 2 (`iswitch.system.boundary`).
 """
 
 from __future__ import annotations

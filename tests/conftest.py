@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from . import machine
-from .networks import left
+from tests.support import ROOT, machine
+from tests.support.networks import left
 
-ROOT = Path(__file__).parent.parent
 PATIENCE = 20.0  # seconds for a switch to start, and to end
 
 Where = tuple[str, int]

@@ -8,7 +8,7 @@ with Network(Topology.parse("rack:2x3,rate=1Gbit")) as network:
 
 from __future__ import annotations
 
-from iswitch.units import Queue
+from iswitch.faults.units import Queue
 
 from .description import Topology
 from .errors import NetworkError, PrivilegeError, TopologyError

@@ -44,7 +44,7 @@ class Topology(Plan):
             TopologyError: it cannot be read, is not TOML, no topology, or one that could not be
                 built.
         """
-        from iswitch.files import read_text
+        from iswitch.system.files import read_text
 
         return loads(read_text(str(path), TopologyError), cls, str(path))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from iswitch.units import count
+from iswitch.faults.units import count
 
 from .plan import Plan
 

@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from iswitch.ports.ethtool import offloads_off
-from iswitch.units import FRAME_HEADER
+from iswitch.faults.units import FRAME_HEADER
+from iswitch.ports.kernel.ethtool import offloads_off
 
 from .children import Nodes
 from .errors import NetworkError, PrivilegeError

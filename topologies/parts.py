@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from iswitch.impairment import UNITS, Impairment
-from iswitch.units import MTU, RATE, QuantityError, Queue, whole
+from iswitch.faults.impairment import UNITS, Impairment
+from iswitch.faults.units import MTU, RATE, QuantityError, Queue, whole
 
 from .errors import TopologyError
 

@@ -98,7 +98,7 @@ class Plan:
 
     def mac(self, node: str) -> str:
         """The MAC of a host's interface, or the one that a switch answers with."""
-        from iswitch.made_up import MAC_PREFIX  # brings NumPy
+        from iswitch.ethernet.made_up import MAC_PREFIX  # brings NumPy
 
         return mac(MAC_PREFIX, self.address(node))
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from iswitch.impairment import Impairment
-from iswitch.limits import Limits
-from iswitch.packets import Address
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import PORT, ROUND_MASK
+from iswitch.core.jobs.limits import Limits
+from iswitch.core.switch import Switch
+from iswitch.faults.impairment import Impairment
 from iswitch.sim.host import Host
 from iswitch.sim.link import LATENCY
 from iswitch.sim.network import Machine, Network, Node
 from iswitch.sim.plugged import Plugged
 from iswitch.sim.trace import Trace
-from iswitch.switch import Switch
-from iswitch.wire import PORT, ROUND_MASK
 
 from .description import Topology
 from .parts import Link

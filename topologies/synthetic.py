@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from iswitch.core.format.wire import DType, Op, Shape
 from iswitch.sim.tape import Tape
-from iswitch.wire import DType, Op, Shape
-from worker_lib.session import Session
+from worker_lib.protocol.session import Session
 
 from .description import Topology
 from .errors import TopologyError

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from iswitch.wire import MAX_MEMBERS
+from iswitch.core.format.wire import MAX_MEMBERS
 
 from .errors import TopologyError
 from .plan import Plan

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .asynchronous import AsynchronousWorker
+    from worker_lib.asynchronous.worker import AsynchronousWorker
+
     from .catching_up import catch_up
-    from .client import Worker
     from .errors import (
         AllreduceTimeout,
         BindError,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         VersionTimeout,
         WorkerError,
     )
+    from .worker import Worker
 
 __all__ = [
     "AllreduceTimeout",
@@ -46,8 +47,8 @@ __all__ = [
     "catch_up",
 ]
 HOMES = {  # all else is an error
-    "AsynchronousWorker": ".asynchronous",
-    "Worker": ".client",
+    "AsynchronousWorker": ".asynchronous.worker",
+    "Worker": ".worker",
     "catch_up": ".catching_up",
 }
 

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.keys import Key, KeyUnusable
-from iswitch.outside import LIMITS, reason
-from iswitch.packets import Address
-from iswitch.ports.udp import UdpPort
-from iswitch.wire import (
+from iswitch.core.format.keys import Key, KeyUnusable
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import (
     IP_UDP_HEADERS,
     NO_RANK,
     RANKS,
@@ -27,6 +25,8 @@ from iswitch.wire import (
     Shape,
     WireError,
 )
+from iswitch.outside import LIMITS, reason
+from iswitch.ports.udp import UdpPort
 
 from .errors import BindError, SwitchUnreachable
 from .waiting import CHOICES, OnMemberLost

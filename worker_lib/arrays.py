@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from iswitch.wire import Vector
+from iswitch.core.format.wire import Vector
 
 
 def is_tensor(value: object) -> bool:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.wire import MAX_MEMBERS, Op
+from iswitch.core.format.wire import MAX_MEMBERS, Op
 
 from . import arguments
 
 if TYPE_CHECKING:
-    from .client import Worker
+    from .worker import Worker
 
 _RANKS = "ranks are 0..{} here; leave it out for worker.rank, or make the Worker with num_workers"
 

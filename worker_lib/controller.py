@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import ClassVar, Self
 
-from iswitch.packets import Address, Outgoing
-from iswitch.ports.udp import UdpPort
-from iswitch.wire import (
+from iswitch.core.format.packets import Address, Outgoing
+from iswitch.core.format.wire import (
     FLAG_NEW,
     MAX_MEMBERS,
     NO_RANK,
@@ -40,10 +39,11 @@ from iswitch.wire import (
     later,
     round_distance,
 )
+from iswitch.ports.udp import UdpPort
+from worker_lib.protocol.session import REPEAT_CEILING, REPEAT_PAUSE
 
 from . import arguments
 from .errors import Refused, SwitchUnreachable, WorkerError
-from .session import REPEAT_CEILING, REPEAT_PAUSE
 
 WHO_PATIENCE = 0.5  # seconds for switches further away to say for whom segments wait
 WHO_PAUSE = 0.01  # seconds before asking for that again

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from iswitch.keyfiles import key_in
+from iswitch.system.keyfiles import key_in
 
 from . import arguments
 

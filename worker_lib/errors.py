@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Self
 
-from iswitch.packets import Address
-from iswitch.wire import NO_RANK, Ack, Action, Awaited, Status
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import NO_RANK, Ack, Action, Awaited, Status
 
 from .naming import ranks
 

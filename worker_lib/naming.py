@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from iswitch.wire import ELSEWHERE, NO_RANK, RANKS, Ack, Awaited
+from iswitch.core.format.wire import ELSEWHERE, NO_RANK, RANKS, Ack, Awaited
 
 
 def place(host: str, port: int, hosts: Mapping[str, str]) -> str:

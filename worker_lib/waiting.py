@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 from zlib import crc32
 
-from iswitch.wire import NO_RANK, AckWho, Action, Awaited, Status, Who
+from iswitch.core.format.wire import NO_RANK, AckWho, Action, Awaited, Status, Who
+from worker_lib.protocol.session import Answered, Session
 
 from . import naming
 from .errors import AllreduceTimeout, JobHalted, MemberLost
-from .session import Answered, Session
 
 OnMemberLost = Literal["wait", "continue", "raise"]
 CHOICES: tuple[OnMemberLost, ...] = get_args(OnMemberLost)

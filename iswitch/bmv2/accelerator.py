@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from ..accelerator import Held, Outcome, Run, SynchronousAccelerator, Table
-from ..job import Job
-from ..packets import Cutter, Rows, Stretch
-from ..wire import Mode, Shape
+from iswitch.core.format.packets import Cutter, Rows, Stretch
+from iswitch.core.format.wire import Mode, Shape
+from iswitch.core.jobs.job import Job
+from iswitch.core.sums.accelerator import Held, Outcome, Run, SynchronousAccelerator, Table
+
 from .cpu import Flag
 
 if TYPE_CHECKING:

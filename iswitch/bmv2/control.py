@@ -9,21 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..accelerator import Run
-from ..admission import Admission
-from ..chassis import Chassis, Sends
-from ..control import ControlPlane
-from ..forwarding import Bridge
-from ..frame import Frames
-from ..issuing import Jack
-from ..job import Job
-from ..keys import Keys
-from ..limits import Limits
-from ..membership import Member
-from ..packets import Address, Outgoing, Rows
-from ..requests import Refusal
-from ..switch import Switch
-from ..wire import Action, Control, Header, Join, Shape, Status, WireError
+from iswitch.core.format.keys import Keys
+from iswitch.core.format.packets import Address, Outgoing, Rows
+from iswitch.core.format.wire import Action, Control, Header, Join, Shape, Status, WireError
+from iswitch.core.jobs.admission import Admission
+from iswitch.core.jobs.control import ControlPlane
+from iswitch.core.jobs.job import Job
+from iswitch.core.jobs.limits import Limits
+from iswitch.core.jobs.membership import Member
+from iswitch.core.jobs.requests import Refusal
+from iswitch.core.sums.accelerator import Run
+from iswitch.core.switch import Switch
+from iswitch.ethernet.bridge import Bridge
+from iswitch.ethernet.chassis import Chassis, Sends
+from iswitch.ethernet.frame import Frames
+from iswitch.ethernet.issuing import Jack
+
 from .accelerator import PipelineJob
 from .pipeline import Pipeline
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import ROUND_MASK, round_distance
+from iswitch.core.jobs.job import Job
+from iswitch.core.jobs.membership import Member
 from p4.generate import kind
 from p4.sizes import SIZES
-
-from ..job import Job
-from ..membership import Member
-from ..packets import Address
-from ..wire import ROUND_MASK, round_distance
 
 HALF = 1 << 31  # rounds before and after a given one, as serial numbers
 NEVER = 255  # contributions: more than there can be

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ..accelerator import Run
-from ..counters import Counters
-from ..frame import ETH, Route, sums
-from ..job import Job
-from ..membership import Member
-from ..packets import Address
-from ..sources import Sources
-from ..wire import TOS_DATA, Mode, Shape
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import TOS_DATA, Mode, Shape
+from iswitch.core.jobs.job import Job
+from iswitch.core.jobs.membership import Member
+from iswitch.core.jobs.sources import Sources
+from iswitch.core.sums.accelerator import Run
+from iswitch.ethernet.frame import ETH, Route, sums
+
 from .cpu import CpuHeader, Flag
 from .cpu import Op as Cpu
 from .entries import Entry, Place, job_entries, parent_entry

@@ -6,7 +6,8 @@ import select
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ..frame import ETH, Frames, Transmission
+from iswitch.ethernet.frame import ETH, Frames, Transmission
+
 from .cpu import CpuHeader, Op
 from .link import Link
 

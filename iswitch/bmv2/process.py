@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from iswitch.ports.kernel.ethtool import offloads_off
+from iswitch.ports.orphans import DiesWithParent
 from p4.tools import PIP, SWITCH, cli_command, compile_program, find
 
-from ..ports.ethtool import offloads_off
-from ..ports.orphans import DiesWithParent
 from .port import CpuWire
 from .runtime import Cli, RuntimeRefused
 

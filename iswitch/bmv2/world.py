@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.keys import Keys
+from iswitch.core.format.packets import Address
+from iswitch.core.jobs.limits import Limits
+from iswitch.ports.engine import Engine
 from p4.sizes import SIZES
 
-from ..counters import Counters
-from ..engine import Engine
-from ..keys import Keys
-from ..limits import Limits
-from ..packets import Address
 from .control import PipelineChassis, PipelineSwitch
 from .link import Link
 from .pipeline import Pipeline, Sizes

@@ -13,10 +13,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
-from ..interrupts import heed, restored
-from ..outside import UsageError
-from .boundary import guarded
+from iswitch import __version__
+from iswitch.outside import UsageError
+from iswitch.system.boundary import guarded
+from iswitch.system.interrupts import heed, restored
 
 COMMANDS = (
     "demo", "train", "run", "bench", "switch", "ctl", "doctor", "soak",

@@ -13,8 +13,9 @@ import argparse
 import json
 from typing import Any
 
-from ..options import PIP_DEMO, check_writable, command, foot
-from ..outside import UsageError, writing
+from iswitch.lab.options import PIP_DEMO, check_writable, command, foot
+from iswitch.outside import UsageError, writing
+
 from .replay import add_trace, files_read, opened, options
 
 
@@ -29,10 +30,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Go through the trace to choose a round, and again to look at that one."""
-    from ..traces import timeline
-    from ..traces.observed import Watch
-    from ..traces.report import is_clean, is_whole, lines, replay, replayed
-    from ..traces.survey import NothingToReplay
+    from iswitch.traces import timeline
+    from iswitch.traces.observed import Watch
+    from iswitch.traces.report import is_clean, is_whole, lines, replay, replayed
+    from iswitch.traces.survey import NothingToReplay
 
     check_writable(args.html, *files_read(args))
     reader, setting = opened(args)
@@ -71,7 +72,7 @@ def write_page(args: argparse.Namespace, report: dict[str, Any], found: Any) -> 
         import matplotlib  # noqa: F401
     except ImportError:
         raise UsageError(f"--html draws with matplotlib: {PIP_DEMO}") from None
-    from ..traces.charts import page
+    from iswitch.lab.reports.charts import page
 
     with writing(args.html):
         page(report, found, command(), foot(None, args.html, "json")).write(args.html)

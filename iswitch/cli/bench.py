@@ -17,19 +17,19 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ..files import write
-from ..options import PIP_DEMO, check_writable, command, foot, quantity
-from ..outside import UsageError, writing
+from iswitch.lab.launch.worlds import WORLDS, check_link, p4_switches, read_topology, refused
+from iswitch.lab.options import PIP_DEMO, check_writable, command, foot, quantity
+from iswitch.outside import UsageError, writing
+from iswitch.system.files import write
+
 from .train import whole
-from .worlds import WORLDS, check_link, p4_switches, read_topology, refused
 
 if TYPE_CHECKING:
+    from iswitch.lab.bench.measure import Progress
+    from iswitch.lab.bench.network import Build
+    from iswitch.lab.bench.plan import Plan, Setting, Way
+    from iswitch.lab.bench.result import Results
     from topologies import Topology
-
-    from ..bench.measure import Progress
-    from ..bench.plan import Plan, Setting, Way
-    from ..bench.result import Results
-    from .bench_network import Build
 
 SIZES = "ppo,ddpg,a2c,dqn"
 P4_SIZES = "ppo,ddpg"  # a bmv2 needs seconds for a round of the others
@@ -106,14 +106,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure."""
-    from ..bench import machine
-    from ..bench.group import BenchFailed
-    from ..bench.plan import split
-    from ..bench.result import Results
-    from .bench_network import Build
-    from .bench_screen import Bar
-    from .launch import Signals, Stopped
-    from .switches import SwitchFailed
+    from iswitch.lab.bench import machine
+    from iswitch.lab.bench.group import BenchFailed
+    from iswitch.lab.bench.network import Build
+    from iswitch.lab.bench.plan import split
+    from iswitch.lab.bench.result import Results
+    from iswitch.lab.bench.screen import Bar
+    from iswitch.lab.launch.launch import Signals, Stopped
+    from iswitch.lab.launch.switches import SwitchFailed
 
     plan = plan_of(args)
     offload = not args.no_offload and plan.world != "bmv2"  # else the others would be ahead by it
@@ -143,8 +143,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(plan: Plan, results: Results, progress: Progress, build: Build) -> None:
-    from ..bench.measure import measure
-    from .bench_network import opened
+    from iswitch.lab.bench.measure import measure
+    from iswitch.lab.bench.network import opened
 
     for setting in plan.settings:
         with opened(plan, setting, build) as groups:
@@ -161,7 +161,7 @@ def _report(
 ) -> None:
     from rich.console import Console
 
-    from ..bench import machine, paper, report
+    from iswitch.lab.bench import machine, paper, report
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 
@@ -192,7 +192,7 @@ def _report(
     if args.csv:
         write(args.csv, report.as_csv(plan, results))
     if args.html:
-        from ..bench.html import page
+        from iswitch.lab.bench.html import page
 
         with writing(args.html):
             names = [foot(args.csv, args.html, "csv"), foot(args.json, args.html, "json")]
@@ -205,10 +205,10 @@ def plan_of(args: argparse.Namespace) -> Plan:
     Raises:
         UsageError: that cannot be.
     """
-    from ..bench import paper
-    from ..bench.plan import Plan, Size, Way, networks, split
-    from ..units import QuantityError
-    from ..wire import MAX_MEMBERS
+    from iswitch.core.format.wire import MAX_MEMBERS
+    from iswitch.faults.units import QuantityError
+    from iswitch.lab.bench import paper
+    from iswitch.lab.bench.plan import Plan, Size, Way, networks, split
 
     of_paper = args.what == "paper"
     world = args.world or ("netns" if of_paper else "loopback")
@@ -266,7 +266,8 @@ def check_settings(plan: Plan) -> None:
     Raises:
         UsageError: one cannot be.
     """
-    from ..bench.plan import FORWARD
+    from iswitch.lab.bench.plan import FORWARD
+
     from .run import check_members
 
     for setting in plan.settings:
@@ -294,7 +295,7 @@ def links_of(name: str, text: str | None) -> list[str]:
     Raises:
         UsageError: no link can have one.
     """
-    from ..bench.plan import NO_LIMIT, split
+    from iswitch.lab.bench.plan import NO_LIMIT, split
 
     values = split(text or "")
     for value in values:
@@ -347,9 +348,8 @@ def switch_options(text: str, pin: bool, world: str) -> list[str]:
 
 def everything() -> list[Way]:
     """All strategies that can be had here, the switch's first."""
+    from iswitch.lab.bench.plan import Way
     from worker_lib.strategies import STRATEGIES, lacks
-
-    from ..bench.plan import Way
 
     return [Way.parse(name) for name in STRATEGIES if not lacks(name)]
 
@@ -360,9 +360,8 @@ def check_ways(ways: Sequence[Way], of_paper: bool) -> None:
     Raises:
         UsageError: one is not, or does not take such options.
     """
+    from iswitch.lab.bench.plan import ASYNC, FORWARD
     from worker_lib.strategies import STRATEGIES, lacks, options
-
-    from ..bench.plan import ASYNC, FORWARD
 
     for way in ways:
         if way.name == ASYNC and of_paper:

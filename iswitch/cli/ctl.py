@@ -24,13 +24,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..options import host_port, quantity, workers
-from ..outside import UsageError
+from iswitch.lab.options import host_port, quantity, workers
+from iswitch.outside import UsageError
 
 if TYPE_CHECKING:
+    from iswitch.core.format.wire import Ack, Awaited, Segments
     from worker_lib.controller import Controller
-
-    from ..wire import Ack, Awaited, Segments
 
 
 class Report(NamedTuple):
@@ -125,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
 
 def key(path: str | None) -> bytes | None:
     """The key from the file named, or from the environment."""
-    from ..keyfiles import key_in, read_key
+    from iswitch.system.keyfiles import key_in, read_key
 
     return read_key(path) if path else key_in(os.environ)
 
@@ -135,10 +134,9 @@ def key(path: str | None) -> bytes | None:
 
 def status(controller: Controller, args: argparse.Namespace) -> Report:
     """Look, and change nothing."""
+    from iswitch.core.format.wire import ROUND_MASK, Action, Segments, Status
     from worker_lib import environment, naming
     from worker_lib.errors import Refused
-
-    from ..wire import ROUND_MASK, Action, Segments, Status
 
     halted = False
     controller.look()  # of a job that is none nobody becomes one
@@ -163,7 +161,7 @@ def status(controller: Controller, args: argparse.Namespace) -> Report:
 
 def member_fields(member: Awaited) -> dict[str, Any]:
     """A member for programs: the rank is None of a worker without one so far, and of a switch."""
-    from ..wire import NO_RANK, RANKS
+    from iswitch.core.format.wire import NO_RANK, RANKS
 
     kind = "switch" if member.rank == NO_RANK else "worker"
     rank = member.rank if member.rank < RANKS else None
@@ -172,7 +170,7 @@ def member_fields(member: Awaited) -> dict[str, Any]:
 
 def jobs(controller: Controller, _: argparse.Namespace) -> Report:
     """List the jobs of a switch, and how much memory they leave."""
-    from ..wire import KIB
+    from iswitch.core.format.wire import KIB
 
     itself = controller.switch_itself()
     found = list(controller.jobs())
@@ -222,7 +220,7 @@ def leave(controller: Controller, args: argparse.Namespace) -> Report:
 
 def seth(controller: Controller, args: argparse.Namespace) -> Report:
     """Set H."""
-    from ..wire import Action, Threshold
+    from iswitch.core.format.wire import Action, Threshold
 
     with controller.settings() as joined:
         ack = controller.request(Action.SETH, Threshold(args.threshold))
@@ -246,7 +244,7 @@ def seth(controller: Controller, args: argparse.Namespace) -> Report:
 
 def reset(controller: Controller, args: argparse.Namespace) -> Report:
     """Clear the job; ends a Halt."""
-    from ..wire import Action
+    from iswitch.core.format.wire import Action
 
     with controller.settings():
         ack = controller.request(Action.RESET)
@@ -257,7 +255,7 @@ def reset(controller: Controller, args: argparse.Namespace) -> Report:
 
 def halt(controller: Controller, args: argparse.Namespace) -> Report:
     """Suspend the job."""
-    from ..wire import Action
+    from iswitch.core.format.wire import Action
 
     with controller.settings():
         ack = controller.request(Action.HALT)
@@ -267,7 +265,7 @@ def halt(controller: Controller, args: argparse.Namespace) -> Report:
 
 def fbcast(controller: Controller, args: argparse.Namespace) -> Report:
     """Complete open segments as they are."""
-    from ..wire import Action
+    from iswitch.core.format.wire import Action
 
     with controller.membership() as joined:
         named = segments(args, joined)
@@ -281,7 +279,7 @@ def fbcast(controller: Controller, args: argparse.Namespace) -> Report:
 
 def help_(controller: Controller, args: argparse.Namespace) -> Report:
     """Ask who is missing; the switch asks those in turn."""
-    from ..wire import Action
+    from iswitch.core.format.wire import Action
 
     with controller.membership() as joined:
         named = segments(args, joined)
@@ -326,7 +324,7 @@ def round_number(text: str) -> int | None:
 
 def segments(args: argparse.Namespace, joined: Ack) -> Segments:
     """The segments named on the command line; the Ack of the Join says which round is current."""
-    from ..wire import Segments
+    from iswitch.core.format.wire import Segments
 
     round_ = joined.round if args.round is None else args.round
     return Segments(round_, args.start, args.count)
@@ -346,7 +344,7 @@ def span_fields(named: Segments) -> dict[str, int]:
 
 def not_begun(named: Segments, ack: Ack) -> str:
     """Where the job is, if it has not come to the round; else nothing."""
-    from ..wire import round_distance
+    from iswitch.core.format.wire import round_distance
 
     ahead = round_distance(named.round, ack.round) > 0
     return f"not begun; the job is at round {ack.round}" if ahead else ""

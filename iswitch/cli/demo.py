@@ -14,13 +14,9 @@ import json
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ..files import write
-from ..options import PIP_DEMO, check_writable
-from ..outside import UsageError, writing
-from .demo_training import ITERATIONS, DemoFailed, Training
-from .processes import Fleet
-from .switches import Switches, SwitchFailed
-from .worlds import (
+from iswitch.lab.launch.processes import Fleet
+from iswitch.lab.launch.switches import Switches, SwitchFailed
+from iswitch.lab.launch.worlds import (
     WORLDS,
     add_capture,
     add_switch_kind,
@@ -29,6 +25,10 @@ from .worlds import (
     make_world,
     p4_switches,
 )
+from iswitch.lab.options import PIP_DEMO, check_writable
+from iswitch.lab.training.demo_training import ITERATIONS, DemoFailed, Training
+from iswitch.outside import UsageError, writing
+from iswitch.system.files import write
 
 if TYPE_CHECKING:
     from topologies import Topology
@@ -71,9 +71,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Training the demo."""
     _check_arguments(args)
-    from .demo_crew import DemoCrew
-    from .demo_report import Screen, check, plot, summarise
-    from .demo_sums import any_orders
+    from iswitch.lab.training.demo_crew import DemoCrew
+    from iswitch.lab.training.demo_report import Screen, check, plot, summarise
+    from iswitch.lab.training.demo_sums import any_orders
 
     topology = _topology(args)
     is_p4 = bool(p4_switches(args.world, topology, args.switch, args.capture))
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _topology(args: argparse.Namespace) -> Topology:
-    from ..wire import MAX_MEMBERS
+    from iswitch.core.format.wire import MAX_MEMBERS
 
     topology = chosen_topology(args.topology, args.workers, trees=False)
     if args.topology is None:

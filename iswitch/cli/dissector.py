@@ -15,7 +15,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from ..outside import UsageError, reason
+from iswitch.outside import UsageError, reason
 
 NAME = "iswitch.lua"
 PATIENCE = 60.0  # seconds, for tshark
@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Install, remove or print the dissector."""
-    from ..dissect.plugin import dissector
+    from iswitch.dissect.plugin import dissector
 
     if args.print:
         print(dissector(), end="")
@@ -119,7 +119,7 @@ def check_loaded() -> str:
 
 
 def _is_ours(path: Path) -> bool:
-    from ..dissect.plugin import HEAD
+    from iswitch.dissect.plugin import HEAD
 
     try:
         return path.read_text(encoding="utf-8", errors="replace").startswith(HEAD)

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from .checks import CHECKS, Result
-from .host import Host
+from iswitch.lab.doctor.checks import CHECKS, Result
+from iswitch.lab.doctor.host import Host
 
 WIDTH = 100  # columns at most on a terminal; elsewhere, if COLUMNS does not say
 STYLES = {"ok": "green", "limited": "yellow", "missing": "bold red"}

@@ -12,8 +12,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from ..options import check_writable, quantity
-from ..outside import UsageError, writing
+from iswitch.lab.options import check_writable, quantity
+from iswitch.outside import UsageError, writing
 
 if TYPE_CHECKING:
     from topologies import Topology
@@ -64,11 +64,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make it."""
+    from iswitch.core.format.wire import DType, Op
+    from iswitch.faults.units import count
+    from iswitch.system.keyfiles import read_key
     from topologies.synthetic import SyntheticJob, synthesize
-
-    from ..keyfiles import read_key
-    from ..units import count
-    from ..wire import DType, Op
 
     for name, least, most in (("numel", 0, 1 << 28), ("rounds", 1, 1 << 20), ("seed", 0, 1 << 64)):
         if not least <= getattr(args, name) <= most:
@@ -107,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 def topology(args: argparse.Namespace) -> Topology:
     """The network, with the links that the options say."""
-    from .worlds import check_link, chosen_topology, read_topology
+    from iswitch.lab.launch.worlds import check_link, chosen_topology, read_topology
 
     for name in LINKS:
         if value := getattr(args, name):

@@ -13,7 +13,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from ..outside import UsageError
+from iswitch.outside import UsageError
+
 from . import run as running
 
 

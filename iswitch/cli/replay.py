@@ -21,16 +21,16 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..options import check_unread, check_writable, host_port, quantity
-from ..outside import UsageError, reading, writing
-from ..units import count
+from iswitch.faults.units import count
+from iswitch.lab.options import check_unread, check_writable, host_port, quantity
+from iswitch.outside import UsageError, reading, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..traces.paired import Options
-    from ..traces.reader import Reader
-    from ..traces.survey import Setting
+    from iswitch.traces.paired import Options
+    from iswitch.traces.reader import Reader
+    from iswitch.traces.survey import Setting
 
 MAX = "max"
 SHOWN = 8  # names of switches
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
 
 def files_read(args: argparse.Namespace) -> tuple[str | None, ...]:
     """Whatever of the options of `add_trace` may name a file."""
-    from ..keyfiles import KEY_FILE
+    from iswitch.system.keyfiles import KEY_FILE
 
     return args.trace, args.keys, args.topology, os.environ.get(KEY_FILE)
 
@@ -136,8 +136,8 @@ def opened(args: argparse.Namespace) -> tuple[Reader, Setting]:
     Raises:
         UsageError: it cannot be replayed.
     """
-    from ..traces.reader import NotATrace, Reader
-    from ..traces.survey import NothingToReplay, survey
+    from iswitch.traces.reader import NotATrace, Reader
+    from iswitch.traces.survey import NothingToReplay, survey
 
     where = named_switch(args)
     host = None if args.view is None else args.view == "host"
@@ -159,10 +159,10 @@ def opened(args: argparse.Namespace) -> tuple[Reader, Setting]:
 
 def named_switch(args: argparse.Namespace) -> tuple[str, int] | None:
     """Where the switch was that the options name."""
-    from ..wire import PORT
+    from iswitch.core.format.wire import PORT
 
     if args.topology is not None:
-        from .worlds import read_topology
+        from iswitch.lab.launch.worlds import read_topology
 
         topology = read_topology(args.topology)
         names = [switch.name for switch in topology.tree]
@@ -189,10 +189,11 @@ def named_switch(args: argparse.Namespace) -> tuple[str, int] | None:
 
 def options(args: argparse.Namespace) -> Options:
     """Of the switch."""
-    from ..buffers import AllOrNothing
-    from ..limits import Limits
-    from ..paper import Counting
-    from ..traces.paired import Options
+    from iswitch.core.jobs.limits import Limits
+    from iswitch.core.sums.buffers import AllOrNothing
+    from iswitch.core.sums.paper import Counting
+    from iswitch.traces.paired import Options
+
     from .switch import keys
 
     limits = Limits(
@@ -206,9 +207,9 @@ def options(args: argparse.Namespace) -> Options:
 
 def report(args: argparse.Namespace, reader: Reader, setting: Setting) -> int:
     """Replay, and print."""
-    from ..traces.report import is_clean, is_whole, lines, replay
-    from ..traces.survey import NothingToReplay
-    from ..traces.writing import TraceWriter
+    from iswitch.traces.report import is_clean, is_whole, lines, replay
+    from iswitch.traces.survey import NothingToReplay
+    from iswitch.traces.writing import TraceWriter
 
     writer = None
     with writing(args.out or "standard output"), ExitStack() as stack:
@@ -247,8 +248,8 @@ def pace(times: float, reader: Reader) -> Callable[[float], None]:
 
 def inject(args: argparse.Namespace, reader: Reader, setting: Setting) -> int:
     """Send the trace's contributions."""
-    from ..ports.raw import RawPortError
-    from ..traces.inject import Injector
+    from iswitch.ports.raw import RawPortError
+    from iswitch.traces.inject import Injector
 
     times = 1.0 if args.speed is None else args.speed
     try:

@@ -23,10 +23,16 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..files import write
-from ..options import check_writable
-from ..outside import UsageError
-from .worlds import WORLDS, add_capture, add_switch_kind, capture_folder, p4_switches
+from iswitch.lab.launch.worlds import (
+    WORLDS,
+    add_capture,
+    add_switch_kind,
+    capture_folder,
+    p4_switches,
+)
+from iswitch.lab.options import check_writable
+from iswitch.outside import UsageError
+from iswitch.system.files import write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,8 +90,8 @@ def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run it."""
-    from .launch import Signals, Stopped
-    from .worlds import read_topology
+    from iswitch.lab.launch.launch import Signals, Stopped
+    from iswitch.lab.launch.worlds import read_topology
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
@@ -130,10 +136,10 @@ def _run(
     report: dict[str, Any],
     signals: Any,
 ) -> int:
-    from .launch import Crew, Stopped, broken_pipe_is_an_end, how
-    from .processes import Fleet
-    from .switches import Switches, SwitchFailed
-    from .worlds import make_world
+    from iswitch.lab.launch.launch import Crew, Stopped, broken_pipe_is_an_end, how
+    from iswitch.lab.launch.processes import Fleet
+    from iswitch.lab.launch.switches import Switches, SwitchFailed
+    from iswitch.lab.launch.worlds import make_world
 
     say = partial(tell, args.chosen)
     built = make_world(args.world, topology, offload=not args.no_offload, switches=args.switch)
@@ -183,7 +189,7 @@ def hand_on_key(path: str | None) -> None:
     Raises:
         KeyUnusable: there is no key in it, or in what the environment names.
     """
-    from ..keyfiles import KEY, KEY_FILE, key_in
+    from iswitch.system.keyfiles import KEY, KEY_FILE, key_in
 
     if path is not None:
         os.environ[KEY_FILE] = os.path.abspath(path)
@@ -197,7 +203,7 @@ def check_members(topology: Topology, per_host: int) -> None:
     Raises:
         UsageError: one cannot.
     """
-    from ..wire import MAX_MEMBERS
+    from iswitch.core.format.wire import MAX_MEMBERS
 
     if per_host < 1:
         raise UsageError(f"--workers-per-host {per_host}: at least 1")

@@ -13,14 +13,14 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..files import read_text, write
-from ..interrupts import STATUS
-from ..options import check_writable
-from ..outside import UsageError
+from iswitch.lab.options import check_writable
+from iswitch.outside import UsageError
+from iswitch.system.files import read_text, write
+from iswitch.system.interrupts import STATUS
 
 if TYPE_CHECKING:
-    from ..soak.run import Result
-    from ..soak.scenario import Scenario
+    from iswitch.lab.soak.run import Result
+    from iswitch.lab.soak.scenario import Scenario
 
 DIGITS = 12  # of a number, at most
 SHOWN = 5  # failing seeds that are shrunk and shown
@@ -50,8 +50,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Play and report."""
-    from ..soak.generate import generate
-    from ..soak.scenario import Scenario
+    from iswitch.lab.soak.generate import generate
+    from iswitch.lab.soak.scenario import Scenario
 
     if args.seed is not None:
         return play_one(args, generate(args.seed))
@@ -64,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
 
 def play_one(args: argparse.Namespace, scenario: Scenario) -> int:
     """One history, with its timeline."""
-    from ..buffers import AllOrNothing
-    from ..sim.trace import Trace
-    from ..soak.report import as_json, timeline
-    from ..soak.run import History, outcome
+    from iswitch.core.sums.buffers import AllOrNothing
+    from iswitch.lab.soak.report import as_json, timeline
+    from iswitch.lab.soak.run import History, outcome
+    from iswitch.sim.trace import Trace
 
     check_writable(args.pcapng, args.scenario)
     trace = Trace()
@@ -92,10 +92,10 @@ def play_one(args: argparse.Namespace, scenario: Scenario) -> int:
 
 def play_many(args: argparse.Namespace) -> int:
     """Many seeds, on all cores."""
-    from ..soak.generate import generate
-    from ..soak.many import play
-    from ..soak.report import as_json, failure
-    from ..soak.shrink import shrink
+    from iswitch.lab.soak.generate import generate
+    from iswitch.lab.soak.many import play
+    from iswitch.lab.soak.report import as_json, failure
+    from iswitch.lab.soak.shrink import shrink
 
     seeds = range(args.first, args.first + args.seeds)
     results: list[Result] = []

@@ -20,18 +20,18 @@ import time
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any
 
-from ..interrupts import answered
-from ..options import check_unread, host_port, quantity
-from ..outside import LIMITS, IncompleteError, UsageError, reason
-from ..units import count
+from iswitch.faults.units import count
+from iswitch.lab.options import check_unread, host_port, quantity
+from iswitch.outside import LIMITS, IncompleteError, UsageError, reason
+from iswitch.system.interrupts import answered
 
 if TYPE_CHECKING:
-    from ..engine import Engine
-    from ..impairment import Impairment, Impairments
-    from ..keys import Keys
-    from ..limits import Limits
-    from ..packets import Address
-    from ..switch import Switch
+    from iswitch.core.format.keys import Keys
+    from iswitch.core.format.packets import Address
+    from iswitch.core.jobs.limits import Limits
+    from iswitch.core.switch import Switch
+    from iswitch.faults.impairment import Impairment, Impairments
+    from iswitch.ports.engine import Engine
 
 LISTEN = "127.0.0.1:26963"
 MOST_DIGITS = 40  # of a seed
@@ -199,14 +199,14 @@ def mac(text: str) -> bytes:
 
 def run(args: argparse.Namespace) -> int:
     """Serve."""
-    from ..forward import CopySwitch
-    from ..keyfiles import KEY_FILE
-    from ..limits import Limits
-    from ..packets import Address
-    from ..paper import Counting
-    from ..ports.reserved import SystemBuffers
-    from ..switch import Switch
-    from ..wire import PORT, ROUND_MASK
+    from iswitch.core.format.packets import Address
+    from iswitch.core.format.wire import PORT, ROUND_MASK
+    from iswitch.core.forward import CopySwitch
+    from iswitch.core.jobs.limits import Limits
+    from iswitch.core.sums.paper import Counting
+    from iswitch.core.switch import Switch
+    from iswitch.ports.reserved import SystemBuffers
+    from iswitch.system.keyfiles import KEY_FILE
 
     for option in ("address", "mac", "port", "uplink", "no_replicate"):
         if getattr(args, option) and not args.ports:
@@ -253,7 +253,7 @@ def run(args: argparse.Namespace) -> int:
         pin(args.cpu)
     engine, where = raw(args, switch) if args.ports else loopback(args, switch)
     if impaired:
-        from ..ports.impaired import ImpairedDatagrams, ImpairedPorts
+        from iswitch.ports.impaired import ImpairedDatagrams, ImpairedPorts
 
         kind = ImpairedPorts if args.ports else ImpairedDatagrams
         engine.port = kind(engine.port, impaired, seed, switch.counters)
@@ -268,7 +268,7 @@ def serve(
     args: argparse.Namespace, engine: Engine[Any, Any], where: str, counters: dict[str, int]
 ) -> int:
     """Serve until told to end; then print the counters."""
-    from ..ports.memory import keep_freed, settle
+    from iswitch.ports.memory import keep_freed, settle
 
     keep_freed()
     settle()
@@ -304,8 +304,8 @@ def pin(cpu: int) -> None:
 
 def keys(path: str | None) -> Keys:
     """From the file named, or of all jobs from the environment."""
-    from ..keyfiles import key_in, read_keys
-    from ..keys import Keys
+    from iswitch.core.format.keys import Keys
+    from iswitch.system.keyfiles import key_in, read_keys
 
     return read_keys(path) if path else Keys(default=key_in(os.environ))
 
@@ -357,8 +357,8 @@ def uplink(args: argparse.Namespace) -> int:
 
 def impairments(args: argparse.Namespace) -> tuple[Impairments, int]:
     """By port and direction; and the seed of their chances."""
-    from ..impairment import DIRECTIONS, Impairment
-    from ..units import QuantityError
+    from iswitch.faults.impairment import DIRECTIONS, Impairment
+    from iswitch.faults.units import QuantityError
 
     if args.seed is not None and args.seed < 0:
         raise UsageError(f"--seed {args.seed}: 0 or more")
@@ -422,8 +422,8 @@ def named_seed(spec: str) -> tuple[str, int | None]:
 
 def loopback(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str]:
     """The switch on a UDP socket, and its address."""
-    from ..engine import Engine
-    from ..ports.udp import UdpPort
+    from iswitch.ports.engine import Engine
+    from iswitch.ports.udp import UdpPort
 
     listen = args.listen or host_port(LISTEN)
     try:
@@ -446,9 +446,9 @@ def loopback(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any]
 
 def recorded(args: argparse.Namespace, port: Any, where: str, switch: Switch) -> Any:
     """A port for datagrams that writes down what comes and goes."""
-    from ..packets import Address
-    from ..ports.capture import Capture
-    from ..ports.recorded import RecordedDatagrams
+    from iswitch.core.format.packets import Address
+    from iswitch.ports.capture import Capture
+    from iswitch.ports.recorded import RecordedDatagrams
 
     try:
         capture = Capture(args.capture, [where], switch.counters)
@@ -460,11 +460,11 @@ def recorded(args: argparse.Namespace, port: Any, where: str, switch: Switch) ->
 
 def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str]:
     """The switch on network interfaces, and its address."""
-    from ..chassis import Chassis
-    from ..engine import Engine
-    from ..pcapng import OUTSIDE, OWN
-    from ..ports.capture import Capture
-    from ..ports.raw import RawPortError, RawPorts
+    from iswitch.core.format.pcapng import OUTSIDE, OWN
+    from iswitch.ethernet.chassis import Chassis
+    from iswitch.ports.capture import Capture
+    from iswitch.ports.engine import Engine
+    from iswitch.ports.raw import RawPortError, RawPorts
 
     own_address(args)
     address = args.address.packed
@@ -490,7 +490,7 @@ def raw(args: argparse.Namespace, switch: Switch) -> tuple[Engine[Any, Any], str
         except OSError as error:
             ports.close()
             raise UsageError(f"cannot write {args.capture}: {reason(error)}") from None
-    from ..made_up import MAC_PREFIX
+    from iswitch.ethernet.made_up import MAC_PREFIX
 
     own = args.mac or MAC_PREFIX + address
     chassis = Chassis(switch, address, own, ports.jacks, args.port)
@@ -501,14 +501,13 @@ def bmv2(
     args: argparse.Namespace, limits: Limits, parent: Address | None, incarnation: int
 ) -> tuple[Engine[Any, Any], str, dict[str, int]]:
     """The P4 program on network interfaces, its address and its counters."""
+    from iswitch.bmv2.process import Bmv2Failed
+    from iswitch.bmv2.world import build
     from p4.tools import CompilationFailed, ToolMissing, cache_folder
-
-    from ..bmv2.process import Bmv2Failed
-    from ..bmv2.world import build
 
     check_p4(args)
     address = own_address(args).packed
-    from ..made_up import MAC_PREFIX
+    from iswitch.ethernet.made_up import MAC_PREFIX
 
     mac = args.mac or MAC_PREFIX + address
     try:
@@ -559,7 +558,7 @@ def mend(error: OSError) -> str:
 
 def as_text(args: argparse.Namespace, counters: dict[str, int]) -> str:
     """The counters that are not zero, with what they mean; with --json all, as an object."""
-    from ..counters import COUNTERS, DROPS
+    from iswitch.core.format.counters import COUNTERS, DROPS
 
     if args.json:
         return json.dumps(counters.copy()) + "\n"  # another thread may count meanwhile

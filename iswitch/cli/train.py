@@ -17,20 +17,25 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import write
-from ..interrupts import end_at_once, heed
-from ..options import MOST, check_writable, quantity, workers
-from ..outside import UsageError
-from .boundary import OUTSIDE
-from .worlds import WORLDS, add_switch_kind, chosen_topology, made_folder, p4_switches
+from iswitch.lab.launch.worlds import (
+    WORLDS,
+    add_switch_kind,
+    chosen_topology,
+    made_folder,
+    p4_switches,
+)
+from iswitch.lab.options import MOST, check_writable, quantity, workers
+from iswitch.outside import UsageError
+from iswitch.system.boundary import OUTSIDE
+from iswitch.system.files import write
+from iswitch.system.interrupts import end_at_once, heed
 
 if TYPE_CHECKING:
+    from iswitch.lab.launch.launch import Signals
+    from iswitch.lab.training.train_record import Training
+    from iswitch.lab.training.train_screen import Screen
     from topologies import Topology
     from worker_lib.rl.plan import Plan
-
-    from .launch import Signals
-    from .train_record import Training
-    from .train_screen import Screen
 
 JOB = 1
 CHECKPOINT = "checkpoint.npz"
@@ -121,9 +126,9 @@ def whole(least: int) -> Any:
 
 def run(args: argparse.Namespace) -> int:
     """Train."""
-    from .launch import Signals, Stopped
-    from .train_record import Training
-    from .train_screen import Screen
+    from iswitch.lab.launch.launch import Signals, Stopped
+    from iswitch.lab.training.train_record import Training
+    from iswitch.lab.training.train_screen import Screen
 
     end_at_once()  # loading torch cannot be interrupted otherwise
     topology = chosen_topology(args.topology, args.workers)
@@ -153,10 +158,10 @@ def _run(
     screen: Screen,
     signals: Signals,
 ) -> int:
-    from .launch import Crew, Stopped, how
-    from .processes import Fleet
-    from .switches import Switches, SwitchFailed
-    from .worlds import make_world
+    from iswitch.lab.launch.launch import Crew, Stopped, how
+    from iswitch.lab.launch.processes import Fleet
+    from iswitch.lab.launch.switches import Switches, SwitchFailed
+    from iswitch.lab.launch.worlds import make_world
 
     def over() -> bool:
         screen.refresh()

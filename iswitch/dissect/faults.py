@@ -5,17 +5,8 @@ What a switch would answer with BAD_REQUEST, or drop as malformed.
 
 from __future__ import annotations
 
-from ..keys import MAC_SIZE
-from ..wire import (
-    SEG_SIZE,
-    VALUES,
-    Action,
-    Control,
-    DType,
-    Header,
-    Join,
-    Shape,
-)
+from iswitch.core.format.keys import MAC_SIZE
+from iswitch.core.format.wire import SEG_SIZE, VALUES, Action, Control, DType, Header, Join, Shape
 
 HEADER_SIZE = 8  # of control
 SHORT = f"a packet has at least {SEG_SIZE} bytes"

@@ -1,7 +1,7 @@
 """The one table of what packets hold, for whoever shows them: names, offsets, sizes, codes.
 
-Offsets and sizes are those of `iswitch.wire`, names those of the protocol. Scapy's layers and the
-tables of the Wireshark dissector are made of it.
+Offsets and sizes are those of `iswitch.core.format.wire`, names those of the protocol. Scapy's
+layers and the tables of the Wireshark dissector are made of it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-from .. import wire
-from ..wire import Action
+from iswitch.core.format import wire
+from iswitch.core.format.wire import Action
 
 Codes = dict[int, str]
 Kind = wire.Kind
@@ -58,7 +58,7 @@ FLAGS: Codes = {  # of a Join
     wire.FLAG_HEARTBEAT: "heartbeat",
     wire.FLAG_NEW: "new",
 }
-# Where the protocol's name is not that of `iswitch.wire`, or says too little by itself:
+# Where the protocol's name is not that of `iswitch.core.format.wire`, or says too little by itself:
 _NAMES = {"elements": "E"}  # of a Join; in a data packet they are elements
 _FILTERS = {"index": "seg.index"}
 _LABELS = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..wire import (
+from iswitch.core.format.wire import (
     MTU_PAYLOAD,
     PORT,
     SEG_SIZE,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any
 
-from .. import wire
-from ..keys import MAC_SIZE
+from iswitch.core.format import wire
+from iswitch.core.format.keys import MAC_SIZE
+
 from . import faults, fields
 from .jobs import MAX_PACKETS, TO_SWITCH
 

@@ -38,9 +38,10 @@ from scapy.layers.inet import IP, UDP
 from scapy.packet import Packet, bind_bottom_up, bind_layers, bind_top_down
 from scapy.volatile import RandBin, RandShort
 
-from .. import wire
-from ..keys import MAC_SIZE, Key
-from ..wire import SEG_SIZE, Action, Control, DType, Vector
+from iswitch.core.format import wire
+from iswitch.core.format.keys import MAC_SIZE, Key
+from iswitch.core.format.wire import SEG_SIZE, Action, Control, DType, Vector
+
 from . import faults, fields
 from .jobs import Jobs, Known, cut
 

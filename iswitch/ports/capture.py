@@ -19,12 +19,12 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ..counters import Counters
-from ..frame import ETH, Frames, Transmission
-from ..made_up import route
-from ..packets import Address, Rows, supers
-from ..pcapng import OWN, Direction, interface, packets, section, statistics
-from ..segmentation import MOST_HEADERS, read_super, wire_frames
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.packets import Address, Rows, supers
+from iswitch.core.format.pcapng import OWN, Direction, interface, packets, section, statistics
+from iswitch.ethernet.frame import ETH, Frames, Transmission
+from iswitch.ethernet.made_up import route
+from iswitch.ethernet.segmentation import MOST_HEADERS, read_super, wire_frames
 
 ROOM = 256 << 20  # bytes that may wait to be written
 CHUNK = 8 << 10  # bytes that are written at once, at least; removed, they give a disk a page back

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .mmsg import IOVEC, MMSGHDR, UIO_MAXIOV, Block, address_of, sendmmsg
+from iswitch.ports.kernel.mmsg import IOVEC, MMSGHDR, UIO_MAXIOV, Block, address_of, sendmmsg
 
 SOCKADDR_LL = struct.Struct("<HHiHBB8s")  # linux/if_packet.h
 FEW = 8  # frames for which Python is faster than NumPy

@@ -16,12 +16,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..counters import Counters
-from ..frame import ETH_HEADER, HEAD, Frames, Transmission
-from ..impairment import DIRECTIONS, Impairments
-from ..line import Fates, Ints, Line, Times, Transit
-from ..packets import Burst, Outgoing
-from ..parts import (
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.packets import Burst, Outgoing
+from iswitch.ethernet.frame import ETH_HEADER, HEAD, Frames, Transmission
+from iswitch.faults.impairment import DIRECTIONS, Impairments
+from iswitch.faults.line import Fates, Ints, Line, Times, Transit
+from iswitch.faults.parts import (
     Part,
     Payloads,
     frame_parts,
@@ -31,6 +31,7 @@ from ..parts import (
     transmission,
     without,
 )
+
 from .port import Port, earlier
 
 ROOM = 256 << 20  # bytes that may be under way in one direction

@@ -20,8 +20,9 @@ from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
-from ..counters import Counters
-from ..frame import (
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.packets import MAX_SEGMENTS, Rows
+from iswitch.ethernet.frame import (
     ETH,
     ETH_HEADER,
     HEAD,
@@ -33,14 +34,14 @@ from ..frame import (
     RecurringFrames,
     Transmission,
 )
-from ..issuing import Jack
-from ..packets import MAX_SEGMENTS, Rows
-from ..sorting import apart
-from . import replication
+from iswitch.ethernet.issuing import Jack
+from iswitch.ethernet.sorting import apart
+from iswitch.ports.kernel.interfaces import most_segments
+from iswitch.ports.kernel.mmsg import BATCH_SUPER, Block, Receiver, Spacing, size_buffers
+from iswitch.ports.kernel.replication import Replicator
+
 from .frames import SOCKADDR_LL, FrameSender
-from .interfaces import most_segments
-from .mmsg import BATCH_SUPER, Block, Receiver, Spacing, size_buffers
-from .replication import Replicator
+from .kernel import replication
 
 ETH_P_ALL = 3  # linux/if_ether.h
 SOL_PACKET = 263

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..arbiter import Traffic, classify
-from ..packets import Address, Burst, Outgoing
-from ..pcapng import Direction
+from iswitch.core.format.arbiter import Traffic, classify
+from iswitch.core.format.packets import Address, Burst, Outgoing
+from iswitch.core.format.pcapng import Direction
+
 from .capture import Capture
 from .port import Port
 

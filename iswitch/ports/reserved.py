@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..buffers import Buffers
-from ..packets import Rows
+from iswitch.core.format.packets import Rows
+from iswitch.core.sums.buffers import Buffers
 
 SMALL = 4 << 20  # bytes that are touched at once: a millisecond or two
 SLICE = 4 << 20  # bytes that the thread touches at a time

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..counters import Counters
-from ..packets import (
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.packets import (
     MAX_SEGMENTS,
     Address,
     Burst,
@@ -33,10 +33,26 @@ from ..packets import (
     trains,
     unpacked,
 )
-from ..sources import Sources
-from .interfaces import most_segments_at
-from .lobby import IP_PKTINFO, IP_RECVTOS, MEMINFO_DROPS, NO_LOBBY, SO_MEMINFO, Lobby
-from .mmsg import BATCH_SUPER, SOCKADDR_SIZE, Block, Post, Receiver, Sender, Spacing, size_buffers
+from iswitch.core.jobs.sources import Sources
+from iswitch.ports.kernel.interfaces import most_segments_at
+from iswitch.ports.kernel.lobby import (
+    IP_PKTINFO,
+    IP_RECVTOS,
+    MEMINFO_DROPS,
+    NO_LOBBY,
+    SO_MEMINFO,
+    Lobby,
+)
+from iswitch.ports.kernel.mmsg import (
+    BATCH_SUPER,
+    SOCKADDR_SIZE,
+    Block,
+    Post,
+    Receiver,
+    Sender,
+    Spacing,
+    size_buffers,
+)
 
 SOL_UDP = 17
 UDP_SEGMENT = 103  # linux/udp.h

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..frame import BROADCAST, ETHERTYPE_ARP, ETHERTYPE_IP, UDP_PROTOCOL, parse_arp, parse_ip
-from ..made_up import ip, mac
-from ..packets import Address, Burst
+from iswitch.core.format.packets import Address, Burst
+from iswitch.ethernet.frame import (
+    BROADCAST,
+    ETHERTYPE_ARP,
+    ETHERTYPE_IP,
+    UDP_PROTOCOL,
+    parse_arp,
+    parse_ip,
+)
+from iswitch.ethernet.made_up import ip, mac
 
 FRAME = 0x100  # the payload of such a packet is an Ethernet frame
 TAGS = (b"\x81\x00", b"\x88\xa8")  # that Linux takes with VLAN ID 0, however many there are

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..frame import ETH_HEADER, HEADERS
-from ..impairment import Impairment
-from ..line import Fates, Line
-from ..packets import Burst
-from ..parts import Payloads
+from iswitch.core.format.packets import Burst
+from iswitch.ethernet.frame import ETH_HEADER, HEADERS
+from iswitch.faults.impairment import Impairment
+from iswitch.faults.line import Fates, Line
+from iswitch.faults.parts import Payloads
 
 LATENCY = 5e-6  # seconds that any packet needs to get from one machine to the next
 

@@ -16,9 +16,10 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ..impairment import Impairment
-from ..packets import Address, Burst, Outgoing
-from ..wire import TOS_DATA
+from iswitch.core.format.packets import Address, Burst, Outgoing
+from iswitch.core.format.wire import TOS_DATA
+from iswitch.faults.impairment import Impairment
+
 from .events import Action, Events
 from .host import FRAME, Host
 from .link import LATENCY, Arrival, Link, LinkCounts

@@ -17,8 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from ..chassis import Chassis
-from ..frame import (
+from iswitch.core.format.packets import Address, Burst, Outgoing, Rows, supers, unpacked
+from iswitch.core.switch import Switch
+from iswitch.ethernet.chassis import Chassis
+from iswitch.ethernet.frame import (
     ARP_REQUEST,
     ETH,
     GSO_NONE,
@@ -30,11 +32,10 @@ from ..frame import (
     arp,
     sums,
 )
-from ..issuing import Jack
-from ..made_up import ip, mac, route
-from ..packets import Address, Burst, Outgoing, Rows, supers, unpacked
-from ..sorting import read_lengths
-from ..switch import Switch
+from iswitch.ethernet.issuing import Jack
+from iswitch.ethernet.made_up import ip, mac, route
+from iswitch.ethernet.sorting import read_lengths
+
 from .host import FRAME
 
 SPARE = 1  # ingress of what comes from where its address is not

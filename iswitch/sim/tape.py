@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from ..made_up import frames
-from ..packets import Address, Burst
-from ..pcapng import Direction, interface, packets, section
+from iswitch.core.format.packets import Address, Burst
+from iswitch.core.format.pcapng import Direction, interface, packets, section
+from iswitch.ethernet.made_up import frames
+
 from .network import Network
 from .trace import RECEIVED, SENT
 

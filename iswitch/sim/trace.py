@@ -8,12 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..frame import ETH_HEADER, HEADERS
-from ..keys import MAC_SIZE
-from ..made_up import frames
-from ..packets import Address
-from ..pcapng import Direction, interface, packets, section
-from ..wire import (
+from iswitch.core.format.keys import MAC_SIZE
+from iswitch.core.format.packets import Address
+from iswitch.core.format.pcapng import Direction, interface, packets, section
+from iswitch.core.format.wire import (
     SEG_SIZE,
     TOS_CONTROL,
     TOS_DATA,
@@ -26,6 +24,9 @@ from ..wire import (
     WireError,
     split_seg,
 )
+from iswitch.ethernet.frame import ETH_HEADER, HEADERS
+from iswitch.ethernet.made_up import frames
+
 from .host import FRAME
 
 SENT, RECEIVED = "sent", "received"

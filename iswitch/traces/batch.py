@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..packets import Rows
-from ..pcapng import Direction
+from iswitch.core.format.packets import Rows
+from iswitch.core.format.pcapng import Direction
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]  # of the whole file

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..packets import Rows
+from iswitch.core.format.packets import Rows
+
 from .batch import UNKNOWN, Batch, Bytes, Interface, Ints, Problems, gather
 from .chain import Chain, search_windows
 

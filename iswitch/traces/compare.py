@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..accelerator import Held, Run
-from ..job import Job
-from ..packets import Address, Rows, Stretch
-from ..switch import Switch
-from ..wire import SEG_SIZE, DType, Op, Shape
+from iswitch.core.format.packets import Address, Rows, Stretch
+from iswitch.core.format.wire import SEG_SIZE, DType, Op, Shape
+from iswitch.core.jobs.job import Job
+from iswitch.core.sums.accelerator import Held, Run
+from iswitch.core.switch import Switch
+
 from .batch import Ints
 
 MOST_DIFFERENCES = 100  # that are told one by one

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arbiter import Traffic, classify
-from ..wire import SEG_SIZE, Op, Shape, split_seg
+from iswitch.core.format.arbiter import Traffic, classify
+from iswitch.core.format.wire import SEG_SIZE, Op, Shape, split_seg
+
 from .batch import gather
 from .compare import Difference, flipped, text
 from .groups import FROM_SWITCH, TO_SWITCH

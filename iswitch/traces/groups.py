@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..arbiter import Traffic, classify
-from ..frame import Transmission
-from ..packets import Address
+from iswitch.core.format.arbiter import Traffic, classify
+from iswitch.core.format.packets import Address
+from iswitch.ethernet.frame import Transmission
+
 from .batch import Ints
 from .links import IP, UDP, Packets
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..accelerator import Run
-from ..arbiter import Traffic, classify
-from ..packets import Address, Cutter
-from ..wire import RANKS, SEG_SIZE, Ack, Action, Join, Segments, WireError
+from iswitch.core.format.arbiter import Traffic, classify
+from iswitch.core.format.packets import Address, Cutter
+from iswitch.core.format.wire import RANKS, SEG_SIZE, Ack, Action, Join, Segments, WireError
+from iswitch.core.sums.accelerator import Run
+
 from .batch import gather
 from .groups import FROM_SWITCH, TO_SWITCH, Group
 from .links import IP

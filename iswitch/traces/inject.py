@@ -10,10 +10,11 @@ import socket
 from collections.abc import Callable
 from typing import Self
 
-from ..frame import ETH, HEAD, Frames
-from ..ports.frames import SOCKADDR_LL, FrameSender
-from ..ports.mmsg import Block
-from ..ports.raw import BUFFER, interface, packet_socket
+from iswitch.ethernet.frame import ETH, HEAD, Frames
+from iswitch.ports.frames import SOCKADDR_LL, FrameSender
+from iswitch.ports.kernel.mmsg import Block
+from iswitch.ports.raw import BUFFER, interface, packet_socket
+
 from .groups import TO_SWITCH, Group
 from .reader import Reader
 from .replay import Replayer

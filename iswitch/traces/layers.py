@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arbiter import DATA
-from ..control import ControlPlane
-from ..packets import Address
-from ..wire import SEG_SIZE
+from iswitch.core.format.arbiter import DATA
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import SEG_SIZE
+from iswitch.core.jobs.control import ControlPlane
+
 from .batch import Bytes, Ints, field, gather
 from .links import IP, UDP, Packets
 

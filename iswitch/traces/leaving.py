@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..packets import Address
-from ..wire import SEG_SIZE, Action, Header
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import SEG_SIZE, Action, Header
+
 from .groups import Group
 
 PATIENCE = 2.0  # seconds from a Leave to its Ack, which may not be in the trace

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .. import arbiter, frame
-from ..made_up import MAC_PREFIX
-from ..packets import Rows
+from iswitch.core.format import arbiter
+from iswitch.core.format.packets import Rows
+from iswitch.ethernet import frame
+from iswitch.ethernet.made_up import MAC_PREFIX
+
 from .batch import IN, OUT, Batch, Bytes, Ints, field, gather
 from .reader import Reader
 

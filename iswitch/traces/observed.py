@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..accelerator import Run
-from ..arbiter import Traffic, classify
-from ..job import Job
-from ..membership import Member
-from ..packets import Address, Burst, Outgoing
-from ..switch import Switch
-from ..wire import NO_RANK, RANKS, SEG_SIZE, Ack, Action, DType, Mode, Op, Shape
+from iswitch.core.format.arbiter import Traffic, classify
+from iswitch.core.format.packets import Address, Burst, Outgoing
+from iswitch.core.format.wire import NO_RANK, RANKS, SEG_SIZE, Ack, Action, DType, Mode, Op, Shape
+from iswitch.core.jobs.job import Job
+from iswitch.core.jobs.membership import Member
+from iswitch.core.sums.accelerator import Run
+from iswitch.core.switch import Switch
+
 from .batch import Ints
 from .rounds import Rounds, Versions
 from .survey import parse

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..arbiter import Traffic, classify
-from ..chassis import Chassis, Sends
-from ..frame import Frames
-from ..guard import SourceGuard
-from ..keys import Keys
-from ..limits import Limits
-from ..packets import Burst, Outgoing
-from ..paper import Counting
-from ..switch import Switch
-from ..wire import SEG_SIZE, DType, Op
+from iswitch.core.format.arbiter import Traffic, classify
+from iswitch.core.format.keys import Keys
+from iswitch.core.format.packets import Burst, Outgoing
+from iswitch.core.format.wire import SEG_SIZE, DType, Op
+from iswitch.core.jobs.limits import Limits
+from iswitch.core.sums.paper import Counting
+from iswitch.core.switch import Switch
+from iswitch.ethernet.chassis import Chassis, Sends
+from iswitch.ethernet.frame import Frames
+from iswitch.ethernet.guard import SourceGuard
+
 from .observed import ObservedSwitch
 
 

@@ -16,7 +16,8 @@ from typing import Self
 
 import numpy as np
 
-from ..outside import OutsideError
+from iswitch.outside import OutsideError
+
 from . import blocks, pcap
 from .batch import Batch, Bytes, Interface, Problems
 

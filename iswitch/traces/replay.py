@@ -20,15 +20,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arbiter import Traffic, classify
-from ..chassis import Chassis, datagrams_sound
-from ..forwarding import Bridge
-from ..frame import ETH, GSO_UDP_L4, HEADERS, NEEDS_CSUM, VNET, Frames, Transmission
-from ..frame import HEAD as ROW_HEAD
-from ..issuing import Jack
-from ..packets import Rows
-from ..paper import Counting
-from ..wire import SEG_SIZE
+from iswitch.core.format.arbiter import Traffic, classify
+from iswitch.core.format.packets import Rows
+from iswitch.core.format.wire import SEG_SIZE
+from iswitch.core.sums.paper import Counting
+from iswitch.ethernet.bridge import Bridge
+from iswitch.ethernet.chassis import Chassis, datagrams_sound
+from iswitch.ethernet.frame import ETH, GSO_UDP_L4, HEADERS, NEEDS_CSUM, VNET, Frames, Transmission
+from iswitch.ethernet.frame import HEAD as ROW_HEAD
+from iswitch.ethernet.issuing import Jack
+
 from .batch import IN, OUT, Ints, gather
 from .compare import Captured, Comparison
 from .groups import CUT_OFF, FROM_SWITCH, PASSING, SKIPPED, TO_SWITCH, Group, Sink

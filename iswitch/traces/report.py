@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ..counters import DROPS
-from ..pcapng import OUTSIDE, OWN
-from ..units import count
+from iswitch.core.format.counters import DROPS
+from iswitch.core.format.pcapng import OUTSIDE, OWN
+from iswitch.faults.units import count
+
 from .diagnose import Finding, diagnose, unexplained
 from .groups import Sink
 from .host import HostView

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..accelerator import Run
-from ..packets import Indices
-from ..wire import round_distance
+from iswitch.core.format.packets import Indices
+from iswitch.core.format.wire import round_distance
+from iswitch.core.sums.accelerator import Run
 
 OPEN = 4  # rounds of a job that may go on at a time; packets of older ones begin them anew
 MOST_ROUNDS = 10_000  # of a job, that are told one by one

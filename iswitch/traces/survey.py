@@ -14,12 +14,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arbiter import CONTROL
-from ..frame import MAC_SIZE
-from ..keys import MAC_SIZE as SEAL
-from ..packets import Address
-from ..pcapng import OUTSIDE, OWN
-from ..wire import BITMAPS, Ack, Action, Control, Join, MemberType, TreeJoin, WireError
+from iswitch.core.format.arbiter import CONTROL
+from iswitch.core.format.keys import MAC_SIZE as SEAL
+from iswitch.core.format.packets import Address
+from iswitch.core.format.pcapng import OUTSIDE, OWN
+from iswitch.core.format.wire import (
+    BITMAPS,
+    Ack,
+    Action,
+    Control,
+    Join,
+    MemberType,
+    TreeJoin,
+    WireError,
+)
+from iswitch.ethernet.frame import MAC_SIZE
+
 from .batch import OUT
 from .links import IP, TAGGED, UDP, LinkLayer, Packets
 from .reader import Reader

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..packets import spans
-from ..units import count
+from iswitch.core.format.packets import spans
+from iswitch.faults.units import count
+
 from .observed import JobSeen, Watch
 from .rounds import AGGREGATE, Told, Versions
 

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..frame import ETH, Transmission
-from ..packets import Rows
-from ..pcapng import Direction, blocks, interface, packets, section
-from ..segmentation import wire_frames
+from iswitch.core.format.packets import Rows
+from iswitch.core.format.pcapng import Direction, blocks, interface, packets, section
+from iswitch.ethernet.frame import ETH, Transmission
+from iswitch.ethernet.segmentation import wire_frames
+
 from .batch import Ints
 
 APPLICATION = "iswitch replay"

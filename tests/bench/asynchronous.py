@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.conftest import running_switch
 from worker_lib import AsynchronousWorker, Worker
-
-from ..conftest import running_switch
 
 
 def work(

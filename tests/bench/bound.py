@@ -20,11 +20,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from iswitch.packets import super_packets
-from iswitch.ports.mmsg import IOVEC, MMSGHDR, address_of, size_buffers
+from iswitch.core.format.packets import super_packets
+from iswitch.ports.kernel.mmsg import IOVEC, MMSGHDR, address_of, size_buffers
 from iswitch.ports.udp import SOL_UDP, UDP_GRO, UDP_SEGMENT
-
-from .rig import SIZES
+from tests.bench.rig import SIZES
 
 ELEMENTS = 366
 PACKET = 8 + 4 * ELEMENTS

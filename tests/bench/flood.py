@@ -14,17 +14,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from iswitch.packets import Rows
-from iswitch.ports.mmsg import Block, Sender
-from iswitch.wire import (
-    TOS_CONTROL,
-    TOS_DATA,
-    Action,
-    Control,
-    Join,
-    Segments,
-    Shape,
-)
+from iswitch.core.format.packets import Rows
+from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, Action, Control, Join, Segments, Shape
+from iswitch.ports.kernel.mmsg import Block, Sender
 
 POOL = 1024  # datagrams of a kind, sent in turns
 BURST = 64  # at most together

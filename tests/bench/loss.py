@@ -21,12 +21,11 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from iswitch.impairment import DIRECTIONS, Impairment
+from iswitch.faults.impairment import DIRECTIONS, Impairment
+from tests.bench.rig import SIZES, SWITCH_PORT, Place, Start, place, serve
 from topologies import Topology
 from topologies.netns import Network
 from worker_lib import Worker
-
-from .rig import SIZES, SWITCH_PORT, Place, Start, place, serve
 
 COUNTED = ("sent", "sent_again", "useless", "probes", "helps", "helped")
 

@@ -142,17 +142,16 @@ def main() -> None:
     print(f"command: python -m tests.bench.overlap {' '.join(sys.argv[1:])}".rstrip())
     print(f"machine: {os.cpu_count()} cores, Linux {platform.release()}", flush=True)
 
-    from .rig import Start
+    from tests.bench.rig import Start
 
     context = mp.get_context("spawn")
     with ExitStack() as stack:
         places: list[Any] = [None] * args.workers
         host = "127.0.0.1"
         if args.world == "netns":
+            from tests.bench.rig import SWITCH_PORT, place, serve
             from topologies import Topology
             from topologies.netns import Network
-
-            from .rig import SWITCH_PORT, place, serve
 
             topology = Topology.parse(f"star:{args.workers},rate={args.rate}")
             net = stack.enter_context(Network(topology, prefix="iswo"))
@@ -164,7 +163,7 @@ def main() -> None:
             switch = (str(topology.address("s1")), SWITCH_PORT)
             host = places[0].address
         else:
-            from ..conftest import running_switch
+            from tests.conftest import running_switch
 
             _, switch = stack.enter_context(running_switch())
         args.store = f"tcp://{host}:29517"

@@ -11,15 +11,15 @@ from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from iswitch.bench.plan import PAPER
-from iswitch.chassis import Chassis
-from iswitch.engine import Engine
-from iswitch.frame import Frames, Transmission
-from iswitch.impairment import Impairments
+from iswitch.core.switch import Switch
+from iswitch.ethernet.chassis import Chassis
+from iswitch.ethernet.frame import Frames, Transmission
+from iswitch.faults.impairment import Impairments
+from iswitch.lab.bench.plan import PAPER
+from iswitch.ports.engine import Engine
 from iswitch.ports.impaired import ImpairedPorts
 from iswitch.ports.memory import keep_freed, settle
 from iswitch.ports.raw import RawPorts
-from iswitch.switch import Switch
 from topologies.namespaces import NAMESPACES, inside
 from topologies.netns import Network
 

@@ -23,28 +23,27 @@ from typing import Any
 import numpy as np
 
 import iswitch.ports.frames
-import iswitch.ports.mmsg
-from iswitch.accelerator import Accelerator
-from iswitch.chassis import Chassis
-from iswitch.issuing import Issuer
+import iswitch.ports.kernel.mmsg
+from iswitch.core.sums.accelerator import Accelerator
+from iswitch.core.switch import Switch
+from iswitch.ethernet.chassis import Chassis
+from iswitch.ethernet.issuing import Issuer
 from iswitch.ports.raw import RawPorts
 from iswitch.ports.udp import UdpPort
-from iswitch.switch import Switch
+from tests.bench.rig import SWITCH_PORT, Place, place, serve
 from topologies import Topology
 from topologies.netns import Network
 from worker_lib import Worker
-from worker_lib.aggregates import Aggregates
-from worker_lib.express import Express
-from worker_lib.session import Session
-from worker_lib.transfer import Contribution
-
-from .rig import SWITCH_PORT, Place, place, serve
+from worker_lib.protocol.aggregates import Aggregates
+from worker_lib.protocol.express import Express
+from worker_lib.protocol.session import Session
+from worker_lib.protocol.transfer import Contribution
 
 Stages = list[tuple[Any, str, str]]  # where a function is, its name, and what it does
 
 SWITCH: Stages = [
     (RawPorts, "pull", "receive: which ports, arrays of frames"),
-    (iswitch.ports.mmsg, "_recvmmsg", "receive: the system call, a copy"),
+    (iswitch.ports.kernel.mmsg, "_recvmmsg", "receive: the system call, a copy"),
     (Chassis, "receive", "headers: which flow, are they sound"),
     (Switch, "receive", "whose contribution, to what, is it new"),
     (Accelerator, "_add", "add (the first: copy)"),
@@ -59,11 +58,11 @@ WORKER: Stages = [
     (Session, "transmissions", "what may be sent"),
     (Contribution, "fill", "lay out as packets, a copy"),
     (UdpPort, "push", "send: descriptions"),
-    (iswitch.ports.mmsg, "sendmmsg", "send: the system call, a copy, delivery"),
+    (iswitch.ports.kernel.mmsg, "sendmmsg", "send: the system call, a copy, delivery"),
     (Worker, "_step", "wait"),
     (Worker, "_express", "wait"),
     (UdpPort, "pull", "receive: bursts"),
-    (iswitch.ports.mmsg, "_recvmmsg", "receive: the system call, a copy"),
+    (iswitch.ports.kernel.mmsg, "_recvmmsg", "receive: the system call, a copy"),
     (Session, "receive", "which aggregates, is it new, what is lost"),
     (Aggregates, "_store", "put them into the vector, a copy"),
     (Express, "take", "put them into the vector, a copy"),

@@ -15,7 +15,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from .learning import MODES, TARGETS, train
+from tests.bench.learning import MODES, TARGETS, train
 
 WORKLOADS = {env: (algorithm, target) for (algorithm, env), target in TARGETS.items()}
 COLOURS = {"sync": "tab:blue", "async": "tab:orange"}

@@ -29,13 +29,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from iswitch.wire import Shape
+from iswitch.core.format.wire import Shape
+from tests.bench.flood import KINDS, Flood, Pace
+from tests.bench.rig import SWITCH_PORT, Place, Start, place
+from tests.bench.rig import serve as serve_raw
 from topologies import Topology
 from worker_lib import Worker
-
-from .flood import KINDS, Flood, Pace
-from .rig import SWITCH_PORT, Place, Start, place
-from .rig import serve as serve_raw
 
 SIZES = {"157 kB": 40_327, "3.31 MB": 866_439}
 STRANGER = "127.0.0.9"  # not the workers' own: their ports would be among its own
@@ -46,9 +45,9 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def serve(report: Connection) -> None:
     """A switch on a UDP socket."""
-    from iswitch.engine import Engine
+    from iswitch.core.switch import Switch
+    from iswitch.ports.engine import Engine
     from iswitch.ports.udp import UdpPort
-    from iswitch.switch import Switch
 
     switch = Switch()
     engine = Engine(

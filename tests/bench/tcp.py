@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from tests.bench.rig import Place, place, serve
 from topologies import Topology
 from topologies.bridges import build_bridges
 from topologies.netns import Network
-
-from .rig import Place, place, serve
 
 BLOCK = 1 << 20
 PORT = 5001

@@ -16,8 +16,8 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["iswitch", "worker_lib"]):
-    from .seeds import seeds
-    from .targets import TARGETS
+    from tests.fuzz.seeds import seeds
+    from tests.fuzz.targets import TARGETS
 
 HERE = Path(__file__).parent
 LONGEST = 1000  # bytes of an input; the corpus stays small

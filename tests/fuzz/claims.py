@@ -10,13 +10,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from iswitch.frame import Frames
-from iswitch.guard import SourceGuard
-from iswitch.packets import Address
-from iswitch.sorting import groups
-from iswitch.sources import Sources
-
-from .. import frames as slow
+from iswitch.core.format.packets import Address
+from iswitch.core.jobs.sources import Sources
+from iswitch.ethernet.frame import Frames
+from iswitch.ethernet.guard import SourceGuard
+from iswitch.ethernet.sorting import groups
+from tests.support import frames as slow
 
 Claim = tuple[str, bytes]
 DEEPEST = 8

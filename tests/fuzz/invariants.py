@@ -1,6 +1,6 @@
 """What holds of a Switch after every step, whatever came, and of everything that it sends.
 
-- Everything received is accounted for (the equations of iswitch/counters.py).
+- Everything received is accounted for (the equations of iswitch/core/format/counters.py).
 - Members have reserved no more memory than allowed, and buffers take no more than was reserved.
 - Each contributor has a rank of its own below 64 and belongs to one job; sources are the members.
 - After the timer was handled it is not due again at once, or the engine would spin.
@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from iswitch.packets import Address, Outgoing
-from iswitch.switch import Switch
-from iswitch.wire import (
+from iswitch.core.format.packets import Address, Outgoing
+from iswitch.core.format.wire import (
     MAX_MEMBERS,
     SEG_SIZE,
     TOS_CONTROL,
@@ -25,8 +24,8 @@ from iswitch.wire import (
     Shape,
     Status,
 )
-
-from ..parts import assert_accounted, packets_of
+from iswitch.core.switch import Switch
+from tests.support.parts import assert_accounted, packets_of
 
 RELAYED = (Action.HELP, Action.HALT, Action.RESET)
 UPWARDS = (Action.JOIN, Action.LEAVE, Action.HELP, Action.FBCAST, Action.RESET, Action.HALT)

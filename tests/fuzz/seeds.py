@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from iswitch.frame import ARP_REPLY, arp
-from iswitch.wire import TOS_CONTROL, TOS_DATA
-
-from .. import frames as slow
-from ..test_protocol_doc import BLOCKS, TO_SWITCH, Block
-from .claims import words
-from .targets import (
+from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA
+from iswitch.ethernet.frame import ARP_REPLY, arp
+from tests.docs.test_protocol_doc import BLOCKS, TO_SWITCH, Block
+from tests.fuzz.claims import words
+from tests.fuzz.targets import (
     CONTROL,
     DATA,
     PEERS,
@@ -21,7 +19,8 @@ from .targets import (
     packets_step,
     time_step,
 )
-from .traces import Packet, as_files, crowded
+from tests.fuzz.traces import Packet, as_files, crowded
+from tests.support import frames as slow
 
 NAMES = "ABC"
 

@@ -24,15 +24,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from iswitch import counters as c
-from iswitch.chassis import Chassis
-from iswitch.control import Limits
-from iswitch.frame import ETH_HEADER, NEEDS_CSUM, Frames
-from iswitch.issuing import Jack
-from iswitch.packets import Address, Burst
-from iswitch.segmentation import wire_frames
-from iswitch.switch import Switch
-from iswitch.wire import (
+from iswitch.core.format import counters as c
+from iswitch.core.format.packets import Address, Burst
+from iswitch.core.format.wire import (
     SEG_SIZE,
     TOS_CONTROL,
     TOS_DATA,
@@ -43,13 +37,18 @@ from iswitch.wire import (
     WireError,
     split_seg,
 )
-from worker_lib.session import Session
-
-from .. import frames as slow
-from ..parts import peer
-from .claims import target as guard
-from .invariants import check_sends, check_state, layouts
-from .traces import trace
+from iswitch.core.jobs.control import Limits
+from iswitch.core.switch import Switch
+from iswitch.ethernet.chassis import Chassis
+from iswitch.ethernet.frame import ETH_HEADER, NEEDS_CSUM, Frames
+from iswitch.ethernet.issuing import Jack
+from iswitch.ethernet.segmentation import wire_frames
+from tests.fuzz.claims import target as guard
+from tests.fuzz.invariants import check_sends, check_state, layouts
+from tests.fuzz.traces import trace
+from tests.support import frames as slow
+from tests.support.parts import peer
+from worker_lib.protocol.session import Session
 
 PEERS = 8
 PARENT = peer(PEERS - 1)

@@ -9,16 +9,15 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from iswitch.accelerator import Outcome, SynchronousAccelerator, Table
-from iswitch.control import ControlPlane
-from iswitch.job import Job, Window
-from iswitch.membership import Membership
-from iswitch.packets import Rows
-from iswitch.relay import Relays
-
-from .profile import FUZZ
-from .test_rounds import Rounds
-from .test_switch import Anything
+from iswitch.core.format.packets import Rows
+from iswitch.core.jobs.control import ControlPlane
+from iswitch.core.jobs.job import Job, Window
+from iswitch.core.jobs.membership import Membership
+from iswitch.core.jobs.relay import Relays
+from iswitch.core.sums.accelerator import Outcome, SynchronousAccelerator, Table
+from tests.fuzz.profile import FUZZ
+from tests.fuzz.test_rounds import Rounds
+from tests.fuzz.test_switch import Anything
 
 ONCE = settings(FUZZ, phases=[Phase.generate], derandomize=True, max_examples=200, database=None)
 
@@ -84,7 +83,7 @@ def leaver_waited_for(patch: pytest.MonkeyPatch) -> None:
 
 
 def memory_not_limited(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("iswitch.admission.memory_needed", lambda *_: 0)
+    patch.setattr("iswitch.core.jobs.admission.memory_needed", lambda *_: 0)
 
 
 def ranks_given_twice(patch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 
-from iswitch.limits import Limits
-from iswitch.packets import Burst
-from iswitch.switch import Switch
-from iswitch.wire import (
+from iswitch.core.format.packets import Burst
+from iswitch.core.format.wire import (
     TOS_CONTROL,
     TOS_DATA,
     Ack,
@@ -32,8 +30,10 @@ from iswitch.wire import (
     TreeJoin,
     Who,
 )
+from iswitch.core.jobs.limits import Limits
+from iswitch.core.switch import Switch
 from tests.fuzz.invariants import check_state
-from tests.parts import packets_of, peer, seg
+from tests.support.parts import packets_of, peer, seg
 
 SEEDS = int(os.environ.get("ISWITCH_FUZZ_EXAMPLES", "300")) // 5
 PARENT = peer(9)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import ROOT
-from .seeds import seeds
-from .targets import TARGETS
+from tests.conftest import ROOT
+from tests.fuzz.seeds import seeds
+from tests.fuzz.targets import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
 RUNS = {

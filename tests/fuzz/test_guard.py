@@ -27,12 +27,11 @@ from scapy.layers.inet6 import (
 from scapy.layers.l2 import ARP, LLC, SNAP, Dot1Q, Ether
 from scapy.packet import Packet, Raw
 
-from iswitch import claims as product
-from iswitch import guard
-
-from .. import frames as slow
-from .claims import DEEPEST, HIDDEN, OWNERS, Claim, check, claims, eui64, is_spoofed
-from .profile import FUZZ
+from iswitch.ethernet import claims as product
+from iswitch.ethernet import guard
+from tests.fuzz.claims import DEEPEST, HIDDEN, OWNERS, Claim, check, claims, eui64, is_spoofed
+from tests.fuzz.profile import FUZZ
+from tests.support import frames as slow
 
 # Nearly all are a stranger's: of several lies one is enough to be dropped for.
 macs = st.sampled_from((*[slow.MACS[2]] * 9, slow.MACS[0], slow.MACS[1], slow.SWITCH_MAC))

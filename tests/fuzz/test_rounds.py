@@ -13,10 +13,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from iswitch.control import Limits
-from iswitch.packets import Address, Burst, Outgoing
-from iswitch.switch import Switch
-from iswitch.wire import (
+from iswitch.core.format.packets import Address, Burst, Outgoing
+from iswitch.core.format.wire import (
     FLAG_STANDS_AT,
     NO_RANK,
     TOS_CONTROL,
@@ -32,11 +30,12 @@ from iswitch.wire import (
     Threshold,
     Value,
 )
-
-from ..parts import JOB, packets_of, peer
-from .invariants import check_sends, check_state
-from .oracle import Answer, Elements, Oracle, Sends
-from .profile import FUZZ
+from iswitch.core.jobs.control import Limits
+from iswitch.core.switch import Switch
+from tests.fuzz.invariants import check_sends, check_state
+from tests.fuzz.oracle import Answer, Elements, Oracle, Sends
+from tests.fuzz.profile import FUZZ
+from tests.support.parts import JOB, packets_of, peer
 
 COMPARED = (
     "accumulated", "late", "duplicate", "out_of_window", "before_join", "halted", "malformed",

@@ -12,8 +12,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from iswitch.packets import Burst
-from iswitch.wire import (
+from iswitch.core.format.packets import Burst
+from iswitch.core.format.wire import (
     TOS_CONTROL,
     TOS_DATA,
     Ack,
@@ -26,10 +26,9 @@ from iswitch.wire import (
     Threshold,
     Value,
 )
-
-from ..parts import JOB, rows_of, seg
-from .profile import FUZZ
-from .targets import SHAPE, SessionWorld
+from tests.fuzz.profile import FUZZ
+from tests.fuzz.targets import SHAPE, SessionWorld
+from tests.support.parts import JOB, rows_of, seg
 
 ROUNDS = 1 << 32
 near = st.integers(-3, 3)

@@ -18,11 +18,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from iswitch.control import Limits
-from iswitch.membership import Member
-from iswitch.packets import Address, Burst, Outgoing
-from iswitch.switch import Switch
-from iswitch.wire import (
+from iswitch.core.format.packets import Address, Burst, Outgoing
+from iswitch.core.format.wire import (
     TOS_CONTROL,
     TOS_DATA,
     Ack,
@@ -40,10 +37,12 @@ from iswitch.wire import (
     Value,
     split_seg,
 )
-
-from ..parts import packets_of, peer
-from .invariants import check_sends, check_state, layouts
-from .profile import FUZZ
+from iswitch.core.jobs.control import Limits
+from iswitch.core.jobs.membership import Member
+from iswitch.core.switch import Switch
+from tests.fuzz.invariants import check_sends, check_state, layouts
+from tests.fuzz.profile import FUZZ
+from tests.support.parts import packets_of, peer
 
 PARENT = peer(7)
 IDENTITIES = 30  # members over a history that can be told apart

@@ -8,9 +8,9 @@ import struct
 
 import numpy as np
 
-from iswitch.made_up import frames
-from iswitch.packets import Address
-from iswitch.pcapng import Direction, interface, packets, section
+from iswitch.core.format.packets import Address
+from iswitch.core.format.pcapng import Direction, interface, packets, section
+from iswitch.ethernet.made_up import frames
 from iswitch.traces.reader import NotATrace, Reader
 from iswitch.traces.report import lines, replay
 from iswitch.traces.survey import NothingToReplay, survey

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from statistics import median
 
-from .examine import Controls, Finding, NotExamined, base, examine
-from .table import Mutant, Rotten, mutants
+from tests.mutants.examine import Controls, Finding, NotExamined, base, examine
+from tests.mutants.table import Mutant, Rotten, mutants
 
 
 def parser() -> argparse.ArgumentParser:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from .table import ROOT, Mutant
+from tests.mutants.table import ROOT, Mutant
 
 TREE = ("iswitch", "worker_lib", "topologies", "p4", "tests", "docs", "pyproject.toml", "README.md")
 LONGEST = 30  # seconds of CPU for a history: none of the sound ones takes 3

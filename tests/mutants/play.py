@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import iswitch
-from iswitch.soak.many import play_seed
+from iswitch.lab.soak.many import play_seed
 
 MEMORY = 4 << 30  # bytes of addresses
 

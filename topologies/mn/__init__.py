@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 
-from ..errors import NetworkError
+from topologies.errors import NetworkError
 
 try:
     with warnings.catch_warnings():

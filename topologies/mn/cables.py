@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from mininet.link import TCIntf, TCLink
 
-from iswitch.ports.ethtool import offloads_off
-from iswitch.units import FRAME_HEADER
+from iswitch.faults.units import FRAME_HEADER
+from iswitch.ports.kernel.ethtool import offloads_off
+from topologies.errors import NetworkError
+from topologies.netns import MAX_RATE, check_rate, token_bucket
+from topologies.parts import Link
 
-from ..errors import NetworkError
-from ..netns import MAX_RATE, check_rate, token_bucket
-from ..parts import Link
 from .nodes import in_namespace_of
 
 MEGA = 1e6

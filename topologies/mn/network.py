@@ -9,10 +9,11 @@ from typing import Any
 
 from mininet.net import Mininet
 
-from ..children import Nodes
-from ..errors import NetworkError
-from ..namespaces import Claim
-from ..netns import clean, privileges, pyroute2
+from topologies.children import Nodes
+from topologies.errors import NetworkError
+from topologies.namespaces import Claim
+from topologies.netns import clean, privileges, pyroute2
+
 from .cables import Cable, check_in_force
 from .nodes import OwnHost, OwnSwitch
 from .topo import TopologyTopo

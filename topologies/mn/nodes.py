@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from mininet.node import Node, Switch
 
 from iswitch.ports.orphans import DiesWithParent
-
-from ..namespaces import inside
-from ..netns import without_ipv6
+from topologies.namespaces import inside
+from topologies.netns import without_ipv6
 
 
 class Described(NamedTuple):

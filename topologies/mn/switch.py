@@ -17,12 +17,12 @@ from typing import IO, Any, NamedTuple
 from mininet.log import error
 from mininet.node import Host
 
-from iswitch.ports.ethtool import offloads_off
+from iswitch.ports.kernel.ethtool import offloads_off
 from iswitch.ports.orphans import DiesWithParent
+from topologies.children import end
+from topologies.commands import options
+from topologies.errors import NetworkError
 
-from ..children import end
-from ..commands import options
-from ..errors import NetworkError
 from .cables import check_in_force
 from .nodes import Described, OwnHost, OwnSwitch, in_namespace_of
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from mininet.topo import Topo
 
-from ..commands import impair_options
-from ..description import Topology
-from ..specs import KINDS
+from topologies.commands import impair_options
+from topologies.description import Topology
+from topologies.specs import KINDS
+
 from .cables import cable_options
 from .nodes import Described
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from iswitch.keyfiles import key_in
+from iswitch.system.keyfiles import key_in
 from worker_lib import (
     AllreduceTimeout,
     JobReset,

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..strategies import Strategy
+from worker_lib.strategies import Strategy
+
 from .flat import Vector
 from .progress import Progress
 from .setup import Learner
 
 if TYPE_CHECKING:
-    from ..asynchronous import AsynchronousWorker
+    from worker_lib.asynchronous.worker import AsynchronousWorker
 
 REPORT_PAUSE = 0.2  # seconds between reports
 

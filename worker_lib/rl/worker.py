@@ -93,7 +93,7 @@ class Training:
             self._finish(meter, strategy.stats())
 
     def _asynchronous(self) -> None:
-        from worker_lib.asynchronous import AsynchronousWorker
+        from worker_lib.asynchronous.worker import AsynchronousWorker
 
         plan = self.plan
         with AsynchronousWorker.from_env(

@@ -65,7 +65,7 @@ def lacks(name: str) -> str:
 
 def options(name: str) -> list[str]:
     """What `make` takes for a strategy, beside its name and `numel`."""
-    from ..client import Worker
+    from worker_lib.worker import Worker
 
     module = import_module(f".{name}", __name__)
     found = list(signature(module.join).parameters.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..errors import WorkerError
+from worker_lib.errors import WorkerError
 
 
 class RendezvousError(WorkerError):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from iswitch.wire import SEG_SIZE, DType, Op, Shape
+from iswitch.core.format.wire import SEG_SIZE, DType, Op, Shape
+from worker_lib.worker import Worker
 
-from ..client import Worker
 from . import Vector
 from .base import TIMEOUT, Base, check_timeout
 from .cost import Cost, Node

@@ -33,7 +33,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..environment import address
+from worker_lib.environment import address
+
 from . import Vector
 from .base import F32, TIMEOUT, Base, bounds
 from .cost import Cost, Node

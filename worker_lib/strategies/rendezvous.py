@@ -19,7 +19,8 @@ from contextlib import ExitStack, closing
 from itertools import count
 from typing import Any, NamedTuple
 
-from .. import environment
+from worker_lib import environment
+
 from .base import check_timeout
 from .errors import RendezvousError
 from .guests import greeted

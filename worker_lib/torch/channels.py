@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import distributed
 
-from iswitch.keyfiles import key_in
-from iswitch.wire import Awaited
+from iswitch.core.format.wire import Awaited
+from iswitch.system.keyfiles import key_in
+from worker_lib import environment, naming
+from worker_lib.errors import AllreduceTimeout, MemberLost, WorkerError
+from worker_lib.worker import Worker
 
-from .. import environment, naming
-from ..client import Worker
-from ..errors import AllreduceTimeout, MemberLost, WorkerError
 from .place import Place
 from .tensors import Array
 

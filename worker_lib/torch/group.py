@@ -33,7 +33,8 @@ from torch._C._distributed_c10d import (
     ReduceOptions,
 )
 
-from ..errors import WorkerError
+from worker_lib.errors import WorkerError
+
 from .channels import Channels, Op, Options
 from .place import LAST_JOB, Place, key_of
 from .tensors import ELEMENTS, Stage, elements, is_plain, octets

@@ -12,7 +12,8 @@ from torch import distributed
 from torch._C._distributed_c10d import GradBucket, ProcessGroup
 from torch.futures import Future
 
-from .. import arguments
+from worker_lib import arguments
+
 from .channels import Channels, Options
 from .group import _end
 from .place import Place

@@ -21,13 +21,12 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistBackendError, default_pg_timeout
 from torch.distributed.rendezvous import rendezvous as torchs_rendezvous
 
-from iswitch.keyfiles import key_in
-from iswitch.wire import PORT
-
-from .. import arguments, environment
-from ..client import Worker
-from ..controller import Controller
-from ..errors import WorkerError
+from iswitch.core.format.wire import PORT
+from iswitch.system.keyfiles import key_in
+from worker_lib import arguments, environment
+from worker_lib.controller import Controller
+from worker_lib.errors import WorkerError
+from worker_lib.worker import Worker
 
 LAST_JOB = 0xFFFF
 JOBS_OF_A_GROUP = 2  # words, and gradients

@@ -1,0 +1,119 @@
+"""Keyed jobs: a MAC at the end of every control packet, made and checked here.
+
+The MAC is BLAKE2b of all before it, 16 bytes, with the job's key as BLAKE2b's own (RFC 7693).
+Whoever has the key can write any control packet of the job; who has not, none. What a MAC does not
+say is who sent a packet, and when: see docs/protocol.md, "Keyed jobs". Data carries none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from hmac import compare_digest
+
+import numpy as np
+
+from iswitch.outside import OutsideError
+
+from .packets import Outgoing
+from .wire import TOS_CONTROL, Header
+
+MAC_SIZE = 16
+MAX_KEY = 64  # bytes; BLAKE2b takes no longer one
+
+
+class KeyUnusable(OutsideError, ValueError):
+    """A key that cannot be one; the message names the mend, and not the key."""
+
+
+def secret_of(text: str) -> bytes:
+    """The bytes of a key in writing: the text itself in UTF-8, or what `hex:` is followed by.
+
+    Raises:
+        KeyUnusable: no hexadecimal digits, or a key of a wrong length.
+    """
+    digits = text.removeprefix("hex:")
+    try:
+        secret = bytes.fromhex(digits) if digits != text else text.encode()
+    except UnicodeEncodeError:
+        raise KeyUnusable("a key in writing is UTF-8; write other bytes after hex:") from None
+    except ValueError:
+        raise KeyUnusable("after hex: a key has pairs of digits 0-9 and a-f") from None
+    Key(secret)
+    return secret
+
+
+class Key:
+    """What the members and the switches of a job share.
+
+    Args:
+        secret: 1 to 64 bytes.
+
+    Raises:
+        KeyUnusable: no bytes, or not so many.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        if not isinstance(secret, bytes) or not 1 <= len(secret) <= MAX_KEY:
+            what = f"{len(secret)} bytes" if isinstance(secret, bytes) else type(secret).__name__
+            raise KeyUnusable(f"a key is 1 to {MAX_KEY} bytes, not {what}; 32 random ones serve")
+        self._secret = secret
+
+    def __repr__(self) -> str:
+        return "Key(...)"  # it must not get into a log
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and compare_digest(self._secret, other._secret)
+
+    def __hash__(self) -> int:
+        return hash(self._secret)
+
+    def mac(self, packet: bytes) -> bytes:
+        """The MAC of a packet."""
+        return blake2b(packet, digest_size=MAC_SIZE, key=self._secret).digest()
+
+    def opened(self, payload: bytes) -> bytes | None:
+        """The packet before the MAC; None: the MAC is wrong, or there is none."""
+        packet, given = payload[:-MAC_SIZE], payload[-MAC_SIZE:]
+        return packet if compare_digest(self.mac(packet), given) else None
+
+    def sealed(self, out: Outgoing) -> Outgoing:
+        """The same with its MAC, if it is control: one packet."""
+        if out.tos != TOS_CONTROL:
+            return out
+        packet = out.rows.tobytes()
+        rows = np.frombuffer(packet + self.mac(packet), np.uint8).reshape(1, -1)
+        return Outgoing(out.peers, out.tos, rows, rows.shape[1])
+
+
+class Keys:
+    """The keys of a switch: which jobs are keyed, and with what.
+
+    Args:
+        by_job: keys by job number.
+        default: of all other jobs; None: these have none.
+
+    Raises:
+        KeyUnusable: one cannot be a key.
+    """
+
+    def __init__(self, by_job: Mapping[int, bytes] | None = None, default: bytes | None = None):
+        self._by_job = {job: Key(secret) for job, secret in (by_job or {}).items()}
+        self._default = None if default is None else Key(default)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_job) or self._default is not None
+
+    def of(self, job: int) -> Key | None:
+        """A job's key; None: it is not keyed."""
+        return self._by_job.get(job, self._default)
+
+    def sealed(self, sends: list[Outgoing]) -> list[Outgoing]:
+        """What is to be sent, with MACs where they belong."""
+        return [self._sealed(out) for out in sends] if self else sends
+
+    def _sealed(self, out: Outgoing) -> Outgoing:
+        if out.tos != TOS_CONTROL:
+            return out
+        key = self.of(Header.parse(out.rows.tobytes()).job)
+        return out if key is None else key.sealed(out)

@@ -1,0 +1,1 @@
+"""Who takes part: jobs, their members, ranks, windows, and the trees they make."""

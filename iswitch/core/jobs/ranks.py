@@ -1,0 +1,256 @@
+"""Ranks: numbers of workers in the whole tree, which no two of them have at a time.
+
+Rules of docs/protocol.md, "Ranks". The root decides who has which. A switch below states to its
+parent, in its Joins, all ranks that its workers have or ask for, and how many workers are to be
+given some; the answer to the newest statement holds. So statements may be lost, repeated, or
+overtake one another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from iswitch.core.format.packets import Address, Outgoing
+from iswitch.core.format.wire import (
+    ELSEWHERE,
+    NO_RANK,
+    RANKS,
+    ROUND_MASK,
+    MemberType,
+    Status,
+    TreeJoin,
+    round_distance,
+)
+
+from .job import Job
+from .membership import Member, Stated
+from .requests import Refusal
+
+if TYPE_CHECKING:
+    from .control import ControlPlane
+
+
+@dataclass
+class Statement:
+    """What a switch last stated to its parent, and what came of it.
+
+    Attributes:
+        number: counts up with every change.
+        ranks: bitmap of what the workers below have, or ask for.
+        unranked: how many workers are to be given a rank.
+        granted: of `ranks` those that the parent has confirmed.
+        reserved: stated although nobody has them: they pass from one process to the next.
+        decided: whether the parent has answered this statement.
+    """
+
+    number: int = 0
+    ranks: int = 0
+    unranked: int = 0
+    granted: int = 0
+    reserved: int = 0
+    decided: bool = False
+
+    def say(self, ranks: int, unranked: int) -> bool:
+        """State this from now on; whether it is new."""
+        if self.number and (ranks, unranked) == (self.ranks, self.unranked):
+            return False
+        self.number = (self.number + 1) & ROUND_MASK or 1
+        self.ranks, self.unranked, self.decided = ranks, unranked, False
+        self.granted &= ranks
+        return True
+
+
+class Ranks:
+    """Gives and refuses the ranks in the jobs of a control plane."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+
+    # Newcomers
+
+    def vacated_by(self, job: Job, peer: Address, rank: int, now: float) -> Member | None:
+        """The silent worker that has to make room for who asks for its rank, if one has it.
+
+        Raises:
+            Refusal: a worker that is alive has it, or one at another switch.
+        """
+        holder = self._holder(job, rank, now)
+        if holder is None or holder.address == peer:
+            return None
+        silence = now - holder.last_seen
+        if holder.type is not MemberType.WORKER:
+            raise taken(rank, holder.address)
+        if silence < self.plane.limits.lease:
+            raise taken(rank, holder.address, silence)
+        return holder
+
+    def enter(self, job: Job, member: Member, wanted: int, former: Member | None) -> None:
+        """Give a new worker the rank that it asks for, which is free, or that of the one before."""
+        if member.type is not MemberType.WORKER:
+            return
+        if wanted != NO_RANK:
+            job.give(member, 1 << wanted)
+        elif former is not None:
+            job.give(member, former.ranks)
+
+    def number(self, job: Job, now: float) -> list[Outgoing]:
+        """See that those who are due are given the lowest ranks that are free."""
+        unranked = [member for member in job.members.contributors() if member.is_due]
+        there = self.plane.workers(job, now) if unranked else 0
+        due = [member for member in unranked if _is_due(member, there)]
+        if not due:
+            return []
+        if self.plane.hierarchy:
+            return self.plane.hierarchy.restate(job, now)
+        for member in due:
+            most = self._most(member.expected, member.since, now)
+            job.give(member, self._free(job, 1, most, now))
+        return []
+
+    def _most(self, expected: int, since: float, now: float) -> int:
+        """How many ranks there are for those who ask for none.
+
+        Where it is known how many workers there are, no more: who finds none free waits for a lease
+        to run out, unless it has waited for one already.
+        """
+        waited = now >= since + self.plane.limits.lease
+        return RANKS if not expected or waited else min(expected, RANKS)
+
+    def _holder(self, job: Job, rank: int, now: float) -> Member | None:
+        if rank == NO_RANK:
+            return None
+        members = job.members.contributors()
+        return next((m for m in members if _held_by(m, now) >> rank & 1), None)
+
+    def _free(self, job: Job, count: int, most: int, now: float, wanted: int = 0) -> int:
+        """Bitmap of the lowest of these ranks that nobody has, nor `wanted` names."""
+        free = (1 << most) - 1 & ~wanted & ~_held(job, None, now)
+        return _some(free, count)[0]
+
+    # Switches below
+
+    def state(self, job: Job, switch: Member, join: TreeJoin, anew: bool, now: float) -> None:
+        """A switch below states the ranks of its workers; without a parent, decide."""
+        stated = switch.stated
+        if stated is None or anew:
+            kept = _held_by(switch, now) if anew else 0  # with what one before that had
+            stated = switch.stated = Stated(kept=kept, until=now + self.plane.limits.lease)
+            switch.ranks = 0
+        elif round_distance(join.statement, stated.number) < 0:
+            return
+        if join.statement != stated.number:
+            stated.number, stated.ranks, stated.unranked = (
+                join.statement,
+                join.ranks,
+                join.unranked,
+            )
+            stated.given, stated.since = 0, now
+            job.give(switch, switch.ranks & join.ranks)
+            if not self.plane.hierarchy:
+                self._decide(job, switch, join.ranks & ~_held(job, switch, now), 0)
+        if not self.plane.hierarchy and stated.given < stated.unranked:
+            most = self._most(join.expected, stated.since, now)
+            count = stated.unranked - stated.given
+            self._decide(job, switch, switch.ranks, self._free(job, count, most, now))
+
+    def _decide(self, job: Job, switch: Member, granted: int, given: int) -> None:
+        assert switch.stated is not None
+        switch.stated.given += given.bit_count()
+        switch.stated.decided = switch.stated.number
+        job.give(switch, granted | given)
+
+    # With a parent
+
+    def claims(
+        self, job: Job | None, asked: list[int], statement: Statement, now: float
+    ) -> tuple[int, int]:
+        """What is to be stated to the parent; `asked` are ranks that newcomers wait for."""
+        ranks, unranked = statement.reserved, 0
+        for rank in asked:
+            ranks |= 1 << rank
+        there = self.plane.workers(job, now) if job else 0
+        for member in job.members.contributors() if job else ():
+            ranks |= _held_by(member, now)
+            stated = member.stated
+            if stated is not None and not stated.is_settled:
+                ranks |= stated.ranks
+                unranked += stated.unranked - stated.given
+            elif _is_due(member, there):
+                unranked += 1
+        return ranks, unranked
+
+    def own(self, job: Job | None, statement: Statement, now: float) -> int:
+        """Ranks for those who are due, from a parent that knows nothing of ranks."""
+        return self._free(job, statement.unranked, RANKS, now, statement.ranks) if job else 0
+
+    def settle(self, job: Job, statement: Statement, now: float) -> list[Outgoing]:
+        """Do as the parent has decided; who has lost its rank is out."""
+        members = job.members.contributors()
+        lost = [m for m in members if m.ranks & ~statement.granted]
+        for member in lost:
+            job.give(member, member.ranks & statement.granted)
+        free = statement.granted & ~statement.ranks & ~_held(job, None, now)
+        there = self.plane.workers(job, now)
+        for member in members:
+            stated = member.stated
+            if stated is not None and not stated.is_settled:
+                granted = stated.ranks & statement.granted & ~_held(job, member, now)
+                given, free = _some(free, stated.unranked - stated.given)
+                self._decide(job, member, granted, given)
+            elif _is_due(member, there) and member not in lost:
+                given, free = _some(free, 1)
+                job.give(member, given)
+        sends: list[Outgoing] = []
+        for member in lost:
+            if member.type is MemberType.WORKER:
+                self.plane.counters["ranks_lost"] += 1
+                sends += [out.copy() for out in self.plane.remove(job, member, now)]
+        return sends
+
+
+def taken(rank: int, holder: Address, silence: float | None = None) -> Refusal:
+    """The refusal of a rank: who has it, and for how long nothing was heard from there.
+
+    None: it is a worker of the switch `holder`, or of one behind that.
+    """
+    host = int.from_bytes(bytes(map(int, holder.host.split("."))), "big")
+    heard = ELSEWHERE if silence is None else int(1000 * silence)
+    return Refusal(
+        Status.RANK_TAKEN, rank=rank, threshold=host, round=holder.port, contributors=heard
+    )
+
+
+def _is_due(member: Member, there: int) -> bool:
+    """Whether a worker without a rank is to be given one: when as many are there as it expects.
+
+    So those come first who ask for a rank.
+    """
+    return member.is_due and member.told(there) >= member.expected
+
+
+def _held_by(member: Member, now: float) -> int:
+    """What nobody else may have."""
+    stated = member.stated
+    kept = stated.kept if stated is not None and now < stated.until else 0
+    return member.ranks | kept
+
+
+def _held(job: Job, besides: Member | None, now: float) -> int:
+    """Bitmap of the ranks that somebody else has."""
+    held = 0
+    for member in job.members.contributors():
+        if member is not besides:
+            held |= _held_by(member, now)
+    return held
+
+
+def _some(free: int, count: int) -> tuple[int, int]:
+    """The lowest of these ranks, and the others."""
+    if free.bit_count() <= count:
+        return free, 0
+    some = 0
+    for _ in range(count):
+        some |= free & -free
+        free &= ~some
+    return some, free

@@ -1,0 +1,64 @@
+"""A member's request, what is answered to it, and how it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from iswitch.core.format.packets import Outgoing
+from iswitch.core.format.wire import Ack, Action, Segments, Status, Value, Who
+
+from .job import Job
+from .membership import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A member's request, as the method of its action gets it."""
+
+    job: Job
+    member: Member
+    action: Action
+    value: Value
+    now: float
+
+    def ack(self, contributors: int = 0) -> Ack:
+        """The Ack in which only `contributors` depends on the action."""
+        first = self.member.first_round
+        return Ack(
+            self.action,
+            0,
+            self.member.rank,
+            self.job.threshold_in_force,
+            self.job.window.high if first is None or self.job.window.is_past(first) else first,
+            contributors,
+        )
+
+    def segments(self) -> tuple[int, int, int]:
+        """The round it names, the first segment and one past the last.
+
+        Raises:
+            Refusal: the job has no such segments.
+        """
+        named = self.value
+        assert isinstance(named, Segments | Who)
+        if self.job.shape is None or named.index + named.count > self.job.shape.segments:
+            raise Refusal(Status.BAD_REQUEST)
+        return named.round, named.index, named.index + named.count
+
+
+class Answer(NamedTuple):
+    """An Ack, what is to be sent besides, and the status."""
+
+    ack: Ack
+    sends: list[Outgoing]
+    status: Status = Status.OK
+
+
+class Refusal(Exception):
+    """A request that gets another status than OK."""
+
+    def __init__(self, status: Status, **told: int) -> None:
+        super().__init__(status.name)
+        self.status = status
+        self.told = told  # fields of the Ack that say why

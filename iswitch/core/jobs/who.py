@@ -1,0 +1,84 @@
+"""For whom segments wait, anywhere in a tree: what a switch knows, and what its neighbours say.
+
+A switch answers at once. What it is still to hear from a neighbour, it asks it then, and whoever
+wants to know asks again: under the same question, so that no answer is older than the question.
+Each neighbour but the asker is asked, so a question goes through the tree once, and ends.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from iswitch.core.format.packets import Address, Outgoing
+from iswitch.core.format.wire import (
+    MOST_AWAITED,
+    NO_RANK,
+    UNRANKED,
+    AckWho,
+    Awaited,
+    MemberType,
+    Who,
+)
+
+from .membership import Member
+
+REMEMBERED = 1024  # answers of neighbours, the newest; of about 1 kB each
+
+
+class Awaiting(NamedTuple):
+    """For whom segments wait, as far as one answer names them."""
+
+    total: int
+    awaited: tuple[Awaited, ...]
+
+    @property
+    def settled(self) -> bool:
+        """Whether all switches that were asked have answered."""
+        return all(one.rank != NO_RANK for one in self.awaited)
+
+
+NOBODY = Awaiting(0, ())
+
+
+def together(parts: list[Awaiting]) -> Awaiting:
+    """Join what several said; switches that have not answered are named first."""
+    named = sorted((one for part in parts for one in part.awaited), key=lambda o: o.rank != NO_RANK)
+    return Awaiting(sum(part.total for part in parts), tuple(named[:MOST_AWAITED]))
+
+
+def named(member: Member) -> Awaited:
+    """A contributor of the switch that answers: a worker with its rank, or a switch below."""
+    unranked = member.type is MemberType.WORKER and member.rank == NO_RANK
+    return Awaited(*member.address[:2], UNRANKED if unranked else member.rank)
+
+
+class Neighbours:
+    """What the switches above and below have answered."""
+
+    def __init__(self) -> None:
+        self._told: OrderedDict[tuple[Address, int, Who], Awaiting] = OrderedDict()
+
+    def ask(
+        self, neighbour: Address, job: int, who: Who, send: Callable[[], list[Outgoing]]
+    ) -> tuple[Awaiting, list[Outgoing]]:
+        """What a neighbour has answered, and what is to be sent to learn more."""
+        told = self._told.get((neighbour, job, who))
+        if told is None:
+            silent = Awaited(neighbour.host, neighbour.port, NO_RANK)
+            return Awaiting(1, (silent,)), send()
+        return told, [] if told.settled else send()
+
+    def answered(self, neighbour: Address, job: int, who: Who, ack: AckWho) -> None:
+        """Keep an answer; workers at the neighbour itself are from here on said to be there."""
+        named = tuple(
+            one._replace(switch_host=neighbour.host, switch_port=neighbour.port)
+            if one.rank != NO_RANK and not one.switch_port
+            else one
+            for one in ack.awaited
+        )
+        self._told[neighbour, job, who] = Awaiting(ack.total, named)
+        self._told.move_to_end((neighbour, job, who))
+        if len(self._told) > REMEMBERED:
+            self._told.popitem(last=False)

@@ -1,0 +1,1 @@
+"""What adds: synchronous rounds, asynchronous versions, and the paper's accelerator."""

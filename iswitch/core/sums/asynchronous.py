@@ -1,0 +1,160 @@
+"""The accelerator of an asynchronous job: versions instead of rounds (section 5 of the protocol).
+
+H contributions to a segment, from whomever, make its next version. There is no bitmap: a member's
+contribution counts if its number is newer than the last one counted from it at that segment. Nine
+slots a segment: the open one and the eight versions kept for Help.
+
+Contributions are lost at one segment and not at another, so versions drift apart. A worker needs
+the same version of all segments: no segment may be further ahead of the last one than versions are
+kept, and some are left for workers that have missed them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.packets import Cutter, Rows, Stretch
+from iswitch.core.format.wire import (
+    ROUND_MASK,
+    VERSIONS_AHEAD,
+    VERSIONS_KEPT,
+    Shape,
+    round_distance,
+)
+
+from .accelerator import Accelerator, Held, Outcome, Run, Table
+from .buffers import PLAIN, Buffers
+
+
+class AsynchronousAccelerator(Accelerator):
+    """Counts contributions per segment; state: version made, open slot, contributions, kept."""
+
+    KEPT = VERSIONS_KEPT
+    AHEAD = VERSIONS_AHEAD
+    SLOTS = KEPT + 1
+    RECORD = struct.Struct("<IIII")
+    LAST = struct.Struct("<QQ")  # has any been counted, number of the last one counted
+
+    def __init__(
+        self,
+        shape: Shape,
+        complete: Callable[[int, int], bool],
+        counters: Counters,
+        buffers: Buffers = PLAIN,
+    ) -> None:
+        super().__init__(shape, self.SLOTS, complete, counters, buffers)
+        self.state = Table(self.RECORD, shape.segments)
+        self._last: dict[int, Table] = {}
+        self.version = 0  # the highest made
+        self._lowest = 0  # of no segment is the version lower; it may have become higher
+
+    @classmethod
+    def memory(cls, shape: Shape) -> int:
+        """Bytes that a job of this shape needs."""
+        per_segment = cls.SLOTS * shape.packet_size + cls.RECORD.size + Cutter.MEMORY
+        return shape.segments * per_segment
+
+    @classmethod
+    def memory_per_member(cls, shape: Shape) -> int:
+        """Bytes that each member needs on top."""
+        return shape.segments * cls.LAST.size
+
+    def join(self, seat: int) -> None:
+        """Whatever the seat's former owner sent is forgotten."""
+        last = Table(self.LAST, self.shape.segments)
+        self._buffers.leave_room(self.shape.segments)
+        self._last[seat] = last
+
+    def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
+        """Count one member's contribution of a number, if it is newer than its last."""
+        last = self._last[seat]
+        for round_, index, rows, *_ in stretch.consecutive():
+            for a, b in last.uniform(index, index + len(rows)):
+                counted, number = last.get(a)
+                if counted and round_distance(round_, number) <= 0:
+                    self.counters["duplicate"] += b - a
+                    continue
+                for start, stop in self.state.uniform(a, b):
+                    if self._is_ahead(start):
+                        self.counters["ahead"] += stop - start
+                        continue
+                    some = rows[start - index : stop - index]
+                    self._accumulate_run(last, round_, start, stop, some, outcome)
+
+    def _is_ahead(self, index: int) -> bool:
+        """Whether a segment has to wait for others."""
+        version = self.state.get(index)[0]
+        if round_distance(version, self._lowest) < self.AHEAD:
+            return False
+        versions = self.state.words.view(np.uint32)[:, 0]
+        behind = (np.uint32(self.version) - versions).max()  # wraps as the numbers do
+        self._lowest = (self.version - int(behind)) & ROUND_MASK
+        return round_distance(version, self._lowest) >= self.AHEAD
+
+    def _accumulate_run(
+        self, last: Table, number: int, start: int, stop: int, rows: Rows, outcome: Outcome
+    ) -> None:
+        version, slot, count, kept = self.state.get(start)
+        counted = last.mark(start, stop, 1, number)
+        mark = self.state.mark(start, stop, version, slot, count + 1, kept)
+        self._count_in(self._words[slot, start:stop], rows, not count, counted, mark)
+        if self.complete(version, count + 1):
+            outcome.completed.append(self._finish(start, stop))
+
+    def _finish(self, start: int, stop: int) -> Run:
+        version, slot, _, kept = self.state.get(start)
+        version = (version + 1) & ROUND_MASK
+        self._write_headers(slot, version, start, stop)
+        self.state.set(start, stop, version, (slot + 1) % self.SLOTS, 0, min(kept + 1, self.KEPT))
+        if round_distance(version, self.version) > 0:
+            self.version = version
+        self.counters["aggregates"] += stop - start
+        return Run(slot, version, start, stop)
+
+    def reevaluate(self) -> list[Run]:
+        """Complete what the rule, which has changed, now calls complete."""
+        completed = []
+        for start, stop in self.state.uniform(0, self.shape.segments):
+            version, _, count, _ = self.state.get(start)
+            if count and self.complete(version, count):
+                completed.append(self._finish(start, stop))
+        return completed
+
+    def force(self, round_: int, start: int, stop: int) -> tuple[list[Run], int]:
+        """Make version `round_` of these segments, where it is the open one, as it is."""
+        forced = []
+        for a, b in self.state.uniform(start, stop):
+            version, _, count, _ = self.state.get(a)
+            if count and round_distance(round_, version) == 1:
+                forced.append((self._finish(a, b), count))
+        self.counters["partial_aggregates"] += sum(run.segments for run, _ in forced)
+        return [run for run, _ in forced], min((count for _, count in forced), default=0)
+
+    def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
+        """What is held of version `round_`; nobody in particular is missing in an open one."""
+        for a, b in self.state.uniform(start, stop):
+            version, slot, count, kept = self.state.get(a)
+            ahead = round_distance(round_, version)
+            run = Run((slot - 1 + ahead) % self.SLOTS, round_, a, b)
+            if ahead > 0:
+                yield run, Held.OPEN if ahead == 1 and count else Held.NOTHING, 0
+            else:
+                yield run, Held.COMPLETE if -ahead < kept else Held.GONE, 0
+
+    def reset(self, round_: int) -> None:
+        """Forget open sums and kept versions; the next version is `round_` + 1."""
+        self.state.set(0, self.shape.segments, round_, 0, 0, 0)
+        self.version = self._lowest = round_
+
+    def name(self, version: int) -> None:
+        """A member that comes back stands at this version: what is made from now on is newer."""
+        for start, stop in self.state.uniform(0, self.shape.segments):
+            made, slot, count, _ = self.state.get(start)
+            if round_distance(version, made) > 0:
+                self.state.set(start, stop, version, slot, count, 0)
+        if round_distance(version, self.version) > 0:
+            self.version = version

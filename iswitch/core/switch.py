@@ -1,0 +1,226 @@
+"""The switch as a pure object: packets and the time go in, packets to send come out.
+
+    burst --arbiter--> control --> ControlPlane  --> Acks, relayed control, aggregates
+                  \\--> data -----> Job.contribute --> aggregates of completed runs
+                   \\-> ordinary: counted (forwarding is the business of a switch with ports)
+
+What comes out are views of the switch's buffers: send (or copy) it before the next call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import copy_context
+from typing import Any
+
+import numpy as np
+
+from iswitch.core.format.arbiter import Traffic, classify
+from iswitch.core.format.counters import DATA_DROPS, Counters
+from iswitch.core.format.keys import Keys
+from iswitch.core.format.packets import Address, Burst, Outgoing, Rows
+from iswitch.core.format.wire import SEG_SIZE, TOS_DATA
+from iswitch.core.jobs.control import ControlPlane
+from iswitch.core.jobs.job import Job
+from iswitch.core.jobs.limits import Limits
+from iswitch.core.jobs.membership import Member
+from iswitch.core.jobs.sources import Sources
+from iswitch.core.sums.accelerator import Outcome, Run
+from iswitch.core.sums.paper import Counting
+
+
+class Switch:
+    """An iSwitch: adds up what the members of each job send, and broadcasts the sums.
+
+    Args:
+        limits: what members may reserve.
+        reproducible: sum every synchronous job in rank order instead of arrival order.
+        parent: the switch above, which this one joins as one contributor of each job.
+        incarnation: of this switch, as a member there: larger in a new process (seconds since 1970
+            serve).
+        keys: of the jobs that are keyed, by number, or `Keys`.
+        counting: exactly once each member's contribution, or packets, as the paper does; not with
+            `reproducible`.
+
+    Raises:
+        KeyUnusable: one of them cannot be a key.
+    """
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        reproducible: bool = False,
+        parent: Address | None = None,
+        incarnation: int = 0,
+        keys: Keys | Mapping[int, bytes] | None = None,
+        counting: Counting = Counting.EXACT,
+    ) -> None:
+        if reproducible and counting is Counting.PAPER:
+            raise ValueError(
+                "packets that are only counted cannot be summed in rank order; leave out "
+                "reproducible, or count exactly"
+            )
+        self.counters = Counters()
+        # Overflow, NaN and infinity are the members' business. (np.errstate would do the same for
+        # ten times the price, on every burst.)
+        quiet = copy_context()
+        quiet.run(np.seterr, all="ignore")
+        self._quietly = quiet.run
+        self.control = self.make_control(
+            self.counters,
+            self.deliver,
+            limits or Limits(),
+            reproducible,
+            parent,
+            incarnation,
+            keys if isinstance(keys, Keys) else Keys(keys),
+            counting,
+        )
+
+    def make_control(self, *arguments: Any) -> ControlPlane:
+        """The control plane, of these arguments."""
+        return ControlPlane(*arguments)
+
+    @property
+    def jobs(self) -> dict[int, Job]:
+        """The jobs, by number."""
+        return self.control.jobs
+
+    @property
+    def sources(self) -> Sources:
+        """From where members speak, and the parent."""
+        return self.control.sources
+
+    def receive(self, burst: Burst, now: float) -> list[Outgoing]:
+        """Take packets of one sender; returns what is to be sent because of them."""
+        peer, tos, rows, tail = burst
+        count, size = rows.shape
+        self.counters["rx_packets"] += count
+        try:
+            self.counters["rx_bytes"] += (count - 1) * size + tail
+            kind = classify(tos)
+            if kind is Traffic.DATA and tail >= SEG_SIZE:  # as nearly always
+                if self.control.is_unsettled:
+                    return self._counted(self._quietly(self._data_at_last, peer, rows, tail, now))
+                sends: list[Outgoing] = self._quietly(self._data, peer, rows, tail, now)
+                return self._counted(sends) if sends else sends
+            if kind is Traffic.ORDINARY:
+                self.counters["ordinary"] += count
+                return []
+            rows, tail = burst.not_below(SEG_SIZE)
+            if len(rows) < count:
+                self.counters["short"] += count - len(rows)
+                if not len(rows):
+                    return []
+            handle = self._data_at_last if kind is Traffic.DATA else self._control
+            return self._counted(self._quietly(handle, peer, rows, tail, now))
+        except MemoryError:
+            return self._given_up(now)
+
+    def _given_up(self, now: float) -> list[Outgoing]:
+        """Count what could not be handled; whatever was counted before is done with.
+
+        Nothing of it has been sent: the workers ask for what is missing, and repeat requests.
+        """
+        counters = self.counters
+        door = counters["control"] + counters["ordinary"] + counters["short"]
+        counters["data"] = counters["rx_packets"] - door
+        handled = counters["accumulated"] + counters["from_parent"]
+        handled += sum(counters[reason] for reason in DATA_DROPS)
+        counters["no_memory"] += counters["data"] - handled
+        self.control.lacks_memory(now)
+        return []
+
+    def _control(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
+        """Have as many packets handled as their source may send; the rest costs nothing."""
+        count, handled = len(rows), 0
+        self.counters["control"] += count
+        sends: list[Outgoing] = []
+        while handled < count:
+            allowed = self.control.throttle.take(peer, count - handled, now)
+            if not allowed:
+                break
+            for row in rows[handled : handled + allowed]:
+                handled += 1
+                payload = row.tobytes() if handled < count else row[:tail].tobytes()
+                try:
+                    sends += self.control.handle(peer, payload, now)
+                except MemoryError:  # it is repeated
+                    self.counters["given_up"] += 1
+                    self.control.lacks_memory(now)
+        self.counters["throttled"] += count - handled
+        return sends
+
+    def _data_at_last(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
+        """Take data once what lacked memory before is made up for: a sum may be complete."""
+        settled = self.control.settle(now) if self.control.is_unsettled else []
+        return [*settled, *self._data(peer, rows, tail, now)]
+
+    def _data(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
+        count = len(rows)
+        self.counters["data"] += count
+        hierarchy = self.control.hierarchy
+        if hierarchy is not None and hierarchy.is_parent(peer):
+            return hierarchy.aggregates(rows, tail)
+        found = self.control.by_source.get(peer)
+        if found is None:
+            self.counters["stranger"] += count
+            return []
+        job, member = found
+        member.last_seen = now
+        outcome = Outcome([], [])
+        stretches = job.stretches(rows, tail)
+        member.has_spoken |= bool(stretches)  # what makes no sense may be somebody else's
+        if len(stretches) == 1:
+            job.contribute(member, stretches[0], outcome)
+            return self._effects(job, member, outcome)
+        sends: list[Outgoing] = []
+        before: int | None = None
+        for stretch in stretches:
+            if before not in (None, stretch.round):
+                # The next round may take over the sets that are to be sent: copy them.
+                sends += [out.copy() for out in self._effects(job, member, outcome)]
+                outcome = Outcome([], [])
+            before = stretch.round
+            job.contribute(member, stretch, outcome)
+        return sends + self._effects(job, member, outcome)
+
+    def _effects(self, job: Job, member: Member, outcome: Outcome) -> list[Outgoing]:
+        """What is to be sent because of a member's contributions."""
+        if not (outcome.completed or outcome.late):
+            return []
+        sends = self.deliver(job, job.note(outcome.completed))
+        return sends + self.control.retransmit(job, member, outcome.late)
+
+    def deliver(self, job: Job, completed: list[Run]) -> list[Outgoing]:
+        """Send completed runs to whom they are due: to the job's contributors, or the parent."""
+        if not completed:
+            return []
+        if self.control.hierarchy is not None:
+            return self.control.hierarchy.contribute(job, completed)
+        assert job.accelerator is not None
+        peers = job.members.contributor_addresses()
+        if len(completed) == 1:
+            return [job.accelerator.broadcast(peers, completed[0])]
+        packed = job.accelerator.packed(completed)
+        return [Outgoing(peers, TOS_DATA, *packets) for packets in packed]
+
+    def deadline(self) -> float | None:
+        """The time at which `handle_timer` wants to be called; None: not at all."""
+        return self.control.deadline()
+
+    def handle_timer(self, now: float) -> list[Outgoing]:
+        """Do what is due; returns what is to be sent."""
+        try:
+            return self._counted(self._quietly(self.control.handle_timer, now))
+        except MemoryError:
+            self.counters["given_up"] += 1
+            self.control.lacks_memory(now)
+            return []
+
+    def _counted(self, sends: list[Outgoing]) -> list[Outgoing]:
+        for out in sends:
+            n, size = out.rows.shape
+            self.counters["tx_packets"] += n * len(out.peers)
+            self.counters["tx_bytes"] += ((n - 1) * size + out.tail) * len(out.peers)
+        return sends

@@ -1,0 +1,1 @@
+"""The switch on Ethernet: frames taken apart, guarded, bridged, cut and issued."""

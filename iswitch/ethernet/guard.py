@@ -1,0 +1,210 @@
+"""Who claims to be a member that is behind another port: the addresses in frames, judged.
+
+A current member is behind the port that it joined from, and its MAC is the one its frames come
+from there. The same goes for the switch above. Nobody has the switch's own address or MAC.
+
+Frames that came together are judged together where their innermost headers lie at one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import numpy as np
+import numpy.typing as npt
+
+from iswitch.core.format.packets import Rows
+from iswitch.core.jobs.sources import Sources
+
+from .claims import (
+    INTERFACE_SIZE,
+    IP6_NEXT,
+    IP6_SIZE,
+    IP6_SOURCE,
+    LOOK,
+    Inner,
+    discovered,
+    innermost,
+    interface,
+    is_plain,
+)
+from .frame import (
+    ETH,
+    ETHERTYPE_ARP,
+    ETHERTYPE_IP,
+    ETHERTYPE_IP6,
+    HEAD,
+    IP,
+    IP_HEADER,
+    MAC_SIZE,
+    TCP,
+    UDP_PROTOCOL,
+    Frames,
+)
+from .sorting import same
+
+IP_SIZE = 4
+IP_SOURCE = 12
+IP_PLAIN = IP + IP_SOURCE  # where it is if nothing is around it
+ARP_SENDER = 8  # MAC, then IPv4 address
+ARP_SIZE = 28
+UNDISCOVERING = bytes((TCP, UDP_PROTOCOL))  # what most IPv6 is, and no neighbour discovery
+ANEW = -1  # a version that sources never have
+
+Verdict = npt.NDArray[np.bool_]
+Owners = dict[bytes, Collection[int]]  # the ports that the owners of each address are behind
+
+
+class SourceGuard:
+    """Tells frames that claim somebody else's address.
+
+    Args:
+        sources: where the members are.
+        mac_of: the MAC last heard of a host behind a port, if any.
+        address: the switch's own IPv4 address.
+        mac: its MAC.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        mac_of: Callable[[str, int], bytes | None],
+        address: bytes,
+        mac: bytes,
+    ) -> None:
+        self._sources = sources
+        self._mac_of = mac_of
+        self._address = address
+        self._mac = mac
+        self._members: dict[tuple[str, int], bytes | None] = {}
+        self._ips: Owners = {}
+        self._macs: Owners = {}
+        self._interfaces: Owners = {}  # by the identifier that each MAC makes
+        self._version = ANEW
+
+    def has_changed(self) -> bool:
+        """Whether members or their MACs are others, so that what was found before may not hold."""
+        if self._version == self._sources.version:
+            return False
+        self._version = self._sources.version
+        self._members = {
+            where: self._members.get(where) or self._mac_of(*where) for where in self._sources.hosts
+        }
+        self._index()
+        return True
+
+    def learn(self, host: str, ingress: int, mac: bytes) -> None:
+        """This is the MAC of a host now; of a member it is remembered."""
+        where = (host, ingress)
+        if where in self._members and self._members[where] != mac:
+            self._members[where] = mac
+            self._version = ANEW
+
+    def is_spoofed(self, mac: bytes, ip: bytes, ingress: int) -> bool:
+        """Whether one of these addresses is a member's behind another port only."""
+        here = (ingress,)
+        return ingress not in self._macs.get(mac, here) or ingress not in self._ips.get(ip, here)
+
+    def spoofed(self, group: Frames) -> Verdict | None:
+        """Which of some frames with one Ethernet header are; None: none of them.
+
+        Those whose innermost header lies too deep are, too: nobody can tell what they claim.
+        """
+        heads, bodies = group.heads, group.bodies
+        ingress, n = group.ingress, len(heads)
+        first = heads[0].tobytes()
+        if ingress not in self._macs.get(first[ETH + MAC_SIZE : ETH + 12], (ingress,)):
+            return np.ones(n, np.bool_)
+        kind = first[ETH + 12 : IP]
+        if kind == ETHERTYPE_IP:  # as it nearly always is
+            return self._claimed(group, heads, self._ips, IP_PLAIN, IP_SIZE, IP + IP_HEADER)
+        if is_plain(kind):
+            return self._judged(group, heads, Inner(kind, IP))
+        tops = np.hstack((heads, bodies[:, : LOOK - HEAD]))
+        first = tops[0, : group.lengths[0]].tobytes()
+        inner = innermost(first)
+        end = LOOK if inner is None else inner.at
+        if n > 1 and (min(group.lengths) < end or not same(tops, first, slice(IP, end))):
+            each = [self.spoofed(group.part(i, i + 1)) is not None for i in range(n)]
+            return some(np.array(each, np.bool_))
+        return np.ones(n, np.bool_) if inner is None else self._judged(group, tops, inner)
+
+    def _judged(self, group: Frames, tops: Rows, inner: Inner) -> Verdict | None:
+        """Which claim somebody's address in the innermost header, which is the same in all."""
+        kind, at = inner
+        if kind == ETHERTYPE_IP:
+            return self._claimed(group, tops, self._ips, at + IP_SOURCE, IP_SIZE, at + IP_HEADER)
+        if kind == ETHERTYPE_ARP:
+            end, mac = at + ARP_SIZE, at + ARP_SENDER
+            macs = self._claimed(group, tops, self._macs, mac, MAC_SIZE, end)
+            ips = self._claimed(group, tops, self._ips, mac + MAC_SIZE, IP_SIZE, end)
+            return either(macs, ips)
+        if kind == ETHERTYPE_IP6:
+            end, source = at + IP6_SIZE, at + IP6_SOURCE + 16 - INTERFACE_SIZE
+            sources = self._claimed(group, tops, self._interfaces, source, INTERFACE_SIZE, end)
+            return either(sources, self._discovered(group, tops, at))
+        return None
+
+    @staticmethod
+    def _claimed(
+        group: Frames, tops: Rows, owners: Owners, at: int, size: int, end: int
+    ) -> Verdict | None:
+        """Which frames have an address there that is somebody's behind another port.
+
+        In those that end before `end` these bytes are no address.
+        """
+        n, here = len(tops), (group.ingress,)
+        raw = tops[:, at : at + size].tobytes()
+        if raw == raw[:size] * n:  # as it nearly always is
+            if group.ingress in owners.get(raw[:size], here):
+                return None
+            wrong = np.ones(n, np.bool_)
+        elif tops.shape[1] < end:
+            return None
+        else:
+            claims = (raw[i : i + size] for i in range(0, len(raw), size))
+            found = [group.ingress not in owners.get(claim, here) for claim in claims]
+            wrong = np.array(found, np.bool_)
+        wrong &= np.array(group.lengths) >= end
+        return some(wrong)
+
+    def _discovered(self, group: Frames, tops: Rows, at: int) -> Verdict | None:
+        """Which claim somebody's address by neighbour discovery, or hide whether they do."""
+        if tops.shape[1] < at + IP6_SIZE:
+            return None
+        follows = tops[:, at + IP6_NEXT].tobytes()
+        if not follows.translate(None, UNDISCOVERING):
+            return None
+        wrong = np.zeros(len(tops), np.bool_)
+        for i, kind in enumerate(follows):
+            if kind not in UNDISCOVERING:
+                wrong[i] = self._is_false(group.row(i)[at:], group.ingress)
+        return some(wrong)
+
+    def _is_false(self, packet: bytes, ingress: int) -> bool:
+        """Whether an IPv6 packet says of somebody elsewhere that he is here, or hides it."""
+        found, here = discovered(packet), (ingress,)
+        return (
+            found is None
+            or any(ingress not in self._macs.get(mac, here) for mac in found.macs)
+            or any(ingress not in self._interfaces.get(one, here) for one in found.interfaces)
+        )
+
+    def _index(self) -> None:
+        self._ips, self._macs = {self._address: ()}, {self._mac: ()}
+        for (host, ingress), mac in self._members.items():
+            ip = bytes(map(int, host.split(".")))
+            self._ips[ip] = (*self._ips.get(ip, ()), ingress)
+            if mac is not None:
+                self._macs[mac] = (*self._macs.get(mac, ()), ingress)
+        self._interfaces = {interface(mac): ports for mac, ports in self._macs.items()}
+
+
+def either(one: Verdict | None, other: Verdict | None) -> Verdict | None:
+    """Those that one of two verdicts names."""
+    return other if one is None else one if other is None else one | other
+
+
+def some(verdict: Verdict) -> Verdict | None:
+    """A verdict; None if it names nobody."""
+    return verdict if verdict.any() else None

@@ -1,0 +1,178 @@
+"""Gives what the switch says its headers: from packets for addresses to frames at ports.
+
+A run of packets becomes super-frames of up to 64 kB whose payload is the run itself; where a port
+takes none, each packet becomes a frame of its own, with its checksum.
+
+Where a peer is, at which port and with which MAC, its own frames say. For one that was never heard
+(a parent) ARP asks at its port; what is to be sent to it meanwhile is dropped and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.packets import (
+    MAX_SEGMENTS,
+    Address,
+    Outgoing,
+    Recurring,
+    Rows,
+    Supers,
+    pieces,
+    supers,
+)
+
+from .frame import (
+    ARP_REQUEST,
+    ETH_HEADER,
+    HEADERS,
+    RecurringFrames,
+    Route,
+    Sums,
+    Transmission,
+    arp,
+    sums,
+)
+
+ASK_AGAIN = 1.0  # seconds between two ARP requests for one address
+MOST = 4096  # neighbours, and heads that are kept; strangers may have ever new addresses
+
+
+class Jack(NamedTuple):
+    """What a port can do: the largest IP packet, whether it takes super-frames, and how large."""
+
+    mtu: int = 1500
+    offload: bool = True
+    most: int = MAX_SEGMENTS  # packets of a super-frame
+
+
+class Issuer:
+    """Turns what a `Switch` sends into frames.
+
+    Args:
+        jacks: one for each port.
+        address: the switch's IPv4 address.
+        mac: its MAC.
+        port: its UDP port.
+        counters: where frames that cannot be sent are counted.
+    """
+
+    def __init__(
+        self, jacks: Sequence[Jack], address: bytes, mac: bytes, port: int, counters: Counters
+    ) -> None:
+        self.jacks = jacks
+        self.address = address
+        self.mac = mac
+        self.port = port
+        self.counters = counters
+        self._neighbours: dict[tuple[str, int], bytes] = {}  # by address and port
+        self._heads: dict[tuple[Address, bytes, int, int, int, int], Rows] = {}
+        self._asked: dict[tuple[str, int], float] = {}
+        self._version = 0  # another: somebody is elsewhere than before
+
+    def learn(self, host: str, ingress: int, mac: bytes) -> bool:
+        """This is the MAC of an address behind a port; whether it was not known."""
+        known = self._neighbours.get((host, ingress))
+        if known == mac:
+            return False
+        if known is not None:
+            self._version += 1
+        elif len(self._neighbours) >= MOST:
+            del self._neighbours[next(iter(self._neighbours))]
+            self._version += 1
+        self._neighbours[host, ingress] = mac
+        return True
+
+    def mac_of(self, host: str, ingress: int) -> bytes | None:
+        """The MAC of an address behind a port, if it has been heard."""
+        return self._neighbours.get((host, ingress))
+
+    def issue(self, sends: Sequence[Outgoing], now: float) -> list[Transmission]:
+        """Frames that carry these packets, super-frames where they can be."""
+        if len(sends) == 1 and type(sends[0]) is Recurring:
+            return self._recurring(sends[0], now)
+        return self._frames(sends, now)
+
+    def _recurring(self, out: Recurring, now: float) -> list[Transmission]:
+        """Always the same ones, if all who are to have it can have it in super-frames."""
+        if out.known is not None:
+            issuer, version, known = out.known
+            if issuer is self and version == self._version:
+                frames: list[Transmission] = known
+                return frames
+        frames = self._frames((out,), now)
+        if all(self._takes_supers(peer, out.rows.shape[1]) for peer in out.peers):
+            frames = RecurringFrames(frames)
+            out.known = self, self._version, frames
+        return frames
+
+    def _takes_supers(self, peer: Address, size: int) -> bool:
+        """Whether a peer can be sent packets of so many bytes in super-frames."""
+        jack = self.jacks[peer.ingress]
+        known = (peer.host, peer.ingress) in self._neighbours
+        return known and jack.offload and size + HEADERS - ETH_HEADER <= jack.mtu
+
+    def _frames(self, sends: Sequence[Outgoing], now: float) -> list[Transmission]:
+        transmissions: list[Transmission] = []
+        for out in sends:
+            n, size = out.rows.shape
+            able: dict[int, list[tuple[Address, bytes]]] = {}  # which take such, and their MACs
+            single: list[tuple[Rows, Sums]] = []  # for those without
+            for peer in out.peers:
+                jack = self.jacks[peer.ingress]
+                mac = self._neighbours.get((peer.host, peer.ingress))
+                if mac is None:
+                    self.counters["unresolved"] += n
+                    transmissions += self._ask(peer, now)
+                elif size + HEADERS - ETH_HEADER > jack.mtu:
+                    self.counters["too_large"] += n
+                elif jack.offload:
+                    able.setdefault(jack.most, []).append((peer, mac))
+                else:
+                    single = single or [(rows, sums(rows)) for rows in pieces(out.rows, out.tail)]
+                    route = self._route(peer, mac, out.tos)
+                    transmissions += [_singles(route, peer, *some) for some in single]
+            for most, alike in able.items():
+                for some in supers(out.rows, out.tail, most):
+                    transmissions += [self._supers(out, peer, mac, some) for peer, mac in alike]
+        return transmissions
+
+    def _supers(self, out: Outgoing, peer: Address, mac: bytes, whole: Supers) -> Transmission:
+        size = out.rows.shape[1]
+        lengths = whole.lengths
+        key = (peer, mac, out.tos, size, len(lengths), lengths[-1])
+        heads = self._heads.get(key)
+        if heads is None:
+            if len(self._heads) >= MOST:
+                self._heads.clear()
+            route = self._route(peer, mac, out.tos)
+            heads = np.repeat(route.head(lengths[0], size), len(lengths), axis=0)
+            heads[-1] = route.head(lengths[-1], size)
+            self._heads[key] = heads
+        return Transmission(peer.ingress, heads, *whole)
+
+    def _route(self, peer: Address, mac: bytes, tos: int) -> Route:
+        destination = bytes(map(int, peer.host.split(".")))
+        return Route(self.mac, mac, self.address, destination, self.port, peer.port, tos)
+
+    def _ask(self, peer: Address, now: float) -> list[Transmission]:
+        """An ARP request for a peer, unless one was sent just now."""
+        key = (peer.host, peer.ingress)
+        if now - self._asked.get(key, -ASK_AGAIN) < ASK_AGAIN:
+            return []
+        if len(self._asked) >= MOST:
+            self._asked.clear()
+        self._asked[key] = now
+        self.counters["own_frames"] += 1
+        destination = bytes(map(int, peer.host.split(".")))
+        frame = arp(ARP_REQUEST, self.mac, self.address, bytes(6), destination)
+        return [Transmission.single(peer.ingress, frame)]
+
+
+def _singles(route: Route, peer: Address, rows: Rows, total: Sums) -> Transmission:
+    n, size = rows.shape
+    return Transmission(peer.ingress, route.heads(size, total), rows, [size] * n, [1] * n)

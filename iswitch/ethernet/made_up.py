@@ -1,0 +1,38 @@
+"""Headers for packets that were in no frame: of a socket, or of the simulated network.
+
+They are those that the raw world would give them, with MACs of 02:69 and the IPv4 address.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+
+import numpy as np
+
+from iswitch.core.format.packets import Address, Rows
+
+from .frame import ETH, Route, sums
+
+MAC_PREFIX = b"\x02\x69"  # locally administered unicast, and an "i"; the address follows
+
+
+def ip(address: Address) -> bytes:
+    """The IPv4 address in four bytes."""
+    return IPv4Address(address.host).packed
+
+
+def mac(address: Address) -> bytes:
+    """The MAC that a machine is given."""
+    return MAC_PREFIX + ip(address)
+
+
+def route(source: Address, target: Address, tos: int) -> Route:
+    """All that the headers say."""
+    return Route(mac(source), mac(target), ip(source), ip(target), source.port, target.port, tos)
+
+
+def frames(source: Address, target: Address, tos: int, payloads: Rows) -> Rows:
+    """Ethernet frames, a row each, for payloads of one size, with finished checksums."""
+    payloads = np.ascontiguousarray(payloads)
+    heads = route(source, target, tos).heads(payloads.shape[1], sums(payloads))[:, ETH:]
+    return np.concatenate((heads, payloads), axis=1)

@@ -1,0 +1,433 @@
+"""What comes or goes together, as packets on the wire: the parts of which faults take some.
+
+A part is a run of packets in one array: plain frames of one port, the packets of a super-frame, or
+datagrams of a burst. `take` gives some of them, in any order and more than once, in as few pieces
+as that can be.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Generic, Protocol, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from iswitch.core.format.packets import Burst, Outgoing, Rows, Supers, super_packets
+from iswitch.ethernet.frame import (
+    ETH,
+    ETHERTYPE_ARP,
+    GSO_UDP_L4,
+    HEAD,
+    HEADERS,
+    IP,
+    UDP,
+    VNET,
+    Frames,
+    Transmission,
+)
+from iswitch.ethernet.segmentation import MOST_HEADERS, Super, read_super, super_head, wire_frames
+from iswitch.ethernet.sorting import DATAGRAM, FIXED_BUT_LENGTHS, same
+
+from .line import Ints
+
+UDP_USUAL = struct.pack("<HH", UDP - ETH, 6)  # csum_start and csum_offset, without IP options
+ARP_TYPE = np.frombuffer(ETHERTYPE_ARP, np.uint8)
+
+Piece_co = TypeVar("Piece_co", covariant=True)
+Datagrams = TypeVar("Datagrams", Burst, Outgoing)
+
+
+class Part(Protocol[Piece_co]):
+    """A run of so many packets."""
+
+    count: int
+
+    @property
+    def sizes(self) -> Ints:
+        """Bytes of each as a frame."""
+
+    @property
+    def immune(self) -> npt.NDArray[np.bool_]:
+        """Of which no bit is flipped."""
+
+    def take(self, which: Ints, bit: Ints | None) -> Iterator[Piece_co]:
+        """These packets, in this order, each with a bit flipped if one is given (not -1)."""
+
+    def copy(self) -> Self:
+        """The same packets, in memory of their own."""
+
+
+class Singles:
+    """Plain frames of one port.
+
+    An ARP packet is immune: it has no checksum, and whoever believed it would for long be wrong.
+    """
+
+    def __init__(self, frames: Frames) -> None:
+        longest = max(frames.lengths)  # what lies behind may not even be memory
+        self.frames = frames._replace(bodies=frames.bodies[:, : max(longest - HEAD, 0)])
+        self.count = len(frames.lengths)
+
+    @property
+    def sizes(self) -> Ints:
+        """As a Part does."""
+        return np.array(self.frames.lengths) - ETH
+
+    @property
+    def immune(self) -> npt.NDArray[np.bool_]:
+        """As a Part does."""
+        kinds = self.frames.heads[:, IP - 2 : IP]
+        is_arp: npt.NDArray[np.bool_] = (kinds == ARP_TYPE).all(axis=1)
+        return is_arp
+
+    def take(self, which: Ints, bit: Ints | None) -> Iterator[Frames]:
+        """As a Part does: all in one piece."""
+        if not len(which):
+            return
+        if is_all(which, self.count) and not any_hit(bit):
+            yield self.frames
+            return
+        ingress, heads, bodies, lengths = self.frames
+        chosen = Frames(ingress, heads[which], bodies[which], [lengths[i] for i in which])
+        if bit is not None:
+            for i in np.flatnonzero(bit >= 0).tolist():
+                corrupt(chosen, i, int(bit[i]))
+        yield chosen
+
+    def copy(self) -> Singles:
+        """As a Part does."""
+        return Singles(self.frames.copy())
+
+
+class Train:
+    """Super-datagrams of one flow and one length: their packets are the rows of one array.
+
+    What is left of them is put together anew, in as few.
+    """
+
+    def __init__(self, frames: Frames, found: Super) -> None:
+        length = frames.lengths[0] - HEAD
+        self.frames = frames._replace(bodies=frames.bodies[:, :length])
+        self.found = found
+        self.count = len(frames.lengths) * found.frames
+        self._short = found.frames * found.size - length  # bytes that the last of each lacks
+        self._packets: Rows | None = None
+        self._cut: Singles | None = None
+
+    @property
+    def sizes(self) -> Ints:
+        """As a Part does."""
+        sizes = np.full(self.count, self.found.header + self.found.size)
+        sizes[self.found.frames - 1 :: self.found.frames] -= self._short
+        return sizes
+
+    @property
+    def immune(self) -> npt.NDArray[np.bool_]:
+        """As a Part does."""
+        return np.zeros(self.count, bool)
+
+    def take(self, which: Ints, bit: Ints | None) -> Iterator[Frames]:
+        """As a Part does."""
+        if not len(which):
+            return
+        clean = not any_hit(bit)
+        if clean and is_all(which, self.count):
+            yield self.frames
+            return
+        if clean and not self._short:
+            yield self._together(which)
+            return
+        hit = np.zeros(len(which), bool) if bit is None else bit >= 0
+        ends = self._is_last(which) if self._short else np.zeros(len(which), bool)
+        for start, stop in stretches(hit, ends):
+            some = which[start:stop]
+            if hit[start] and bit is not None:
+                yield from self._singles().take(some, bit[start:stop])
+            else:
+                yield self._together(some)
+
+    def copy(self) -> Train:
+        """As a Part does."""
+        return Train(self.frames.copy(), self.found)
+
+    def _is_last(self, which: Ints) -> npt.NDArray[np.bool_]:
+        """Which of these packets end a super-datagram."""
+        last: npt.NDArray[np.bool_] = which % self.found.frames == self.found.frames - 1
+        return last
+
+    def _rows(self) -> Rows:
+        if self._packets is None:
+            bodies = self.frames.bodies
+            if self._short:
+                bodies = np.pad(bodies, ((0, 0), (0, self._short)))
+            self._packets = bodies.reshape(-1, self.found.size)
+        return self._packets
+
+    def _together(self, which: Ints) -> Frames:
+        """These packets as super-datagrams; only the last of them may be a short one."""
+        n, size = len(which), self.found.size
+        most = min(self.found.frames, super_packets(size))  # full ones
+        count = -(-n // most)
+        packets = np.empty((count * most, size), np.uint8)
+        np.take(self._rows(), which, axis=0, out=packets[:n], mode="clip")
+        rest = (n - (count - 1) * most) * size
+        if self._short and self._is_last(which[-1:])[0]:
+            rest -= self._short
+        head = self.frames.heads[0].tobytes()
+        heads = super_head(head, most * size) * (count - 1) + super_head(head, rest)
+        return Frames(
+            self.frames.ingress,
+            np.frombuffer(heads, np.uint8).reshape(count, HEAD).copy(),
+            packets.reshape(count, most * size),
+            [HEAD + most * size] * (count - 1) + [HEAD + rest],
+        )
+
+    def _singles(self) -> Singles:
+        """The packets as frames."""
+        if self._cut is None:
+            self._cut = cut(self.frames, self.sizes)
+        return self._cut
+
+
+class Whole:
+    """The frames of another super-frame, one of TCP say, which is cut if anything befalls them."""
+
+    def __init__(self, frames: Frames, found: Super | None) -> None:
+        self.frames = frames._replace(bodies=frames.bodies[:, : max(frames.lengths[0] - HEAD, 0)])
+        self.found = found  # None: makes no sense: one frame, for others to drop
+        self.count = found.frames if found else 1
+        self._cut: Singles | None = None
+
+    @property
+    def sizes(self) -> Ints:
+        """As a Part does."""
+        length = self.frames.lengths[0] - ETH
+        if self.found is None:
+            return np.array([length])
+        sizes = np.full(self.count, self.found.header + self.found.size)
+        sizes[-1] = length - (self.count - 1) * self.found.size
+        return sizes
+
+    @property
+    def immune(self) -> npt.NDArray[np.bool_]:
+        """As a Part does."""
+        return np.full(self.count, self.found is None)
+
+    def take(self, which: Ints, bit: Ints | None) -> Iterator[Frames]:
+        """As a Part does."""
+        if self.found is None or (is_all(which, self.count) and not any_hit(bit)):
+            yield from [self.frames] * (1 if self.found else len(which))
+            return
+        if self._cut is None:
+            self._cut = cut(self.frames, self.sizes)
+        yield from self._cut.take(which, bit)
+
+    def copy(self) -> Whole:
+        """As a Part does."""
+        return Whole(self.frames.copy(), self.found)
+
+
+def cut(frames: Frames, sizes: Ints) -> Singles:
+    """Super-frames as the frames, of these sizes, that they stand for."""
+    table = np.zeros((len(sizes), ETH + int(sizes.max())), np.uint8)
+    at = 0
+    for i in range(len(frames.lengths)):
+        for some in wire_frames(np.frombuffer(frames.row(i), np.uint8)):
+            table[at : at + len(some), ETH : ETH + some.shape[1]] = some
+            at += len(some)
+    return Singles(of_rows(frames.ingress, table, (sizes + ETH).tolist()))
+
+
+class Payloads(Generic[Datagrams]):
+    """The datagrams of a burst, or those to one receiver.
+
+    One with a bit flipped is not given: its checksum would be wrong, and the receiver's kernel
+    would drop it.
+    """
+
+    def __init__(self, datagrams: Datagrams) -> None:
+        self.datagrams: Datagrams = datagrams
+        self.count = len(datagrams.rows)
+
+    @property
+    def sizes(self) -> Ints:
+        """As a Part does."""
+        sizes = np.full(self.count, self.datagrams.rows.shape[1] + HEADERS)
+        sizes[-1] = self.datagrams.tail + HEADERS
+        return sizes
+
+    @property
+    def immune(self) -> npt.NDArray[np.bool_]:
+        """As a Part does."""
+        return np.zeros(self.count, bool)
+
+    def take(self, which: Ints, bit: Ints | None) -> Iterator[Datagrams]:
+        """As a Part does."""
+        if bit is not None:
+            which = which[bit < 0]
+        rows, tail = self.datagrams.rows, self.datagrams.tail
+        n, size = rows.shape
+        if is_all(which, n):
+            yield self.datagrams
+            return
+        ends = (which == n - 1) if tail < size else np.zeros(len(which), bool)
+        for start, stop in stretches(ends[:0], ends) if len(which) else ():
+            some = which[start:stop]
+            last = tail if some[-1] == n - 1 else size
+            yield self.datagrams._replace(rows=rows[some], tail=last)
+
+    def copy(self) -> Payloads[Datagrams]:
+        """As a Part does."""
+        return Payloads(self.datagrams._replace(rows=self.datagrams.rows.copy()))
+
+
+def frame_parts(frames: Frames) -> list[Singles | Train | Whole]:
+    """Frames of one port: plain ones together, and super-frames of one flow and length."""
+    whole = frames.heads[:, 1] != 0
+    if not whole.any():
+        return [Singles(frames)]
+    if len(whole) == 1:
+        return [*_super_parts(frames)]
+    words = np.ascontiguousarray(frames.heads).view(np.uint32) & DATAGRAM
+    lengths = np.asarray(frames.lengths)
+    differs = (words[1:] != words[:-1]).any(axis=1) | (lengths[1:] != lengths[:-1])
+    differs = whole[1:] & whole[:-1] & differs
+    found: list[Singles | Train | Whole] = []
+    for start, stop in stretches(whole, np.append(differs, False)):
+        part = frames.part(start, stop)
+        found += _super_parts(part) if whole[start] else [Singles(part)]
+    return found
+
+
+def packets_of(frames: Frames) -> list[int] | None:
+    """The packets in each of super-datagrams of one flow, all full but the very last one.
+
+    So come nearly all frames that matter; None: these are something else.
+    """
+    _, heads, bodies, lengths = frames
+    first = heads[0].tobytes()
+    _, gso_type, _, size, *_ = VNET.unpack_from(first)
+    if gso_type != GSO_UDP_L4 or first[6:ETH] != UDP_USUAL or first[IP] != 0x45 or not size:
+        return None
+    if bodies.shape[1] % size or not bodies.flags.c_contiguous:
+        return None
+    if len(lengths) > 1 and not all(same(heads, first, part) for part in FIXED_BUT_LENGTHS):
+        return None
+    counts: list[int] = []
+    rest = 0
+    for length in lengths:
+        if rest:
+            return None
+        count, rest = divmod(length - HEAD, size)
+        counts.append(count + (rest > 0))
+    return counts if all(counts) else None
+
+
+def without(frames: Frames, counts: list[int], lost: list[int]) -> Supers:
+    """What is left of those that `packets_of` knows, without some packets: as few as can be."""
+    _, heads, bodies, lengths = frames
+    head: bytes = heads[0].tobytes()
+    size = VNET.unpack_from(head)[3]
+    room, total, most = bodies.shape[1] // size, sum(counts), max(counts)
+    keep = np.ones(total, bool)
+    keep[lost] = False
+    which = np.flatnonzero(keep)
+    n = len(which)
+    short = -(lengths[-1] - HEAD) % size * bool(n and keep[-1])  # bytes that the last lacks
+    if any(count != room for count in counts[:-1]):
+        places = [range(i * room, i * room + count) for i, count in enumerate(counts)]
+        which = np.concatenate(places)[which]
+    count = -(-n // most)
+    packets = np.empty((count * most, size), np.uint8)
+    np.take(bodies.reshape(-1, size), which, axis=0, out=packets[:n], mode="clip")
+    rest = n - (count - 1) * most
+    sizes = [most * size] * (count - 1) + [rest * size - short]
+    return Supers(packets.reshape(count, most * size), sizes, [most] * (count - 1) + [rest])
+
+
+def heads_of(head: bytes, lengths: list[int]) -> Rows:
+    """Heads of super-datagrams with payloads of these lengths, all equal but the last."""
+    if head[IP + 6] & 0x40:  # not to be fragmented: the identification tells nothing
+        head = head[: IP + 4] + bytes(2) + head[IP + 6 : IP + 10] + bytes(2) + head[IP + 12 :]
+    heads = super_head(head, lengths[0]) * (len(lengths) - 1) + super_head(head, lengths[-1])
+    return np.frombuffer(heads, np.uint8).reshape(-1, HEAD)
+
+
+def _super_parts(frames: Frames) -> list[Train | Whole]:
+    """Super-frames with equal heads."""
+    length = frames.lengths[0]
+    top = frames.row(0) if length < MOST_HEADERS else _top(frames)
+    found = read_super(top, length)
+    kind = VNET.unpack_from(top)[1]
+    if found and kind == GSO_UDP_L4 and found.header == HEAD - ETH and top[IP] == 0x45:
+        return [Train(frames, found)]
+    if len(frames.lengths) == 1:
+        return [Whole(frames, found)]
+    return [one for i in range(len(frames.lengths)) for one in _super_parts(frames.part(i, i + 1))]
+
+
+def _top(frames: Frames) -> bytes:
+    """The first frame as far as its headers go."""
+    top: bytes = frames.heads[0].tobytes() + frames.bodies[0, : MOST_HEADERS - HEAD].tobytes()
+    return top
+
+
+def sent_parts(transmission: Transmission) -> list[Singles | Train | Whole]:
+    """What is to be sent at one port."""
+    port, heads, bodies, lengths, _ = transmission
+    if heads is None:
+        longest = max(lengths)
+        return frame_parts(of_rows(port, bodies[:, :longest], lengths))
+    return frame_parts(Frames(port, heads, bodies, [HEAD + length for length in lengths]))
+
+
+def transmission(frames: Frames) -> Transmission:
+    """Frames of one part, to be sent."""
+    port, heads, bodies, lengths = frames
+    counts = [1] * len(lengths)
+    if heads[0, 1] and (found := read_super(_top(frames), lengths[0])):
+        payloads = (length - ETH - found.header for length in lengths)
+        counts = [-(-payload // found.size) for payload in payloads]
+    if min(lengths) >= HEAD:
+        return Transmission(port, heads, bodies, [length - HEAD for length in lengths], counts)
+    return Transmission(port, None, np.concatenate((heads, bodies), axis=1), lengths, counts)
+
+
+def of_rows(ingress: int, rows: Rows, lengths: list[int]) -> Frames:
+    """Frames from rows that begin with their virtio_net_hdr."""
+    if rows.shape[1] < HEAD:
+        rows = np.pad(rows, ((0, 0), (0, HEAD - rows.shape[1])))
+    return Frames(ingress, rows[:, :HEAD], rows[:, HEAD:], lengths)
+
+
+def corrupt(frames: Frames, i: int, bit: int) -> None:
+    """Finish the checksums of a frame, then flip a bit of it."""
+    row = np.frombuffer(frames.row(i), np.uint8)
+    for whole in wire_frames(row):
+        frame = whole[0].copy()
+        frame[bit // 8] ^= 0x80 >> bit % 8
+        row = np.concatenate((np.zeros(ETH, np.uint8), frame))
+        frames.heads[i, : row.size] = row[:HEAD]
+        frames.bodies[i, : max(row.size - HEAD, 0)] = row[HEAD:]
+
+
+def any_hit(bit: Ints | None) -> bool:
+    """Whether a bit of some packet is to be flipped."""
+    return bit is not None and bool((bit >= 0).any())
+
+
+def is_all(which: Ints, count: int) -> bool:
+    """Whether this is each of so many, once and in order."""
+    return len(which) == count and bool((which == np.arange(count)).all())
+
+
+def stretches(
+    kinds: npt.NDArray[np.bool_], ends: npt.NDArray[np.bool_]
+) -> Iterator[tuple[int, int]]:
+    """The longest ranges start..stop-1 of one kind that go on behind no end."""
+    cuts = [0, len(ends), *(np.flatnonzero(ends) + 1).tolist()]
+    cuts += (np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist()
+    return pairwise(sorted(set(cuts)))

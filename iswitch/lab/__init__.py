@@ -1,0 +1,1 @@
+"""Everything that starts, measures or shows; the product needs none of it."""

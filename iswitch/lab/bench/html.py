@@ -1,0 +1,101 @@
+"""A measurement as one page: the plots, the table, the machine and the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from iswitch.lab.reports.page import Page
+
+from . import paper
+from .machine import cores
+from .report import as_csv, as_json, filled, hint, limits, note, table_of, title
+
+if TYPE_CHECKING:
+    from .paper import Comparison
+    from .plan import Plan
+    from .result import Results
+
+
+def page(
+    plan: Plan,
+    results: Results,
+    machine: Mapping[str, str],
+    command: str,
+    complete: bool,
+    comparisons: Sequence[Comparison] = (),
+    names: Sequence[str] = ("bench.csv", "bench.json"),
+) -> Page:
+    """The page of `iswitch bench --html`; with comparisons, of `iswitch bench paper`.
+
+    `names` are those of the files that its links save.
+    """
+    found = Page("iSwitch benchmark", f"Allreduce side by side, world {plan.world}")
+    if not complete:
+        found.text("The measurement was not finished: this is what there was until then.")
+    if comparisons:
+        add_comparisons(found, plan, comparisons)
+    add_pictures(found, results, plan)
+    add_table(found, results, plan)
+    add_origin(found, machine, command)
+    found.download(names[0], "text/csv", as_csv(plan, results))
+    data = as_json(plan, results, machine, command, complete)
+    found.download(names[1], "application/json", json.dumps(data))
+    return found
+
+
+def add_comparisons(page: Page, plan: Plan, comparisons: Sequence[Comparison]) -> None:
+    """What the paper says, and what was found."""
+    from .figures import speedups
+
+    page.section("The paper's comparisons")
+    for headline in paper.headlines(comparisons):
+        page.text(headline)
+    page.text(paper.emulated(plan.sizes, plan.compute))
+    for picture in speedups(comparisons):
+        page.figure(*picture)
+    page.text(paper.NOTE)
+    for name, lines in paper.tables(comparisons):
+        head, *rows = filled(paper.HEAD, lines)
+        page.table(head, rows, name)
+
+
+def add_pictures(page: Page, results: Results, plan: Plan) -> None:
+    """A section for each kind of plot of which there is one."""
+    from .figures import Pictures
+
+    pictures = Pictures(results)
+    sections = {
+        "Time against size": pictures.against_size,
+        "Time against workers": pictures.against_workers,
+        "Split of an iteration": pictures.split,
+        "Latencies": pictures.ecdf,
+        "Link utilisation": pictures.utilisation,
+    }
+    if plan.free:  # of the paper's comparisons: a few long turns of each
+        del sections["Latencies"]
+    for name, make in sections.items():
+        for i, picture in enumerate(make()):
+            if not i:
+                page.section(name)
+            page.figure(*picture)
+
+
+def add_table(page: Page, results: Results, plan: Plan) -> None:
+    """A table for each size and network."""
+    page.section("Table")
+    page.text(note(plan, results))
+    if without := hint(plan):
+        page.text(without)
+    for cell in results.cells():
+        head, *rows = table_of(cell)
+        page.table(head, rows, title(cell))
+        page.text(limits(cell, cores()))
+
+
+def add_origin(page: Page, machine: Mapping[str, str], command: str) -> None:
+    """Where that was measured, and how."""
+    page.section("Machine and command")
+    page.table(["property", "value"], list(machine.items()))
+    page.code(command)

@@ -1,0 +1,213 @@
+"""The networks of a measurement, with switches and workers on them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from iswitch.lab.launch.processes import Fleet
+from iswitch.lab.launch.switches import START_PATIENCE, Switches
+from iswitch.lab.launch.worlds import Namespaces, World, group_variables, make_world, read_topology
+
+from .group import BenchFailed, Group, Lobby
+from .plan import ASYNC, FORWARD, Plan, Setting, Way
+
+if TYPE_CHECKING:
+    from iswitch.lab.launch.processes import Child
+    from topologies import Host, Topology
+
+COUNTING_NONE = ("--counting", "none")
+LOOK = 0.1  # seconds
+
+
+class Build(NamedTuple):
+    """How networks are built."""
+
+    offload: bool = True
+    switch_options: Sequence[str] = ()  # more of `iswitch switch`
+    pin: bool = False  # keep each process on one core
+
+
+class Site(NamedTuple):
+    """A world with what serves in it."""
+
+    world: World
+    workers: Sequence[Host]
+    switches: Switches | None = None  # None: bridges of the kernel's, or nothing
+    spare: Sequence[Host] = ()  # for servers
+
+
+@contextmanager
+def opened(plan: Plan, setting: Setting, build: Build) -> Iterator[list[Group]]:
+    """Groups of workers on a network, one for each way; at the end all of it is removed.
+
+    What the switch adds has a network of its own; so has the switch that only forwards. All other
+    strategies share a third of the same topology, whose switches are bridges of the kernel's, or
+    iSwitches where links are bad, since those make them so. Parameter servers have hosts of their
+    own at its root.
+
+    Raises:
+        UsageError: the network cannot be built.
+        SwitchFailed: a switch does not start.
+        BenchFailed: a worker does not.
+    """
+    with ExitStack() as stack:
+        fleet = stack.enter_context(Fleet())
+        look = Watch(fleet)
+        lobby = stack.enter_context(Lobby(look))
+        sites: dict[str, Site] = {}
+        ways = plan.ways_on(setting)
+        for way in ways:
+            kind = fabric(way)
+            if kind not in sites:
+                sites[kind] = stack.enter_context(site(kind, plan, setting, build, fleet))
+        numbers = free_ports([sites[fabric(way)] for way in ways])
+        groups = []
+        for i, (way, port) in enumerate(zip(ways, numbers, strict=True)):
+            groups.append(start(i, way, sites[fabric(way)], port, lobby, fleet, build.pin))
+        lobby.gather(groups)
+        yield groups
+
+
+def fabric(way: Way) -> str:
+    """Whose network a way is on."""
+    return {"iswitch": "iswitch", ASYNC: "iswitch", FORWARD: FORWARD}.get(way.name, "ordinary")
+
+
+@contextmanager
+def site(kind: str, plan: Plan, setting: Setting, build: Build, fleet: Fleet) -> Iterator[Site]:
+    """A network of this kind, with its switches."""
+    plain = read_topology(setting.text)
+    servers = max(way.servers for way in plan.ways_on(setting)) if kind == "ordinary" else 0
+    topology = with_hosts(plain, servers)
+    # The P4 program is the strategy iswitch; what it is compared with is as in namespaces.
+    form = "netns" if plan.world == "bmv2" and kind != "iswitch" else plan.world
+    with make_world(form, topology, offload=build.offload) as world:
+        spare = topology.hosts[len(plain.hosts) :]
+        if kind == "ordinary" and not any(link.impairment for link in topology.links):
+            if isinstance(world, Namespaces):
+                from topologies.bridges import build_bridges
+
+                build_bridges(world.network)
+            yield Site(world, plain.hosts, None, spare)
+            return
+        counting = COUNTING_NONE if kind == FORWARD else ()
+        switches = Switches(fleet, world, options=(*build.switch_options, *counting))
+        switches.start()
+        yield Site(world, plain.hosts, switches, spare)
+
+
+def with_hosts(topology: Topology, count: int) -> Topology:
+    """The topology with so many hosts more at its root, linked as the first host is."""
+    from topologies import Host
+
+    (port,) = topology.ports(topology.hosts[0].name)
+    hosts = [Host(f"server{i + 1}") for i in range(count)]
+    links = [replace(port.link, a=host.name, b=topology.root.name) for host in hosts]
+    return replace(topology, hosts=(*topology.hosts, *hosts), links=(*topology.links, *links))
+
+
+def start(
+    i: int, way: Way, site: Site, port: int, lobby: Lobby, fleet: Fleet, pinned: bool
+) -> Group:
+    """Start the workers of a way, and what serves them."""
+    world, switches = site.world, site.switches
+    serving = with_children(switches.processes()) if switches is not None else []
+    shared = group_variables(world, [host.name for host in site.workers], 0, port)
+    shared |= {"OMP_NUM_THREADS": "1", "LOCAL_RANK": "0"}
+    options: dict[str, Any] = {}
+    if way.servers:
+        options["servers"], processes = start_servers(way, site, fleet)
+        serving += processes
+    workers = []
+    for rank, host in enumerate(site.workers):
+        own = {"RANK": str(rank), **world.environment(host.name)}
+        if switches is not None:
+            own["ISWITCH_SWITCH"] = switches.at(host.name)
+        links = "links" if isinstance(world, Namespaces) else "none"
+        command = ["-m", "iswitch.lab.bench.member", lobby.path, str(i), links]
+        place = world.place(host.name)
+        child = fleet.start(f"worker {rank} of {way.label}", command, shared | own, place)
+        workers.append(child.process.pid)
+    if pinned:
+        pin([*serving, *workers])
+    return Group(way, len(site.workers), serving, **options)
+
+
+def with_children(processes: Sequence[int]) -> list[int]:
+    """These processes and those that they have started: a bmv2 is one of its switch's."""
+    found = list(processes)
+    for process in found:
+        for children in Path(f"/proc/{process}/task").glob("*/children"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found += map(int, children.read_text().split())
+    return found
+
+
+def pin(processes: Sequence[int]) -> None:
+    """Keep each process, with all of its threads, on one core: one after the other."""
+    cores = sorted(os.sched_getaffinity(0))
+    for process, core in zip(processes, cycle(cores), strict=False):
+        with suppress(FileNotFoundError, ProcessLookupError):  # who has died is told of elsewhere
+            for thread in os.listdir(f"/proc/{process}/task"):
+                os.sched_setaffinity(int(thread), {core})
+
+
+def start_servers(way: Way, site: Site, fleet: Fleet) -> tuple[list[str], list[int]]:
+    """Start the parameter servers of a way: where they listen, and their processes' numbers."""
+    addresses, processes = [], []
+    for host in site.spare[: way.servers]:
+        listen = f"{site.world.address(host.name)}:0"
+        command = ["-m", "worker_lib.strategies.ps_server", "--listen", listen]
+        child = fleet.start(f"server of {way.label}", command, None, site.world.place(host.name))
+        processes.append(child.process.pid)
+        addresses.append(listening(fleet, child))
+    return addresses, processes
+
+
+def listening(fleet: Fleet, server: Child) -> str:
+    """Where a server listens: it prints that, with a word before it.
+
+    Raises:
+        BenchFailed: it does not.
+    """
+    limit = time.monotonic() + START_PATIENCE
+    while time.monotonic() < limit:
+        for child, line in fleet.listen(LOOK):
+            if child is server:
+                if line is None:
+                    raise BenchFailed(f"the {server.name} {server.ending()}")
+                return line.split()[-1]
+    raise BenchFailed(f"the {server.name} did not listen within {START_PATIENCE:.0f} s")
+
+
+def free_ports(sites: Sequence[Site]) -> list[int]:
+    """A TCP port for each group to meet at, free at its first host."""
+    numbers = []
+    with ExitStack() as held:  # all at once, so that no two get the same
+        for world, workers, *_ in sites:
+            with world.place(workers[0].name):
+                sock = held.enter_context(socket.socket())
+                sock.bind((world.address(workers[0].name), 0))
+            numbers.append(sock.getsockname()[1])
+    return numbers
+
+
+class Watch:
+    """Called, it raises BenchFailed if a process has ended."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+
+    def __call__(self) -> None:
+        """Look."""
+        for child in self.fleet.children:
+            if child.status() is not None:
+                raise BenchFailed(f"the {child.name} {child.ending()}")

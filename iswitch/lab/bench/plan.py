@@ -1,0 +1,199 @@
+"""What is to be measured: sizes, networks, strategies, and for how long. Passive."""
+
+from __future__ import annotations
+
+import re
+from ast import literal_eval
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from iswitch.faults.units import BYTES, Unit
+
+ELEMENT = 4  # bytes of a float32
+FORWARD = "forward"  # not a strategy: the switch sends the same frames back, and adds nothing
+ASYNC = "async"  # nor this: asynchronous workers of the switch's
+WARM = 2  # rounds before those in a row, which do not count: in the caches is what others have done
+SIZE = Unit("size", BYTES, "40kB")
+NO_LIMIT = ("0", "none", "unlimited")
+
+
+@dataclass(frozen=True)
+class Size:
+    """A vector's. `compute`: seconds in which a worker computes such a gradient, if known."""
+
+    label: str
+    numel: int
+    compute: float | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of the elements."""
+        return self.numel * ELEMENT
+
+    @classmethod
+    def parse(cls, text: str) -> Size:
+        """From `ppo`, one of PAPER, or `40kB`, `1MiB`; whole elements, at least one.
+
+        Raises:
+            QuantityError: neither.
+        """
+        if text.lower() in PAPER:
+            return PAPER[text.lower()]
+        numel = max(1, round(SIZE.parse(text) / ELEMENT))
+        return cls(text.strip(), numel)
+
+
+# The gradients of the paper's four workloads; its KB and MB are of 1024. The computing is that of
+# `iswitch train` on one core of a small cloud machine (38, 27, 1400 and 577 gradients a second).
+PAPER = {
+    "ppo": Size("40.02 KB", 10_247, 1 / 1400),
+    "ddpg": Size("157.52 KB", 40_327, 1 / 577),
+    "a2c": Size("3.31 MB", 866_439, 1 / 27),
+    "dqn": Size("6.41 MB", 1_681_062, 1 / 38),
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A strategy with its options, such as `ps:servers=2`; `label` is what was written."""
+
+    label: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def servers(self) -> int:
+        """On how many hosts of their own parameter servers are started for it."""
+        count = self.options.get("servers", 1) if self.name == "ps" else 0
+        if not isinstance(count, int) or count < 0:
+            raise ValueError(f"{self.label}: servers is how many hosts serve, such as ps:servers=2")
+        return count
+
+    @property
+    def adds(self) -> bool:
+        """Whether all workers get the sum of the round."""
+        return self.name not in (FORWARD, ASYNC) and not self.options.get("tau")
+
+    @classmethod
+    def parse(cls, text: str) -> Way:
+        """From NAME or NAME:OPTION=VALUE:...; values are Python's, or else text.
+
+        Raises:
+            ValueError: an option has no value.
+        """
+        name, *parts = text.strip().split(":")
+        options: dict[str, Any] = {}
+        for part in parts:
+            key, equals, value = part.partition("=")
+            if not equals:
+                raise ValueError(f"{text!r}: write {name}:OPTION=VALUE, such as ps:servers=2")
+            options[key] = literal(value)
+        return cls(text.strip(), name, options)
+
+
+def literal(text: str) -> Any:
+    """A number (inf, too), True, False or None where it is one; else the text itself."""
+    if text == "inf":
+        return inf
+    try:
+        return literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A network: a topology's short form without settings, and what all of its links are."""
+
+    form: str
+    rate: str | None = None
+    loss: str | None = None
+    slowest: float | None = None  # bit/s, of the links of the form, if they have rates
+
+    @property
+    def text(self) -> str:
+        """As `Topology.parse` takes it."""
+        found = self.form
+        for name, value in (("rate", self.rate), ("loss", self.loss)):
+            found += f",{name}={value}" if value is not None else ""
+        return found
+
+
+def networks(
+    forms: Sequence[str], workers: Sequence[int], rates: Sequence[str], losses: Sequence[str]
+) -> list[Setting]:
+    """All combinations; `star` and `rack` (three workers in each) stand for one of each number.
+
+    Raises:
+        ValueError: a rack has another number of workers.
+    """
+    full = []
+    for form in forms:
+        kind = form.strip()
+        if kind == "star":
+            full += [f"star:{n}" for n in workers]
+        elif kind == "rack":
+            for n in workers:
+                if n < 6 or n % 3:
+                    raise ValueError(
+                        f"rack has three workers in each rack, so 6, 9, 12 and so on, not {n}; "
+                        "name the form, such as rack:2x2"
+                    )
+                full.append(f"rack:{n // 3}x3")
+        elif kind.endswith(".toml") and not {*rates, *losses} <= {*NO_LIMIT}:
+            raise ValueError(
+                f"{kind}: leave out --rate and --loss: the file says how its links are"
+            )
+        else:
+            full.append(kind)
+    given = [[None if x in NO_LIMIT else x for x in some] for some in (rates, losses)]
+    return [Setting(form, rate, loss) for form in full for rate in given[0] for loss in given[1]]
+
+
+def split(text: str) -> list[str]:
+    """The parts of a list with commas; in a topology's form a comma belongs to what follows it."""
+    return [part for part in re.split(r",(?![\w-]+=)", text) if part]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of it.
+
+    `ways[0]` is what the others are compared with. Of each size and network so many `rounds` are
+    taken of each way, or as many as `seconds` allow, at least `least`; in turns of up to `in_a_row`
+    without a pause, or, if that is 1, of one from a common start. And `iterations` more are taken,
+    in which the workers also compute (sleep for `compute` seconds, or the size's own) and update.
+    If `free`, all turns are of iterations, and an asynchronous way goes through so many of them
+    without a common start, of which the first ones do not count.
+    """
+
+    sizes: Sequence[Size]
+    settings: Sequence[Setting]
+    ways: Sequence[Way]
+    world: str = "loopback"
+    rounds: int | None = None
+    in_a_row: int = 1
+    seconds: float = 5.0
+    least: int = 20
+    warmup: int = 3
+    iterations: int = 0
+    compute: float | None = None
+    free: int = 0
+
+    @property
+    def cells(self) -> int:
+        """How many combinations of size and network there are."""
+        return len(self.sizes) * len(self.settings)
+
+    def ways_on(self, setting: Setting) -> list[Way]:
+        """Those that are measured on a network: an asynchronous job is of one switch."""
+        one_switch = not self.free or setting.form.startswith("star")
+        return [way for way in self.ways if one_switch or way.adds]
+
+    def computing(self, size: Size) -> float | None:
+        """Seconds of an emulated computation; None: there are to be no iterations."""
+        if not (self.iterations or self.free):
+            return None
+        return size.compute if self.compute is None else self.compute

@@ -1,0 +1,214 @@
+"""What was measured: as JSON, as rows for CSV, as a table on a terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from iswitch.faults.units import count
+
+from .machine import cores
+from .plan import WARM
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from .plan import Plan
+    from .result import Results, Series
+
+CSV_COLUMNS = (
+    "world", "topology", "rate", "loss", "workers", "size", "bytes", "strategy", "rounds",
+    "in_a_row", "exact", "min", "p25", "p50", "p75", "p99", "max", "ratio_p25", "ratio_p50",
+    "ratio_p75", "wire_bound", "limit", "cores_busy", "wire_busy", "switch_cpu_per_gb",
+    "workers_cpu_per_gb",
+    "link_received_bits_per_s", "link_sent_bits_per_s", "compute", "aggregate", "update",
+    "iteration",
+)  # fmt: skip
+HEAD = (
+    "strategy", "p50, ms", "quartiles, ms", "p99, ms", "rounds", "ratio", "wire", "switch, s/GB",
+    "workers, s/GB",
+)  # fmt: skip
+COLUMNS = {  # by name, which units follow
+    "ratio": "to the first strategy, of the rounds of one turn: median (quartiles)",
+    "wire": "p50 over the time in which a link carries the vector once",
+    "switch": "CPU seconds of the processes of switches or servers, for each GB contributed",
+    "workers": "CPU seconds of the processes of workers, for each GB contributed",
+}
+NO_WIRE = (
+    "Loopback has no wire to save: it shows what adding costs the cores. A network shows what a "
+    "switch saves; as root: iswitch bench --world netns --rate 100Mbit"
+)
+
+
+INTERPRETED = (
+    "iswitch is the P4 program in a bmv2 here: an interpreter of some 2,000 full packets a second. "
+    "Its sums are a P4 switch's; its times are neither a chip's nor those of the userspace switch, "
+    "which is tens of times as fast: iswitch bench --world netns --no-offload"
+)
+
+
+def note(plan: Plan, results: Results) -> str:
+    """What the tables' columns are."""
+    rounds = "single rounds from a common start"
+    if plan.in_a_row > 1:
+        rounds = f"rounds, up to {plan.in_a_row} in a row after {WARM} that do not count"
+    heads = {name for cell in results.cells() for name in table_of(cell)[0]}
+    shown = {head.partition(",")[0] for head in heads}
+    told = [f"{name}: {meaning}." for name, meaning in COLUMNS.items() if name in shown]
+    return " ".join([f"Times are of {rounds}.", *told])
+
+
+def limits(cell: Sequence[Series], cores: int) -> str:
+    """What limits the strategies of a table, in a line: cores or the wire."""
+    found: dict[str, list[str]] = {}
+    for one in cell:
+        busy = [f"{one.cores_busy():.1f} of {count(cores, 'core')}"]
+        if (wire := one.wire_busy()) is not None:
+            busy.insert(0, f"{100 * wire:.0f} % of the rate")
+        limit = one.limit(cores)
+        shown = busy[0] if limit == "wire" else busy[-1] if limit else ", ".join(busy)
+        found.setdefault(limit, []).append(f"{one.way.label} {shown}")
+    names = {"wire": "the wire", "cores": "cores", "": "neither, but the wait for others"}
+    said = [f"{name} ({', '.join(found[k])})" for k, name in names.items() if k in found]
+    return f"Limit: {'; '.join(said)}"
+
+
+def hint(plan: Plan) -> str:
+    """What the world does not show, and how to see it; "": it shows what it is asked for."""
+    return {"loopback": NO_WIRE, "bmv2": INTERPRETED}.get(plan.world, "")
+
+
+def summary(one: Series, first: Series, plan: Plan) -> dict[str, Any]:
+    """A series in numbers; seconds, bytes, bits per second."""
+    seconds = one.seconds
+    ratio = one.ratio(first)
+    switch, workers = one.cpu_per_gb()
+    received, sent = one.link()
+    split = one.split() or dict.fromkeys(("compute", "aggregate", "update", "iteration"))
+    return {
+        "world": plan.world,
+        "topology": one.setting.form,
+        "rate": one.setting.rate,
+        "loss": one.setting.loss,
+        "workers": one.workers,
+        "size": one.size.label,
+        "bytes": one.size.bytes,
+        "strategy": one.way.label,
+        "rounds": len(seconds),
+        "in_a_row": plan.in_a_row,
+        "exact": one.exact,
+        "min": min(seconds),
+        **dict(zip(("p25", "p50", "p75"), one.quartiles, strict=True)),
+        "p99": one.p99,
+        "max": max(seconds),
+        **dict(zip(("ratio_p25", "ratio_p50", "ratio_p75"), ratio, strict=True)),
+        "wire_bound": one.bound,
+        "limit": one.limit(cores()),
+        "cores_busy": one.cores_busy(),
+        "wire_busy": one.wire_busy(),
+        "switch_cpu_per_gb": switch,
+        "workers_cpu_per_gb": workers,
+        "link_received_bits_per_s": received,
+        "link_sent_bits_per_s": sent,
+        **split,
+    }
+
+
+def as_json(
+    plan: Plan, results: Results, machine: Mapping[str, str], command: str, complete: bool
+) -> dict[str, Any]:
+    """All of it, with every round's seconds."""
+    return {
+        "command": command,
+        "machine": dict(machine),
+        "complete": complete,
+        "world": plan.world,
+        "results": [
+            {
+                **summary(one, cell[0], plan),
+                "seconds": one.seconds,
+                "iterations": [r._asdict() for r in one.iterations],
+                "stats": one.stats,
+            }
+            for cell in results.cells()
+            for one in cell
+        ],
+    }
+
+
+def as_csv(plan: Plan, results: Results) -> str:
+    """A row for each series."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for cell in results.cells():
+        for one in cell:
+            writer.writerow(summary(one, cell[0], plan))
+    return file.getvalue()
+
+
+def line(one: Series, first: Series) -> list[str]:
+    """Of the table, below HEAD."""
+    switch, workers = one.cpu_per_gb()
+    quartiles, bound = one.quartiles, one.bound
+    return [
+        one.way.label + ("" if one.exact is not False else " (not checked)"),
+        ms(quartiles.middle),
+        f"{ms(quartiles.low)}..{ms(quartiles.high)}",
+        ms(one.p99),
+        str(len(one.seconds)),
+        "1" if one is first else "{1:.2f} ({0:.2f}..{2:.2f})".format(*one.ratio(first)),
+        "" if bound is None else f"{quartiles.middle / bound:.2f}",
+        f"{switch:.2f}" if switch else "",
+        f"{workers:.2f}",
+    ]
+
+
+def filled(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[list[str]]:
+    """A table's head and lines without the columns that say nothing."""
+    shown = [i for i in range(len(head)) if any(one[i] for one in lines)]
+    return [[one[i] for i in shown] for one in (head, *lines)]
+
+
+def table_of(cell: Sequence[Series]) -> list[list[str]]:
+    """The head and a line for each series, of a size and network."""
+    return filled(HEAD, [line(one, cell[0]) for one in cell])
+
+
+def title(cell: Sequence[Series]) -> str:
+    """What a cell is of."""
+    one = cell[0]
+    return (
+        f"{one.size.label} ({one.size.numel:,} elements), {one.workers} workers, {one.setting.text}"
+    )
+
+
+def tables(results: Results) -> Iterator[Table]:
+    """For a terminal; one for each size and network."""
+    for cell in results.cells():
+        head, *lines = table_of(cell)
+        yield rich_table(title(cell), head, lines)
+
+
+def rich_table(name: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    """A table with a name, of the columns that say something."""
+    from rich.table import Table
+    from rich.text import Text
+
+    head, *lines = filled(head, lines)
+    named = Text(name, style="bold")
+    table = Table(title=named, title_justify="left", box=None, collapse_padding=True)
+    for i, text in enumerate(head):
+        table.add_column(text, justify="right" if i else "left", no_wrap=True)
+    for texts in lines:
+        table.add_row(*map(Text, texts))
+    return table
+
+
+def ms(seconds: float) -> str:
+    """Milliseconds, with three digits or all of the whole ones."""
+    value = seconds * 1e3
+    digits = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f}"

@@ -1,0 +1,149 @@
+"""What was measured, and what follows from it: medians, spread, ratios of pairs, CPU per GB."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from iswitch.core.format.wire import SEG_SIZE, Shape
+from iswitch.ethernet.frame import HEADERS
+from iswitch.faults.units import RATE
+
+if TYPE_CHECKING:
+    from .group import Round
+    from .plan import Setting, Size, Way
+
+BUSY = 0.75  # of what there is: then it is the limit
+
+
+class Quartiles(NamedTuple):
+    """25th, 50th and 75th percentile."""
+
+    low: float
+    middle: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Quartiles:
+        """Of some values, at least one."""
+        return cls(*np.percentile(values, [25, 50, 75]).tolist())
+
+
+@dataclass
+class Series:
+    """The rounds of one way, one size, one network, in the order in which they were taken."""
+
+    way: Way
+    size: Size
+    setting: Setting
+    workers: int
+    rounds: list[Round] = field(default_factory=list)
+    iterations: list[Round] = field(default_factory=list)
+    exact: bool | None = None  # None: it does not add
+    stats: list[dict[str, Any]] = field(default_factory=list)  # of each rank
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of each allreduce."""
+        return [one.aggregate for one in self.rounds]
+
+    @property
+    def quartiles(self) -> Quartiles:
+        """Of the seconds."""
+        return Quartiles.of(self.seconds)
+
+    @property
+    def p99(self) -> float:
+        """The 99th percentile of the seconds."""
+        return float(np.percentile(self.seconds, 99))
+
+    def ratio(self, other: Series) -> Quartiles:
+        """How many times as long as the other's each round took, of those taken in one turn."""
+        pairs = zip(self.seconds, other.seconds, strict=False)
+        return Quartiles.of([mine / its for mine, its in pairs])
+
+    def cpu_per_gb(self) -> tuple[float, float]:
+        """CPU seconds of the switches or servers, and of the workers, per 1e9 bytes contributed."""
+        gigabytes = len(self.rounds) * self.workers * self.size.bytes / 1e9
+        return (
+            sum(one.switch_cpu for one in self.rounds) / gigabytes,
+            sum(one.workers_cpu for one in self.rounds) / gigabytes,
+        )
+
+    def link(self) -> tuple[float, float]:
+        """Bits per second on a worker's link while an allreduce lasts, to it and from it; mean."""
+        seconds = sum(self.seconds)
+        return (
+            sum(one.received for one in self.rounds) * 8 / seconds,
+            sum(one.sent for one in self.rounds) * 8 / seconds,
+        )
+
+    def cores_busy(self) -> float:
+        """How many cores the processes of workers, switches and servers keep busy; of medians."""
+        spent = np.median([one.switch_cpu + one.workers_cpu for one in self.rounds])
+        return float(spent / np.median(self.seconds))
+
+    def wire_busy(self) -> float | None:
+        """Which part of its rate the busiest link carries while an allreduce lasts; of medians.
+
+        None: it has no rate. The link of a parameter server carries the traffic of all workers.
+        """
+        if self.rate is None:
+            return None
+        servers = self.way.servers
+        carried = [8 * max(one.received, one.sent) for one in self.rounds]
+        busy = float(np.median(carried) / np.median(self.seconds)) / self.rate
+        return busy * (self.workers / servers if servers else 1)
+
+    def limit(self, cores: int) -> str:
+        """What limits it: "wire", "cores", or "" where neither is busy."""
+        if (self.wire_busy() or 0.0) >= BUSY:
+            return "wire"
+        return "cores" if self.cores_busy() >= BUSY * cores else ""
+
+    def split(self) -> dict[str, float] | None:
+        """Median seconds of the parts of an iteration; None: there were none."""
+        if not self.iterations:
+            return None
+        return {
+            part: float(np.median([getattr(one, part) for one in self.iterations]))
+            for part in ("compute", "aggregate", "update", "iteration")
+        }
+
+    @property
+    def bound(self) -> float | None:
+        """Seconds in which the slowest links carry the vector once, with headers, up or down.
+
+        Up and down overlap. None: there is no rate.
+        """
+        return None if self.rate is None else wire_bound(self.size, self.rate)
+
+    @property
+    def rate(self) -> float | None:
+        """Bits per second of the slowest links; None: they have no rate."""
+        setting = self.setting
+        return setting.slowest if setting.rate is None else float(RATE.parse(setting.rate))
+
+
+def wire_bound(size: Size, rate: float) -> float:
+    """Seconds for frames with the elements of a vector, 366 in each, at a rate in bit/s."""
+    shape = Shape.of(size.numel)
+    return (size.bytes + shape.segments * (HEADERS + SEG_SIZE)) * 8 / rate
+
+
+@dataclass
+class Results:
+    """All series, as far as they go."""
+
+    series: list[Series] = field(default_factory=list)
+
+    def cells(self) -> list[list[Series]]:
+        """Series of one size and network each, the one that others are compared with first."""
+        found: dict[tuple[Size, Setting], list[Series]] = {}
+        for one in self.series:
+            if one.rounds:
+                found.setdefault((one.size, one.setting), []).append(one)
+        return list(found.values())

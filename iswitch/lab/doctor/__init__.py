@@ -1,0 +1,1 @@
+"""What `iswitch doctor` looks at."""

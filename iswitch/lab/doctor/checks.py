@@ -1,0 +1,328 @@
+"""The checks of `iswitch doctor`: what each means, costs and is mended by.
+
+A check asks a `Host` and judges the answer. A new one is a function and a line in CHECKS.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+from iswitch.lab.options import PIP_DEMO
+from iswitch.system.boundary import DESCRIPTORS
+from p4.tools import CLI, COMPILER, HOME, PIP, SWITCH
+from worker_lib.protocol.window import CEILING
+
+from .host import PACKETS, Host
+
+PROCESSES = 5  # of the demo: a switch and four workers
+BACKLOG = 1000  # packets, the kernel's default
+CAP_NET_ADMIN, CAP_NET_RAW = 12, 13  # linux/capability.h
+AS_ROOT = "run as root (sudo)"
+ALL = "pip install . (in a checkout of iswitch)"
+RL = "pip install -e '.[rl]' (in a checkout of iswitch)"
+NETWORKS = "pip install -e '.[netns,mininet]' (in a checkout of iswitch)"
+TREE = "pip install -e '.[tree]' (in a checkout of iswitch)"
+MPI = "pip install -e '.[mpi]' (in a checkout of iswitch)"
+SCAPY = "pip install -e '.[scapy]' (in a checkout of iswitch)"
+TSHARK = "`iswitch dissector` does not see whether its plugin loads"
+NO_P4 = "no `--world bmv2`, no `--switch bmv2`"
+P4_TOOLS = f"build p4c and behavioral-model as docs/p4.md says, and name their prefix by {HOME}"
+APT = "apt-get install --no-install-recommends"
+
+State = Literal["ok", "limited", "missing"]
+
+
+class Finding(NamedTuple):
+    """What a look brought: the state, what was found, what that costs, how to mend it."""
+
+    state: State
+    found: str
+    cost: str = ""
+    mend: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the report."""
+
+    name: str
+    state: State
+    found: str
+    cost: str
+    mend: str
+    vital: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something to look at; `vital`: the loopback world cannot run without it."""
+
+    name: str
+    look: Callable[[Host], Finding]
+    vital: bool = False
+
+    def run(self, host: Host) -> Result:
+        """Look; a look that fails is a finding."""
+        try:
+            finding = self.look(host)
+        except Exception as error:
+            what = f"cannot be tried: {type(error).__name__}: {error}"
+            finding = Finding("missing", what, "unknown; whatever uses it may fail")
+        return Result(self.name, *finding, self.vital)
+
+
+def system(host: Host) -> Finding:
+    """UDP_GRO came with 5.0, the last of what is used here."""
+    name, release = host.system()
+    if name != "Linux":
+        return Finding("missing", f"{name} {release}", "only Linux is supported", "run on Linux")
+    version = tuple(map(int, re.findall(r"\d+", release)[:2]))
+    if version < (5, 0):
+        cost = "no super-datagrams: a tenth of the throughput"
+        return Finding("limited", release, cost, "Linux 5.0 or newer")
+    return Finding("ok", release)
+
+
+def python(host: Host) -> Finding:
+    """The oldest version that is tested."""
+    version = host.python()
+    found = ".".join(map(str, version))
+    if version < (3, 11):
+        return Finding("missing", found, "nothing runs", "install Python 3.11 or newer")
+    return Finding("ok", found)
+
+
+def numpy(host: Host) -> Finding:
+    """2.0 made np.seterr local to a context, which keeps a switch quiet for nothing."""
+    mend = "pip install 'numpy>=2.0'"
+    try:
+        version = host.numpy()
+    except ImportError as error:
+        return Finding("missing", str(error), "nothing runs", mend)
+    if int(version.split(".")[0]) < 2:
+        return Finding("missing", version, "nothing runs", mend)
+    return Finding("ok", version)
+
+
+def segment(host: Host) -> Finding:
+    """Super-datagrams on sending."""
+    if host.exchange(offload=True).sent_whole:
+        return Finding("ok", f"{PACKETS} packets left in one call")
+    cost = "sends packets one by one: several times the CPU time per byte"
+    return Finding("limited", "refused by the kernel", cost, "Linux 4.18 or newer")
+
+
+def gro(host: Host) -> Finding:
+    """Super-datagrams on receiving."""
+    if host.exchange(offload=True).came_whole:
+        return Finding("ok", f"{PACKETS} packets came as one")
+    cost = "receives packets one by one: several times the CPU time per byte"
+    return Finding("limited", "packets came apart", cost, "Linux 5.0 or newer")
+
+
+def batches(host: Host) -> Finding:
+    """Many single packets in a system call."""
+    seen = host.exchange(offload=False)
+    if seen.intact == PACKETS:
+        return Finding("ok", f"up to {seen.most_at_once} packets at once")
+    cost = "UDP over the loopback device loses or changes packets: nothing runs"
+    mend = "ip link set lo up; let local UDP through the firewall"
+    return Finding("missing", f"{seen.intact} of {PACKETS} packets came intact", cost, mend)
+
+
+def tos(host: Host) -> Finding:
+    """The ToS byte is what tells the protocol's packets from others."""
+    from iswitch.core.format.wire import TOS_DATA
+
+    seen = host.exchange(offload=False).tos
+    if seen == {TOS_DATA}:
+        return Finding("ok", f"0x{TOS_DATA:02X} arrived")
+    found = ", ".join(f"0x{value:02X}" for value in sorted(seen)) or "no packet"
+    cost = "packets are not recognised as the protocol's: nothing runs"
+    mend = "remove firewall rules that set the ToS byte (DSCP)"
+    return Finding("missing", f"sent 0x{TOS_DATA:02X}, came {found}", cost, mend)
+
+
+def overflow(host: Host) -> Finding:
+    """The kernel's own drops are counted."""
+    count = host.overflow()
+    if count:
+        return Finding("ok", f"{count} forced drops were counted")
+    cost = "what the kernel drops at a socket is repaired, but not shown as rx_overflow"
+    return Finding("limited", "forced drops were not counted", cost)
+
+
+def receive_buffer(host: Host) -> Finding:
+    """Room for what comes while the process is not looking."""
+    each = min(host.buffers().receive // 4, CEILING) >> 10
+    cost = (
+        f"the workers of a job share what they have under way: four have {each} KiB each, of "
+        f"{CEILING >> 10} at most; small windows take up to 1.5 times the CPU time per byte"
+    )
+    return _buffer(host, host.buffers().receive, "net.core.rmem_max", cost)
+
+
+def send_buffer(host: Host) -> Finding:
+    """Room for what a broadcast sends in one go."""
+    cost = "sending waits more often for the device: slower broadcasts"
+    return _buffer(host, host.buffers().send, "net.core.wmem_max", cost)
+
+
+def _buffer(host: Host, got: int, parameter: str, cost: str) -> Finding:
+    from iswitch.ports.udp import BUFFER
+
+    limit = host.sysctl(parameter)
+    shown = "not shown here" if limit is None else _mib(limit)
+    found = f"{_mib(got)} of {_mib(BUFFER)} ({parameter.rpartition('.')[2]}: {shown})"
+    if got >= BUFFER:
+        return Finding("ok", found)
+    return Finding("limited", found, cost, f"as root: sysctl -w {parameter}={BUFFER}")
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.3g} MiB"
+
+
+def backlog(host: Host) -> Finding:
+    """The queue between a virtual device and the sockets."""
+    parameter = "net.core.netdev_max_backlog"
+    length = host.sysctl(parameter)
+    if length is None:
+        return Finding("ok", "not shown here (a container?)")
+    if length >= BACKLOG:
+        return Finding("ok", f"{length} packets")
+    cost = "bursts over loopback and veth are dropped before they reach a socket, unseen by it"
+    mend = f"as root: sysctl -w {parameter}={BACKLOG}"
+    return Finding("limited", f"{length} packets", cost, mend)
+
+
+def descriptors(host: Host) -> Finding:
+    """What commands open for their processes: sockets, pipes, files."""
+    most = host.descriptors()
+    if most in range(DESCRIPTORS):
+        cost = "a switch and four workers open nearly as many, larger networks more: nothing runs"
+        return Finding("missing", f"{most} in a process", cost, "ulimit -n 1024")
+    return Finding("ok", "no limit" if most < 0 else f"{most:,} in a process")
+
+
+def cores(host: Host) -> Finding:
+    """Processes that wait for one another like to run at once."""
+    count = host.cores()
+    if count >= PROCESSES:
+        return Finding("ok", str(count))
+    cost = (
+        f"the demo's {PROCESSES} processes share {count} core{'s' * (count > 1)}: the same "
+        "results, later; times measured here say little about real machines"
+    )
+    return Finding("limited", str(count), cost, f"{PROCESSES} cores or more")
+
+
+def privileges(host: Host) -> Finding:
+    """What raw ports and namespaces need."""
+    held = host.capabilities()
+    wanted = {"CAP_NET_ADMIN": CAP_NET_ADMIN, "CAP_NET_RAW": CAP_NET_RAW}
+    lacking = [name for name, bit in wanted.items() if not held >> bit & 1]
+    who = "root" if host.user() == 0 else f"user {host.user()}"
+    if not lacking:
+        return Finding("ok", f"{who}, with {' and '.join(wanted)}")
+    cost = "only the loopback world works; raw switch ports, namespaces and Mininet do not"
+    state: State = "missing" if len(lacking) == len(wanted) else "limited"
+    return Finding(state, f"{who}, without {' and '.join(lacking)}", cost, AS_ROOT)
+
+
+def packet_socket(host: Host) -> Finding:
+    """What a raw switch port is."""
+    if host.packet_socket():
+        return Finding("ok", "can be opened")
+    return Finding("missing", "not permitted", "no raw switch ports", AS_ROOT)
+
+
+def namespaces(host: Host) -> Finding:
+    """What a topology on one machine is made of."""
+    cost = "no topologies of hosts and switches on this machine, no Mininet"
+    return {
+        "yes": Finding("ok", "can be made"),
+        "user": Finding(
+            "limited",
+            "only in a user namespace",
+            "topologies need a shell of their own; no Mininet",
+            f"unshare --user --map-root-user --net; or {AS_ROOT}",
+        ),
+        "no": Finding("missing", "not permitted", cost, AS_ROOT),
+    }[host.namespaces()]
+
+
+def program(name: str, cost: str, debian: str, host: Host) -> Finding:
+    """A program that not everything needs, and the package of Debian's that has it."""
+    where = host.program(name)
+    if where is None:
+        return Finding("missing", "not found", cost, f"{APT} {debian}")
+    return Finding("ok", where)
+
+
+def p4_tool(name: str, host: Host) -> Finding:
+    """A program that the P4 switch needs."""
+    where = host.p4_tool(name)
+    if where is None:
+        return Finding("missing", "not found", NO_P4, P4_TOOLS)
+    return Finding("ok", where)
+
+
+def p4_cli(host: Host) -> Finding:
+    """The CLI of the P4 switch, which needs a Python package."""
+    found = p4_tool(CLI, host)
+    if found.state == "ok" and (complaint := host.p4_cli()):
+        return Finding("missing", f"{found.found} does not load: {complaint}", NO_P4, PIP)
+    return found
+
+
+def package(name: str, cost: str, mend: str, host: Host) -> Finding:
+    """A Python package that not everything needs."""
+    version = host.version(name)
+    if version is None:
+        return Finding("missing", "not installed", cost, mend)
+    return Finding("ok", version)
+
+
+CHECKS = (
+    Check("kernel", system, vital=True),
+    Check("Python", python, vital=True),
+    Check("NumPy", numpy, vital=True),
+    Check("recvmmsg, sendmmsg", batches, vital=True),
+    Check("IP_RECVTOS", tos, vital=True),
+    Check("UDP_SEGMENT", segment),
+    Check("UDP_GRO", gro),
+    Check("SO_RXQ_OVFL", overflow),
+    Check("receive buffer", receive_buffer),
+    Check("send buffer", send_buffer),
+    Check("netdev_max_backlog", backlog),
+    Check("open files", descriptors, vital=True),
+    Check("cores", cores),
+    Check("privileges", privileges),
+    Check("AF_PACKET", packet_socket),
+    Check("network namespaces", namespaces),
+    Check("gymnasium", partial(package, "gymnasium", "`iswitch demo` has no CartPole", PIP_DEMO)),
+    Check("matplotlib", partial(package, "matplotlib", "`iswitch demo` draws no figure", PIP_DEMO)),
+    Check("torch", partial(package, "torch", "no `iswitch train`, worker_lib.torch, `gloo`", RL)),
+    Check("MuJoCo", partial(package, "mujoco", "`iswitch train` lacks Hopper, HalfCheetah", RL)),
+    Check("ALE", partial(package, "ale_py", "`iswitch train` has no Atari games", RL)),
+    Check("tensorboardX", partial(package, "tensorboardX", "no `iswitch train`", RL)),
+    Check("ml_dtypes", partial(package, "ml_dtypes", "no vectors of bfloat16", ALL)),
+    Check("pyroute2", partial(package, "pyroute2", "no networks of namespaces", NETWORKS)),
+    Check("Mininet", partial(package, "mininet", "no networks of Mininet's", NETWORKS)),
+    Check("mnexec", partial(program, "mnexec", "no hosts and switches of Mininet's", "mininet")),
+    Check("networkx", partial(package, "networkx", "no strategy `tree`", TREE)),
+    Check("SciPy", partial(package, "scipy", "no strategy `tree`", TREE)),
+    Check("mpi4py", partial(package, "mpi4py", "no strategy `mpi`", MPI)),
+    Check("mpirun", partial(program, "mpirun", "no strategy `mpi`", "openmpi-bin")),
+    Check("scapy", partial(package, "scapy", "no layers for scapy: iswitch.dissect.scapy", SCAPY)),
+    Check("tshark", partial(program, "tshark", TSHARK, "tshark")),
+    Check(COMPILER, partial(p4_tool, COMPILER)),
+    Check(SWITCH, partial(p4_tool, SWITCH)),
+    Check(CLI, p4_cli),
+    Check("rich", partial(package, "rich", "plain tables, no progress bars", ALL)),
+)

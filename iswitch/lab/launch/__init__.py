@@ -1,0 +1,1 @@
+"""Starts the processes of a topology, in any world, and ends them."""

@@ -1,0 +1,328 @@
+"""A command on every host of a world: its environment, its output, how it ended."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from iswitch.outside import UsageError, reason
+
+from .processes import Child, Fleet, ended
+from .restarts import Restarts
+from .worlds import group_variables
+
+if TYPE_CHECKING:
+    from .switches import Switches
+    from .worlds import World
+
+LOOK_PAUSE = 0.1  # seconds between two looks at who has ended
+GRACE = 3.0  # seconds for workers to end in, when they are asked to
+DRAIN = 0.5  # seconds to print in what has come; others may never be done with writing
+MASTER_PORT = 29500  # torchrun's
+COLOURS = (36, 33, 32, 35, 34, 31)  # of terminals (ECMA-48): cyan first, red last
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(Exception):
+    """A signal asked to end."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+class Signals:
+    """While the context lasts: a signal raises `Stopped`, and once it has, no other one does."""
+
+    def __enter__(self) -> Signals:
+        self._before = {signum: signal.getsignal(signum) for signum in STOPPING}
+        for signum, handler in self._before.items():
+            if handler is not signal.SIG_IGN:  # as under nohup
+                signal.signal(signum, self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def hold(self) -> None:
+        """From now on let no signal disturb the end."""
+        for signum in STOPPING:
+            signal.signal(signum, signal.SIG_IGN)
+
+    def _stop(self, signum: int, _: object) -> None:
+        self.hold()
+        raise Stopped(signum)
+
+
+@dataclass
+class Worker:
+    """One process of the command."""
+
+    host: str
+    rank: int
+    local_rank: int
+    name: str  # what its lines begin with
+    environment: Mapping[str, str]
+    child: Child
+    restarts: Restarts = field(default_factory=lambda: Restarts(0))
+    status: int | None = None  # as a shell has it: 128 + n for a signal
+
+    @property
+    def called(self) -> str:
+        """For messages."""
+        return f"{self.name} (rank {self.rank}, process {self.child.process.pid})"
+
+
+class Printer:
+    """Prints lines with the name of where they come from, in colour on a terminal."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        width = max(map(len, names))
+        plain = {name: f"{name:{width}} | " for name in names}
+        coloured = {
+            name: f"\x1b[{COLOURS[i % len(COLOURS)]}m{text}\x1b[0m"
+            for i, (name, text) in enumerate(plain.items())
+        }
+        self._prefixes = {
+            file: coloured if file.isatty() and not os.environ.get("NO_COLOR") else plain
+            for file in (sys.stdout, sys.stderr)
+        }
+
+    def print(self, name: str, line: str, is_error: bool) -> None:
+        """Print a line, to stderr if that is where it comes from."""
+        file = sys.stderr if is_error else sys.stdout
+        file.write(f"{self._prefixes[file][name]}{line}\n")
+        file.flush()
+
+
+class Crew:
+    """The processes of a command, so many on each host of a world.
+
+    Args:
+        fleet: has the processes.
+        world: where they are started.
+        switches: what they talk to.
+        per_host: how many on each host.
+        max_restarts: how often one that fails is started again, at the same UDP port.
+        say: tells the user of a restart.
+        hear: takes the lines that they print (and whether to stderr), instead of their being
+            printed.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        world: World,
+        switches: Switches,
+        per_host: int,
+        max_restarts: int = 0,
+        say: Callable[[str], None] = lambda _: None,
+        hear: Callable[[Worker, str, bool], None] | None = None,
+    ) -> None:
+        self.fleet = fleet
+        self.world = world
+        self.switches = switches
+        self.per_host = per_host
+        self.max_restarts = max_restarts
+        self.say = say
+        self.workers: list[Worker] = []
+        self.failed: Worker | None = None  # the first one for good
+        self._ending = False
+        self._by_child: dict[Child, Worker] = {}
+        names = [self._name(host.name, i) for host in world.topology.hosts for i in range(per_host)]
+        printer = Printer(names)
+        self._take = hear or (lambda worker, *line: printer.print(worker.name, *line))
+
+    @property
+    def size(self) -> int:
+        """How many there are to be."""
+        return len(self.world.topology.hosts) * self.per_host
+
+    def start(self, command: Sequence[str], job: int) -> None:
+        """Start the command everywhere.
+
+        Raises:
+            UsageError: there is no such command.
+        """
+        self._command = command
+        hosts = [host.name for host in self.world.topology.hosts for _ in range(self.per_host)]
+        shared = self._shared_environment(job)
+        binds = bindings(self.world, hosts) if self.max_restarts else [{} for _ in hosts]
+        for rank, (host, bind) in enumerate(zip(hosts, binds, strict=True)):
+            local = rank % self.per_host
+            own = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local),
+                "ISWITCH_SWITCH": self.switches.at(host),
+                **defaults(self.world.environment(host)),
+                **bind,
+            }
+            name = self._name(host, local)
+            child = self._launch(name, host, shared | own)
+            worker = Worker(
+                host, rank, local, name, shared | own, child, Restarts(self.max_restarts, inf)
+            )
+            worker.restarts.began(time.monotonic())
+            self.workers.append(worker)
+            self._by_child[child] = worker
+
+    def _launch(self, name: str, host: str, environment: Mapping[str, str]) -> Child:
+        place = self.world.place(host)
+        try:
+            return self.fleet.launch(name, self._command, environment, place, heard=True)
+        except OSError as error:
+            raise UsageError(f"cannot run {self._command[0]}: {reason(error)}") from None
+
+    def run(self, enough: Callable[[], bool] = lambda: False) -> None:
+        """Print what they print, until all have ended or one has failed for good, or a switch.
+
+        Args:
+            enough: asked every now and then whether to end here.
+
+        Raises:
+            SwitchFailed: a switch has died too often.
+        """
+        while any(worker.status is None for worker in self.workers):
+            if self.failed or enough():
+                break
+            self._hear(LOOK_PAUSE)
+            self._look()
+            self._tend()
+            self.switches.tend()
+        self._drain()
+
+    def end(self, signum: int = signal.SIGTERM) -> None:
+        """End those that still run; what they have to say until then is printed."""
+        self._ending = True
+        for worker in self.workers:
+            worker.child.signal(signum)
+        for _ in range(round(GRACE / LOOK_PAUSE)):
+            self._look()
+            if all(worker.status is not None for worker in self.workers):
+                break
+            self._hear(LOOK_PAUSE, switches=False)
+        self.fleet.end([worker.child for worker in self.workers], patience=0.0)
+        self._look()
+        self._drain()
+
+    def _hear(self, seconds: float, switches: bool = True) -> None:
+        for child, line, is_error in self.fleet.hear(seconds):
+            worker = self._by_child.get(child)
+            if worker is not None and line is not None:
+                self._take(worker, line, is_error)
+            elif switches and self.switches.has(child):
+                self.switches.hear(child, line)
+
+    def _drain(self) -> None:
+        """Print what is there to be read, such as the last words of one that has failed."""
+        limit = time.monotonic() + DRAIN
+        while self.fleet.pending() and time.monotonic() < limit:
+            self._hear(0.0, switches=False)
+
+    def _look(self) -> None:
+        for worker in self.workers:
+            waits = worker.restarts.due is not None and not self._ending
+            if worker.status is not None or waits or (status := worker.child.status()) is None:
+                continue
+            if status and not self._ending and worker.restarts.plan(time.monotonic()):
+                count = f"{worker.restarts.count} of {self.max_restarts}"
+                self.say(f"{worker.called} {ended(status)}; starting it again ({count})")
+                continue
+            worker.status = 128 - status if status < 0 else status
+            if status and self.failed is None:
+                self.failed = worker
+
+    def _tend(self) -> None:
+        """Start those again that are due, without what they had started themselves."""
+        for worker in self.workers:
+            if worker.restarts.is_due(time.monotonic()):
+                worker.child.signal(signal.SIGKILL)
+                worker.child = self._launch(worker.name, worker.host, worker.environment)
+                worker.restarts.began(time.monotonic())
+                self._by_child[worker.child] = worker
+
+    def _name(self, host: str, local_rank: int) -> str:
+        return host if self.per_host == 1 else f"{host}.{local_rank}"
+
+    def _shared_environment(self, job: int) -> dict[str, str]:
+        """As torchrun has it, so that its scripts find what they look for."""
+        master = self.world.topology.hosts[0].name
+        with self.world.place(master):
+            found = free_port(self.world.address(master))
+        port = os.environ.get("MASTER_PORT") or found or MASTER_PORT
+        hosts = [host.name for host in self.world.topology.hosts for _ in range(self.per_host)]
+        return {
+            **group_variables(self.world, hosts, job, port, self.per_host),
+            **defaults({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}),
+        }
+
+    def report(self) -> list[dict[str, Any]]:
+        """How each has ended."""
+        keys = ("host", "rank", "local_rank", "status")
+        return [
+            {key: getattr(w, key) for key in keys} | {"restarts": w.restarts.count}
+            for w in self.workers
+        ]
+
+
+def how(worker: Worker) -> str:
+    """How a worker has ended, in words."""
+    status = worker.child.status()
+    assert status is not None
+    return ended(status)
+
+
+def defaults(variables: Mapping[str, str]) -> dict[str, str]:
+    """What the user has not set otherwise."""
+    return {name: value for name, value in variables.items() if name not in os.environ}
+
+
+def bindings(world: World, hosts: Sequence[str]) -> list[dict[str, str]]:
+    """A local UDP address for a worker on each of these hosts, to have it again when restarted.
+
+    The ports are free now, of those that the kernel gives out.
+    """
+    found = []
+    with ExitStack() as held:  # all at once, so that no two get the same
+        for host in hosts:
+            with world.place(host):
+                sock = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+                sock.bind((world.address(host), 0))
+            found.append({"ISWITCH_BIND": "{}:{}".format(*sock.getsockname())})
+    return found
+
+
+def free_port(address: str) -> int | None:
+    """A TCP port for programs' own use, never the same for long; None: no address, or all taken.
+
+    It is below those that the kernel gives to whoever asks for any: no other process gets it
+    before it is listened at.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.SystemRandom().sample(range(10_000, max(first, 10_100)), 100):
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind((address, port))
+            return port
+    return None
+
+
+@contextmanager
+def broken_pipe_is_an_end() -> Iterator[None]:
+    """Nobody reads any more: end as by SIGPIPE."""
+    try:
+        yield
+    except BrokenPipeError:
+        null: IO[str] = open(os.devnull, "w")  # noqa: SIM115  (what is left is flushed into it)
+        os.dup2(null.fileno(), sys.stdout.fileno())
+        raise Stopped(signal.SIGPIPE) from None

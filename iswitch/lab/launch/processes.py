@@ -1,0 +1,226 @@
+"""Processes that print lines, started, listened to and ended together."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import IO, NamedTuple, Self
+
+from iswitch.ports.orphans import DiesWithParent
+from iswitch.system import interrupts
+
+PATIENCE = 3.0  # seconds to end in, before a process is killed
+PAUSE = 0.01  # seconds between two looks at processes that are to end
+
+
+class Child:
+    """A started process, the leader of a session and process group of its own.
+
+    Ctrl-C in the terminal is for the parent alone. What the child prints to stderr is kept for when
+    it fails, or listened to like stdout if it is `heard`.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], env: Mapping[str, str] | None, heard: bool
+    ) -> None:
+        self.name = name
+        # In memory: a full disk must not hide why it failed.
+        kept = None if heard else open(os.memfd_create(name), "w+b")  # noqa: SIM115  (by Fleet.stop)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=kept or subprocess.PIPE,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+            preexec_fn=DiesWithParent(),
+        )
+        errors = kept or self.process.stderr
+        assert self.process.stdout is not None
+        assert errors is not None
+        self.errors: IO[bytes] = errors
+        self.output = self.process.stdout
+        self.streams = [self.output, self.errors] if heard else [self.output]
+        self._partial = dict.fromkeys(self.streams, b"")
+
+    def lines(self, stream: IO[bytes]) -> list[str] | None:
+        """Whole lines that can be read now; None at the end of the stream."""
+        data = os.read(stream.fileno(), 1 << 16)
+        if not data:
+            return None
+        *lines, self._partial[stream] = (self._partial[stream] + data).split(b"\n")
+        return [line.decode(errors="replace") for line in lines]
+
+    def rest(self, stream: IO[bytes]) -> str:
+        """What came after the last whole line."""
+        text, self._partial[stream] = self._partial[stream], b""
+        return text.decode(errors="replace")
+
+    def status(self) -> int | None:
+        """Its exit status, negative for a signal's number; None while it runs.
+
+        It is not reaped: until `Fleet.end` its number, which is its process group's, stays its own.
+        """
+        if self.process.returncode is not None:
+            return self.process.returncode
+        pid = self.process.pid
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+    def ending(self) -> str:
+        """How it ended, in words, with the last line it complained in."""
+        try:
+            how = ended(self.process.wait(PATIENCE))
+        except subprocess.TimeoutExpired:
+            return "closed its output"
+        complaint = self.complaint()
+        return how + (f": {complaint}" if complaint else "")
+
+    def complaint(self) -> str:
+        """The last line on stderr of one that has ended; "" if there is none, or it was heard."""
+        if self.errors in self.streams:
+            return ""
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to its process group."""
+        if self.process.returncode is None:  # else the number may be another's by now
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signum)
+
+
+class Heard(NamedTuple):
+    """A line that a child printed; None: no more comes from there."""
+
+    child: Child
+    line: str | None
+    is_error: bool  # from stderr
+
+
+class Fleet:
+    """Children that live and die together. Use it as a context: its end ends all of them.
+
+    Ctrl-C makes the next `listen` raise KeyboardInterrupt. (Raised wherever Python happens to be it
+    could be lost: in a destructor it is printed and forgotten.)
+    """
+
+    def __init__(self) -> None:
+        self.children: list[Child] = []
+        self._interrupted = False
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> Self:
+        self._former = signal.getsignal(signal.SIGINT)
+        if self._former in (signal.default_int_handler, interrupts.interrupt):
+            signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        signal.signal(signal.SIGINT, self._former)
+
+    def _interrupt(self, *_: object) -> None:
+        self._interrupted = True
+
+    def start(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        place: AbstractContextManager[object] | None = None,
+    ) -> Child:
+        """Start `python ARGUMENTS`; what lies in the current folder is not imported."""
+        return self.launch(name, [sys.executable, "-P", *arguments], env, place)
+
+    def launch(
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        place: AbstractContextManager[object] | None = None,
+        heard: bool = False,
+    ) -> Child:
+        """Start a command.
+
+        Args:
+            name: what it is called when it fails.
+            command: the program and its arguments.
+            env: added to this process's environment.
+            place: entered for the start, such as the namespace of a network's node.
+            heard: listen to stderr, too, rather than keep it.
+        """
+        with place or nullcontext():
+            child = Child(name, command, env, heard)
+        self.children.append(child)
+        for stream in child.streams:
+            self._selector.register(stream, selectors.EVENT_READ, child)
+        return child
+
+    def hear(self, seconds: float) -> Iterator[Heard]:
+        """Lines as children print them, waited for at most `seconds`.
+
+        Raises:
+            KeyboardInterrupt: SIGINT came since the last call.
+        """
+        ready = self._selector.select(seconds)
+        if self._interrupted:
+            raise KeyboardInterrupt
+        for key, _ in ready:
+            child: Child = key.data
+            stream: IO[bytes] = key.fileobj  # type: ignore[assignment]
+            is_error = stream is child.errors
+            lines = child.lines(stream)
+            if lines is None:
+                self._selector.unregister(stream)
+                if rest := child.rest(stream):
+                    yield Heard(child, rest, is_error)
+                yield Heard(child, None, is_error)
+            for line in lines or ():
+                yield Heard(child, line, is_error)
+
+    def listen(self, seconds: float) -> Iterator[tuple[Child, str | None]]:
+        """Lines on stdout, waited for at most `seconds`; None: no more from this child."""
+        for child, line, is_error in self.hear(seconds):
+            if not is_error:
+                yield child, line
+
+    def pending(self) -> bool:
+        """Whether there is something to hear at once."""
+        return bool(self._selector.select(0))
+
+    def end(self, children: Collection[Child], patience: float = PATIENCE) -> None:
+        """End these, and what they have started: politely, then for certain."""
+        for child in children:
+            child.signal(signal.SIGTERM)
+        limit = time.monotonic() + patience
+        while any(child.status() is None for child in children) and time.monotonic() < limit:
+            time.sleep(PAUSE)
+        for child in children:
+            child.signal(signal.SIGKILL)
+            child.process.wait()
+
+    def stop(self) -> None:
+        """End all that still run."""
+        self.end(self.children)
+        for child in self.children:
+            child.output.close()
+            child.errors.close()
+        self._selector.close()
+
+
+def ended(status: int) -> str:
+    """How a process with this exit status ended, in words."""
+    if status < 0:
+        known = -status in set(signal.Signals)  # real-time signals are not, but for two
+        return f"was killed by {signal.Signals(-status).name if known else f'signal {-status}'}"
+    return f"ended with status {status}"

@@ -1,0 +1,208 @@
+"""The switch processes of a world: started from the root down, ended for their counters.
+
+One that dies by itself is started again in its place: with the same options, at the same address.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iswitch.system.boundary import INCOMPLETE, OUTSIDE
+
+from .processes import PATIENCE, Child, Fleet
+from .restarts import Restarts
+
+if TYPE_CHECKING:
+    from .worlds import World
+
+START_PATIENCE = 20.0  # seconds for a switch to listen
+STOP_PATIENCE = 10.0  # seconds for a switch to tell its counters
+MOST_RESTARTS = 5  # of a switch, in a row
+
+
+class SwitchFailed(Exception):
+    """A switch died, or does not do what it should; the message names it.
+
+    Attributes:
+        status: with which the command ends; that of the switch if what failed lies outside of it.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = OUTSIDE if status == OUTSIDE else 1
+
+
+class Switches:
+    """One process per switch of the world's tree.
+
+    With `capture`, a folder, each writes the frames at its ports to SWITCH.pcapng there, and after
+    its first restart to SWITCH.2.pcapng, and so on.
+
+    Args:
+        fleet: has the processes.
+        world: where they are started.
+        capture: a folder.
+        say: tells the user of a restart.
+        options: more of `iswitch switch`, for all of them.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        world: World,
+        capture: Path | None = None,
+        say: Callable[[str], None] = lambda _: None,
+        options: Sequence[str] = (),
+    ) -> None:
+        self.options = options
+        self.fleet = fleet
+        self.world = world
+        self.capture = capture
+        self.say = say
+        self.listening: dict[str, str] = {}  # by name: HOST:PORT
+        self.counters: dict[str, dict[str, int]] = {}  # by name, when they have ended
+        self._incomplete: list[str] = []  # captures, and why; when they have ended
+        self.restarts: dict[str, Restarts] = {}  # by name
+        self._names: dict[Child, str] = {}  # of all that were ever started
+        self._up: dict[str, Child] = {}  # those that listen
+
+    def start(self) -> None:
+        """Start them, parents before children.
+
+        Raises:
+            SwitchFailed: one does not listen.
+        """
+        level = [self.world.topology.root.name]
+        while level:
+            for name in level:
+                self.restarts[name] = Restarts(MOST_RESTARTS)
+                self._launch(name)
+            self._await_listening(level)
+            level = [child.name for name in level for child in self.world.topology.children(name)]
+
+    def _launch(self, name: str) -> Child:
+        options = [*self.world.switch_options(name, self.listening), *self.options]
+        count = self.restarts[name].count
+        if self.capture is not None:
+            file = f"{name}.{count + 1}.pcapng" if count else f"{name}.pcapng"
+            options += ["--capture", str(self.capture / file)]
+        command = ["-m", "iswitch", "switch", "--json", *options]
+        child = self.fleet.start(self.called(name), command, place=self.world.place(name))
+        self._names[child] = name
+        return child
+
+    def hear(self, child: Child, line: str | None) -> None:
+        """Take what one of them prints while it serves: None if it has died, to be started again.
+
+        Raises:
+            SwitchFailed: it has died too often.
+        """
+        name = self._names[child]
+        now = time.monotonic()
+        if line is not None:
+            self._listens(child, line)
+            return
+        self._up.pop(name, None)
+        restarts = self.restarts[name]
+        ending = self._ending(child)
+        if not restarts.plan(now):
+            said = f"{ending}, after {restarts.row} restarts in a row"
+            raise SwitchFailed(said, child.status())
+        self.say(f"{ending}; starting it again")
+
+    def tend(self) -> None:
+        """Start again what has died and is due."""
+        for name, restarts in self.restarts.items():
+            if restarts.is_due(time.monotonic()):
+                self._launch(name)
+
+    def restarted(self) -> dict[str, int]:
+        """By name: how often it was started again, if it was."""
+        return {name: r.count for name, r in self.restarts.items() if r.count}
+
+    def at(self, host: str) -> str:
+        """Where the switch listens that a host is plugged into."""
+        return self.listening[self.world.topology.switch_of(host)]
+
+    def addresses(self) -> str:
+        """Where each listens, in words, those above first."""
+        return ", ".join(f"{self.called(name)} at {at}" for name, at in self.listening.items())
+
+    def processes(self) -> list[int]:
+        """The numbers of those that listen."""
+        return [child.process.pid for child in self._up.values()]
+
+    def has(self, child: Child) -> bool:
+        """Whether a child is one of them."""
+        return child in self._names
+
+    def stop(self) -> dict[str, dict[str, int]]:
+        """End them, and return their counters by name: of each the process that served last.
+
+        One that is just being started again has none.
+
+        Raises:
+            SwitchFailed: one does not tell.
+        """
+        for child in self._up.values():
+            child.process.terminate()
+        limit = time.monotonic() + STOP_PATIENCE
+        while silent := [c for name, c in self._up.items() if name not in self.counters]:
+            if time.monotonic() > limit:
+                raise SwitchFailed(
+                    f"the {silent[0].name} (process {silent[0].process.pid}) did not tell its "
+                    f"counters within {STOP_PATIENCE:.0f} s"
+                )
+            for child, line in self.fleet.listen(0.1):
+                if child in silent and line is None:
+                    raise SwitchFailed(
+                        f"the {child.name} {child.ending()} before it told its counters"
+                    )
+                if child in silent and line:
+                    self.counters[self._names[child]] = json.loads(line)
+                    silent.remove(child)
+        for child in self._up.values() if self.capture is not None else ():
+            with suppress(subprocess.TimeoutExpired):
+                child.process.wait(PATIENCE)
+            if child.process.returncode == INCOMPLETE:
+                self._incomplete.append(child.complaint().removeprefix("iswitch switch: "))
+        return self.counters
+
+    def tell_incomplete(self) -> int:
+        """Tell which captures are incomplete; returns the exit status for that, 0 if none is."""
+        for said in self._incomplete:
+            self.say(said)
+        return INCOMPLETE if self._incomplete else 0
+
+    def called(self, name: str) -> str:
+        """What a switch is called: by its name, if there are others."""
+        return f"switch {name}" if len(self.world.topology.tree) > 1 else "switch"
+
+    def _await_listening(self, names: list[str]) -> None:
+        limit = time.monotonic() + START_PATIENCE
+        while silent := [name for name in names if name not in self.listening]:
+            if time.monotonic() > limit:
+                called = self.called(silent[0])
+                raise SwitchFailed(f"the {called} did not listen within {START_PATIENCE:.0f} s")
+            for child, line in self.fleet.listen(0.1):
+                if line is None:
+                    raise SwitchFailed(self._ending(child), child.status())
+                self._listens(child, line)
+
+    def _listens(self, child: Child, line: str) -> None:
+        name = self._names[child]
+        told = json.loads(line)
+        if "listening" not in told:  # its counters: somebody has asked it to end
+            return
+        self.listening[name] = told["listening"]
+        self.restarts[name].began(time.monotonic())
+        self._up[name] = child
+
+    def _ending(self, child: Child) -> str:
+        return f"the {child.name} (process {child.process.pid}) {child.ending()}"

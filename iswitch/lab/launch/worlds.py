@@ -1,0 +1,373 @@
+"""The worlds a topology can be run in: where its nodes are, and how its switches are started."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self
+
+from iswitch.outside import UsageError, reading
+
+if TYPE_CHECKING:
+    from topologies import Topology
+    from topologies.children import Nodes
+
+LOCALHOST = "127.0.0.1"
+WORLDS = {
+    "loopback": "processes on this machine, no privileges",
+    "netns": "a network namespace for each host and switch; needs root",
+    "mininet": "the same, as a network of Mininet's; needs root",
+    "bmv2": "netns with --switch bmv2",
+}
+KINDS = ("iswitch", "bmv2")  # of switches
+MOST_P4_WORKERS = 32  # of a tree; of 80 below three bmv2 one lost its rank while they joined
+
+
+class World(Protocol):
+    """A topology made real. It is built when it is entered, and removed when it is left."""
+
+    topology: Topology
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def place(self, node: str) -> AbstractContextManager[None]:
+        """A context in which what is started belongs to the node."""
+
+    def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
+        """The options of a switch's process.
+
+        `listening` says where those above it are, and where it was itself, if it is started again.
+        """
+
+    def address(self, host: str) -> str:
+        """The IP address of a host."""
+
+    def environment(self, host: str) -> dict[str, str]:
+        """What programs on a host have to know of the network."""
+
+
+class Loopback:
+    """All nodes are this machine; switches are told apart by their UDP ports."""
+
+    def __init__(self, topology: Topology, offload: bool) -> None:
+        self.topology = topology
+        self.offload = offload
+        for link in topology.links:
+            if settings := link.settings():
+                said = ", ".join(f"{name}={value}" for name, value in settings.items())
+                raise UsageError(
+                    f"link {link.a}-{link.b} has {said}, and the loopback world has no links; "
+                    "leave that out, or use --world netns (as root)"
+                )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def place(self, node: str) -> AbstractContextManager[None]:  # noqa: ARG002  (all are here)
+        """Here."""
+        return nullcontext()
+
+    def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
+        """At any free port, and there again."""
+        options = ["--listen", listening.get(name, f"{LOCALHOST}:0")]
+        (parent,) = (switch.parent for switch in self.topology.tree if switch.name == name)
+        if parent is not None:
+            options += ["--parent", listening[parent]]
+        return options if self.offload else [*options, "--no-offload"]
+
+    def address(self, host: str) -> str:  # noqa: ARG002
+        """This machine's."""
+        return LOCALHOST
+
+    def environment(self, host: str) -> dict[str, str]:  # noqa: ARG002
+        """Nothing."""
+        return {}
+
+
+class Namespaces:
+    """Nodes are network namespaces, whoever builds them."""
+
+    def __init__(
+        self, network: Nodes, topology: Topology, offload: bool, bmv2: Collection[str] = ()
+    ) -> None:
+        self.network = network
+        self.topology = topology
+        self.offload = offload
+        self.bmv2 = bmv2  # the switches that are P4 programs
+
+    def __enter__(self) -> Self:
+        self.network.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.network.close()
+
+    def place(self, node: str) -> AbstractContextManager[None]:
+        """The node's namespace."""
+        return self.network.inside(node)
+
+    def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:  # noqa: ARG002
+        """Its ports and addresses, as the topology has them."""
+        from topologies.commands import switch_options
+
+        return switch_options(self.topology, name, offload=self.offload, bmv2=self.bmv2)
+
+    def address(self, host: str) -> str:
+        """Its address in the topology's subnet."""
+        return str(self.topology.address(host))
+
+    def environment(self, host: str) -> dict[str, str]:
+        """The interface, for libraries that would take another one, or look its name up.
+
+        And torch is not to log warnings: it looks up a name for every address that it connects to,
+        and warns where no name server can be reached, as in a namespace.
+        """
+        (port,) = self.topology.ports(host)
+        return {"GLOO_SOCKET_IFNAME": port.ifname, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+def capture_folder(path: str | None) -> Path | None:
+    """The folder for captures, made if it is not there; None: no captures.
+
+    Raises:
+        OutsideError: there can be none.
+    """
+    return None if path is None else made_folder(path, "--capture")
+
+
+def made_folder(path: str, option: str) -> Path:
+    """The folder that an option names, made if it is not there.
+
+    Raises:
+        OutsideError: there can be none.
+    """
+    with reading("that folder", lambda said: UsageError(f"{option} {path}: {said}"), "make"):
+        os.makedirs(path, exist_ok=True)
+    return Path(path)
+
+
+def add_capture(parser: argparse.ArgumentParser) -> None:
+    """Add the option for captures."""
+    parser.add_argument(
+        "--capture",
+        metavar="DIR",
+        help="write the frames at each switch's ports to DIR/SWITCH.pcapng; of one that was "
+        "started again also to DIR/SWITCH.2.pcapng, ...",
+    )
+
+
+def read_topology(text: str, option: str = "--topology") -> Topology:
+    """The topology that an option names.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from topologies import Topology, TopologyError
+
+    try:
+        with reading(text, TopologyError):
+            return Topology.parse(text)
+    except TopologyError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
+def check_link(name: str, value: str, **beside: str) -> None:
+    """Whether an option such as --loss can give links this value.
+
+    Args:
+        name: of the setting, and of the option.
+        value: as it is written.
+        beside: other settings that it goes with.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    from topologies import Link, TopologyError
+
+    try:
+        Link.of("h1", "s1", **{**beside, name: value})
+    except TopologyError as error:
+        said = str(error).removeprefix("link h1-s1: ")
+        raise UsageError(refused(f"--{name}", name, value, said)) from None
+
+
+def refused(option: str, quantity: str, value: str, said: str) -> str:
+    """What to say of an option whose quantity was refused as one that is written NAME=VALUE."""
+    return f"{option} {value}: " + said.replace(f"write {quantity}=", f"write {option} ")
+
+
+def chosen_topology(form: str | None, workers: int | None, trees: bool = True) -> Topology:
+    """The network of `--topology`, or a switch and `--workers` of them: 4, if neither says more.
+
+    Args:
+        form: of --topology.
+        workers: of --workers.
+        trees: whether more workers could be had with more switches.
+
+    Raises:
+        UsageError: there is no such network, or the two say it twice.
+    """
+    from iswitch.core.format.wire import MAX_MEMBERS
+
+    if form is None:
+        workers = 4 if workers is None else workers
+        if not 1 <= workers <= MAX_MEMBERS:
+            mend = f"{MAX_MEMBERS} or fewer" if workers > 0 else "1 or more"
+            if trees and workers > 0:
+                mend += ", or switches below one: --topology rack:2x48"
+            raise UsageError(
+                f"--workers {workers}: a switch takes 1 to {MAX_MEMBERS} workers a job; take {mend}"
+            )
+        return read_topology(f"star:{workers}")
+    if workers is not None:
+        raise UsageError("--topology says how many workers there are; leave --workers out")
+    return read_topology(form)
+
+
+def group_variables(
+    world: World, hosts: Sequence[str], job: int, port: int | str, per_host: int = 1
+) -> dict[str, str]:
+    """What all workers of a group have in their environment, as torchrun names it.
+
+    Args:
+        world: where they are.
+        hosts: of each rank.
+        job: of the switch's.
+        port: where they meet, at the first host.
+        per_host: how many of them each host has.
+    """
+    return {
+        "ISWITCH_JOB": str(job),
+        "WORLD_SIZE": str(len(hosts)),
+        "LOCAL_WORLD_SIZE": str(per_host),
+        "MASTER_ADDR": world.address(hosts[0]),
+        "MASTER_PORT": str(port),
+        "ISWITCH_NETWORK": network_of(world.topology, hosts),
+        "ISWITCH_HOSTS": ",".join(f"{h}={world.address(h)}" for h in dict.fromkeys(hosts)),
+    }
+
+
+def network_of(topology: Topology, hosts: Sequence[str]) -> str:
+    """ISWITCH_NETWORK: the host of each rank, and the links that carry traffic, rates in bit/s."""
+    links = [(link.a, link.b, link.rate) for link in topology.links if topology.active(link)]
+    return json.dumps({"hosts": list(hosts), "links": links})
+
+
+def add_switch_kind(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says what switches are."""
+    parser.add_argument(
+        "--switch",
+        action="append",
+        default=[],
+        metavar="[NAME=]KIND",
+        help="what a switch is, or all are: iswitch, or bmv2, the P4 program (docs/p4.md); may be "
+        "repeated (not in loopback; default: iswitch)",
+    )
+
+
+def p4_switches(
+    kind: str, topology: Topology, chosen: Sequence[str], capture: str | None = None
+) -> frozenset[str]:
+    """The names of the switches that are to be P4 programs.
+
+    Args:
+        kind: of the world.
+        topology: has the switches.
+        chosen: what they are, as `--switch` says.
+        capture: where frames are to be written.
+
+    Raises:
+        UsageError: there is no such switch or kind, or it cannot be that.
+    """
+    kinds = dict.fromkeys((s.name for s in topology.tree), "bmv2" if kind == "bmv2" else "iswitch")
+    for text in chosen:
+        name, _, wanted = text.rpartition("=")
+        if wanted not in KINDS or (name and name not in kinds):
+            raise UsageError(
+                f"--switch {text}: write {' or '.join(KINDS)}, or NAME= before it, of "
+                f"{', '.join(kinds)}"
+            )
+        kinds |= dict.fromkeys([name] if name else kinds, wanted)
+    found = frozenset(name for name, is_ in kinds.items() if is_ == "bmv2")
+    if found and kind == "loopback":
+        raise UsageError("--switch bmv2: a P4 program has ports; use --world netns (as root)")
+    in_a_tree = len(topology.tree) > 1  # else the protocol's own limit holds
+    if found and in_a_tree and len(topology.hosts) > MOST_P4_WORKERS:
+        raise UsageError(
+            f"{len(topology.hosts)} hosts: the P4 program's control plane keeps up with "
+            f"{MOST_P4_WORKERS} in a tree (docs/p4.md); take fewer, a star, or iswitch switches"
+        )
+    if found and capture is not None:
+        raise UsageError(
+            f"{capture}: frames of a P4 program are not captured (docs/p4.md); leave the capture "
+            "out, or make the switches iswitches"
+        )
+    impaired = [p.link for name in found for p in topology.ports(name) if p.link.impairment]
+    if impaired:
+        raise UsageError(
+            f"link {impaired[0].a}-{impaired[0].b} is impaired, and the P4 program has sound links "
+            "only (docs/p4.md); leave that out, or make the switch an iswitch"
+        )
+    return found
+
+
+def compile_beforehand() -> None:
+    """So that no switch has to while it is waited for.
+
+    Raises:
+        UsageError: there is no compiler, or no bmv2.
+    """
+    from iswitch.core.format.wire import PORT
+    from p4.tools import (
+        CLI,
+        SWITCH,
+        CompilationFailed,
+        ToolMissing,
+        cache_folder,
+        compile_program,
+        find,
+    )
+
+    try:
+        compile_program(PORT, cache_folder())
+        for tool in (SWITCH, CLI):
+            find(tool)
+    except (ToolMissing, CompilationFailed) as error:
+        raise UsageError(f"--switch bmv2: {error}") from None
+
+
+def make_world(
+    kind: str, topology: Topology, *, offload: bool = True, switches: Sequence[str] = ()
+) -> World:
+    """A world of one of the kinds in WORLDS, not yet built.
+
+    Args:
+        kind: one of WORLDS.
+        topology: what is to be built.
+        offload: send super-frames whole.
+        switches: what they are, as `--switch` says.
+
+    Raises:
+        UsageError: it cannot be had here; the message names the mend.
+    """
+    bmv2 = p4_switches(kind, topology, switches)
+    if bmv2:
+        compile_beforehand()
+        offload = False  # the P4 program takes frames as they are on a wire
+    if kind == "loopback":
+        return Loopback(topology, offload)
+    if kind == "mininet":
+        from topologies.mininet import Network as Mininet
+
+        return Namespaces(Mininet(topology, offload=offload), topology, offload, bmv2)
+    from topologies.netns import Network
+
+    return Namespaces(Network(topology, offload=offload), topology, offload, bmv2)

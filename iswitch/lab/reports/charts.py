@@ -1,0 +1,241 @@
+"""The page of `iswitch analyze`: a round in detail, stragglers, losses, and the numbers."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from iswitch.traces.observed import JobSeen
+from iswitch.traces.report import lines
+from iswitch.traces.rounds import AGGREGATE, CONTRIBUTION, RESENT, Event, Told
+from iswitch.traces.timeline import MEANING, PARTS, parts
+
+from .page import COLOURS, INK, Page, drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_BARS = 2000  # of a figure; more only make the page large
+FAINT = "#b8bfca"
+
+
+def page(
+    report: dict[str, Any], told: tuple[JobSeen, Told] | None, command: str, name: str
+) -> Page:
+    """The page of a trace; `told` is the round shown in detail, `name` what its link saves."""
+    made = Page("iswitch trace", f"{report['trace']['packets']:,} packets, {report['switch']}")
+    made.code("\n".join(lines(report)))
+    if told is not None:
+        _round(made, *told)
+    for job in report["jobs"]:
+        if job["per_round"]:
+            _rounds(made, job)
+    made.section("Again")
+    made.code(command)
+    made.download(name, "application/json", json.dumps(report))
+    return made
+
+
+def _round(made: Page, job: JobSeen, told: Told) -> None:
+    events = job.rounds.events.get(told.number, [])
+    made.section(f"Round {told.number} of job {job.number}")
+    if told.seconds is not None:
+        made.text(
+            f"From the first packet to the last aggregate {told.seconds * 1000:.3f} ms."
+            + (
+                ""
+                if told.straggler is None
+                else f" The last to send was rank {told.straggler}, {told.behind * 1000:.3f} ms "
+                "behind the median of the others."
+            )
+        )
+    with drawing():
+        made.figure(who_sent(told, events), "Who sent when, and when aggregates were complete")
+        made.figure(segments(told, events), "When each segment came from each, and was complete")
+        made.figure(where(told), f"Where the time of each worker went. {MEANING}")
+
+
+def who_sent(told: Told, events: list[Event]) -> Figure:
+    """A bar for every run of packets, a row for every rank, and one for aggregates."""
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    axes = figure.subplots()
+    ranks = sorted(told.spans)
+    rows = {rank: i for i, rank in enumerate(ranks)}
+    least = max(told.seconds or 0.0, 1e-6) / 300  # what can be seen
+    for kind, colour in ((CONTRIBUTION, COLOURS[0]), (RESENT, COLOURS[1]), (AGGREGATE, COLOURS[2])):
+        of_kind = thinned([event for event in events if event.what == kind])
+        for i, row in {**rows, -1: len(ranks)}.items():
+            bars = [
+                (1000 * (e.begin - told.start), 1000 * max(e.end - e.begin, least))
+                for e in of_kind
+                if e.rank == i
+            ]
+            if bars:
+                axes.broken_barh(bars, (row - 0.35, 0.7), facecolors=colour)
+    named = [("contribution", COLOURS[0]), ("sent again", COLOURS[1]), ("aggregate", COLOURS[2])]
+    handles = [axes.barh(0, 0, color=colour, label=name) for name, colour in named]
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
+    axes.set_yticks([*rows.values(), len(ranks)], [*(f"rank {r}" for r in ranks), "switch"])
+    axes.invert_yaxis()
+    axes.set_xlabel("ms from the first packet")
+    return figure
+
+
+def segments(told: Told, events: list[Event]) -> Figure:
+    """Segment over time: a line from the first to the last of every run."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure()
+    axes = figure.subplots()
+
+    def draw(some: list[Event], label: str, **style: Any) -> None:
+        ends = [
+            [
+                (1000 * (each.begin - told.start), each.start),
+                (1000 * (each.end - told.start), each.stop - 1),
+            ]
+            for each in thinned(some)
+        ]
+        axes.add_collection(LineCollection(ends, capstyle="round", label=label, **style))
+
+    for i, rank in enumerate(sorted(told.spans)):
+        own = [e for e in events if e.rank == rank]
+        draw(own, f"rank {rank}", color=COLOURS[i % 8], linewidth=2.5)
+    done = [e for e in events if e.what == AGGREGATE]
+    draw(done, "complete", color=INK, linewidth=1)
+    axes.autoscale_view()
+    axes.set(xlabel="ms from the first packet", ylabel="segment")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend_below(axes)
+    return figure
+
+
+def where(told: Told) -> Figure:
+    """A bar of four parts for every rank."""
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    axes = figure.subplots()
+    cut = parts(told)
+    labels = [f"rank {rank}" for rank in cut]
+    left = [0.0] * len(cut)
+    colours = (FAINT, COLOURS[0], COLOURS[1], COLOURS[2])
+    for i, (name, colour) in enumerate(zip(PARTS, colours, strict=True)):
+        width = [1000 * each[i] for each in cut.values()]
+        axes.barh(labels, width, left=left, color=colour, label=name, height=0.7)
+        left = [a + b for a, b in zip(left, width, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel("ms")
+    _legend_below(axes)
+    return figure
+
+
+def _rounds(made: Page, job: dict[str, Any]) -> None:
+    made.section(f"All rounds of job {job['job']}")
+    with drawing():
+        made.figure(times(job), "How long rounds took, and how far behind the last worker was")
+        made.figure(stragglers(job), "How often each worker was the last, and by how much")
+        made.figure(losses(job), "What came more than once, or was asked for")
+    made.table(
+        ["rank", "address", "packets", "last in, rounds", "behind, ms on average"],
+        [
+            [
+                member["rank"],
+                member["address"],
+                f"{member['packets']:,}",
+                member["last_of_round"],
+                f"{1000 * member['behind'] / max(member['last_of_round'], 1):.3f}",
+            ]
+            for member in job["members"]
+        ],
+    )
+
+
+def times(job: dict[str, Any]) -> Figure:
+    """Completion time of every round, and the straggler's part of it."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure()
+    axes = figure.subplots()
+    told = [each for each in job["per_round"] if each["seconds"] is not None]
+    x = [each["number"] for each in told]
+    axes.plot(x, [1000 * r["seconds"] for r in told], ".-", lw=1, ms=4, color=COLOURS[0],
+              label="first packet to last aggregate")  # fmt: skip
+    axes.plot(x, [1000 * r["behind"] for r in told], ".-", lw=1, ms=4, color=COLOURS[1],
+              label="last worker behind the others")  # fmt: skip
+    axes.set(xlabel="round", ylabel="ms")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend_below(axes)
+    return figure
+
+
+def stragglers(job: dict[str, Any]) -> Figure:
+    """A bar for every rank."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure()
+    axes = figure.subplots()
+    names = [f"rank {member['rank']}" for member in job["members"]]
+    counts = [member["last_of_round"] for member in job["members"]]
+    bars = axes.barh(names, counts, color=COLOURS[0], height=0.7)
+    labels = [
+        f"{1000 * m['behind'] / m['last_of_round']:.2f} ms" if m["last_of_round"] else ""
+        for m in job["members"]
+    ]
+    axes.bar_label(bars, labels, padding=3, color=INK)
+    axes.invert_yaxis()
+    axes.margins(x=0.2)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("rounds in which it was the last")
+    return figure
+
+
+def losses(job: dict[str, Any]) -> Figure:
+    """Stacked bars for every round."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure()
+    axes = figure.subplots()
+    told = job["per_round"]
+    x = [each["number"] for each in told]
+    bottom = [0] * len(told)
+    # What is sent again is counted once more as a duplicate or as late, if it was not lost.
+    for name, key, colour in (
+        ("lost, sent again", None, COLOURS[1]),
+        ("duplicates", "duplicates", COLOURS[3]),
+        ("late", "late", COLOURS[6]),
+        ("Help", "helps", COLOURS[4]),
+    ):
+        height = [
+            each[key] if key else max(0, each["resent"] - each["duplicates"] - each["late"])
+            for each in told
+        ]
+        axes.bar(x, height, bottom=bottom, color=colour, label=name, width=0.8)
+        bottom = [a + b for a, b in zip(bottom, height, strict=True)]
+    axes.set(xlabel="round", ylabel="packets")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if not any(bottom):
+        axes.set_ylim(0, 1)
+        axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=INK)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend_below(axes)
+    return figure
+
+
+def _legend_below(axes: Axes) -> None:
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
+
+
+def thinned(events: list[Event]) -> list[Event]:
+    """At most MOST_BARS of them, evenly chosen."""
+    step = -(-len(events) // MOST_BARS) or 1
+    return events[::step]

@@ -1,0 +1,120 @@
+"""Who is away, and whether the others are told of it, or go on without it, as they were promised.
+
+`on_member_lost="raise"`: everybody else is told, soon after the lease, and of exactly those.
+"continue": they have more sums, as soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import NO_RANK
+from worker_lib.errors import MemberLost
+
+from .lives import Contributing, Life
+from .scenario import Job
+from .violation import Violation
+
+TOLD = 8.0  # seconds after a lease by which all have been told, or go on; as a rule it is three
+LATELY = (
+    8.0  # seconds in which somebody may be told of what was: two heartbeats of switches, and 2 s
+)
+
+
+@dataclass
+class Absence:
+    """One life that is away.
+
+    `until`: when it came back, or was replaced. `rounds`: what the others had done when it went.
+    """
+
+    life: Life
+    since: float
+    left: bool
+    rounds: dict[str, int]
+    until: float = float("inf")
+    rank: int | None = None  # at its switch, which may know it before the life does
+
+    def lasts(self, now: float) -> bool:
+        """Whether it is one still, or was just now."""
+        return now <= self.until + LATELY
+
+
+class Absences:
+    """Those of one job.
+
+    Args:
+        job: which.
+        lease: of the switches, in seconds.
+        switch_of: the switch of a host.
+        rank_of: the rank that the worker of a host has there.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        lease: float,
+        switch_of: Callable[[str], Address],
+        rank_of: Callable[[str], int | None],
+    ) -> None:
+        self.job = job
+        self.lease = lease
+        self.switch_of = switch_of
+        self.rank_of = rank_of
+        self.absences: list[Absence] = []
+        self.told: dict[str, float] = {}  # when a host was told last
+
+    def goes(self, life: Life, others: Iterable[Life | Contributing], left: bool) -> Absence:
+        """A life is away from now on."""
+        rounds = {other.host: other.rounds for other in others if other is not life}
+        absence = Absence(life, life.network.now, left, rounds)
+        self.absences.append(absence)
+        return absence
+
+    def is_told(self, who: Life, lost: MemberLost) -> None:
+        """A life was told that members are lost: whether they are, and these."""
+        now = who.network.now
+        self.told[who.host] = now
+        away = [absence for absence in self.absences if absence.lasts(now)]
+        if not away:
+            raise Violation("lost in error", f"{who.who}, with everybody there: {lost}")
+        place = self.switch_of(who.host)
+        silent = [a for a in away if not a.left]
+        for absence in silent:
+            if absence.until == float("inf"):
+                absence.rank = self.rank_of(absence.life.host)
+        ranks = {a.rank for a in silent}
+        if not set(lost.ranks) <= ranks:
+            raise Violation("lost in error", f"{who.who}, though these are away: {ranks}: {lost}")
+        all_heard = all(one.rank != NO_RANK for one in lost.awaited)
+        long_gone = {
+            a.rank
+            for a in silent
+            if (all_heard or self.switch_of(a.life.host) == place)
+            and now > a.since + self.lease + LATELY
+            and a.until == float("inf")
+        }
+        if not long_gone <= set(lost.ranks):
+            raise Violation("not named", f"{who.who}, though these are lost: {long_gone}: {lost}")
+
+    def check(self, absence: Absence, lives: Iterable[Life | Contributing]) -> None:
+        """Whether all that are there know by now."""
+        now = absence.life.network.now
+        if absence.until < now:
+            return
+        away = {other.life.host for other in self.absences if other.until > absence.since}
+        for life in lives:
+            if life.host in away:  # itself, for some of the time at least
+                continue
+            has_more = life.rounds > absence.rounds.get(life.host, 0)
+            if self.job.tells and self.told.get(life.host, -1.0) < absence.since:
+                raise Violation(
+                    "not told", f"{life.host} of {absence.life.who}, away since {absence.since:g} s"
+                )
+            if not self.job.tells and life.host in absence.rounds and not has_more:
+                raise Violation(
+                    "no progress",
+                    f"{life.host} waits for {absence.life.who}, away since {absence.since:g} s",
+                )

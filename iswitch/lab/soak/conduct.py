@@ -1,0 +1,68 @@
+"""How machines behave at every packet: what each says, to whom, and in answer to what.
+
+Recovery hides a lot: what was not sent is asked for, what was sent to the wrong one does no harm.
+So it is looked at where it happens. What is written here is docs/protocol.md once more, in few
+words; what a switch knows is read from it, what it does with it is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from iswitch.core.format.keys import Key
+from iswitch.core.format.packets import Address, Burst, Outgoing
+from iswitch.core.switch import Switch
+from iswitch.sim.network import Network, Node
+from iswitch.sim.plugged import Plugged
+from worker_lib.protocol.session import Session
+
+from .sessions import SessionConduct
+from .switches import SwitchConduct
+
+
+class Conduct:
+    """What all machines of a network do; each process is watched from its start.
+
+    Args:
+        network: which.
+        halts: how many requests to halt are given.
+        keys: of the keyed jobs.
+    """
+
+    def __init__(self, network: Network, halts: int, keys: Sequence[Key]) -> None:
+        self.network = network
+        self.halts = halts
+        self.keys = keys
+        self._watches: dict[Address, SwitchConduct | SessionConduct] = {}
+
+    def comes(self, node: Node, burst: Burst | None) -> None:
+        """A machine is about to take packets, or its timer rings."""
+        watch = self._watch(node)
+        if watch is not None:
+            watch.comes(burst, self.network.now)
+
+    def says(self, node: Node, burst: Burst | None, sends: Sequence[Outgoing]) -> None:
+        """What it says."""
+        watch = self._watch(node)
+        if watch is not None:
+            watch.says(burst, sends, self.network.now)
+
+    def _watch(self, node: Node) -> SwitchConduct | SessionConduct | None:
+        machine = node.machine
+        if isinstance(machine, Plugged):
+            machine = machine.switch
+        watch = self._watches.get(node.address)
+        if watch is None or watch.machine is not machine:
+            if isinstance(machine, Switch):
+                watch = SwitchConduct(node.name, machine, self.halts)
+            elif isinstance(machine, Session):
+                watch = SessionConduct(node.name, machine, self.opened)
+            else:
+                return None
+            self._watches[node.address] = watch
+        return watch
+
+    def opened(self, payload: bytes) -> bytes:
+        """A control packet without its MAC, if it has one."""
+        packets = (key.opened(payload) for key in self.keys)
+        return next((packet for packet in packets if packet is not None), payload)

@@ -1,0 +1,194 @@
+"""The parts that scenarios are drawn from: jobs, links, and what happens to them."""
+
+from __future__ import annotations
+
+from random import Random
+
+from iswitch.core.format.wire import DType
+from topologies import Topology
+
+from .scenario import ASYNCHRONOUS, Event, Job
+from .values import most_lives
+
+NUMBERS = 40  # contributions of a worker of an asynchronous job, at most
+LARGE = (200, 700)  # segments: some super-datagrams, so that there are runs and a window
+
+
+class Drawing:
+    """What a seed draws; each part adds to the events.
+
+    Attributes:
+        form: of the network, as topologies read it.
+        hosts, switches: of that network, the root first.
+        lease: of the switches; 0: none runs out.
+        think: seconds of work between two rounds.
+        sound: nothing fails but what the plan says.
+    """
+
+    form: str
+    hosts: tuple[str, ...]
+    switches: tuple[str, ...]
+    think: float
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = Random(f"soak {seed}")
+        self.horizon = self.rng.choice((0.05, 0.1, 0.2, 0.4))
+        self.events: list[Event] = []
+        self.lease = 0.0
+        self.sound = False
+
+    def sleeper(self) -> None:
+        """One sleeps through some rounds, and loses its place; then the switch is cut off for one.
+
+        So another worker of this switch waits for a round that the sleeper will not contribute to.
+        """
+        topology = Topology.parse(self.form)
+        sleeper = self.rng.choice(self.hosts)
+        place = topology.switch_of(sleeper)
+        elsewhere = [host for host in self.hosts if topology.switch_of(host) != place]
+        others = elsewhere or [host for host in self.hosts if host != sleeper]
+        start, step = self.rng.uniform(0.1, 0.3) * self.horizon, self.horizon / 20
+        below = bool(elsewhere) and place != self.switches[0]
+        if below and self.rng.random() < 0.5:  # all the rounds come to its switch in one burst
+            sleeper = place
+        self.event("pause", sleeper, 6 * step, at=start)
+        if below and sleeper != place:
+            self.event("cut", place, 0.8 * step, at=start + 2.6 * step)
+        for i in range(1, 6):
+            self.event("fbcast", self.rng.choice(others), at=start + i * step)
+
+    def gathering(self, changes: int, first: tuple[str, ...]) -> float | None:
+        """One is away at first, now and then, so that others come and go before all were there.
+
+        Returns:
+            when they do; None: at any time.
+        """
+        if not changes or len(first) < 2 or self.rng.random() < 0.7:
+            return None
+        self.event("cut", first[-1], 0.02, at=0.0)
+        return 0.003 + 0.012 * self.rng.random()
+
+    def job(
+        self,
+        mode: str,
+        lives: int,
+        hosts: tuple[str, ...] | None = None,
+        number: int = 1,
+        threshold: int = 0,
+    ) -> Job:
+        """A synchronous job, in which so many lives of workers can be told apart."""
+        rng = self.rng
+        dtypes = [dtype for dtype in DType if most_lives(dtype) >= lives]
+        elements = rng.choice((1, 2, 3, 8, 33))
+        numel = rng.choice((0, 1, elements, rng.randint(1, 6 * elements), rng.randint(1, 200)))
+        numel = min(numel, 12 * elements)  # segments: the fewer, the more histories
+        if rng.random() < (0.01 if self.lease else 0.06):  # it has many rounds
+            numel = elements * rng.randint(*LARGE) - rng.randrange(elements)
+        dtype = rng.choice(dtypes).name.lower()
+        in_order = rng.random() < 0.15
+        keyed = rng.random() < 0.25
+        return Job(
+            number, mode, hosts or self.hosts, dtype, numel, elements, threshold, in_order,
+            keyed=keyed,
+        )  # fmt: skip
+
+    def versions(self, number: int, hosts: tuple[str, ...]) -> Job:
+        """An asynchronous job."""
+        rng = self.rng
+        elements = NUMBERS * len(hosts)
+        dtype = rng.choice(list(DType)).name.lower()
+        numel = elements * rng.randint(1, 3)
+        h = rng.choice((0, 0, rng.randint(1, len(hosts))))
+        return Job(number, ASYNCHRONOUS, hosts, dtype, numel, elements, h)
+
+    def links(self) -> str:
+        """Impairments of all links."""
+        rng = self.rng
+        parts = []
+        if rng.random() < 0.8:
+            loss = rng.choice((0.01, 0.05, 0.1, 0.2))
+            parts.append(f"loss={loss}")
+            if not self.lease and rng.random() < 0.3:  # a heartbeat must come through
+                parts.append(f"burst={rng.choice((2, 4, 8))}")
+        if rng.random() < 0.6:
+            parts.append(f"duplicate={rng.choice((0.01, 0.1, 0.3))}")
+        if rng.random() < 0.3:
+            parts.append(f"corrupt={rng.choice((0.01, 0.05))}")
+        if rng.random() < 0.6:
+            delay = rng.choice((100, 1000))
+            parts += [f"delay={delay}us", f"jitter={rng.choice((delay // 2, delay))}us"]
+            if rng.random() < 0.6:
+                parts.append(f"reorder={rng.choice((0.05, 0.3))}")
+        if rng.random() < 0.2:
+            parts += ["rate=20Mbit", f"queue={rng.choice((4, 20, 100))}"]
+        return ",".join(parts)
+
+    def faults(self, count: int, restarts: bool) -> None:
+        """Of processes and links, the members staying the same."""
+        for _ in range(count):
+            kinds = ("pause", "pause", "cut", "cut", "echo", "stutter")
+            what = self.rng.choice((*kinds, "restart", "restart") if restarts else kinds)
+            lasting = self.rng.choice((0.002, 0.02, 0.1))
+            if what == "restart":
+                who = self.rng.choice(self.switches)
+                lasting = self.rng.choice((1e-5, 2e-3, 5e-2))
+            elif what != "cut":
+                who = self.rng.choice((*self.hosts, *self.switches))
+            else:
+                who = self.rng.choice((*self.hosts, *self.switches[1:]))  # nothing is above a root
+            self.event(what, who, lasting)
+            if what == "stutter":  # so that two rounds meet in a burst
+                self.event("echo", who, lasting, at=self.events[-1].at)
+
+    def strangers(self, jobs: tuple[Job, ...]) -> None:
+        """Who does not belong there sends; what a key, or none, does not promise is left out.
+
+        After a restart a switch knows neither numbers nor rounds, so what was recorded before may
+        count. Data from where a member is renews its lease.
+        """
+        kinds = ["stranger", "spoof"]
+        if not self.lease:
+            kinds.append("garble")
+            if not any(event.what == "restart" for event in self.events):
+                kinds.append("replay")
+        if any(job.keyed for job in jobs):
+            kinds.append("forge")
+        for _ in range(self.rng.randint(1, 3)):
+            what = self.rng.choice(kinds)
+            anywhere = what in ("garble", "replay", "forge")
+            places = list(self.switches)
+            if anywhere:
+                places += [
+                    host for job in jobs if job.keyed or what != "forge" for host in job.hosts
+                ]
+            who = self.rng.choice(places)
+            self.event(what, who, self.rng.choice((0.002, 0.02, 0.1)))
+
+    def commands(self, wanted: bool) -> None:
+        """Halt and Reset."""
+        for _ in range(self.rng.randint(1, 3) if wanted else 0):
+            what = self.rng.choice(("halt", "reset", "reset"))
+            lasting = self.rng.choice((0.001, 0.03)) if what == "halt" else 0.0
+            self.event(what, self.rng.choice(self.hosts), lasting)
+
+    def event(
+        self, what: str, who: str, lasting: float = 0.0, value: int = 0, at: float | None = None
+    ) -> None:
+        """Something that happens, at any time but the last fifth if none is given."""
+        when = self.rng.random() * 0.8 * self.horizon if at is None else at
+        self.events.append(Event(round(when, 6), what, who, lasting, value))
+
+
+def nodes(form: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Hosts and switches of a short form, the root first."""
+    topology = Topology.parse(form)
+    hosts = tuple(host.name for host in topology.hosts)
+    return hosts, tuple(switch.name for switch in topology.tree)
+
+
+def leaders(form: str) -> set[str]:
+    """The first host of every switch that has some."""
+    topology = Topology.parse(form)
+    places = [topology.hosts_at(switch.name) for switch in topology.tree]
+    return {hosts[0].name for hosts in places if hosts}

@@ -1,0 +1,73 @@
+"""Who has joined learns that all have come, though others leave as soon as they know it.
+
+A switch above others is not watched: it is told by its parent who is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from iswitch.core.format.wire import Ack
+from iswitch.core.jobs.job import Job
+from iswitch.core.jobs.membership import Member
+
+from .said import Place, place
+from .violation import Violation
+
+
+@dataclass
+class _Newcomer:
+    """A member that has contributed nothing, by its present Request; how many it was there with."""
+
+    member: Member
+    incarnation: int
+    met: int = 0
+
+
+class ToldOfAll:
+    """Books of one switch without a parent: who was there when all were, and has not contributed.
+
+    Args:
+        name: of the switch.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._known: dict[tuple[Place, int], Member] = {}
+        self._newcomers: dict[tuple[Place, int], _Newcomer] = {}
+
+    def look(self, jobs: Iterable[Job]) -> None:
+        """Note who is there now."""
+        known: dict[tuple[Place, int], Member] = {}
+        for job in jobs:
+            members = job.members.contributors() if job.synchronous else []
+            known |= {(place(m.address), job.number): m for m in members}
+            workers = sum(member.workers for member in members)
+            for key, member in known.items():
+                if key[1] == job.number:
+                    self._note(key, member, workers, job.members.expected)
+        self._known = known
+        self._newcomers = {key: one for key, one in self._newcomers.items() if key in known}
+
+    def _note(self, key: tuple[Place, int], member: Member, workers: int, expected: int) -> None:
+        one = self._newcomers.get(key)
+        if self._known.get(key) is not member:
+            one = self._newcomers[key] = _Newcomer(member, member.incarnation)
+        if one is None or member.contributed is not None:
+            self._newcomers.pop(key, None)
+            return
+        if one.incarnation != member.incarnation:  # it may stand for others since
+            one.incarnation, one.met = member.incarnation, 0
+        if workers >= expected:
+            one.met = expected
+
+    def answered(self, peer: Place, job: int, ack: Ack) -> None:
+        """Judge the answer to a Join."""
+        one = self._newcomers.get((peer, job))
+        if one is not None and ack.contributors < one.met:
+            raise Violation(
+                "left out",
+                f"{self.name} tells {peer} of {ack.contributors} workers, though all {one.met} "
+                "have come, and it among them",
+            )

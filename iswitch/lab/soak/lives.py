@@ -1,0 +1,362 @@
+"""Workers' applications: what a session is for, from its Join to its crash or Leave."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from random import Random
+
+import numpy as np
+
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import (
+    NO_RANK,
+    VERSIONS_KEPT,
+    Action,
+    Segments,
+    Status,
+    Threshold,
+    Vector,
+)
+from iswitch.sim.network import Network
+from worker_lib.errors import MemberLost
+from worker_lib.protocol.session import Answered, Dropped, Gone, Session, WasReset
+from worker_lib.protocol.versions import AsynchronousSession
+from worker_lib.waiting import LOOK_PAUSE, OnMemberLost, Waiting
+
+from .oracle import Rounds, Versions
+from .scenario import WHOLE, Job, Scenario
+from .strangers import key_of
+
+HEARTBEAT = 0.1  # seconds
+AGAIN = 0.05  # seconds until a Join that was refused is tried again
+JOIN_PAUSE = 0.02  # and one that was answered before all had come
+WAITS_ON = 0.5  # seconds from a MemberLost until the round is waited for again
+ASKS = 0.2  # of the contributions to versions are followed by Help for an old one
+RECOVERY = "probes", "helps", "helped", "sent_again"  # what a session counts of it
+ENOUGH = 3  # rounds that everybody has to do when faults are over
+
+
+def rank_of(job: Job, host: str) -> int:
+    """The rank that the worker of a host asks for: in every other job its place among the hosts."""
+    return job.hosts.index(host) if job.number % 2 else NO_RANK
+
+
+class Application(ABC):
+    """What a process does with its session.
+
+    Args:
+        scenario: the whole history.
+        job: its job.
+        network: where it lives.
+        host: the name of its place.
+        address: of its place.
+        identity: in its job.
+        look: called after every round.
+    """
+
+    session: Session | AsynchronousSession
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        job: Job,
+        network: Network,
+        host: str,
+        address: Address,
+        identity: int,
+        look: Callable[[], None],
+    ) -> None:
+        self.network = network
+        self.host = host
+        self.address = address
+        self.identity = identity
+        self.look = look
+        self.think = scenario.think
+        self.rng = Random(f"life {scenario.seed} {job.number} {identity}")
+        self.goal: int | None = None
+
+    @property
+    @abstractmethod
+    def rounds(self) -> int:
+        """How many it has done."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has done enough after the end of the faults."""
+        return self.goal is not None and self.rounds >= self.goal
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process is there."""
+        return self.network.nodes[self.address].machine is self.session
+
+
+class Life(Application):
+    """A worker of a synchronous job: one allreduce after the other.
+
+    Args, besides those of an `Application`:
+        oracle: of its job.
+        switch: where it joins.
+        incarnation: of its process, larger than that of the one before.
+        expected: how many workers it waits for.
+        leave_done: called when its Leave was answered.
+        is_told: called when it is told that members are lost.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        oracle: Rounds,
+        network: Network,
+        host: str,
+        address: Address,
+        switch: Address,
+        identity: int,
+        incarnation: int,
+        expected: int,
+        look: Callable[[], None],
+        leave_done: Callable[[Life], None],
+        is_told: Callable[[Life, MemberLost], None],
+    ) -> None:
+        job = oracle.job
+        super().__init__(scenario, job, network, host, address, identity, look)
+        self.oracle = oracle
+        self.leave_done = leave_done
+        self.is_told = is_told
+        self.session: Session = Session(
+            switch,
+            job.number,
+            job.shape(),
+            incarnation,
+            expected=expected,
+            rank=rank_of(job, host),
+            whole=job.mode == WHOLE,
+            reproducible=job.reproducible,
+            heartbeat=LOOK_PAUSE if job.tells else HEARTBEAT,
+            key=key_of(job),
+        )
+        wanted: OnMemberLost = "raise" if job.tells else "wait"
+        if job.mode != WHOLE:
+            wanted = "continue"
+        self.waiting = Waiting(self.session, len(job.hosts), wanted)
+        self._rounds = 0
+        self.thinking = False
+        self.leaving = False
+        self.comes_back: float | None = None  # seconds after it has left, another one starts
+        self.begun: Callable[[], None] | None = None  # called when it begins a round
+        self.answers: dict[int, Callable[[], None]] = {}
+        self._out = np.empty(0)
+        self._all_came = not job.tells  # else none is missed before all have been there
+        self.session.join(network.now)
+
+    @property
+    def who(self) -> str:
+        """Its name in reports."""
+        return f"{self.host} (life {self.identity})"
+
+    @property
+    def rounds(self) -> int:
+        """Allreduces that it has done."""
+        return self._rounds
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be asked for something."""
+        return self.alive and self.session.member and not self.leaving
+
+    def state(self) -> str:
+        """Where it stands, for reports."""
+        session = self.session
+        lacks = session.transfer.missing() if session.transfer else "nothing"
+        return (
+            f"{self.who}: {self.rounds} rounds, at {session.round}, "
+            f"{'member' if session.member else 'no member'}{', halted' * session.halted}, "
+            f"lacks {lacks}"
+        )
+
+    def ask(
+        self,
+        action: Action,
+        value: Threshold | Segments | None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """Have the session ask for something; `then` is called when it is answered."""
+        request = self.session.request(action, value, self.network.now)
+        if then is not None:
+            self.answers[request] = then
+
+    def set_threshold(self, value: int) -> None:
+        """Ask for a threshold."""
+        self.oracle.asks_for_threshold(value)
+        self.ask(Action.SETH, Threshold(value), self.oracle.has_threshold)
+
+    def leave(self) -> None:
+        """Say so, and be gone when that is answered."""
+        self.leaving = True
+        self.ask(Action.LEAVE, None, lambda: self.leave_done(self))
+
+    def heed(self) -> None:
+        """Take what is done, begin the next."""
+        session, now = self.session, self.network.now
+        while (event := session.next_event()) is not None:
+            if isinstance(event, Gone | Dropped):
+                dropped = isinstance(event, Dropped)
+                self.oracle.falls_behind(self.who, event.round, event.now_at, dropped)
+            elif isinstance(event, Answered):
+                self.waiting.answered(event)
+                if event.action is Action.JOIN and event.status is not Status.OK:
+                    # Its place in a whole job is not free yet.
+                    self.network.at(now + AGAIN, self._join_again)
+                elif event.action is Action.JOIN:
+                    self._joined()
+                else:
+                    self._command_is_done(event)
+            elif isinstance(event, WasReset):
+                self.oracle.is_reset_to(self.who, self.identity, event.round)
+        under_way = session.transfer or session.express
+        if under_way is not None and under_way.done:
+            self.oracle.gets(self.who, self.identity, session.round, self._out)
+            self.oracle.took(self.identity, sum(session.stats[name] for name in RECOVERY))
+            session.finish()
+            self._rounds += 1
+            self.look()
+            self.thinking = True
+            pause = self.rng.expovariate(1 / self.think) if self.think else 0.0
+            self.network.at(now + pause, self._go_on)
+        elif (lost := self.waiting.lost(now)) is not None:
+            self.is_told(self, lost)
+            session.abandon()
+            self.thinking = True
+            self.network.at(now + WAITS_ON, self._go_on)
+        waits = self.leaving or self.thinking or not self._all_came
+        idle = session.transfer is None and session.express is None
+        if idle and session.member and not waits:
+            vector = self.oracle.begins(self.identity, session.round)
+            self._out = np.zeros_like(vector)
+            if not session.begin_express(vector, self._out, now, own=True):
+                session.begin(vector, self._out, now, own=True)
+            self.waiting.begin(now)
+            if self.begun is not None:
+                self.begun()
+                self.begun = None
+
+    def _command_is_done(self, event: Answered) -> None:
+        if event.action is Action.RESET and event.status is Status.OK:
+            self.oracle.has_reset(self.identity, event.ack.round)
+        if then := self.answers.pop(event.request, None):
+            then()
+
+    def _joined(self) -> None:
+        job = self.oracle.job
+        if not self._all_came:
+            numbered = self.session.rank != NO_RANK
+            self._all_came = self.session.joined >= len(job.hosts) and numbered
+            if not self._all_came:  # ask again, as `Worker` does
+                self.network.at(self.network.now + JOIN_PAUSE, self._join_again)
+        if job.threshold and self.identity == 0 and self.oracle.automatic:
+            self.set_threshold(job.threshold)
+
+    def _go_on(self) -> None:
+        self.thinking = False
+        if self.alive:
+            self.network.poke(self.address)
+
+    def _join_again(self) -> None:
+        if self.alive and not (self.session.member and self._all_came):
+            self.session.join(self.network.now)
+            self.network.poke(self.address)
+
+
+class Contributing(Application):
+    """A worker of an asynchronous job: contributions at its own pace."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        oracle: Versions,
+        network: Network,
+        host: str,
+        address: Address,
+        switch: Address,
+        identity: int,
+        look: Callable[[], None],
+    ) -> None:
+        job = oracle.job
+        super().__init__(scenario, job, network, host, address, identity, look)
+        self.oracle = oracle
+        threshold = job.threshold if identity == 0 else 0
+        shape = job.shape()
+        self.session: AsynchronousSession = AsynchronousSession(
+            switch,
+            job.number,
+            shape,
+            1000,
+            expected=len(job.hosts),
+            rank=rank_of(job, host),
+            threshold=threshold,
+            heartbeat=HEARTBEAT,
+        )
+        self.session.join(network.now)
+        self.number = 0
+        self._rounds = 0
+        self.started = False
+        self.may_start: Callable[[], bool] = lambda: True  # H has been set
+
+    @property
+    def rounds(self) -> int:
+        """Versions that it has got of every segment; those that it has skipped are none."""
+        return self._rounds
+
+    @property
+    def ready(self) -> bool:
+        """Nobody asks it for anything."""
+        return False
+
+    def state(self) -> str:
+        """Where it stands, for reports."""
+        session = self.session
+        member = "" if session.member else ", no member"
+        return (
+            f"{self.host}: {self.number} contributions, {session.in_flight} in flight, version "
+            f"{session.version} of {session.newest}{member}"
+        )
+
+    def heed(self) -> None:
+        """Look at what has come; begin when all are there."""
+        session, shape = self.session, self.session.shape
+        while session.next_event() is not None:
+            pass  # what there is to do, is to be seen
+        if session.member and session.behind:  # as if it had taken a snapshot of another
+            session.resume_at(session.newest, self.network.now)
+        while (made := session.next_made()) is not None:
+            version, vector = made
+            self._rounds += 1
+            for index, total in enumerate(vector.reshape(shape.segments, shape.elements)):
+                self.oracle.gets(self.host, version, index, total)
+            self.look()
+        all_there = session.member and session.joined >= session.expected
+        if all_there and not self.started and self.may_start():
+            self.started = True
+            self._contribute()
+
+    def _contribute(self) -> None:
+        if not self.alive or self.number >= self.oracle.numbers:
+            return
+        # Half of its numbers are for when the faults are over.
+        wanted = self.goal is not None or self.number < self.oracle.numbers // 2
+        if wanted and self.session.can_contribute:
+            vector: Vector = self.oracle.contributes(self.identity, self.number)
+            self.session.contribute(vector)
+            self.number += 1
+            self._ask_for_old()
+            self.network.poke(self.address)
+        self.network.at(self.network.now + self.rng.expovariate(1 / self.think), self._contribute)
+
+    def _ask_for_old(self) -> None:
+        """Now and then ask for the oldest version that is kept, as if it had been missed."""
+        session = self.session
+        oldest = session.newest - VERSIONS_KEPT + self.rng.randint(0, 2)
+        if oldest > 0 and self.rng.random() < ASKS:
+            named = Segments(oldest, 0, session.shape.segments)
+            session.request(Action.HELP, named, self.network.now)

@@ -1,0 +1,51 @@
+"""Ranks in a history: which are asked for, and that no two workers have the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import NO_RANK, RANKS
+from topologies.simulated import Simulation
+
+from .lives import Contributing, Life
+from .scenario import Job
+from .violation import Violation
+
+
+def check_ranks(simulation: Simulation, job: Job, lives: Iterable[Life | Contributing]) -> None:
+    """Whether every rank is that of one worker, as far as all switches up to the root agree.
+
+    Raises:
+        Violation: it is that of two, or of one that asked for another.
+    """
+    found: dict[int, Life | Contributing] = {}
+    for life in lives:
+        session = life.session
+        wanted, rank = session.asks_for, session.rank
+        if rank < RANKS and wanted not in (NO_RANK, rank):
+            raise Violation("another rank", f"{life.state()}: {rank} instead of {wanted}")
+        if not (session.member and rank < RANKS and _is_known(simulation, job, life)):
+            continue
+        other = found.setdefault(rank, life)
+        if other is not life:
+            raise Violation("two of a rank", f"{rank}: {other.state()}; {life.state()}")
+
+
+def _is_known(simulation: Simulation, job: Job, life: Life | Contributing) -> bool:
+    """Whether this process has its rank at its switch, and that at the switches above."""
+    topology, rank = simulation.topology, life.session.rank
+    parents = {switch.name: switch.parent for switch in topology.tree}
+    name: str | None = topology.switch_of(life.host)
+    address: Address = life.address
+    while name is not None:
+        switch = simulation.switch(name)
+        known = switch.jobs.get(job.number) if switch else None
+        members = known.members.by_address if known else {}
+        member = next((m for a, m in members.items() if a[:2] == address[:2]), None)
+        if member is None or not member.ranks >> rank & 1:
+            return False
+        if address is life.address and member.incarnation != life.session.incarnation:
+            return False
+        address, name = simulation.address(name), parents[name]
+    return True

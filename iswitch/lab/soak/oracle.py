@@ -1,0 +1,237 @@
+"""What must hold: docs/soak.md has the list, with the promise that each check is of.
+
+The oracle sees what workers begin and what they get. It knows of the history only which workers
+there are and which commands were given. `books.py` looks into the switches, `absence.py` at what is
+told of workers that are gone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from iswitch.core.format.wire import Vector, round_distance
+
+from .scenario import WHOLE, Job, Scenario
+from .values import Values
+from .violation import Violation
+
+
+class Rounds:
+    """The oracle of one synchronous job.
+
+    Args:
+        scenario: the whole history.
+        job: which job of it.
+        lives: how many lives of workers it has at most.
+    """
+
+    def __init__(self, scenario: Scenario, job: Job, lives: int) -> None:
+        self.job = job
+        self.values = Values(job.shape(), lives)
+        self.workers = len(job.hosts)
+        self.begun: dict[int, set[int]] = {}  # lives by round
+        self.last: dict[int, int] = {}  # the newest round that each life has begun
+        self.done: dict[int, int] = {}  # and has got
+        self.reset_to: dict[int, int] = {}  # the round to which it was reset last
+        self.forced: set[int] = set()  # rounds that FBcast has named
+        self.seen: dict[int, tuple[Vector, int]] = {}  # aggregates by round, and who has got them
+        self.finished = 0
+        self.in_force = {self.workers}  # H that may be in force now
+        self.allowed: dict[int, set[int]] = {}  # H that may have been, since a round was begun
+        self.asked = 0  # requests to set it that are not answered
+        self.batch: set[int] = set()  # what was asked for while another was not answered
+        self.automatic = True  # H has never been set
+        # Until every member is back, a restarted switch sums anew what some have had already.
+        forgets = scenario.changes or job.threshold or scenario.has("seth", "fbcast")
+        self.agree = not (scenario.restarts and forgets)
+        self.changes = scenario.changes or bool(scenario.lease)
+        self.is_quiet = scenario.is_quiet
+        self.recovered: dict[int, int] = {}
+        self.some_leave = scenario.has("leave")
+        self.may_fall_behind = bool(
+            job.threshold
+            or (scenario.lease and job.mode != WHOLE)
+            or scenario.has("seth", "fbcast")
+        )
+        self.is_reset = scenario.has("halt", "reset") or (job.mode == WHOLE and scenario.changes)
+        # Whose first Join was answered by a switch that lost its state is as good as new.
+        self.may_begin_anew = job.mode == WHOLE and scenario.restarts
+        # A worker reborn at a switch that lost its state begins where the others may have been.
+        # So is told where the others are who has not heard of a Reset.
+        lost_resets = scenario.restarts and scenario.has("reset")
+        self.may_be_dropped = self.may_fall_behind or not self.agree or lost_resets
+
+    def begins(self, identity: int, round_: int) -> Vector:
+        """A life begins a round; what it contributes. None that it has got comes again."""
+        done = self.done.get(identity)
+        if done is not None and round_distance(round_, done) <= 0:
+            raise Violation("went back", f"life {identity} begins {round_}, and has got {done}")
+        self.last[identity] = round_
+        self.begun.setdefault(round_, set()).add(identity)
+        self.allowed.setdefault(round_, set(self.in_force))
+        return self.values.contribution(identity, round_)
+
+    def is_reset_to(self, who: str, identity: int, round_: int) -> None:
+        """A life is told of a Reset: once, and it never leads back."""
+        last, before = self.last.get(identity), self.reset_to.get(identity)
+        if last is not None and round_distance(round_, last) < 0:
+            raise Violation("went back", f"{who} is reset to {round_}, and has begun {last}")
+        if before is not None and round_distance(round_, before) <= 0:
+            raise Violation("executed again", f"{who} is reset to {round_}, as it has been before")
+        self.reset_to[identity] = round_
+
+    def has_reset(self, identity: int, round_: int) -> None:
+        """A life's own Reset was answered: nobody tells it of that one any more."""
+        before = self.reset_to.get(identity, round_)
+        self.reset_to[identity] = max(before, round_)
+
+    def falls_behind(self, who: str, round_: int, now_at: int, dropped: bool) -> None:
+        """A life is told that its round is over."""
+        if self.may_be_dropped or (self.is_reset and not dropped):
+            return
+        if self.may_begin_anew and not self.finished:
+            return
+        what = "the job went on without it" if dropped else "the switch does not keep it"
+        raise Violation(
+            "aggregate missed", f"{who} did not get round {round_}: {what}, and is at {now_at}"
+        )
+
+    def asks_for_threshold(self, value: int) -> None:
+        """Somebody asks for this H: from now on it may be in force."""
+        self.automatic = False
+        if not self.asked:
+            self.batch = set()
+        self.batch.add(value or self.workers)
+        self.asked += 1
+        for allowed in (self.in_force, *self.allowed.values()):
+            allowed.add(value or self.workers)
+
+    def has_threshold(self) -> None:
+        """A request was answered; of several at a time nobody knows which was the last."""
+        self.asked -= 1
+        if not self.asked:
+            self.in_force = set(self.batch)
+
+    def gets(self, who: str, identity: int, round_: int, total: Vector) -> None:
+        """A life has got every aggregate of a round: look at each."""
+        self.finished += 1
+        self.done[identity] = round_
+        begun = self.begun[round_]
+        if not len(total):
+            self._has_members(round_, len(begun), f"the barrier of round {round_}, {who}")
+            return
+        codes = self.values.codes(total)
+        members = {code: self._members(who, identity, round_, code) for code in set(codes.tolist())}
+        wrong = np.flatnonzero(total != self.values.totals(codes, members, round_))
+        if len(wrong):
+            index = int(wrong[0]) // self.job.elements
+            part = slice(index * self.job.elements, (index + 1) * self.job.elements)
+            lives = members[int(codes[index])]
+            right = self.values.total(lives, round_)
+            raise Violation(
+                "wrong sum",
+                f"{who} got in round {round_}, segment {index}: {total[part].tolist()}, which "
+                f"is not the sum of lives {lives}: {right[part].tolist()}",
+            )
+        if self.agree:
+            seen, other = self.seen.setdefault(round_, (total, identity))
+            if not (seen == total).all():
+                raise Violation(
+                    "disagreement", f"{who} and life {other} got other sums in round {round_}"
+                )
+
+    def took(self, identity: int, recovery: int) -> None:
+        """A life that has done a round has asked, been asked, or sent again so often so far.
+
+        In its first round it may have waited for others to join.
+        """
+        before = self.recovered.setdefault(identity, recovery)
+        if self.is_quiet and recovery > before:
+            times = recovery - before
+            raise Violation("in vain", f"life {identity} has recovered {times} times from nothing")
+
+    def _members(self, who: str, identity: int, round_: int, code: int) -> tuple[int, ...]:
+        """Whose contributions make up a sum, by its code, after looking whether they may."""
+        counts = self.values.counts(code)
+        where = f"round {round_} as {who} got it"
+        twice = [life for life, count in counts.items() if count > 1]
+        if twice:
+            raise Violation("counted twice", f"lives {twice} in {where}: {counts}")
+        if not counts or code >> 2 * self.values.lives:
+            raise Violation("wrong sum", f"{where} is of nobody: code {code}")
+        strangers = counts.keys() - self.begun[round_]
+        if strangers:
+            raise Violation("not entitled", f"{sorted(strangers)} did not contribute to {where}")
+        if identity not in counts and not self._may_lack(round_):
+            raise Violation("not counted", f"{who} itself is not in {where}: {sorted(counts)}")
+        self._has_members(round_, len(counts), f"{where}: {sorted(counts)}")
+        return tuple(sorted(counts))
+
+    def _may_lack(self, round_: int) -> bool:
+        return round_ in self.forced or not self.automatic
+
+    def _has_members(self, round_: int, count: int, where: str) -> None:
+        """Whether a sum is of as many as it must be (of an empty vector: as began the round)."""
+        if round_ in self.forced:
+            return
+        least, most = 0, self.values.lives
+        if not self.automatic:
+            least, most = min(self.allowed[round_]), max(self.allowed[round_])
+        elif self.job.mode == WHOLE or not self.changes:
+            least = most = self.workers
+            # Who left before all had come is in the first sum, beside who came instead.
+            if self.some_leave and round_ == min(self.begun):
+                most = len(self.begun[round_])
+        if count < least:
+            raise Violation("too few", f"{where} is of {count}, not of {least}")
+        if count > most and self.job.numel:
+            raise Violation("too many", f"{where} is of {count}, not of {most}")
+
+
+class Versions:
+    """The oracle of one asynchronous job: every number of every life has an element of its own."""
+
+    def __init__(self, job: Job, numbers: int) -> None:
+        self.job = job
+        self.numbers = numbers
+        self.h = job.threshold or len(job.hosts)
+        self.made: dict[tuple[int, int], bytes] = {}  # by segment and version
+        self.counted: set[tuple[int, int]] = set()  # segment and element
+        self.sent: set[int] = set()  # elements of what has been contributed
+        self.finished = 0
+
+    def contributes(self, identity: int, number: int) -> Vector:
+        """A life sends its contribution of this number; the vector."""
+        shape = self.job.shape()
+        element = identity * self.numbers + number
+        self.sent.add(element)
+        vector = np.zeros((shape.segments, shape.elements), shape.dtype.numpy)
+        vector[:, element] = 1
+        return vector.reshape(-1)
+
+    def gets(self, who: str, version: int, index: int, total: Vector) -> None:
+        """A life has got a version of a segment."""
+        key = index, version
+        where = f"version {version} of segment {index} as {who} got it"
+        mine = total.tobytes()
+        if key in self.made:
+            if self.made[key] != mine:
+                raise Violation("disagreement", where)
+            return
+        self.made[key] = mine
+        self.finished += 1
+        inside = np.flatnonzero(total).tolist()
+        if any(total[element] != 1 for element in inside):
+            raise Violation("counted twice", f"{where}: {total[inside].tolist()}")
+        if len(inside) != self.h:
+            raise Violation(
+                "too few" if len(inside) < self.h else "too many",
+                f"{where} is of {len(inside)} contributions, H is {self.h}",
+            )
+        if not set(inside) <= self.sent:
+            raise Violation("wrong sum", f"{where} holds what was never sent")
+        again = [element for element in inside if (index, element) in self.counted]
+        if again:
+            pairs = [divmod(element, self.numbers) for element in again]
+            raise Violation("counted twice", f"{pairs} are in {where} and in another version")
+        self.counted.update((index, element) for element in inside)

@@ -1,0 +1,48 @@
+"""What a soak found, for people and for machines."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from iswitch.sim.trace import SENT, Trace
+
+from .run import History, Result
+from .scenario import Scenario, as_mapping
+
+
+def timeline(history: History, trace: Trace, last: int | None = None) -> list[str]:
+    """What happened, a line each: packets as they come (or do not), and faults.
+
+    Sent packets are left out: what becomes of each is told.
+    """
+    shown = Trace()
+    shown.records = [record for record in trace.records if record.what != SENT]
+    return shown.lines(history.network.names(), last)
+
+
+def replay(scenario: Scenario) -> str:
+    """The command that plays a scenario again."""
+    return f"iswitch soak --scenario {shlex.quote(scenario.to_json())}"
+
+
+def failure(scenario: Scenario, result: Result, shortest: Scenario, its: Result) -> list[str]:
+    """A failing seed: what it is, the shortest scenario that fails like it, how to see it."""
+    lines = [f"seed {scenario.seed} breaks a promise after {result.time * 1000:.1f} ms:"]
+    lines += [f"  {result.message}", "the shortest schedule found that breaks it, too:"]
+    lines += [f"  {line}" for line in shortest.lines()]
+    lines += [f"  {its.message}", "play it again, with a timeline:", f"  {replay(shortest)}"]
+    return [*lines, f"or as it was: iswitch soak --seed {scenario.seed}"]
+
+
+def as_json(scenario: Scenario, result: Result) -> dict[str, Any]:
+    """One history, for JSON."""
+    return {
+        "seed": scenario.seed,
+        "violation": result.violation or None,
+        "message": result.message,
+        "time": result.time,
+        "rounds": result.rounds,
+        "packets": result.packets,
+        "scenario": as_mapping(scenario),
+    }

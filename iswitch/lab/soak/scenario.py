@@ -1,0 +1,283 @@
+"""What a history is made of: passive, printable, and JSON in both directions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, fields
+from typing import Any, TypeVar
+
+from iswitch.core.format.wire import DType, Mode, Shape
+from iswitch.outside import OutsideError, reading
+from topologies import Topology
+
+MODES = WHOLE, ELASTIC, ASYNCHRONOUS = "whole", "elastic", "asynchronous"
+
+EVENTS = {
+    "pause": "the process of a host or switch is stopped for a while",
+    "cut": "the link upward of a host or switch is out for a while",
+    "echo": "packets to and from a node come once more, up to 60 ms later",
+    "stutter": "a process looks only now and then at what has come",
+    "restart": "a switch crashes, and after a while another process starts in its place",
+    "reborn": "a worker crashes, and after a while a new one starts in its place; with a `value`, "
+    "as it begins a round, and so many us later comes what it has sent last",
+    "die": "a worker crashes for good",
+    "leave": "a worker leaves; if it lasts, another one starts there after a while",
+    "join": "a worker joins where none has been",
+    "halt": "a worker halts the job, and after a while one resets it",
+    "reset": "a worker resets the job",
+    "seth": "a worker sets the threshold to `value`",
+    "fbcast": "a worker has its round broadcast as it is",
+    "stranger": "somebody who is no member sends data and control to a switch for a while",
+    "spoof": "and with the addresses of members, but at another port than theirs",
+    "garble": "and data that makes no sense, from where a member of the node is",
+    "replay": "and what the node was sent before, from where it came",
+    "forge": "and control without the job's key, from where a member of the node is",
+    "impostor": "somebody sends a host what its switch would, through the ports of that switch",
+}
+STRANGE = ("stranger", "spoof", "garble", "replay", "forge", "impostor")
+KINDS: dict[str, Any] = {"int": int, "float": (int, float), "str": str, "bool": bool}  # of fields
+MOST_EVENTS, MOST_NODES, MOST_NUMEL = 1000, 200, 1 << 20  # far above what is drawn
+LONGEST = 60.0  # seconds of virtual time
+_T = TypeVar("_T")
+
+
+class NoScenario(OutsideError, ValueError):
+    """A text that is no scenario; the message says why, and what to take."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            f"--scenario: {message}; take what a failure has printed, or --seed N, the history of "
+            "a seed"
+        )
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job, and who works on it from the beginning.
+
+    `threshold`: H that its first worker sets when it has joined; 0: automatic. `tells`: its workers
+    are told of members that are lost (`on_member_lost="raise"`). `keyed`: it has a key.
+    """
+
+    number: int
+    mode: str
+    hosts: tuple[str, ...]
+    dtype: str = "int32"
+    numel: int = 8
+    elements: int = 4
+    threshold: int = 0
+    reproducible: bool = False
+    tells: bool = False
+    keyed: bool = False
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether it counts in versions."""
+        return self.mode == ASYNCHRONOUS
+
+    def check(self, hosts: Collection[str]) -> None:
+        """Whether it can be done by these hosts.
+
+        Raises:
+            NoScenario: it cannot.
+        """
+        if self.mode not in MODES:
+            raise NoScenario(f"there is no mode {self.mode!r}, but {', '.join(MODES)}")
+        if not self.hosts or not set(hosts).issuperset(self.hosts):
+            own = " ".join(self.hosts) or "no host"
+            raise NoScenario(f"job {self.number} is of {own}; there are {' '.join(hosts)}")
+        if self.dtype.upper() not in DType.__members__ or self.numel > MOST_NUMEL:
+            raise NoScenario(f"no job has {self.numel} elements of {self.dtype!r}")
+        self.shape().check()
+
+    def shape(self) -> Shape:
+        """The layout of its vectors."""
+        mode = Mode.ASYNCHRONOUS if self.asynchronous else Mode.SYNCHRONOUS
+        dtype = DType[self.dtype.upper()]
+        return Shape.of(self.numel, dtype, mode=mode, elements=self.elements)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happens at a time, in seconds, to a node; see EVENTS."""
+
+    at: float
+    what: str
+    who: str
+    lasting: float = 0.0
+    value: int = 0
+
+    def check(self, nodes: Collection[str]) -> None:
+        """Whether it can happen among these nodes.
+
+        Raises:
+            NoScenario: it cannot.
+        """
+        if self.what not in EVENTS:
+            raise NoScenario(f"there is no event {self.what!r}, but {', '.join(EVENTS)}")
+        if self.who not in nodes:
+            raise NoScenario(f"there is no node {self.who!r}, but {' '.join(nodes)}")
+        if self.at + self.lasting > LONGEST:
+            raise NoScenario(f"a scenario lasts {LONGEST:g} s at most; this is later: {self}")
+
+    def __str__(self) -> str:
+        text = f"{self.at * 1000:7.1f} ms  {self.what} {self.who}"
+        if self.what == "seth":
+            text += f" to {self.value}"
+        if self.what == "reborn" and self.value:
+            text += f", heard {self.value / 1000:.1f} ms later"
+        return f"{text} for {self.lasting * 1000:.1f} ms" if self.lasting else text
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A history.
+
+    `links` impairs every link, in either direction, until `horizon` (seconds), when all faults are
+    over. Between two rounds a worker works for `think` seconds on average. `lease`: of every
+    switch, in seconds; 0: none runs out. `ports`: switches have ports, and take frames.
+    """
+
+    seed: int
+    topology: str
+    jobs: tuple[Job, ...]
+    links: str = ""
+    events: tuple[Event, ...] = ()
+    horizon: float = 0.1
+    think: float = 0.005
+    latency: float = 0.0001
+    lease: float = 0.0
+    ports: bool = False
+
+    @property
+    def restarts(self) -> bool:
+        """Whether switches lose their state."""
+        return self.has("restart")
+
+    @property
+    def changes(self) -> bool:
+        """Whether workers come and go."""
+        return self.has("reborn", "die", "leave", "join")
+
+    @property
+    def strangers(self) -> bool:
+        """Whether anybody sends who does not belong there."""
+        return self.has(*STRANGE)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing fails, and nobody is waited for."""
+        return not (self.links or self.events or self.think)
+
+    def has(self, *kinds: str) -> bool:
+        """Whether anything of such a kind happens."""
+        return any(event.what in kinds for event in self.events)
+
+    def to_json(self) -> str:
+        """One line, from which `from_json` makes an equal scenario."""
+        return json.dumps(_sparse(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Scenario:
+        """Read it back.
+
+        Raises:
+            NoScenario: it is none.
+        """
+        with reading("the scenario", NoScenario):
+            values = json.loads(text)
+            jobs, events = _listed(values, "jobs"), _listed(values, "events")
+            whole = [_made(Job, {**job, "hosts": tuple(job["hosts"])}) for job in jobs]
+            happens = [_made(Event, event) for event in events]
+            found = _made(cls, {**values, "jobs": tuple(whole), "events": tuple(happens)})
+            found.check()
+            return found
+
+    def check(self) -> None:
+        """Whether it can be played: what it names is there, and its numbers are bounded.
+
+        Raises:
+            NoScenario: it cannot.
+        """
+        numbers = {job.number for job in self.jobs}
+        if not self.jobs or len(numbers) < len(self.jobs) or max(numbers) > 0xFFFF:
+            raise NoScenario("a scenario has jobs, each with a number of its own, 0..65535")
+        if len(self.events) > MOST_EVENTS or self.horizon > LONGEST:
+            raise NoScenario(f"a scenario has {MOST_EVENTS} events and {LONGEST:g} s at most")
+        topology = Topology.parse(",".join(filter(None, (self.topology, self.links))))
+        if len(topology.nodes) > MOST_NODES:
+            raise NoScenario(f"a scenario has {MOST_NODES} hosts and switches at most")
+        for job in self.jobs:
+            job.check([host.name for host in topology.hosts])
+        for event in self.events:
+            event.check(topology.nodes)
+
+    def lines(self) -> list[str]:
+        """What it is, for people."""
+        found = [f"seed {self.seed}: {self.topology}, {self.links or 'sound links'}"]
+        found[0] += ", switches with ports" if self.ports else ""
+        for job in self.jobs:
+            text = f"  job {job.number}: {job.mode}, {' '.join(job.hosts)}: {job.numel} {job.dtype}"
+            text += f" in segments of {job.elements}"
+            text += f", H = {job.threshold}" if job.threshold else ""
+            text += ", in rank order" if job.reproducible else ""
+            text += ", told who is lost" if job.tells else ""
+            found.append(text + (", keyed" if job.keyed else ""))
+        lease = f"leases of {self.lease * 1000:.0f} ms" if self.lease else "no leases"
+        found.append(
+            f"  {lease}, latency {self.latency * 1e6:.0f} us, "
+            f"{self.think * 1000:.1f} ms between rounds; faults end at {self.horizon * 1000:.0f} ms"
+        )
+        return found + [f"  {event}" for event in self.events]
+
+
+def _listed(values: dict[str, Any], name: str) -> list[Any]:
+    found = values.get(name, [])
+    if not isinstance(found, list):
+        raise ValueError(f"{name} is a list")
+    return found
+
+
+def _made(kind: type[_T], values: dict[str, Any]) -> _T:
+    """A job, an event or a scenario of values that have its fields' types.
+
+    Raises:
+        ValueError: a value of another type, or no finite number of 0 or more, or there is no such
+            field.
+    """
+    for field in fields(kind):  # type: ignore[arg-type]
+        value = values.get(field.name, field.default)
+        wanted = KINDS.get(str(field.type), tuple)
+        is_bool = isinstance(value, bool) and wanted is not bool
+        if value is not MISSING and (not isinstance(value, wanted) or is_bool):
+            raise ValueError(f"{field.name} cannot be {str(value)[:40]!r}")
+        if isinstance(value, int | float) and not 0 <= value < 1 << 64:
+            raise ValueError(f"{field.name} is a number of 0 or more, not {value}")
+        if value is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{field.name} is missing")
+    if not all(isinstance(host, str) for host in values.get("hosts", ())):
+        raise ValueError("hosts are names")
+    return kind(**values)
+
+
+def _sparse(thing: Any) -> dict[str, Any]:
+    """The fields that have not their default."""
+    found = {}
+    for field in fields(thing):
+        value = getattr(thing, field.name)
+        if _is_default(field, value):
+            continue
+        if isinstance(value, tuple) and value and not isinstance(value[0], str):
+            value = [_sparse(part) for part in value]
+        found[field.name] = value
+    return found
+
+
+def _is_default(field: Field[Any], value: object) -> bool:
+    return field.default is not MISSING and value == field.default
+
+
+def as_mapping(scenario: Scenario) -> Mapping[str, Any]:
+    """All of it, for JSON."""
+    return asdict(scenario)

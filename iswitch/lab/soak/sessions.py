@@ -1,0 +1,110 @@
+"""What a worker's session does at every packet: conduct.py."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+
+from iswitch.core.format.packets import Burst, Outgoing
+from iswitch.core.format.wire import SEG_SIZE, TOS_DATA, Ack, Action, Control, Round, Status
+from iswitch.core.jobs.uplink import REMEMBERED
+from worker_lib.protocol.session import Session
+
+from .said import parsed
+from .violation import Violation
+
+
+class SessionConduct:
+    """What a worker's session does.
+
+    Args:
+        name: of its place.
+        session: the machine.
+        opened: takes the MAC off a control packet.
+    """
+
+    def __init__(self, name: str, session: Session, opened: Callable[[bytes], bytes]) -> None:
+        self.name = name
+        self.machine = session
+        self._opened = opened
+        self._seen: deque[int] = deque(maxlen=REMEMBERED)
+        self._rejoins = 0
+        self._helped = 0
+        self._was_member = False
+        self._resets: deque[int] = deque(maxlen=REMEMBERED)  # rounds of Resets that it was told of
+        self._doing: object = None  # the allreduce that no Reset may end that it was told of before
+        self._owes: tuple[float, int, int] | None = None
+
+    def comes(self, burst: Burst | None, now: float) -> None:
+        """Note what is known before packets are taken."""
+        session = self.machine
+        if self._owes is not None and now > self._owes[0]:
+            owed, round_, first = self._owes
+            self._owes = None
+            same = session.transfer is not None and session.transfer.round == round_
+            if same and not session.halted and session.member:
+                raise Violation(
+                    "not sent", f"{self.name} has joined anew at {owed:g} s and sends no {first}"
+                )
+        if session.stats["rejoins"] != self._rejoins:
+            self._rejoins = session.stats["rejoins"]
+            self._seen.clear()
+            self._resets.clear()
+        self._doing = None
+        self._was_member = session.member or not session.stats["rejoins"]
+        if burst is None or burst.tos == TOS_DATA:
+            return
+        known = set(self._resets)
+        for row in burst.rows:
+            if session.key is not None and session.key.opened(row.tobytes()) is None:
+                continue
+            packet = parsed(self._opened(row.tobytes()), None)
+            self._note_reset(packet, known)
+            relayed = packet is not None and packet.action in (
+                Action.HELP,
+                Action.HALT,
+                Action.RESET,
+            )
+            if packet is None or not relayed or packet.job != session.job:
+                continue
+            if packet.request not in self._seen:
+                self._seen.append(packet.request)
+                self._helped += packet.action is Action.HELP
+
+    def _note_reset(self, packet: Control | None, known: Collection[int]) -> None:
+        """Whether the session is told of a Reset, or of one that it knows."""
+        if packet is None or packet.job != self.machine.job:
+            return
+        value = packet.value
+        done = isinstance(value, Ack) and value.action == Action.RESET
+        if isinstance(value, Round) or (done and packet.status == Status.OK):
+            assert isinstance(value, Round | Ack)
+            if value.round in known:
+                self._doing = self.machine.transfer
+            else:
+                self._resets.append(value.round)
+
+    def says(self, burst: Burst | None, sends: Sequence[Outgoing], now: float) -> None:
+        """Judge what was said, and what became of what came."""
+        session = self.machine
+        if session.stats["helped"] != self._helped:
+            raise Violation(
+                "executed again" if session.stats["helped"] > self._helped else "not helped",
+                f"{self.name} has helped {session.stats['helped']} times, asked {self._helped} "
+                "times",
+            )
+        transfer = session.transfer
+        if burst is not None and self._doing not in (None, transfer):
+            raise Violation("executed again", f"{self.name} is reset by a Reset that it knows")
+        if burst is not None and session.member and not self._was_member:
+            self._was_member = True
+            if transfer is not None and not session.halted and transfer.missing():
+                self._owes = now, transfer.round, transfer.missing()[0][0]
+        elif burst is None and self._owes is not None:
+            wanted = self._owes[1] << 32 | self._owes[2]
+            for out in sends:
+                if out.tos == TOS_DATA and out.rows[0, :SEG_SIZE].tobytes() == wanted.to_bytes(
+                    SEG_SIZE, "big"
+                ):
+                    self._owes = None
+                    break

@@ -1,0 +1,384 @@
+"""Who does not belong to a job, and sends: what they send, and where it must have been counted.
+
+A stranger has an address of its own, and a port of its own at every switch. From there it can claim
+any address (`spoof`), also that of the switch, towards its workers (`impostor`). What it sends as
+from where a member is (`garble`, `replay`, `forge`) is as if it sat on that member's cable. It can
+listen everywhere. docs/protocol.md, "What a key does not promise", says what it could do so; that
+is left out here, each with the reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+
+from iswitch.core.format.keys import Key
+from iswitch.core.format.packets import Address, Burst, Outgoing
+from iswitch.core.format.wire import (
+    FLAG_HEARTBEAT,
+    FLAG_WHOLE,
+    SEG_SIZE,
+    TOS_CONTROL,
+    TOS_DATA,
+    Ack,
+    Action,
+    Control,
+    Join,
+    MemberType,
+    Round,
+    Segments,
+    Shape,
+    Status,
+    Threshold,
+    Value,
+)
+from iswitch.core.jobs.job import Job as SwitchJob
+from iswitch.core.jobs.membership import Member
+from iswitch.core.sums.accelerator import SynchronousAccelerator
+from iswitch.core.switch import Switch
+from iswitch.ethernet.frame import ARP_REPLY, ARP_REQUEST, BROADCAST, arp
+from iswitch.ethernet.made_up import frames, ip, mac
+from iswitch.sim.host import FRAME, TAGS
+from iswitch.sim.network import FORGED, TAKEN, Machine, Network
+from iswitch.sim.plugged import SPARE, Plugged
+from iswitch.sim.trace import RECEIVED, describe
+from worker_lib.protocol.session import Session
+
+from .scenario import Job, Scenario
+from .violation import Violation
+
+NAME, PLACE = "x1", Address("10.26.200.1", 40000)
+TAPE = 200  # bursts remembered of what a node was sent
+MOST = 8  # packets at once
+PACE = 0.001  # seconds between two bursts
+TIMES = 30  # bursts in one event, at most
+
+Arrived = Counter[str]  # of packets of a stranger that a switch has taken
+
+
+def key_of(job: Job) -> bytes | None:
+    """The key of a job; None: it has none."""
+    return b"of job %d" % job.number if job.keyed else None
+
+
+def knowledge(machine: object) -> object:
+    """What control can change at a switch or in a session."""
+    if isinstance(machine, Plugged):
+        machine = machine.switch
+    if isinstance(machine, Switch):
+        return [
+            (
+                job.number, job.window.high, job.window.lowest, job.threshold, job.halted,
+                [(m.address, m.rank, m.incarnation, m.workers) for m in everybody(job)],
+            )
+            for job in machine.jobs.values()
+        ]  # fmt: skip
+    if isinstance(machine, Session):
+        return machine.round, machine.halted, machine.member, machine.rank, machine.joined
+    return None
+
+
+def everybody(job: SwitchJob) -> list[Member]:
+    """All members of a job at a switch."""
+    return list(job.members.by_address.values())
+
+
+class Stranger:
+    """One, for all of a history.
+
+    Args:
+        scenario: the whole history.
+        network: whose nodes are all there.
+        switches: addresses of the switches.
+        job_of: the job of the worker at an address; None: no worker's.
+        round_of: the round that a job is in, by its number.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        network: Network,
+        switches: Collection[Address],
+        job_of: Callable[[Address], Job | None],
+        round_of: Callable[[int], int],
+    ) -> None:
+        self.network = network
+        self.jobs = scenario.jobs
+        moves = ("reset", "halt", "seth", "fbcast", "restart", "reborn", "die", "leave", "join")
+        self.is_moved = scenario.has(*moves) or any(job.threshold for job in scenario.jobs)
+        self.switches = switches
+        self.job_of = job_of
+        self.round_of = round_of
+        self.rng = Random(f"stranger {scenario.seed}")
+        self.arrived: dict[Address, Arrived] = {address: Counter() for address in switches}
+        self._tape: dict[Address, list[Burst]] = {address: [] for address in network.nodes}
+        self._under_way: list[Burst] = []
+        self._before: object = None  # what a machine knew before it took control from here
+        network.add(NAME, PLACE)
+        for address in list(self._tape):
+            network.connect(PLACE, address)
+        network.tap = self._hear
+
+    def forget(self, node: Address) -> None:
+        """A new process is there: what is recorded was for the one before."""
+        self._tape[node].clear()
+
+    def _hear(self, what: str, burst: Burst, node: Address) -> None:
+        if what == FORGED:
+            self._under_way.append(burst)  # and its link is sound: so it comes as it is
+        elif what not in (RECEIVED, TAKEN) or node not in self._tape:
+            return
+        elif any(burst is mine for mine in self._under_way):
+            self._watch(what, burst, node)
+        elif burst.tos == FRAME:  # bridged
+            self._look_at_stack(node)
+        elif what == RECEIVED:  # what has not come yet may count
+            tape = self._tape[node]
+            if len(tape) < TAPE:
+                tape.append(burst)
+            else:
+                tape[self.rng.randrange(TAPE)] = burst
+
+    def _watch(self, what: str, burst: Burst, node: Address) -> None:
+        """A node takes what was sent from here: control must change nothing."""
+        machine = self.network.nodes[node].machine
+        if what == RECEIVED:
+            self._count(burst, node, machine)
+            self._before = knowledge(machine)
+            return
+        self._under_way = [mine for mine in self._under_way if mine is not burst]
+        if burst.tos in (TOS_CONTROL, FRAME) and knowledge(machine) != self._before:
+            packet = describe(burst.tos, burst.rows[0].tobytes())
+            raise Violation(
+                "obeyed",
+                f"{self.network.nodes[node].name} has heard {packet}: {self._before} -> "
+                f"{knowledge(machine)}",
+            )
+
+    def _look_at_stack(self, node: Address) -> None:
+        """A host has taken a frame: it must send to its switch still."""
+        place = self.network.nodes[node]
+        if place.stack is not None and place.stack.is_turned:
+            wrong = place.stack.neighbour.hex(":")
+            raise Violation("obeyed", f"{place.name} has heard that its switch is at {wrong}")
+
+    def _count(self, burst: Burst, node: Address, machine: Machine | None) -> None:
+        """Count by the drops that it must be counted as there, too."""
+        if node not in self.arrived:
+            return
+        arrived = self.arrived[node]
+        if burst.peer.ingress == SPARE:
+            if burst.tos == TOS_DATA:
+                arrived["data"] += len(burst.not_below(SEG_SIZE)[0])
+            members = machine.switch.sources if isinstance(machine, Plugged) else ()
+            if burst.peer.host in (node.host, *(member.host for member in members)):
+                arrived["spoofed"] += len(burst.rows)
+        elif burst.tos == TOS_CONTROL and not self._is_sealed(burst):
+            arrived["without key"] += len(burst.rows)
+
+    def _is_sealed(self, burst: Burst) -> bool:
+        """Whether it has the MAC of its job, if that is keyed: it was recorded."""
+        packet = burst.rows[0].tobytes()
+        keys = [Key(key) for job in self.jobs if (key := key_of(job)) is not None]
+        return any(key.opened(packet) is not None for key in keys)
+
+    # What is sent
+
+    def stranger(self, node: Address) -> None:
+        """Data and control from its own address, and what is neither."""
+        self._send_any(node, PLACE._replace(ingress=SPARE))
+
+    def spoof(self, node: Address) -> None:
+        """The same in the name of somebody who is behind another port of this switch."""
+        self._send_any(node, self._neighbour(node)._replace(ingress=SPARE))
+
+    def garble(self, node: Address) -> None:
+        """Data of a wrong length, or of segments or rounds that there are not."""
+        name = self._neighbour(node)
+        job = self.job_of(name) or self.job_of(node) or self.jobs[0]
+        beyond = self._beyond(job, node)
+        self._send(node, name, TOS_DATA, self._malformed(job) if beyond is None else [beyond])
+
+    def _beyond(self, job: Job, node: Address) -> bytes | None:
+        """A contribution to the round after the next; None where that could be another's.
+
+        It must not be in the window before it comes. So `high` has no sum yet: it takes twice as
+        long until anybody contributes to the next round. And no command and no newcomer moves it.
+        """
+        machine = self.network.nodes[node].machine
+        machine = machine.switch if isinstance(machine, Plugged) else machine
+        if self.is_moved or not isinstance(machine, Switch) or machine.control.hierarchy:
+            return None
+        at_switch = machine.jobs.get(job.number)
+        if at_switch is None or not isinstance(at_switch.accelerator, SynchronousAccelerator):
+            return None
+        high, shape = at_switch.window.high, job.shape()
+        if at_switch.accelerator.has_all(high) or self.round_of(job.number) > high:
+            return None
+        size = shape.packet_size if shape.full_segments else shape.last_size
+        return (high + 2 << 32).to_bytes(SEG_SIZE, "big") + self.rng.randbytes(size - SEG_SIZE)
+
+    def replay(self, node: Address) -> None:
+        """What was sent before, from the same to the same.
+
+        Control only in a keyed job, and no Acks: an Ack names the request that it answers, nothing
+        else, and an old one may fit again.
+        """
+        tape = [burst for burst in self._tape[node] if self._may_replay(burst)]
+        if self.rng.random() < 0.5:  # data is much more
+            tape = [burst for burst in tape if burst.tos == TOS_CONTROL] or tape
+        if tape:
+            burst = self.rng.choice(tape)
+            out = Outgoing((node,), burst.tos, burst.rows, burst.tail)
+            self._note(node, burst.peer, burst.tos, burst.rows[0].tobytes())
+            self.network.forge(PLACE, burst.peer, out)
+
+    def forge(self, node: Address) -> None:
+        """Control of a keyed job, without a MAC or with that of another key."""
+        job = self.rng.choice([job for job in self.jobs if job.keyed])
+        packet = self._sealed_wrongly(self._order(job, node))
+        self._send(node, self._neighbour(node), TOS_CONTROL, [packet])
+
+    def impostor(self, node: Address) -> None:
+        """Aggregates, control and ARP for a worker in the name of its switch, behind tags.
+
+        Now and then it is the MAC only, or not even that, which its switch lets through.
+        """
+        rng, above = self.rng, self._neighbour(node)
+        job = self.job_of(node) or self.jobs[0]
+        name = rng.choice((above, above, above, PLACE))
+        sender, source = (rng.choice((PLACE, PLACE, above)) for _ in range(2))
+        to = BROADCAST if rng.random() < 0.2 else mac(node)
+        if rng.random() < 0.3:
+            what, operation = "ARP", rng.choice((ARP_REQUEST, ARP_REPLY))
+            frame = arp(operation, mac(sender), ip(name), mac(node), ip(node))
+        else:
+            sender = name
+            tos, packet = self._as_of_switch(job, node)
+            what = describe(tos, packet)
+            row = np.frombuffer(packet, np.uint8).reshape(1, -1)
+            frame = frames(name, node, tos, row).tobytes()
+        depth = rng.choice((0, 1, 1, 1, 2, 3, 20))
+        tags = b"".join(rng.choice(TAGS) + bytes([rng.randrange(16) << 4, 0]) for _ in range(depth))
+        frame = to + mac(source) + tags + frame[12:]
+        claimed = above if above in (name, sender, source) else PLACE
+        claimed = claimed._replace(ingress=SPARE)
+        self._say(node, claimed, f"{what} behind {depth} tags")
+        out = Outgoing((above,), FRAME, np.frombuffer(frame, np.uint8).reshape(1, -1), len(frame))
+        self.network.forge(PLACE, claimed, out)
+
+    def _as_of_switch(self, job: Job, node: Address) -> tuple[int, bytes]:
+        """A packet that a worker would take from its switch."""
+        if self.rng.random() < 0.5:
+            return TOS_DATA, self.rng.choice(self._data(job))
+        packet = self._order(job, node)
+        return TOS_CONTROL, self._sealed_wrongly(packet) if job.keyed else packet
+
+    def _may_replay(self, burst: Burst) -> bool:
+        if burst.tos == TOS_DATA:
+            return True
+        packet = burst.rows[0].tobytes()
+        keyed = {job.number for job in self.jobs if job.keyed}
+        return int.from_bytes(packet[2:4], "big") in keyed and packet[0] != Action.ACK
+
+    # How it is made
+
+    def _neighbour(self, node: Address) -> Address:
+        """Somebody who has a cable to this node."""
+        links = self.network.links
+        return self.rng.choice([a for a, b in links if b == node and a != PLACE])
+
+    def _send_any(self, node: Address, name: Address) -> None:
+        rng, job = self.rng, self.rng.choice(self.jobs)
+        match rng.randrange(6):
+            case 0 | 1:
+                self._send(node, name, TOS_DATA, self._data(job))
+            case 2 | 3:
+                packet = self._order(job, node)
+                packet = self._sealed_wrongly(packet) if job.keyed else packet
+                self._send(node, name, TOS_CONTROL, [packet])
+            case 4:
+                self._send(node, name, TOS_DATA, self._malformed(job))
+            case 5:
+                tos = rng.choice((0, TOS_CONTROL, TOS_DATA))
+                self._send(node, name, tos, [rng.randbytes(rng.randint(1, 40))])
+
+    def _send(self, node: Address, name: Address, tos: int, packets: list[bytes]) -> None:
+        rows = np.frombuffer(b"".join(packets), np.uint8).reshape(len(packets), -1)
+        self._note(node, name, tos, packets[0])
+        self.network.forge(PLACE, name, Outgoing((node,), tos, rows, rows.shape[1]))
+
+    def _note(self, node: Address, name: Address, tos: int, packet: bytes) -> None:
+        self._say(node, name, describe(tos, packet))
+
+    def _say(self, node: Address, name: Address, what: str) -> None:
+        nodes = self.network.nodes
+        known = nodes.get(name._replace(ingress=0))
+        whose = known.name + "?" * name.ingress if known else str(name)
+        self.network.note(PLACE, f"sends to {nodes[node].name} as {whose}: {what}")
+
+    def _data(self, job: Job) -> list[bytes]:
+        """Consecutive segments of a round that may be under way."""
+        shape, rng = job.shape(), self.rng
+        start = rng.randrange(shape.full_segments) if shape.full_segments else 0
+        stop = min(start + rng.randint(1, MOST), shape.full_segments)
+        round_ = max(0, self.round_of(job.number) + rng.randint(-1, 1))
+        size = shape.packet_size - SEG_SIZE
+        heads = ((round_ << 32 | index).to_bytes(SEG_SIZE, "big") for index in range(start, stop))
+        return [head + rng.randbytes(size) for head in heads] or [bytes(SEG_SIZE)]
+
+    def _malformed(self, job: Job) -> list[bytes]:
+        shape, rng = job.shape(), self.rng
+        index, size = rng.randrange(shape.segments), shape.packet_size
+        if rng.random() < 0.5:
+            index += shape.segments
+        else:
+            size = rng.choice([n for n in (8, 9, size - 1, size + 1, 2 * size) if n not in (
+                shape.packet_size, shape.last_size) and n >= SEG_SIZE])  # fmt: skip
+        head = self.round_of(job.number) << 32 | index
+        return [head.to_bytes(SEG_SIZE, "big") + rng.randbytes(size - SEG_SIZE)] * rng.randint(1, 3)
+
+    def _order(self, job: Job, node: Address) -> bytes:
+        """A control packet for a switch, or from one, as a member would send it."""
+        rng, shape = self.rng, job.shape()
+        round_ = self.round_of(job.number)
+        every = Segments(round_, 0, shape.segments)
+        values: dict[Action, list[Value]] = {
+            Action.JOIN: self._joins(job, shape),
+            Action.LEAVE: [None],
+            Action.RESET: [None, Round(round_ + 5)],
+            Action.SETH: [Threshold(1)],
+            Action.FBCAST: [every],
+            Action.HELP: [every],
+            Action.HALT: [None],
+            Action.ACK: [Ack(rng.randint(1, 8), round=round_ + 5, contributors=rng.randrange(9))],
+        }
+        action = rng.choice(list(values))
+        value = rng.choice(values[action])
+        if action is Action.RESET and node not in self.switches:
+            value = Round(round_ + 5)
+        status = rng.choice(list(Status)) if action is Action.ACK else Status.OK
+        # Above all that anybody has used, or one that may be waited for.
+        request = rng.choice((1 << 30, 1000, 1001, 1002, 2000, 2001))
+        return Control(action, job.number, request, value, status).build()
+
+    def _joins(self, job: Job, shape: Shape) -> list[Value]:
+        """In a job without a key anybody may join; so those are heartbeats of nobody."""
+        join = Join.for_shape(shape, MemberType.WORKER, 0, FLAG_HEARTBEAT)
+        if not job.keyed:
+            return [join]
+        controller = Join(MemberType.CONTROLLER)
+        return [join, controller, replace(join, flags=0), replace(join, flags=FLAG_WHOLE)]
+
+    def _sealed_wrongly(self, packet: bytes) -> bytes:
+        match self.rng.randrange(3):
+            case 0:
+                return packet
+            case 1:
+                return packet + Key(b"another").mac(packet)
+            case _:
+                return packet + self.rng.randbytes(16)

@@ -1,0 +1,385 @@
+"""What a switch does at every packet: conduct.py."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from iswitch.core.format.packets import Burst, Outgoing
+from iswitch.core.format.wire import (
+    ROUND_MASK,
+    SEG_SIZE,
+    TOS_DATA,
+    Ack,
+    Action,
+    Control,
+    Round,
+    Segments,
+    Status,
+    later,
+    round_distance,
+)
+from iswitch.core.jobs.answers import PER_MEMBER, Answers
+from iswitch.core.jobs.job import Job
+from iswitch.core.jobs.membership import Member
+from iswitch.core.jobs.uplink import REMEMBERED, Uplink
+from iswitch.core.sums.accelerator import SynchronousAccelerator
+from iswitch.core.sums.asynchronous import AsynchronousAccelerator
+from iswitch.core.switch import Switch
+from iswitch.sim.plugged import SPARE
+
+from .gathering import ToldOfAll
+from .said import Place, packets_to, parsed, place
+from .violation import Violation
+
+KEPT = 4  # rounds (or versions: twice as many) whose aggregates are compared
+
+
+class SwitchConduct:
+    """What a switch process does.
+
+    Args:
+        name: of its place.
+        switch: the process.
+        halts: how many requests to halt are given.
+    """
+
+    def __init__(self, name: str, switch: Switch, halts: int) -> None:
+        self.name = name
+        self.machine = switch
+        self.halts = halts
+        self._aggregates: dict[int, OrderedDict[int, dict[bytes, bytes]]] = {}  # by job and round
+        self._answers: dict[tuple[Place, int], tuple[Answers, OrderedDict[int, bytes]]] = {}
+        self._relayed: dict[tuple[Place, bytes], int] = {}  # Request of each Reset
+        self._halted: dict[Place, set[int]] = {}  # Requests of Halts
+        self._seen: deque[int] = deque(maxlen=REMEMBERED)  # Requests of Helps of the parent
+        self._halt: int | None = None  # Request of the parent's newest Halt
+        self._members: dict[Place, Member] = {}
+        self._told = ToldOfAll(name)
+        self._beginning: dict[int, int] = {}  # where newcomers would begin, by job
+        self._counts: tuple[int, ...] = ()
+        self._due: Callable[[Sequence[Outgoing]], None] | None = None
+        self._joining = False
+        self._stood: int | None = None  # the round that was missing when it joined
+
+    # Before
+
+    def comes(self, burst: Burst | None, now: float) -> None:  # noqa: ARG002
+        """Note what is known before packets are taken."""
+        self._members = self._contributors()
+        self._beginning = self._begin_at()
+        self._counts = self._count()
+        self._due = None
+        uplink = self._uplink()
+        self._joining = uplink is not None and not uplink.member
+        if self._joining:
+            self._seen.clear()
+            self._halt = None
+            job = self._job()
+            self._stood = None if job is None or not job.synchronous else job.stands_at()
+        if burst is None or burst.peer.ingress == SPARE:
+            return
+        hierarchy = self.machine.control.hierarchy
+        if hierarchy is not None and place(burst.peer) == place(hierarchy.parent):
+            if burst.tos != TOS_DATA:
+                self._due = self._due_to_parent(burst)
+        elif burst.tos == TOS_DATA:
+            self._due = self._due_to_sender(burst)
+
+    def _due_to_sender(self, burst: Burst) -> Callable[[Sequence[Outgoing]], None] | None:
+        """What a member must get for its contributions, and whether they count at all."""
+        member = self._members.get(place(burst.peer))
+        rounds = np.unique(burst.rows[:, :4].copy().view(">u4"))
+        if member is None or len(rounds) != 1 or burst.tail < SEG_SIZE:
+            return None
+        job = self.machine.control.by_source[member.address][0]
+        accelerator = job.accelerator
+        if not isinstance(accelerator, SynchronousAccelerator) or job.halted:
+            return None
+        shape = accelerator.shape
+        round_ = int(rounds[0])
+        if is_out_of_turn(job, member, round_):
+            return self._nothing_counts
+        if member.held_back:  # until the others are that far; Help brings it what is kept
+            return None
+        indices = np.unique(burst.rows[:, 4:SEG_SIZE].copy().view(">u4")).astype(np.int64)
+        state = accelerator.state[round_ & 1].words[indices[indices < shape.segments], 0]
+        complete = accelerator.COMPLETE << 32 | round_
+        late = int((state == np.uint64(complete)).sum())
+        size = {shape.packet_size, shape.last_size}
+        if not late or not {burst.rows.shape[1], burst.tail} <= size:
+            return None
+
+        def answered(sends: Sequence[Outgoing]) -> None:
+            if packets_to(sends, place(burst.peer)) < late:
+                raise Violation(
+                    "not answered",
+                    f"{self.name} keeps {late} aggregates of round {round_}, for which "
+                    f"{burst.peer} has contributed once more, and does not send them",
+                )
+
+        return answered
+
+    def _nothing_counts(self, sends: Sequence[Outgoing]) -> None:  # noqa: ARG002
+        if self._count()[2] != self._counts[2]:
+            raise Violation("out of turn", f"{self.name} has counted what is of no round of its")
+
+    def _due_to_parent(self, burst: Burst) -> Callable[[Sequence[Outgoing]], None] | None:
+        """What the parent must get for its Help, if that is new."""
+        uplink, job = self._uplink(), self._job()
+        packet = parsed(burst.rows[0, : burst.tail].tobytes(), self.machine)
+        if uplink is None or job is None or packet is None or not uplink.member:
+            return None
+        if packet.action is Action.HALT:
+            return self._due_to_a_halt(packet.request, job)
+        if packet.action is not Action.HELP:
+            return None
+        if packet.request in self._seen:
+            return self._nothing_again
+        self._seen.append(packet.request)
+        named, accelerator = packet.value, job.accelerator
+        if not isinstance(named, Segments) or not isinstance(accelerator, SynchronousAccelerator):
+            return None
+        words = accelerator.state[named.round & 1].words[named.index :][: named.count, 0]
+        ours = int((words == np.uint64(accelerator.SENT << 32 | named.round)).sum())
+
+        def helped(sends: Sequence[Outgoing]) -> None:
+            if packets_to(sends, self._parent()) < ours:
+                raise Violation(
+                    "not helped", f"{self.name} has heard {packet.action.name}, and does nothing"
+                )
+
+        return helped
+
+    def _due_to_a_halt(self, request: int, job: Job) -> Callable[[Sequence[Outgoing]], None] | None:
+        """A new Halt of the parent suspends the job here, too."""
+        if self._halt is not None and round_distance(request, self._halt) <= 0:
+            return None
+        self._halt = request
+
+        def halted(sends: Sequence[Outgoing]) -> None:  # noqa: ARG001
+            if not job.halted:
+                raise Violation("not halted", f"{self.name} has heard Halt, and does nothing")
+
+        return halted
+
+    def _nothing_again(self, sends: Sequence[Outgoing]) -> None:
+        if packets_to(sends, self._parent()):
+            raise Violation("executed again", f"{self.name} helps twice, asked with one number")
+
+    # After
+
+    def says(self, burst: Burst | None, sends: Sequence[Outgoing], now: float) -> None:  # noqa: ARG002
+        """Judge what was said."""
+        if self._due is not None and not self._drops():
+            self._due(sends)
+        self._due = None
+        members = self._contributors()
+        self._look_at_receivers(sends, members)
+        self._look_at_newcomers(members)
+        if self._parent() is None:
+            self._told.look(self.machine.jobs.values())
+        if not self._drops():
+            self._look_for_the_new(sends, members)
+            self._look_for_the_joined(sends)
+        for out in sends:
+            if out.tos == TOS_DATA:
+                self._look_at_data(out, members)
+            else:
+                self._look_at_control(out)
+
+    def _drops(self) -> bool:
+        """Whether something could not be sent, for want of a MAC or room."""
+        return self._count()[-1] != self._counts[-1]
+
+    def _look_at_receivers(self, sends: Sequence[Outgoing], members: dict[Place, Member]) -> None:
+        """Data goes to contributors and to the parent, to nobody else."""
+        may = {*self._members, *members, self._parent()}
+        for out in sends:
+            if out.tos == TOS_DATA and not may.issuperset(map(place, out.peers)):
+                raise Violation("astray", f"{self.name} sends data to {out.peers}, not members")
+
+    def _look_at_newcomers(self, members: dict[Place, Member]) -> None:
+        """Who takes a worker's place begins beyond all that the process before may have sent."""
+        for peer, member in members.items():
+            before, first = self._members.get(peer), member.first_round
+            job = self.machine.control.by_source[member.address][0]
+            begin = self._beginning.get(job.number)
+            if before in (None, member) or first is None or begin is None:
+                continue
+            assert before is not None
+            latest = begin if before.first_round is None else later(begin, before.first_round)
+            if round_distance(first, latest) <= 0:
+                raise Violation(
+                    "out of turn",
+                    f"{self.name} lets {peer} begin at {first}, where the process before it may "
+                    f"have sent {latest}",
+                )
+
+    def _look_for_the_new(self, sends: Sequence[Outgoing], members: dict[Place, Member]) -> None:
+        """What was completed goes to all who were and are there, or to the parent."""
+        made, came = (now - was for now, was in zip(self._count()[:2], self._counts, strict=False))
+        jobs = [job for job in self.machine.jobs.values() if job.shape is not None]
+        if not made + came or len(jobs) != 1:
+            return
+        above = self._parent()
+        if above and packets_to(sends, above) < made:
+            raise Violation("not sent", f"{self.name} sends not all of {made} sums to its parent")
+        new = came if above else made
+        stay = [p for p, member in members.items() if member is self._members.get(p)]
+        lacks = [p for p in stay if packets_to(sends, p) < new]
+        if lacks:
+            raise Violation("not sent", f"{self.name} does not send {new} aggregates to {lacks}")
+
+    def _look_for_the_joined(self, sends: Sequence[Outgoing]) -> None:
+        """Who is a member of a restarted parent again sends what has no aggregate yet."""
+        uplink, job = self._uplink(), self._job()
+        if not self._joining or uplink is None or job is None or not uplink.member:
+            return
+        self._joining = False
+        assert isinstance(job.accelerator, SynchronousAccelerator)
+        stood = job.stands_at() if self._stood is None else self._stood
+        if job.halted or round_distance(uplink.first_round, stood) > 0:
+            return
+        waits = sum(run.segments for run in job.accelerator.waiting())
+        if packets_to(sends, self._parent()) < waits:
+            raise Violation("not sent", f"{self.name} joins anew and does not send {waits} sums")
+
+    def _look_at_data(self, out: Outgoing, members: dict[Place, Member]) -> None:
+        """An aggregate is the same whenever it is sent."""
+        member = members.get(place(out.peers[0]))
+        if member is None:
+            return
+        job = self.machine.control.by_source[member.address][0]
+        rounds = self._aggregates.setdefault(job.number, OrderedDict())
+        last = len(out.rows) - 1
+        for i, row in enumerate(out.rows):
+            packet = (row[: out.tail] if i == last else row).tobytes()
+            round_, seg = int.from_bytes(packet[:4], "big"), packet[:SEG_SIZE]
+            newest = (
+                job.accelerator.version
+                if isinstance(job.accelerator, AsynchronousAccelerator)
+                else round_
+            )
+            if round_distance(round_, newest) > 0:
+                raise Violation(
+                    "not made", f"{self.name} sends version {round_}; the newest is {newest}"
+                )
+            kept = rounds.get(round_)
+            if kept is None:
+                kept = rounds[round_] = {}
+                if len(rounds) > (KEPT if job.synchronous else 4 * KEPT):
+                    rounds.popitem(last=False)
+            if kept.setdefault(seg, packet) != packet:
+                raise Violation(
+                    "changed",
+                    f"{self.name} sends {round_}.{int.from_bytes(seg[4:], 'big')} to {out.peers} "
+                    "otherwise than before",
+                )
+
+    def _look_at_control(self, out: Outgoing) -> None:
+        """The same request has the same answer; a Reset is relayed once, and no Halt too many."""
+        payload = out.rows[0, : out.tail].tobytes()
+        packet = parsed(payload, self.machine)
+        peer = place(out.peers[0])
+        if packet is None or peer == self._parent():
+            return
+        if packet.action is Action.ACK:
+            self._look_at_answer(packet, peer, payload)
+        elif packet.action is Action.HALT:
+            halts = self._halted.setdefault(peer, set())
+            halts.add(packet.request)
+            if len(halts) > self.halts:
+                raise Violation("executed again", f"{self.name} relays {len(halts)} Halts")
+        elif isinstance(packet.value, Round):
+            key = peer, packet.job.to_bytes(2, "big") + packet.value.round.to_bytes(4, "big")
+            if self._relayed.setdefault(key, packet.request) != packet.request:
+                raise Violation(
+                    "executed again", f"{self.name} relays Reset to {packet.value.round} twice"
+                )
+
+    def _look_at_answer(self, packet: Control, peer: Place, payload: bytes) -> None:
+        action = payload[8]
+        if action == Action.JOIN and packet.status == Status.OK and isinstance(packet.value, Ack):
+            self._told.answered(peer, packet.job, packet.value)
+        fleeting = (Status.NOT_MEMBER, Status.DENIED, Status.BAD_REQUEST)
+        if action == Action.JOIN or packet.status in fleeting:
+            return
+        job = self.machine.jobs.get(packet.job)
+        everybody = job.members.by_address if job is not None else {}
+        found = next((m for a, m in everybody.items() if place(a) == peer), None)
+        answers, kept = self._answers.get((peer, packet.job), (None, OrderedDict()))
+        if answers is None or (found is not None and found.answers is not answers):
+            answers, kept = found.answers if found is not None else Answers(), OrderedDict()
+            self._answers[peer, packet.job] = answers, kept
+        if packet.request not in kept:
+            self._look_at_the_overtaken(packet, peer)
+        if kept.setdefault(packet.request, payload) != payload:
+            raise Violation(
+                "executed again",
+                f"{self.name} answers request {packet.request} of {peer} ({Action(action).name}) "
+                "otherwise than before",
+            )
+        if len(kept) > PER_MEMBER:
+            kept.popitem(last=False)
+
+    def _look_at_the_overtaken(self, packet: Control, peer: Place) -> None:
+        """No round before the newest waits for who has been told that it has lost its place."""
+        value = packet.value
+        if packet.status != Status.GONE or not isinstance(value, Ack):
+            return
+        job = self.machine.jobs.get(packet.job)
+        found = self._contributors().get(peer)
+        is_help = value.action == Action.HELP
+        if not is_help or job is None or found is None or job.threshold or not job.synchronous:
+            return
+        before = (job.window.high - 1) & ROUND_MASK
+        if job.members.participants(before) & found.bit and not found.stands_at(before):
+            raise Violation(
+                "waits in vain", f"{self.name} tells {peer} that it is too late, and waits for it"
+            )
+
+    # What it knows
+
+    def _begin_at(self) -> dict[int, int]:
+        """The round in which the next newcomer to each job takes part, if any is under way."""
+        jobs = self.machine.jobs.values()
+        return {j.number: j.window.newcomers for j in jobs if j.synchronous and j.window.named}
+
+    def _contributors(self) -> dict[Place, Member]:
+        return {place(a): m for a, (_, m) in self.machine.control.by_source.items()}
+
+    def _count(self) -> tuple[int, ...]:
+        n = self.machine.counters
+        lost = n["unresolved"] + n["too_large"] + n["tx_failed"]
+        return n["aggregates"], n["from_parent"], n["accumulated"], lost
+
+    def _parent(self) -> Place | None:
+        hierarchy = self.machine.control.hierarchy
+        return None if hierarchy is None else place(hierarchy.parent)
+
+    def _uplink(self) -> Uplink | None:
+        """Its membership above; a tree has one job at a time."""
+        hierarchy = self.machine.control.hierarchy
+        return next(iter(hierarchy.uplinks.values()), None) if hierarchy is not None else None
+
+    def _job(self) -> Job | None:
+        jobs = (job for job in self.machine.jobs.values() if job.shape is not None)
+        return next(jobs, None)
+
+
+def is_out_of_turn(job: Job, member: Member, round_: int) -> bool:
+    """Whether a round is before a member's first, or none that the job takes (and not that one).
+
+    A member held back has no round that counts before all have come.
+    """
+    first, window = member.first_round, job.window
+    if first is not None and round_distance(round_, first) < 0:
+        return True
+    if member.held_back and not job.members.gathered and not job.threshold:
+        return True
+    lowest = window.lowest
+    past = lowest is not None and round_distance(round_, lowest) < 0
+    return round_ != first and (past or not -1 <= round_distance(round_, window.high) <= 1)

@@ -1,0 +1,83 @@
+"""What workers contribute: whole numbers from whose sum can be read what is in it.
+
+Every life of a worker has an identity in its job, 0, 1 and so on. Element 0, 2, 4 ... of a
+segment is 4**identity: so a sum, read to the base 4, says how often each life is in it. Elements
+between hold a token of the life, the round and the segment: so it says of which contribution. All
+sums are exact in the element type, in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from iswitch.core.format.wire import DType, Shape, Vector
+
+# Whole numbers below 2**EXACT[dtype] are exact.
+EXACT = {DType.INT32: 31, DType.FLOAT32: 24, DType.FLOAT16: 11, DType.BFLOAT16: 8}
+BITS = 2  # of the code, for each life: to tell once from twice, and thrice
+
+
+def most_lives(dtype: DType) -> int:
+    """How many lives a job of this type can tell apart."""
+    return EXACT[dtype] // BITS
+
+
+class Values:
+    """The contributions of one job's lives."""
+
+    KEPT = 64
+
+    def __init__(self, shape: Shape, lives: int) -> None:
+        assert 0 < lives <= most_lives(shape.dtype)
+        self.shape = shape
+        self.lives = lives
+        self.tokens = min(997, (1 << EXACT[shape.dtype]) // lives)  # and none is as large
+        self._segment = np.arange(shape.numel) // shape.elements
+        self._codes = np.arange(shape.numel) % shape.elements % 2 == 0
+        self._made: dict[tuple[int, int], Vector] = {}
+
+    def contribution(self, identity: int, round_: int) -> Vector:
+        """The vector of a life in a round, (numel,)."""
+        found = self._made.get((identity, round_))
+        if found is None:
+            token = 1 + identity * 101 + (round_ & 0xFFFFFF) * 389 + self._segment * 53
+            values = np.where(self._codes, 1 << BITS * identity, token % self.tokens)
+            found = values.astype(self.shape.dtype.numpy)
+            if len(self._made) >= self.KEPT:
+                del self._made[next(iter(self._made))]
+            self._made[identity, round_] = found
+        return found
+
+    def counts(self, code: int) -> dict[int, int]:
+        """How often each life is in a sum whose element 0 is this."""
+        digits = {i: code >> BITS * i & (1 << BITS) - 1 for i in range(self.lives)}
+        return {i: count for i, count in digits.items() if count}
+
+    def codes(self, total: Vector) -> npt.NDArray[np.int64]:
+        """Element 0 of every segment of a sum; none of an empty vector."""
+        return total[:: self.shape.elements].astype(np.int64)
+
+    def totals(
+        self,
+        codes: npt.NDArray[np.int64],
+        members: Mapping[int, tuple[int, ...]],
+        round_: int,
+    ) -> Vector:
+        """The vector whose segments are the exact sums of the lives that their codes name."""
+        found = {code: self.total(lives, round_) for code, lives in members.items()}
+        if len(found) == 1:
+            return next(iter(found.values()))
+        whole = np.zeros(self.shape.numel, self.shape.dtype.numpy)
+        of_elements = codes[self._segment]
+        for code, total in found.items():
+            whole[of_elements == code] = total[of_elements == code]
+        return whole
+
+    def total(self, identities: tuple[int, ...], round_: int) -> Vector:
+        """The exact sum of these lives' contributions."""
+        parts = [self.contribution(i, round_).astype(np.int64) for i in identities]
+        total: Vector = np.sum(parts, axis=0).astype(self.shape.dtype.numpy)
+        return total

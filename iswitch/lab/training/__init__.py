@@ -1,0 +1,1 @@
+"""What `iswitch demo` and `iswitch train` show and keep of a training."""

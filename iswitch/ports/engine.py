@@ -1,0 +1,144 @@
+"""The engine: real clock, moves packets between ports and a switch until told to stop."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Generic, Protocol, TypeVar
+
+from .port import Port, earlier
+
+SHORT_OF_MEMORY = 0.001  # seconds until a turn that lacked memory is tried again; doubles
+LONGEST_PAUSE = 0.1
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+In_contra = TypeVar("In_contra", contravariant=True)
+Out_co = TypeVar("Out_co", covariant=True)
+
+
+class Machine(Protocol[In_contra, Out_co]):
+    """A sans-I/O object with time as an argument: a Switch, a Chassis, or what stands in for it.
+
+    What comes out has to be sent before the machine is asked for more.
+    """
+
+    def receive(self, came: In_contra, now: float, /) -> Iterable[Out_co]:
+        """Take packets; gives what is to be sent because of them."""
+
+    def deadline(self) -> float | None:
+        """When `handle_timer` wants to be called."""
+
+    def handle_timer(self, now: float, /) -> Iterable[Out_co]:
+        """Do what is due."""
+
+
+class Engine(Generic[In, Out]):
+    """Runs a machine on a port.
+
+    Args:
+        machine: what the packets are for.
+        port: where they come from and go to.
+        clock: seconds, monotonic.
+        spin: seconds to look for packets again and again before sleeping. It saves the wake-up
+            (some 10 us and more) for the price of a busy core.
+    """
+
+    def __init__(
+        self,
+        machine: Machine[In, Out],
+        port: Port[In, Out],
+        clock: Callable[[], float] = time.monotonic,
+        spin: float = 0.0,
+    ) -> None:
+        self.machine = machine
+        self.port = port
+        self.clock = clock
+        self.spin = spin
+
+        self.given_up = 0  # turns of the loop that lacked memory
+        self._stopping = False
+        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def stop(self) -> None:
+        """Make `run` return soon; may be called from a signal handler or another thread."""
+        self._stopping = True
+        if self._waker >= 0:
+            with suppress(BlockingIOError):  # it is full: so there is something to wake up for
+                os.write(self._waker, b"\0")
+
+    def run(self) -> None:
+        """Serve until stopped; once."""
+        try:
+            with self._woken_by_signals():
+                self._serve()
+        finally:
+            for end in (self._wake, self._waker):
+                os.close(end)
+            self._wake = self._waker = -1
+
+    @contextmanager
+    def _woken_by_signals(self) -> Iterator[None]:
+        """A context in which the main thread sleeps over no signal.
+
+        One that comes between a look at signals and the sleep, or to another thread of a library's,
+        would be heeded with the next packet only.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+
+    def _serve(self) -> None:
+        port, clock = self.port, self.clock
+        waited_for = (port.fileno(), self._wake)
+        idle_since = clock()
+        pause = 0.0
+        while not self._stopping:
+            now = clock()
+            try:
+                busy, deadline = self._move(now)
+            except MemoryError:  # what was under way is lost, as if by the network
+                self.given_up += 1
+                pause = min(max(2 * pause, SHORT_OF_MEMORY), LONGEST_PAUSE)
+                self._sleep((self._wake,), pause)
+                continue
+            pause = 0.0
+            if busy:
+                idle_since = now
+            elif now - idle_since >= self.spin:
+                due = earlier(deadline, port.deadline())
+                # To the microsecond; poll(2) would be up to a millisecond late.
+                self._sleep(waited_for, None if due is None else max(0.0, due - now))
+
+    def _sleep(self, waited_for: tuple[int, ...], seconds: float | None) -> None:
+        """Wait for what can be read, for so long at most."""
+        if self._wake in select.select(waited_for, (), (), seconds)[0]:
+            os.read(self._wake, 4096)
+
+    def _move(self, now: float) -> tuple[bool, float | None]:
+        """Move what there is; whether there was something, and when the machine's timer is due."""
+        machine, port = self.machine, self.port
+        busy = False
+        lacked = False
+        for came in port.pull():
+            busy = True
+            try:
+                port.push(machine.receive(came, now))
+            except MemoryError:  # the others that have come are taken all the same
+                lacked = True
+        if lacked:
+            raise MemoryError
+        deadline = machine.deadline()
+        if deadline is not None and deadline <= now:
+            port.push(machine.handle_timer(now))
+        return busy, deadline

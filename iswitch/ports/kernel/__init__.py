@@ -1,0 +1,1 @@
+"""What ports ask of Linux: batches of messages, BPF, interfaces, offloads."""

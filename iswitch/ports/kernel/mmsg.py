@@ -1,0 +1,338 @@
+"""recvmmsg(2) and sendmmsg(2): many datagrams in one system call, described by NumPy arrays.
+
+The kernel's `struct mmsghdr` and `struct iovec` are filled and read as structured arrays, so that a
+batch of single packets costs a few array operations and no Python per packet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from iswitch.core.format.packets import Rows
+
+MMSGHDR = np.dtype(
+    {
+        "names": [
+            "name", "namelen", "iov", "iovlen", "control", "controllen", "flags", "len",
+        ],
+        "formats": ["<u8", "<u4", "<u8", "<u8", "<u8", "<u8", "<i4", "<u4"],
+        "offsets": [0, 8, 16, 24, 32, 40, 48, 56],
+        "itemsize": 64,
+    }
+)  # fmt: skip
+IOVEC = np.dtype([("base", "<u8"), ("len", "<u8")])
+SOCKADDR_SIZE = 16
+UIO_MAXIOV = 1024  # messages the kernel takes in one call
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
+
+JUMBO = 9728  # longer bodies are of super-datagrams
+LONGEST = 65536 + 128  # a super-frame with its headers
+MOST_SPACING = LONGEST + JUMBO
+HEAD_ROOM = 64  # from one head to the next
+BATCH = 128  # datagrams in a call while they come one by one
+BATCH_SUPER = 16  # while they come as super-datagrams: a megabyte, which a cache holds
+LAYOUTS = 16  # that are kept
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_recvmmsg = _libc.recvmmsg
+_recvmmsg.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_void_p]
+sendmmsg = _libc.sendmmsg
+sendmmsg.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int]
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """The address of an array's first byte."""
+    return int(array.__array_interface__["data"][0])
+
+
+class _Layout(NamedTuple):
+    """Slots with bodies that lie so far apart."""
+
+    most: int
+    bodies: Rows
+    lengths: npt.NDArray[np.uint32]
+    address: int
+    headers: memoryview
+    pristine: bytes
+    iovecs: npt.NDArray[np.void]  # they have to stay
+
+
+class Receiver:
+    """Slots for a batch of datagrams, or of frames.
+
+    How far apart the bodies lie, `spacing`, is up to the caller, from call to call (`Spacing`): the
+    bodies of equally long super-datagrams then are one piece of memory, and so are the packets in
+    them. What a datagram has beyond it goes to a place of its own, and costs a copy.
+
+    `heads` is (BATCH, head), what each begins with. `meta` is (BATCH, name + control): the sender's
+    address and the control messages, zero beyond what the kernel wrote, so that packets of one kind
+    from one sender have equal rows.
+
+    Args:
+        head: bytes to keep apart from the body; a multiple of 4.
+        name: room for a sender's address.
+        control: room for control messages.
+    """
+
+    def __init__(self, head: int = 0, name: int = 0, control: int = 0) -> None:
+        self._heads = np.zeros((BATCH, HEAD_ROOM), np.uint8)
+        self._bodies = np.empty(max(BATCH * JUMBO, BATCH_SUPER * MOST_SPACING), np.uint8)
+        self._rests = np.empty((BATCH, LONGEST), np.uint8)
+        self.head = head
+        self.heads = self._heads[:, :head]
+        self.meta: Rows = np.zeros((BATCH, name + control), np.uint8)
+        self._name = name
+        self._layouts: dict[int, _Layout] = {}
+        self._used: tuple[_Layout, int] | None = None
+
+    def receive(self, fd: int, spacing: int, most: int = BATCH) -> tuple[Rows, list[int]]:
+        """Receive what is there, without waiting.
+
+        Args:
+            fd: the socket.
+            spacing: room for a body; more than JUMBO: super-datagrams are expected.
+            most: how many at most.
+
+        Returns:
+            the bodies, a row each, and how long each is with its head. They stay until the next
+            call; `heads` and `meta` have as many rows.
+
+        Raises:
+            OSError: with the errno of recvmmsg, but for EAGAIN, which is no datagrams.
+        """
+        if self._used is not None:
+            used, n = self._used
+            size = MMSGHDR.itemsize * n
+            used.headers[:size] = used.pristine[:size]
+            self.meta[:n] = 0
+            self._used = None
+        layout = self._layouts.get(spacing) or self._lay_out(spacing)
+        n = _recvmmsg(fd, layout.address, min(layout.most, most), socket.MSG_DONTWAIT, None)
+        if n < 0:
+            error = ctypes.get_errno()
+            if error not in (errno.EAGAIN, errno.EINTR):
+                raise OSError(error, os.strerror(error))
+            n = 0
+        bodies = layout.bodies[:n]
+        lengths: list[int] = layout.lengths[:n].tolist()
+        if n:
+            self._used = layout, n
+            beyond = max(lengths) - self.head - spacing
+            if beyond > 0:
+                bodies = np.concatenate((bodies, self._rests[:n, :beyond]), axis=1)
+        return bodies, lengths
+
+    def _lay_out(self, spacing: int) -> _Layout:
+        if len(self._layouts) >= LAYOUTS:
+            self._layouts.clear()
+        most = BATCH if spacing <= JUMBO else BATCH_SUPER
+        steps = np.arange(most, dtype="<u8")
+        iovecs = np.zeros((most, 3), IOVEC)
+        places = (self._heads, HEAD_ROOM, self.head), (self._bodies, spacing, spacing)
+        rest = (self._rests, LONGEST, max(LONGEST - spacing, 0))
+        for i, (array, stride, length) in enumerate((*places, rest)):
+            iovecs["base"][:, i] = address_of(array) + steps * stride
+            iovecs["len"][:, i] = length
+        headers = np.zeros(most, MMSGHDR)
+        headers["iov"] = address_of(iovecs) + steps * iovecs.strides[0]
+        headers["iovlen"] = 3
+        meta = address_of(self.meta) + steps * self.meta.shape[1]
+        headers["name"] = meta
+        headers["namelen"] = self._name
+        headers["control"] = meta + np.uint64(self._name)
+        headers["controllen"] = self.meta.shape[1] - self._name
+        bodies = self._bodies[: most * spacing].reshape(most, spacing)
+        view = headers.view(np.uint8).data
+        pristine = headers.tobytes()
+        layout = _Layout(most, bodies, headers["len"], address_of(headers), view, pristine, iovecs)
+        self._layouts[spacing] = layout
+        return layout
+
+
+class Spacing:
+    """How far apart the bodies of the next datagrams are to lie, by the last ones'.
+
+    Payloads of equally long super-datagrams then are one piece of memory, and nothing is copied;
+    the last packet of a super-datagram has room for a whole one.
+
+    Args:
+        single: room for the body of a datagram that is no super-datagram; it grows if that is not
+            enough.
+        head: bytes that are kept apart from the body.
+    """
+
+    def __init__(self, single: int, head: int = 0) -> None:
+        self.value = self._single = min(single, JUMBO)
+        self._head = head
+        self._longest = 0  # of the super-datagrams that it was chosen for
+
+    def expect(self, lengths: Sequence[int], size: Callable[[int], int]) -> None:
+        """Choose it for what comes after these.
+
+        Args:
+            lengths: of the last datagrams, with their heads.
+            size: bytes of a packet of the super-datagram of this place; 0: it is none.
+        """
+        most = max(lengths)
+        longest = most - self._head
+        if longest > JUMBO:
+            if longest == self._longest:
+                return
+            self._longest = longest
+            if longest > self.value or lengths.count(most) > 1 or self.value <= JUMBO:
+                step = size(lengths.index(most)) or longest
+                self.value = min(-(-longest // step) * step, MOST_SPACING)
+        elif self.value > JUMBO:
+            if len(lengths) == BATCH_SUPER:
+                self.value = self._single
+                self._longest = 0
+        elif longest > self.value:
+            self.value = self._single = longest
+
+
+class Block:
+    """Bytes that stay where they are, for the kernel to read."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self._array = np.frombuffer(content, np.uint8)
+        self.address = address_of(self._array)
+        self.size = len(content)
+
+
+class Sender:
+    """Descriptions of datagrams to send; they are filled in anew by each call."""
+
+    def __init__(self, most: int = UIO_MAXIOV) -> None:
+        self._iovecs = np.zeros(most, IOVEC)
+        self._own_iovecs = address_of(self._iovecs) + np.arange(most, dtype="<u8") * 16
+        self._headers = np.zeros(most, MMSGHDR)
+        self._headers["iovlen"] = 1
+        self._headers["namelen"] = SOCKADDR_SIZE
+        self._address = address_of(self._headers)
+        self._control: Block | None = None  # what the first `_controlled` headers point to
+        self._controlled = 0
+        self._shared = False  # whether all headers point to the first iovec
+        self._headers["iov"] = self._own_iovecs
+        self.most = most
+
+    def send_rows(
+        self,
+        fd: int,
+        rows: npt.NDArray[np.uint8],
+        tail: int,
+        name: int,
+        control: Block,
+    ) -> int:
+        """Send each row as a datagram to one receiver; returns how many the kernel took.
+
+        Args:
+            fd: the socket.
+            rows: (n, size), the last axis contiguous; the last row counts `tail` bytes.
+            name: address of the receiver's sockaddr_in.
+            control: control messages that go with every datagram.
+
+        Raises:
+            OSError: the kernel took none.
+        """
+        if self._shared:
+            self._headers["iov"] = self._own_iovecs
+            self._shared = False
+        n = min(len(rows), self.most)
+        self._iovecs["base"][:n] = address_of(rows) + np.arange(n, dtype="<u8") * rows.strides[0]
+        self._iovecs["len"][:n] = rows.shape[1]
+        if n == len(rows):
+            self._iovecs["len"][n - 1] = tail
+        self._headers["name"][:n] = name
+        return self._send(fd, n, control)
+
+    def send_to_all(
+        self,
+        fd: int,
+        payload: npt.NDArray[np.uint8],
+        names: npt.NDArray[np.uint64],
+        control: Block,
+    ) -> int:
+        """Send one datagram (or super-datagram) to several receivers; as `send_rows`.
+
+        Args:
+            fd: the socket.
+            payload: contiguous bytes.
+            names: addresses of the receivers' sockaddr_in, at most `most` of them.
+            control: control messages.
+
+        Raises:
+            OSError: the kernel took none.
+        """
+        if not self._shared:
+            self._headers["iov"] = self._own_iovecs[0]
+            self._shared = True
+        self._iovecs[0] = (address_of(payload), payload.size)
+        n = len(names)
+        self._headers["name"][:n] = names
+        return self._send(fd, n, control)
+
+    def _send(self, fd: int, n: int, control: Block) -> int:
+        if self._control is not control or n > self._controlled:
+            self._headers["control"][:n] = control.address
+            self._headers["controllen"][:n] = control.size
+            self._control, self._controlled = control, n
+        sent: int = sendmmsg(fd, self._address, n, 0)
+        if sent < 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+        return sent
+
+
+class Post:
+    """Datagrams to one receiver from memory that stays where it is, described once.
+
+    Args:
+        payloads: contiguous bytes of each.
+        name: address of the receiver's sockaddr_in; it has to stay, too.
+        control: control messages that go with every datagram.
+    """
+
+    def __init__(self, payloads: Sequence[Rows], name: int, control: Block) -> None:
+        self._kept = payloads, control
+        self._count = n = len(payloads)
+        self._iovecs = np.zeros(n, IOVEC)
+        self._iovecs["base"] = [address_of(payload) for payload in payloads]
+        self._iovecs["len"] = [payload.size for payload in payloads]
+        self._headers = np.zeros(n, MMSGHDR)
+        self._headers["iov"] = address_of(self._iovecs) + np.arange(n, dtype="<u8") * 16
+        self._headers["iovlen"] = 1
+        self._headers["name"] = name
+        self._headers["namelen"] = SOCKADDR_SIZE
+        self._headers["control"] = control.address
+        self._headers["controllen"] = control.size
+        self._address = address_of(self._headers)
+
+    def send(self, fd: int) -> int:
+        """Send them; returns how many the kernel took, from the first on."""
+        sent: int = sendmmsg(fd, self._address, self._count, 0)
+        return max(0, sent)
+
+
+def size_buffers(sock: socket.socket, wanted: int) -> int:
+    """Ask for socket buffers of `wanted` bytes; returns what the receive buffer got.
+
+    Root gets them whatever net.core.rmem_max says; others get at most that.
+    """
+    for force, plain in (
+        (SO_RCVBUFFORCE, socket.SO_RCVBUF),
+        (SO_SNDBUFFORCE, socket.SO_SNDBUF),
+    ):
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, force, wanted)
+        except PermissionError:
+            sock.setsockopt(socket.SOL_SOCKET, plain, wanted)
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2  # the kernel doubles it

@@ -1,0 +1,100 @@
+"""Where keys come from: files and the environment, never a command line, which anybody can read.
+
+A key is written as text (its UTF-8 bytes are the key) or as `hex:` and hexadecimal digits. Errors
+never hold a key.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from collections.abc import Mapping
+
+from iswitch.core.format.keys import Keys, KeyUnusable, secret_of
+from iswitch.outside import reading
+
+from .files import read_text
+
+KEY, KEY_FILE = "ISWITCH_KEY", "ISWITCH_KEY_FILE"  # in the environment
+MOST = 4 << 20  # bytes of a file: a line for every job
+
+
+def read_key(path: str) -> bytes:
+    """The key that is all there is in a file, but for white space around it.
+
+    Raises:
+        KeyUnusable: the file cannot be read, or others can, or there is no key in it.
+    """
+    text = _private(path).strip()
+    if "\n" in text:
+        raise KeyUnusable(f"{path} has several lines; a key file holds one key and nothing else")
+    return _secret(path, text)
+
+
+def read_keys(path: str) -> Keys:
+    """The keys of a switch: TOML, a line `7 = "KEY"` for job 7, or `default = "KEY"` for others.
+
+    Raises:
+        KeyUnusable: the file cannot be read, or others can, or it is written otherwise.
+    """
+    text = _private(path)
+    try:
+        with reading(path, KeyUnusable):
+            table = tomllib.loads(text)
+    except KeyUnusable as error:
+        raise KeyUnusable(f'{error}; write lines such as 7 = "KEY"') from None
+    by_job: dict[int, bytes] = {}
+    default: bytes | None = None
+    for name, text in table.items():
+        is_job = name.isascii() and name.isdecimal() and len(name) <= 5 and int(name) <= 0xFFFF
+        if not isinstance(text, str) or not (is_job or name == "default"):
+            raise KeyUnusable(
+                f'{path}: {name!r} is no job with a key; write 7 = "KEY" or default = "KEY"'
+            )
+        secret = _secret(f"{path}: {name}", text)
+        if is_job:
+            by_job[int(name)] = secret
+        else:
+            default = secret
+    if not table:
+        raise KeyUnusable(f'{path} holds no key; write lines such as 7 = "KEY"')
+    return Keys(by_job, default)
+
+
+def key_in(environment: Mapping[str, str]) -> bytes | None:
+    """The key that ISWITCH_KEY is, or that is in the file ISWITCH_KEY_FILE; None: neither is set.
+
+    Raises:
+        KeyUnusable: both are set, or it is no key.
+    """
+    text, path = environment.get(KEY), environment.get(KEY_FILE)
+    if text and path:
+        raise KeyUnusable(f"both {KEY} and {KEY_FILE} are set; unset one of them")
+    if path:
+        return read_key(path)
+    return _secret(KEY, text) if text else None
+
+
+def _secret(where: str, text: str) -> bytes:
+    try:
+        return secret_of(text)
+    except KeyUnusable as error:
+        raise KeyUnusable(f"{where}: {error}") from None
+
+
+def _private(path: str) -> str:
+    """The text of a file that not everybody may read or write."""
+
+    def check(status: os.stat_result) -> None:
+        if status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
+            raise KeyUnusable(
+                f"{path} can be read or written by everybody on this machine: chmod 600 {path}"
+            )
+
+    try:
+        return read_text(path, KeyUnusable, MOST, check)
+    except KeyUnusable as error:
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            raise KeyUnusable(f"{error}; write bytes as hex: and their digits") from None
+        raise

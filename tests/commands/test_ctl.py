@@ -1,0 +1,581 @@
+"""`iswitch ctl` against a switch in a process of its own, and against worse."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from iswitch.cli import main
+from iswitch.cli.ctl import COMMANDS
+from iswitch.core.format.wire import (
+    FLAG_NEW,
+    NO_RANK,
+    Ack,
+    Action,
+    Control,
+    Join,
+    MemberType,
+    Segments,
+    Status,
+    Threshold,
+)
+from tests.conftest import StartSwitch, Where
+from tests.support import ROOT
+from worker_lib import JobHalted, JobReset, SwitchUnreachable, Worker, WorkerError
+from worker_lib.controller import CommandRefused, Controller
+
+PATIENCE = 20.0  # seconds until a test is given up
+ELEMENTS = 1000  # three segments
+
+Ctl = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def ctl(switch: Where, job: int, capsys: pytest.CaptureFixture[str]) -> Ctl:
+    """Runs a command with --json; the object it prints, which must fit its exit status."""
+
+    def call(action: str, *words: object, job: int = job) -> dict[str, Any]:
+        capsys.readouterr()
+        where = "{}:{}".format(*switch)
+        options = ["--switch", where, "--job", str(job), "--json"]
+        exit_status = main(["ctl", action, *map(str, words), *options])
+        printed = capsys.readouterr()
+        answer: dict[str, Any] = json.loads(printed.out)
+        assert not printed.err
+        assert (answer["action"], answer["switch"], answer["job"]) == (action, where, job)
+        assert exit_status == (0 if answer["status"] == "OK" else 1)
+        return answer
+
+    return call
+
+
+@pytest.fixture
+def workers(switch: Where, job: int) -> Iterator[Callable[[int], list[Worker]]]:
+    """Makes workers that have joined, and lets them leave at the end."""
+    made: list[Worker] = []
+
+    def make(count: int) -> list[Worker]:
+        made.extend(Worker(switch, job, ELEMENTS, timeout=PATIENCE) for _ in range(count))
+        return made
+
+    yield make
+    for worker in made:
+        worker.leave()
+
+
+def until(ask: Callable[[], dict[str, Any]], what: Callable[[dict[str, Any]], bool]) -> None:
+    """Ask again and again until the answer is as it should be."""
+    end = time.monotonic() + PATIENCE
+    while not what(answer := ask()):
+        assert time.monotonic() < end, answer
+
+
+def vector(value: float) -> np.ndarray:
+    return np.full(ELEMENTS, value, np.float32)
+
+
+# The actions
+
+
+def test_status_of_an_unknown_job(ctl: Ctl) -> None:
+    answer = ctl("status")
+    assert answer["status"] == "NO_SUCH_JOB"
+    assert answer["message"].startswith(f"there is no job {answer['job']} at the switch at ")
+    assert [one["job"] for one in ctl("jobs")["jobs"]].count(answer["job"]) == 0  # nor is it now
+
+
+def test_status_names_the_members(
+    ctl: Ctl, switch: Where, job: int, workers: Callable[[int], list[Worker]]
+) -> None:
+    there = workers(20)  # more than one answer holds
+    addresses = {worker.rank: worker._port.socket.getsockname() for worker in there}
+    controller = Controller(switch, job, bind=("127.0.0.1", 0))
+    with controller, controller.membership():  # who only commands is not named
+        answer = ctl("status")
+    named = {one["rank"]: (one["host"], one["port"]) for one in answer["members"]}
+    assert named == {rank: ("127.0.0.1", port) for rank, (_, port) in addresses.items()}
+
+
+def test_a_job_that_ends_as_status_is_asked(
+    ctl: Ctl, switch: Where, job: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To have joined it makes it no job: it is none, as it was."""
+    other, join = Controller(switch, job), Controller.join
+
+    def late(controller: Controller) -> Ack:
+        if controller is not other:
+            other.leave()
+        return join(controller)
+
+    with other:
+        other.join()
+        assert ctl("status")["workers"] == 0
+        monkeypatch.setattr(Controller, "join", late)
+        assert ctl("status")["status"] == "NO_SUCH_JOB"
+
+
+def test_jobs_are_listed(ctl: Ctl, job: int, workers: Callable[[int], list[Worker]]) -> None:
+    before = ctl("jobs")
+    workers(2)
+    answer = ctl("jobs")
+    assert answer["total"] == before["total"] + 1
+    (ours,) = (one for one in answer["jobs"] if one["job"] == job)
+    assert (ours["threshold"], ours["round"], ours["workers"]) == (2, 0, 2)
+    numbers = [one["job"] for one in answer["jobs"]]
+    assert numbers == sorted(numbers)
+    assert answer["reserved"] > before["reserved"]
+    assert answer["reserved"] + answer["free"] <= 1 << 30
+    assert not answer["above"]
+
+
+def test_jobs_of_another_key_are_not_listed(start_switch: StartSwitch, tmp_path: Path) -> None:
+    path, key = tmp_path / "keys.toml", tmp_path / "key"
+    path.touch(0o600)
+    path.write_text('7 = "of seven"\n')
+    key.touch(0o600)
+    key.write_text("of seven")
+    _, where = start_switch("127.0.0.1:0", "--keys", str(path))
+    with Worker(where, 7, 5, key=b"of seven"), Worker(where, 8, 5):
+        with Controller(where, 7, key=b"of seven") as keyed:
+            assert [ack.rank for ack in keyed.jobs()] == [7]
+            with keyed.membership():
+                assert len(keyed.members()) == 1
+        with Controller(where, 0) as plain:
+            assert [ack.rank for ack in plain.jobs()] == [8]
+            assert plain.switch_itself().rank == 1
+        with Controller(where, 7, timeout=0.3) as stranger, pytest.raises(WorkerError):
+            stranger.look()
+
+
+def test_below_a_switch_members_are_switches(start_switch: StartSwitch) -> None:
+    _, root = start_switch()
+    _, below = start_switch("127.0.0.1:0", "--parent", "{}:{}".format(*root))
+    with (
+        Worker(below, 7, 5, rank=3),
+        Controller(root, 7) as above,
+        Controller(below, 7) as leaf,
+    ):
+        above.join()
+        leaf.join()
+        (switch,) = above.members()
+        assert (switch.rank, switch.port) == (NO_RANK, below[1])
+        assert [one.rank for one in leaf.members()] == [3]
+        assert (leaf.switch_itself().contributors, above.switch_itself().contributors) == (1, 0)
+
+
+def test_status_follows_the_job(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    (alone,) = workers(1)
+    for _ in range(3):
+        alone.allreduce(vector(1))
+    answer = ctl("status")
+    assert (answer["threshold"], answer["round"], answer["workers"]) == (1, 2, 1)
+    assert [one["rank"] for one in answer["members"]] == [0]
+    workers(1)
+    answer = ctl("status")
+    assert (answer["threshold"], answer["workers"]) == (2, 2)
+    assert [one["rank"] for one in answer["members"]] == [0, 1]
+
+
+def test_join_leaves_nothing(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    workers(2)
+    for _ in range(70):  # more than a job has room for
+        answer = ctl("join")
+        assert (answer["threshold"], answer["workers"]) == (2, 2)
+        assert answer["stays"] is False
+
+
+def test_join_to_stay_and_leave(ctl: Ctl) -> None:
+    stayed = ctl("join", "--stay")
+    assert stayed["stays"] is True
+    left = ctl("leave", "--bind", stayed["address"])
+    assert left["address"] == stayed["address"]
+
+
+def test_an_action_from_the_same_address_ends_the_stay(
+    ctl: Ctl, workers: Callable[[int], list[Worker]]
+) -> None:
+    workers(1)
+    stayed = ctl("join", "--stay")
+    assert ctl("seth", 2, "--bind", stayed["address"])["threshold"] == 2
+    until(  # a number of its own, not one that the command before has used
+        lambda: ctl("leave", "--bind", stayed["address"]), lambda a: a["status"] == "NOT_MEMBER"
+    )
+
+
+def test_leave_of_a_stranger(ctl: Ctl) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    answer = ctl("leave", "--bind", f"127.0.0.1:{port}")
+    assert answer["status"] == "NOT_MEMBER"
+    assert "nothing is left to do" in answer["message"]
+
+
+def test_seth(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    first, _ = workers(2)
+    answer = ctl("seth", 1)
+    assert (answer["threshold"], answer["automatic"]) == (1, False)
+    assert ctl("status")["threshold"] == 1  # it outlasts the command
+    assert (first.allreduce(vector(3)) == 3).all()
+    answer = ctl("seth", 0)
+    assert (answer["threshold"], answer["automatic"]) == (2, True)
+
+
+def test_seth_says_what_an_h_below_the_number_of_workers_may_do(
+    switch: Where,
+    job: int,
+    workers: Callable[[int], list[Worker]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A Worker refuses it; the operator is told, and obeyed."""
+    first, _ = workers(2)
+    with pytest.raises(ValueError, match="partial=True"):
+        first.set_threshold(1)
+    for threshold in (1, 2, 0):
+        options = ["--switch", "{}:{}".format(*switch), "--job", str(job)]
+        assert main(["ctl", "seth", str(threshold), *options]) == 0
+        assert ("rounds are mixed up" in capsys.readouterr().out) == (threshold == 1)
+
+
+@pytest.mark.parametrize("action", [("seth", 2), ("halt",)])
+def test_nothing_is_set_without_workers(
+    ctl: Ctl, workers: Callable[[int], list[Worker]], action: tuple[object, ...]
+) -> None:
+    """It would be gone with the command; while there are workers, it lasts."""
+    answer = ctl(*action)
+    assert answer["status"] == "NO_WORKERS"
+    assert "start the workers first" in answer["message"]
+    (alone,) = workers(1)
+    before = ctl("status")
+    assert (before["threshold"], before["halted"]) == (1, False)
+    assert ctl(*action)["status"] == "OK"
+    after = ctl("status")
+    assert (after["threshold"], after["halted"]) == ((2, False) if len(action) > 1 else (1, True))
+    alone.leave()
+    assert ctl("status")["halted"] is False
+
+
+def test_help_then_fbcast(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    first, second = workers(2)
+    assert ctl("fbcast", 0, 0, 3)["contributors"] == 0
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(first.allreduce, vector(3))
+        # Every segment lacks the second worker's contribution, and only that.
+        until(lambda: ctl("help", 0, 0, 3), lambda a: a["missing_ranks"] == [second.rank])
+        answer = ctl("help", 0, 2)
+        where = dict(zip(("host", "port"), second._port.socket.getsockname(), strict=True))
+        missed = {"type": "worker", "rank": 1, **where}
+        assert (answer["missing"], answer["missing_workers"]) == (1, [missed])
+        answer = ctl("fbcast", "current", 0, 3)
+        assert (answer["contributors"], answer["count"]) == (1, 3)
+        assert (waiting.result(PATIENCE) == 3).all()
+    answer = ctl("help", 0, 0, 3)
+    assert (answer["missing"], answer["missing_ranks"]) == (0, [])
+    assert (second.allreduce(vector(4)) == 3).all()  # late: it gets what was broadcast
+
+
+def test_the_current_round(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    (alone,) = workers(1)
+    for round_ in range(3):
+        alone.allreduce(vector(1))
+        for action in ("help", "fbcast"):
+            assert ctl(action, "current", 0)["round"] == round_
+    assert ctl("help", 7, 0)["current"] == 2
+
+
+def test_halt_then_reset(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    (alone,) = workers(1)
+    alone.allreduce(vector(1))
+    assert ctl("halt")["round"] == 0
+    assert ctl("status")["halted"] is True
+    with pytest.raises(JobHalted):
+        alone.allreduce(vector(2), timeout=0.2)
+    for action in [("seth", 1), ("help", 0, 0), ("fbcast", 0, 0), ("halt",)]:
+        answer = ctl(*action)
+        assert answer["status"] == "HALTED"
+        assert "reset" in answer["message"]
+    assert ctl("reset")["round"] == 2
+    assert ctl("status")["halted"] is False
+    with pytest.raises(JobReset):  # relayed before the status was answered
+        alone.allreduce(vector(2))
+    assert (alone.allreduce(vector(5)) == 5).all()
+    assert alone.round == 3
+
+
+def test_segments_that_are_not_there(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    assert ctl("help", 0, 0)["status"] == "BAD_REQUEST"  # no worker, no vector
+    workers(1)
+    assert ctl("fbcast", 0, 1, 2)["status"] == "OK"
+    answer = ctl("fbcast", 0, 1, 3)
+    assert answer["status"] == "BAD_REQUEST"
+    assert "no such segments" in answer["message"]
+
+
+def test_a_round_that_is_gone(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    (alone,) = workers(1)
+    for _ in range(4):
+        alone.allreduce(vector(1))
+    for action in ("help", "fbcast"):
+        answer = ctl(action, 0, 0)
+        assert answer["status"] == "GONE"
+        assert "the job is at round 3" in answer["message"]
+
+
+# What people see
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("status", "job J: H = 1, round 0, 1 worker\n  rank 0 (AT)"),
+        ("join", "job J can be joined: H = 1, round 0, 1 worker"),
+        ("seth 1", "job J: H = 1 (set)"),
+        (
+            "seth 5",
+            "job J: H = 5 (set); with 1 worker, nothing completes in a synchronous job until 5 "
+            "are there",
+        ),
+        ("seth 0", "job J: H = 1 (automatic: every worker)"),
+        ("help 0 1", "job J, round 0, segment 1: missing from rank 0 (AT)"),
+        ("help current 1", "job J, round 0, segment 1: missing from rank 0 (AT)"),
+        ("help 1 1", "job J, round 1, segment 1: missing from rank 0 (AT)"),
+        ("help 9 0 2", "job J, round 9, segments 0-1: not begun; the job is at round 0"),
+        ("fbcast 9 0", "job J, round 9, segment 0: not begun; the job is at round 0"),
+        ("fbcast 0 0 3", "job J, round 0, segments 0-2: nothing to force"),
+        ("halt", "job J is halted at round 0; `iswitch ctl reset` resumes it"),
+        (
+            "reset",
+            "job J was reset and goes on from round 2; what was under way is void (JobReset)",
+        ),
+    ],
+)
+def test_lines(
+    words: str,
+    line: str,
+    switch: Where,
+    job: int,
+    workers: Callable[[int], list[Worker]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (worker,) = workers(1)
+    options = ["--switch", "{}:{}".format(*switch), "--job", str(job)]
+    assert main(["ctl", *words.split(), *options]) == 0
+    line = line.replace("job J", f"job {job}").replace("AT", "{}:{}")
+    where = worker._port.socket.getsockname()
+    assert capsys.readouterr().out == line.format(*where) + "\n"
+
+
+def test_documented_actions(
+    switch: Where, job: int, workers: Callable[[int], list[Worker]]
+) -> None:
+    """The examples of docs/switch.md, in its order; every action is there."""
+    workers(4)
+    table = (ROOT / "docs" / "switch.md").read_text()
+    examples = re.findall(r"^\| `(\w+).*\| `iswitch (ctl .*)` \|$", table, re.MULTILINE)
+    assert {action for action, _ in examples} == set(COMMANDS)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    for action, example in examples:
+        words = example.replace("--job 7", f"--job {job}").replace("40000", port).split()
+        assert words[1] == action
+        assert main([*words, "--switch", "{}:{}".format(*switch)]) == 0, example
+
+
+def test_stay_prints_how_to_leave(
+    switch: Where, job: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--switch", "{}:{}".format(*switch), "--job", str(job)]
+    assert main(["ctl", "join", "--stay", *options]) == 0
+    advice = capsys.readouterr().out.splitlines()[1]
+    assert "no heartbeats" in advice
+    command = advice.partition("iswitch ")[2].split()
+    assert main(command) == 0
+    assert capsys.readouterr().out == f"left job {job}\n"
+
+
+def test_refusal_and_no_switch_go_to_stderr(
+    switch: Where, job: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["ctl", "help", "0", "0", "--job", str(job)]
+    assert main([*command, "--switch", "{}:{}".format(*switch)]) == 1
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.startswith(f"iswitch ctl: HELP refused in job {job}: ")
+
+
+def test_as_a_process(switch: Where, job: int) -> None:
+    command = [sys.executable, "-m", "iswitch", "ctl", "status", "--job", str(job)]
+    where = ["--switch", "{}:{}".format(*switch)]
+    done = subprocess.run([*command, *where], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    at = "{}:{}".format(*switch)
+    assert done.stderr == (
+        f"iswitch ctl: there is no job {job} at the switch at {at}; `iswitch ctl jobs --switch "
+        f"{at}` lists those that are\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "status",
+        "--job 1",
+        "status --job 65536",
+        "status --job x",
+        "seth -1 --job 1",
+        "seth 4294967296 --job 1",
+        "fbcast 0 --job 1",
+        "fbcast last 0 --job 1",
+        "fbcast 0 0 0 --job 1",
+        "leave --job 1",
+        "leave --bind 127.0.0.1:0 --job 1",
+        "status --switch 127.0.0.1:0 --job 1",
+        "status --timeout 0 --job 1",
+        "status --bind 203.0.113.1:5 --job 1",
+        "dance --job 1",
+    ],
+)
+def test_usage(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        exit_status: object = main(["ctl", *words.split()])
+    except SystemExit as stopped:
+        exit_status = stopped.code
+    assert exit_status == 2
+    assert "iswitch ctl" in capsys.readouterr().err
+
+
+# Nobody there, or somebody odd
+
+
+@pytest.mark.parametrize("deaf", [True, False])
+def test_no_switch(deaf: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        where = "{}:{}".format(*silent.getsockname())
+        if not deaf:
+            silent.close()
+        command = ["ctl", "status", "--job", "1", "--switch", where, "--timeout", "0.2"]
+        assert main(command) == 1
+        printed = capsys.readouterr()
+        assert f"no answer from a switch at {where} within 0.2 s" in printed.err
+        assert f"iswitch switch --listen {where}" in printed.err
+        assert ("nothing was heard" if deaf else "the connection was refused") in printed.err
+        assert main([*command, "--json"]) == 1
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["status"] == "NO_ANSWER"
+
+
+class OddSwitch(threading.Thread):
+    """Loses the first copies of every request; then answers twice, amid things to ignore."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.status: int = Status.OK
+        self.losses = 2
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind(("127.0.0.1", 0))
+        self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x0C)
+        self.seen: list[Control] = []
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            payload, peer = self.socket.recvfrom(2048)
+            if not payload:
+                return
+            packet = Control.parse(payload)
+            self.seen.append(packet)
+            if self.seen.count(packet) <= self.losses:
+                continue
+            ack = Ack(packet.action, rank=5, threshold=4, round=3, contributors=2)
+            answer = Control(Action.ACK, packet.job, packet.request, ack, self.status)
+            good = answer.build()
+            wrong = [
+                b"",
+                b"junk",
+                b"\xff" * 40,
+                good[:-1],
+                Control(Action.HALT, packet.job, packet.request).build(),
+                answer._replace(request=packet.request - 1).build(),
+                answer._replace(job=packet.job + 1).build(),
+                answer._replace(value=Ack(Action.ACK)).build(),
+            ]
+            if packet.action is Action.JOIN:  # to a process before, which began in this second
+                wrong.append(answer._replace(value=replace(ack, known=1, rank=6)).build())
+            for datagram in [*wrong, good, good]:
+                self.socket.sendto(datagram, peer)
+            self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x1C)
+            self.socket.sendto(good, peer)  # data, whatever it looks like
+            self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x0C)
+
+    def stop(self) -> None:
+        self.socket.sendto(b"", self.socket.getsockname())
+        self.join(PATIENCE)
+        self.socket.close()
+
+
+@pytest.fixture
+def odd() -> Iterator[OddSwitch]:
+    switch = OddSwitch()
+    yield switch
+    switch.stop()
+
+
+def test_repeats_until_answered(odd: OddSwitch) -> None:
+    with Controller(odd.socket.getsockname(), 7, timeout=PATIENCE) as controller:
+        with controller.membership() as joined:
+            assert joined == Ack(Action.JOIN, 0, 5, 4, 3, 2)
+            assert controller.request(Action.SETH, Threshold(9)).threshold == 4
+        controller.request(Action.HELP, Segments(1, 2, 3))
+    numbers = [packet.request for packet in odd.seen]
+    first = numbers[0]
+    # Who has left and asks again is a new process: its number is above that of the Leave.
+    assert numbers == [first + k for k in (0, 1, 2, 4) for _ in range(3)]
+    actions = [packet.action for packet in odd.seen[::3]]
+    assert actions == [Action.JOIN, Action.SETH, Action.LEAVE, Action.HELP]
+    assert odd.seen[0].value == Join(MemberType.CONTROLLER, flags=FLAG_NEW)
+
+
+@pytest.mark.parametrize("status", [*list(Status)[1:], 99])
+def test_every_refusal_has_a_mend(odd: OddSwitch, status: int) -> None:
+    odd.status, odd.losses = status, 0
+    with Controller(odd.socket.getsockname(), 7, timeout=PATIENCE) as controller:
+        with pytest.raises(CommandRefused, match=r"refused in job 7: .*[;(]") as raised:
+            controller.join()
+        assert raised.value.status == (status if status != 99 else Status.BAD_REQUEST)
+        assert raised.value.ack.round == 3
+        with pytest.raises(CommandRefused, match=r"refused in job 7: .*[;(]"):
+            controller.request(Action.RESET)
+
+
+def test_leaves_after_an_error(odd: OddSwitch) -> None:
+    controller = Controller(odd.socket.getsockname(), 7, timeout=PATIENCE)
+    with controller, pytest.raises(KeyError), controller.membership():
+        raise KeyError
+    assert odd.seen[-1].action is Action.LEAVE
+
+
+def test_times_out_between_repeats(odd: OddSwitch) -> None:
+    controller = Controller(odd.socket.getsockname(), 7, timeout=0.04)
+    with controller, pytest.raises(SwitchUnreachable):
+        controller.join()  # a single copy is sent in this time
+    assert len(odd.seen) <= 1
+
+
+def test_job_numbers_are_16_bits() -> None:
+    with pytest.raises(ValueError, match="65536"):
+        Controller(("127.0.0.1", 1), 65536)

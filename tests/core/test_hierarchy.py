@@ -1,0 +1,478 @@
+"""Switches above switches: the sums of a flat star whatever is lost, and every action in a tree."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from iswitch.core.format.packets import Address, Burst
+from iswitch.core.format.wire import (
+    MAX_MEMBERS,
+    TOS_CONTROL,
+    TOS_DATA,
+    Ack,
+    Action,
+    Control,
+    DType,
+    Join,
+    MemberType,
+    Segments,
+    Shape,
+    Status,
+    Threshold,
+    Value,
+)
+from iswitch.core.jobs.limits import Limits
+from iswitch.core.switch import Switch
+from tests.conftest import StartSwitch
+from tests.support.parts import JOB, Below, assert_accounted, controls, packets_of, seg
+from tests.support.world import SWITCH, Faults, World, worker_address
+from worker_lib import JobReset, Refused, Worker
+from worker_lib.protocol.session import Answered, Dropped, Event, Gone, Halted, WasReset
+
+SHAPE = Shape.of(23, DType.FLOAT32, elements=4)  # six segments
+ALL = Segments(0, 0, 6)
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "60"))  # `make model` takes more
+TYPICAL = Faults(loss=0.05, duplicate=0.05, jitter=200e-6)
+
+
+def switch_address(number: int) -> Address:
+    return Address(f"10.0.1.{number}", 26963)
+
+
+class Tree(World):
+    """A tree of switches: fan-outs from the root down, the last of workers."""
+
+    def __init__(
+        self,
+        *fan_outs: int,
+        seed: int = 0,
+        faults: Faults | None = None,
+        lease: float = 30.0,
+        shape: Shape = SHAPE,
+        **kwargs: object,
+    ) -> None:
+        super().__init__(Switch(Limits(lease=lease)), faults or Faults(), seed)
+        self.lease = lease
+        self.above: dict[Address, Address] = {}
+        numbers = itertools.count(1)
+        level = [SWITCH]
+        for fan_out in fan_outs[:-1]:
+            below = []
+            for parent in level:
+                for _ in range(fan_out):
+                    address = switch_address(next(numbers))
+                    self.above[address] = parent
+                    self.switches[address] = self.new_switch(address)
+                    below.append(address)
+            level = below
+        places = [address for address in level for _ in range(fan_outs[-1])]
+        ways = {"expected": len(places), "heartbeat": 1.0, **kwargs}
+        self.workers = [self.join(i, shape, at=at, **ways) for i, at in enumerate(places)]
+
+    def new_switch(self, address: Address) -> Switch:
+        incarnation = 1000 + int(self.now * 100)
+        return Switch(Limits(lease=self.lease), False, self.above[address], incarnation)
+
+    def restart(self, address: Address) -> None:
+        if address == SWITCH:
+            self.switch = Switch(Limits(lease=self.lease))
+        else:
+            self.switches[address] = self.new_switch(address)
+
+    def vector(self, number: int, round_: int) -> np.ndarray:
+        """Whole numbers, so that sums are exact in any order."""
+        return (np.arange(SHAPE.numel) + 100 * number + 7 * (round_ % 50)).astype(np.float32)
+
+    def all_there(self) -> None:
+        self.gather(self.workers)
+        everybody = len(self.workers)
+        self.run(lambda: all(s.joined == everybody for s in self.workers), limit=10.0)
+
+    def round_of_all(self) -> None:
+        (round_,) = {session.round for session in self.workers}
+        vectors = [self.vector(i, round_) for i in range(len(self.workers))]
+        total = np.sum(vectors, 0)
+        for out in self.allreduce(self.workers, vectors):
+            assert (out == total).all()
+
+    def begin(self, *numbers: int) -> dict[int, np.ndarray]:
+        outs = {i: np.zeros(SHAPE.numel, np.float32) for i in numbers}
+        for i in numbers:
+            session = self.workers[i]
+            session.begin(self.vector(i, session.round), outs[i], self.now)
+        return outs
+
+    def end(self, *numbers: int) -> None:
+        sessions = [self.workers[i] for i in numbers]
+        self.run(lambda: all(s.transfer is not None and s.transfer.done for s in sessions))
+        for session in sessions:
+            session.finish()
+
+    def let_pass(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end and self.step():
+            pass
+        self.now = max(self.now, end)
+        self.pump()
+
+    def ask(self, number: int, action: Action, value: Value = None) -> Answered:
+        """Have a worker ask for something; the answer."""
+        request = self.workers[number].request(action, value, self.now)
+        found: list[Answered] = []
+
+        def is_answered() -> bool:
+            answers = (e for e in self.news(number, Answered) if isinstance(e, Answered))
+            found.extend(answer for answer in answers if answer.request == request)
+            return bool(found)
+
+        self.run(is_answered)
+        return found[0]
+
+    def news(self, number: int, *kinds: type[Event]) -> list[Event]:
+        return [e for e in self.events[worker_address(number)] if isinstance(e, kinds)]
+
+    def drop(self, number: int) -> None:
+        """The last worker is gone."""
+        assert number == len(self.workers) - 1
+        del self.sessions[worker_address(number)]
+        self.workers.pop()
+
+
+@pytest.fixture(params=[(2, 3), (3, 1), (2, 2, 2), (1, 1, 1, 2), (4, 4)], ids=str)
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return Tree(*request.param)
+
+
+def test_sums_are_those_of_a_flat_star(tree: Tree) -> None:
+    tree.gather(tree.workers)
+    for _ in range(4):
+        tree.round_of_all()
+    for switch in tree.switches.values():
+        assert_accounted(switch.counters)
+
+
+def test_a_job_that_begins_again_is_not_outdone_by_itself() -> None:
+    """The switch joins its parent with a number above all that it has used there."""
+    tree = Tree(1, 1)
+    tree.round_of_all()
+    for _ in range(5):
+        assert tree.ask(0, Action.RESET).status is Status.OK
+    assert tree.ask(0, Action.LEAVE).status is Status.OK
+    (below,) = tree.switches.keys() - {SWITCH}
+    assert not tree.switches[below].jobs or not tree.switches[below].jobs[7].members
+    tree.workers = [tree.join(1, SHAPE, at=below, expected=1, heartbeat=1.0)]
+    tree.all_there()
+    assert tree.switches[below].counters["joins_outdone"] == 0
+
+
+def test_a_join_that_has_to_come_again_is_counted() -> None:
+    """The switch leaves one job above, and cannot join another until that is answered."""
+    bench = Below()
+    one = Shape.of(4)
+    (join,) = bench.comes(0, one)
+    bench.answers(join)
+    *_, leave = controls(bench.send(0, TOS_CONTROL, Control(Action.LEAVE, JOB, 1001).build()))
+    assert leave.action is Action.LEAVE
+    second = Control(Action.JOIN, JOB + 1, 1000, Join.for_shape(one, MemberType.WORKER, 1)).build()
+    assert bench.send(0, TOS_CONTROL, second) == []
+    assert bench.counters["busy_join"] == 1
+    bench.answers(leave)
+    (above,) = controls(bench.send(0, TOS_CONTROL, second))
+    assert (above.action, above.job) == (Action.JOIN, JOB + 1)
+    for who in range(1, MAX_MEMBERS + 3):
+        bench.send(who, TOS_CONTROL, second)
+    assert bench.counters["busy_join"] == 1 + 3
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_under_loss(seed: int) -> None:
+    """Sixteen workers under two levels, and others; everything is lost, doubled and reordered."""
+    fan_outs = [(4, 4), (2, 3), (2, 2, 2), (1, 5)][seed % 4]
+    tree = Tree(*fan_outs, seed=seed, faults=TYPICAL, whole=bool(seed & 4))
+    tree.gather(tree.workers)
+    for _ in range(5):
+        tree.round_of_all()
+    for switch in tree.switches.values():
+        assert_accounted(switch.counters)
+
+
+def test_nothing_completes_before_all_are_there() -> None:
+    tree = Tree(2, 2)
+    late = tree.sessions.pop(worker_address(3))
+    tree.run(lambda: all(s.member for s in tree.workers[:3]))
+    outs = tree.begin(0, 1, 2)
+    tree.let_pass(2.0)
+    assert all(s.counters["aggregates"] == 0 for s in tree.switches.values())
+    tree.sessions[worker_address(3)] = late
+    tree.run(lambda: late.member)
+    outs |= tree.begin(3)
+    tree.end(0, 1, 2, 3)
+    for out in outs.values():
+        assert (out == sum(tree.vector(i, 0) for i in range(4))).all()
+
+
+def test_how_many_workers_are_there_is_told_from_the_root(tree: Tree) -> None:
+    tree.all_there()
+    told = {switch.jobs[7].members.workers for switch in tree.switches.values()}
+    assert told == {len(tree.workers)}
+
+
+# Each packet lost in turn
+
+
+def reset(tree: Tree, number: int = 0) -> None:
+    answer = tree.ask(number, Action.RESET)
+    assert answer.status is Status.OK
+    tree.run(lambda: {s.round for s in tree.workers} == {answer.ack.round})
+    tree.let_pass(0.5)
+
+
+def halt_and_reset(tree: Tree) -> None:
+    assert tree.ask(1, Action.HALT).status is Status.OK
+    tree.run(lambda: all(s.halted for s in tree.workers))
+    assert tree.ask(2, Action.HELP, ALL).status is Status.HALTED
+    reset(tree)
+    assert not any(s.halted for s in tree.workers)
+
+
+def leave(tree: Tree) -> None:
+    assert tree.ask(3, Action.LEAVE).status is Status.OK
+    tree.drop(3)
+
+
+@pytest.mark.parametrize("say", [Tree.round_of_all, reset, halt_and_reset, leave])
+def test_each_packet_lost_in_turn(say: Callable[[Tree], None]) -> None:
+    """Every packet of a conversation, in both directions and on every link, is lost once."""
+    for victim in itertools.count():
+        tree = Tree(2, 2)
+        tree.all_there()
+        tree.round_of_all()
+        sent = itertools.count()
+        tree.faults = Faults(lose=lambda *_, sent=sent, victim=victim: next(sent) == victim)  # type: ignore[misc]
+        say(tree)
+        tree.round_of_all()
+        tree.round_of_all()
+        if next(sent) <= victim:
+            break
+    assert victim > 10
+
+
+# Actions
+
+
+def test_reset_from_anywhere(tree: Tree) -> None:
+    tree.all_there()
+    tree.round_of_all()
+    everybody = range(len(tree.workers))
+    for number in {0, everybody[-1]}:
+        reset(tree, number)
+        for i in everybody:
+            assert i == number or tree.news(i, WasReset)
+        tree.round_of_all()
+
+
+def test_halt_reaches_all_and_reset_resumes() -> None:
+    tree = Tree(2, 2, 2)
+    tree.all_there()
+    tree.round_of_all()
+    halt_and_reset(tree)
+    assert all(tree.news(i, Halted) for i in range(8))
+    tree.round_of_all()
+
+
+def test_leave_completes_what_waited_for_it() -> None:
+    tree = Tree(2, 2)
+    tree.all_there()
+    tree.round_of_all()
+    outs = tree.begin(0, 1, 2)
+    tree.let_pass(0.1)
+    leave(tree)
+    tree.end(0, 1, 2)
+    for out in outs.values():
+        assert (out == sum(tree.vector(i, 1) for i in range(3))).all()
+    tree.round_of_all()
+
+
+def test_a_rack_that_leaves_and_comes_back() -> None:
+    """With the last worker below it the switch leaves its parent; the others go on."""
+    tree = Tree(2, 2)
+    tree.all_there()
+    tree.round_of_all()
+    for number in (3, 2):
+        tree.ask(number, Action.LEAVE)
+        tree.drop(number)
+    tree.let_pass(0.1)
+    assert len(tree.switch.jobs[7].members) == 1
+    for _ in range(3):
+        tree.round_of_all()
+    ways = {"heartbeat": 1.0, "incarnation": 2000}
+    tree.workers += [tree.join(i, SHAPE, at=switch_address(2), **ways) for i in (2, 3)]
+    tree.all_there()
+    while len(rounds := {s.round for s in tree.workers}) > 1:  # the newcomers begin at the next
+        behind = [i for i, s in enumerate(tree.workers) if s.round != max(rounds)]
+        tree.begin(*behind)
+        tree.end(*behind)
+    tree.round_of_all()
+
+
+def test_fbcast_forces_what_is_there() -> None:
+    tree = Tree(2, 2)
+    tree.all_there()
+    outs = tree.begin(0)
+    tree.let_pass(0.01)
+    answer = tree.ask(0, Action.FBCAST, ALL)
+    assert (answer.status, answer.ack.contributors) == (Status.OK, 1)
+    tree.end(0)
+    assert (outs[0] == tree.vector(0, 0)).all()
+
+
+def test_seth_counts_at_the_switch_that_is_asked() -> None:
+    """A worker's at its own switch; the root's counts switches."""
+    tree = Tree(2, 2)
+    tree.all_there()
+    tree.ask(0, Action.SETH, Threshold(1))
+    outs = tree.begin(0, 2, 3)
+    tree.end(0, 2, 3)
+    want = sum(tree.vector(i, 0) for i in (0, 2, 3))
+    assert all((out == want).all() for out in outs.values())
+
+
+def test_three_rounds_from_above_in_one_burst() -> None:
+    """Where H is set above: the third round takes over the set that the first is sent from."""
+    bench = Below()
+    (join,) = bench.comes(0, SHAPE)
+    bench.answers(join)
+    sums = [seg(round_, 0) + np.full(4, 10 + round_, np.float32).tobytes() for round_ in range(3)]
+    sends = bench.hears(TOS_DATA, sums)
+    assert [packet for out in sends for packet in packets_of(out)] == sums
+
+
+def test_an_aggregate_from_before_the_window_is_dropped() -> None:
+    """It would take the set of a newer round."""
+    bench = Below()
+    (join,) = bench.comes(0, SHAPE)
+    bench.answers(join)
+    sums = [seg(round_, 0) + np.full(4, 10 + round_, np.float32).tobytes() for round_ in range(3)]
+    for payload in sums:
+        assert bench.hears(TOS_DATA, [payload])
+    assert bench.hears(TOS_DATA, sums[:1]) == []
+    assert bench.counters["out_of_window"] == 1
+    assert bench.hears(TOS_DATA, sums[2:]) == []
+    assert bench.counters["repeated"] == 1
+
+
+# Who dies
+
+
+def test_a_worker_that_dies_is_leased_out() -> None:
+    tree = Tree(2, 2, lease=5.0)
+    tree.all_there()
+    tree.round_of_all()
+    tree.drop(3)
+    tree.round_of_all()
+
+
+def test_a_switch_that_dies_is_leased_out() -> None:
+    tree = Tree(2, 2, lease=5.0)
+    tree.all_there()
+    tree.round_of_all()
+    del tree.switches[switch_address(2)]
+    for number in (3, 2):
+        tree.drop(number)
+    tree.round_of_all()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_switches_restart(seed: int) -> None:
+    """Any switch of the tree loses its state, at any time; the sums stay those of all."""
+    tree = Tree(*((2, 2), (2, 1, 2))[seed % 2], seed=seed, faults=TYPICAL)
+    tree.all_there()
+    victims = list(tree.switches)
+    for _ in range(3):
+        tree.round_of_all()
+        outs = tree.begin(0, 1, 2, 3)
+        round_ = tree.workers[0].round
+        for _ in range(tree.random.randrange(60)):
+            tree.step()
+        tree.restart(tree.random.choice(victims))
+        tree.end(0, 1, 2, 3)
+        for out in outs.values():
+            assert (out == sum(tree.vector(i, round_) for i in range(4))).all()
+        assert not any(tree.news(i, Gone, Dropped) for i in range(4))
+
+
+# In processes
+
+
+def test_a_tree_of_processes(start_switch: StartSwitch) -> None:
+    """Two switches below a root, four workers; sums, a restart of each switch, a second job."""
+    root_process, root = start_switch()
+    parent = ["--parent", "{}:{}".format(*root)]
+    below = [start_switch("127.0.0.1:0", *parent) for _ in range(2)]
+    places = [where for _, where in below for _ in range(2)]
+    numel = 100_000
+    vector = np.arange(numel, dtype=np.float32)
+    with ThreadPoolExecutor(4) as pool:
+        workers = list(pool.map(lambda at: Worker(at, 1, numel, 4, timeout=20), places))
+
+        def sums() -> None:
+            outs = pool.map(lambda i: workers[i].allreduce(vector + i), range(4))
+            assert all((out == 4 * vector + 6).all() for out in outs)
+
+        for _ in range(3):
+            sums()
+        with pytest.raises(Refused) as refused:
+            Worker(places[0], 2, numel, timeout=5)
+        assert refused.value.status is Status.DENIED
+        for process, where, options in [
+            (below[0][0], below[0][1], parent),
+            (root_process, root, []),
+        ]:
+            process.kill()
+            process.wait()
+            time.sleep(1.1)  # a new process is told from the old one by the second
+            start_switch("{}:{}".format(*where), *options)
+            sums()
+            sums()
+        assert {worker.stats()["round"] for worker in workers} == {7}
+        workers[3].reset()
+        for worker in workers[:3]:
+            with pytest.raises(JobReset):
+                worker.allreduce(vector)
+        sums()
+        for worker in workers:
+            worker.leave()
+
+
+def test_aggregates_come_from_the_parent_where_the_parent_is() -> None:
+    """Whoever takes its address and port at another switch port is a stranger."""
+    tree = Tree(2, 1)
+    tree.all_there()
+    tree.round_of_all()
+    switch = tree.switches[switch_address(1)]
+    forged = np.frombuffer(seg(tree.workers[0].round, 0) + bytes(SHAPE.packet_size - 8), np.uint8)
+    before = dict(switch.counters)
+    elsewhere = SWITCH._replace(ingress=SWITCH.ingress + 1)
+    assert not switch.receive(
+        Burst(elsewhere, TOS_DATA, forged.reshape(1, -1), forged.size), tree.now
+    )
+    assert switch.counters["stranger"] == before["stranger"] + 1
+    assert switch.counters["from_parent"] == before["from_parent"]
+    tree.round_of_all()
+
+
+def test_why_the_switch_above_denies_a_job_is_passed_on() -> None:
+    """It carries another; a number to outdo is the switch's own affair."""
+    bench = Below()
+    (asked,) = bench.comes(0, SHAPE)
+    denied = Ack(Action.JOIN, contributors=1 + 9)
+    answer = Control(Action.ACK, JOB, asked.request, denied, Status.DENIED)
+    (told,) = controls(bench.hears(TOS_CONTROL, [answer.build()]))
+    assert (told.status, told.value) == (Status.DENIED, denied)

@@ -1,0 +1,245 @@
+"""Every command and listing of README.md and docs/ runs as it stands there."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from iswitch.cli import bench, train
+from iswitch.cli.switch import configure, impairments
+from iswitch.lab.launch.worlds import chosen_topology
+from tests.conftest import Where
+from tests.support import ROOT
+from tests.support.networks import mn
+from worker_lib import Worker
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(kind: str) -> Iterator[tuple[Path, str]]:
+    for page in PAGES:
+        for tag, text in BLOCK.findall(page.read_text()):
+            if tag == kind:
+                yield page, text
+
+
+def commands() -> list[str]:
+    """The command lines of all console blocks, in order."""
+    return [
+        line[2:]
+        for page, text in blocks("console")
+        for line in text.splitlines()
+        if line.startswith("$ ") and page.name not in (DISSECT, P4)
+    ]
+
+
+def listings(page: str) -> list[tuple[str, str]]:
+    """The Python listings of a page, each with the output that stands below it."""
+    found = BLOCK.findall((ROOT / "docs" / page).read_text())
+    return [
+        (code, output)
+        for (tag, code), (below, output) in pairwise(found)
+        if (tag, below) == ("python", "text")
+    ]
+
+
+BAD_LINKS = ["--topology", "star:4,loss=1%,delay=2ms,seed=1", "--world", "netns"]
+OF_STRATEGIES = [  # tests/strategies/test_strategies_doc.py
+    ["--topology", "rack:2x2", "--world", "netns"],
+    ["--topology", "star:5", "--world", "netns"],
+]
+ALONE = ["topologies.md", "mininet.md", "guarantees.md"]  # not run by workers: the output is shown
+COOKBOOK = "cookbook.md"  # tests/docs/test_cookbook.py
+DISSECT = "dissect.md"  # tests/traces/test_dissect_doc.py
+P4 = "p4.md"  # tests/p4/test_p4_switch.py
+ELSEWHERE = (COOKBOOK, DISSECT)
+WORKERS = [(page, text) for page, text in blocks("python") if page.name not in (*ALONE, *ELSEWHERE)]
+SHOWN = [listing for page in ALONE for listing in listings(page)]
+
+
+@pytest.mark.parametrize(
+    "listing", [text for _, text in WORKERS], ids=[page.name for page, _ in WORKERS]
+)
+def test_python_listing_in_four_processes(listing: str, switch: Where, tmp_path: Path) -> None:
+    assert '("127.0.0.1", 26963)' in listing
+    example = tmp_path / "example.py"
+    example.write_text(listing.replace("26963", str(switch[1])))
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(example)], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        )
+        for _ in range(4)
+    ]  # fmt: skip
+    outputs = [worker.communicate(timeout=60)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * 4
+    if "the sum over all four" in listing:
+        assert sorted(outputs) == [f"rank {rank} got [0. 4. 8.]\n" for rank in range(4)]
+    if "(6.0, 4.0)" in listing:
+        assert sorted(outputs) == [f"rank {rank} sums (6.0, 4.0)\n" for rank in range(4)]
+
+
+@pytest.mark.parametrize(("listing", "output"), SHOWN)
+def test_listing_with_its_output(listing: str, output: str) -> None:
+    if ("netns" in listing or "mininet" in listing) and os.geteuid() != 0:
+        pytest.skip("building namespaces needs root")
+    done = subprocess.run(
+        [sys.executable, "-c", listing], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == output, done.stderr
+    assert not done.stderr or "mininet" in listing  # which tells there what it does
+
+
+def test_every_python_listing_is_run() -> None:
+    elsewhere = sum(page.name in ELSEWHERE for page, _ in blocks("python"))
+    assert len(list(blocks("python"))) == len(WORKERS) + len(SHOWN) + elsewhere
+
+
+def test_topology_files() -> None:
+    from topologies import Queue, Topology
+    from topologies.toml import loads
+
+    (text,) = [text for page, text in blocks("toml") if page.name == "topologies.md"]
+    lab = loads(text, Topology)
+    assert lab.nodes == Topology.parse("rack:2x2").nodes
+    assert [link.rate for link in lab.links] == [10**10] * 2 + [10**9] * 4
+    assert lab.links[1].delay == 0.001
+    assert lab.links[-1].queue == Queue(64)
+
+
+def test_topology_forms_and_settings_are_documented() -> None:
+    from topologies import Link
+    from topologies.specs import KINDS
+
+    text = (ROOT / "docs" / "topologies.md").read_text()
+    for kind in KINDS.values():
+        assert f"| `{kind.example}` |" in text
+    for name in Link("h1", "s1").__dict__.keys() - {"a", "b"}:
+        assert f"| `{name}` |" in text
+
+
+@pytest.fixture
+def worker(switch: Where) -> Iterator[None]:
+    """Somebody is in the job of the commands."""
+    with Worker(switch, job=7, numel=1000):
+        yield
+
+
+@pytest.mark.usefixtures("worker")
+def test_commands(switch: Where, tmp_path: Path) -> None:
+    """Each is of a kind that is tested: here, or as the comment says."""
+    for command in commands():
+        words = shlex.split(command.replace("127.0.0.1:26963", "{}:{}".format(*switch)))
+        if words[0] == "make":  # demo: tests/training/test_demo.py; test: this run
+            dry = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True)
+            assert dry.returncode == 0, dry.stderr
+        elif words[:2] == ["iswitch", "switch"]:  # as the fixture starts it
+            assert words[2] in ("--listen", "--ports")  # the latter: tests/ports/test_raw.py
+            parser = argparse.ArgumentParser()
+            configure(parser)
+            assert bool(impairments(parser.parse_args(words[2:]))[0]) == ("--impair" in words)
+        elif words[:2] == ["iswitch", "run"]:  # tests/worlds/test_run.py
+            options = words[2 : words.index("--")]
+            of_mininet = ["--world", "mininet", "--topology", "rack:2x3"]
+            restarts = ["--topology", "star:4", "--max-restarts", "3"]  # worlds/test_crashes.py
+            plain = ["--topology", "star:4"]
+            cookbook = ["--topology", "star:1", "--workers-per-host", "4"]
+            assert options in (plain, restarts, BAD_LINKS, of_mininet, cookbook, *OF_STRATEGIES)
+        elif words[:2] == ["iswitch", "demo"]:  # tests/worlds/test_worlds.py
+            assert words[2:] == ["--world", "mininet", "--topology", "rack:2x3"]
+        elif words[:2] == ["iswitch", "train"]:  # tests/training/test_train.py
+            parser = argparse.ArgumentParser()
+            train.configure(parser)
+            args = parser.parse_args(words[2:])
+            assert train.plan_of(args, chosen_topology(args.topology, args.workers))
+        elif words[:2] == ["iswitch", "bench"]:  # tests/lab/test_bench.py
+            parser = argparse.ArgumentParser()
+            bench.configure(parser)
+            args = parser.parse_args(words[2:])
+            assert os.geteuid() != 0 or bench.plan_of(args).cells
+        elif words[0] == "mn":
+            assert os.geteuid() != 0 or "Results: 0% dropped" in mn(*words[1:])
+        elif words[0] == "iswitch":
+            done = subprocess.run(
+                [sys.executable, "-m", *words],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+            assert done.returncode == 0, (command, done.stdout, done.stderr)
+            assert done.stdout
+        else:  # README: the listing in four processes, as above
+            assert command in (
+                ". .venv/bin/activate",
+                "for i in 1 2 3 4; do python example.py & done; wait",
+                "for i in 1 2 3 4; do python learn.py & done; wait",  # tests/docs/test_cookbook.py
+            )
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_makefile_knows_the_readme_targets() -> None:
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"demo", "test"} <= set(targets)
+
+
+def test_links() -> None:
+    """Links between the pages lead somewhere."""
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_workloads_and_options_of_training_are_documented() -> None:
+    from worker_lib.rl.workloads import PAIRS
+
+    text = (ROOT / "docs" / "train.md").read_text()
+    for names in PAIRS:
+        assert all(f"`{name}`" in text for name in names)
+    parser = argparse.ArgumentParser()
+    train.configure(parser)
+    options = {option for action in parser._actions for option in action.option_strings}
+    assert not {option for option in options if option.startswith("--") and option not in text} - {
+        "--help"
+    }
+
+
+def test_options_of_the_benchmark_are_documented() -> None:
+    text = (ROOT / "docs" / "bench.md").read_text()
+    parser = argparse.ArgumentParser()
+    bench.configure(parser)
+    for option in {option for action in parser._actions for option in action.option_strings}:
+        assert not option.startswith("--") or option in text or option == "--help"
+
+
+def test_worker_arguments_are_documented() -> None:
+    import inspect
+
+    from worker_lib import Worker, errors
+
+    text = (ROOT / "docs" / "worker.md").read_text()
+    for name in inspect.signature(Worker.__init__).parameters:
+        assert name == "self" or f"`{name}`" in text, name
+    for name, value in vars(errors).items():
+        if inspect.isclass(value) and issubclass(value, errors.WorkerError):
+            assert f"`{name}`" in text, name
+
+
+def test_stats_are_documented(switch: Where) -> None:
+    with Worker(switch, 1, 0) as worker:
+        stats = worker.stats()
+    text = (ROOT / "docs" / "worker.md").read_text()
+    table = text[text.index("| key of `stats()`") :]
+    assert set(stats) <= set(re.findall(r"`(\w+)`", table[: table.index("\n\n")]))

@@ -1,0 +1,490 @@
+"""docs/protocol.md is checked against the code: tables, every packet, whole conversations.
+
+A packet on the page is a fenced block ```packet key=value ...``` of hex bytes, followed by a line
+of inline code that says what it means: `Help(job=7, ...)` or `Seg(round=.., index=..) dtype [..]`.
+Blocks with `conversation=NAME` are played, in order, against a switch; those with `mac=right` or
+`mac=wrong` end in a MAC of the key that the page tells.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from iswitch.core.format import counters, keys, wire
+from iswitch.core.format.packets import Address, Burst, Outgoing
+from iswitch.core.format.wire import Action, Control, DType, Mode, Op, Shape, Status
+from iswitch.core.switch import Switch
+from tests.support import ROOT
+
+PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+
+FENCE = re.compile(
+    r"^```packet(?P<info>[^\n]*)\n(?P<body>.*?)^```\n`(?P<meaning>[^`\n]+)`$", re.M | re.S
+)
+ACTIONS = {
+    name: Action[name.upper()]
+    for name in ["Join", "Leave", "Reset", "SetH", "FBcast", "Help", "Halt", "Ack", "Show"]
+}
+TO_SWITCH, TO_WORKER = "worker-to-switch", "switch-to-worker"
+PEERS = {name: Address(f"10.0.0.{n}", 40000 + n) for n, name in enumerate("ABC", start=1)}
+
+
+class Block(NamedTuple):
+    """One packet on the page."""
+
+    line: int
+    info: dict[str, str]
+    payload: bytes
+    meaning: str
+
+    @property
+    def tos(self) -> int:
+        return int(self.info["tos"], 16)
+
+    @property
+    def packet(self) -> bytes:
+        """Without the MAC."""
+        return self.payload[: -keys.MAC_SIZE] if "mac" in self.info else self.payload
+
+    @property
+    def is_data(self) -> bool:
+        return self.meaning.startswith("Seg(")
+
+    @property
+    def action(self) -> Action | None:
+        return None if self.is_data else ACTIONS[self.meaning.partition("(")[0]]
+
+
+def hex_bytes(body: str) -> bytes:
+    return bytes.fromhex("".join(line.partition("#")[0] for line in body.splitlines()))
+
+
+def parse_page(page: str) -> list[Block]:
+    """Every packet block; an assertion fails if one is not of the documented form."""
+    blocks = []
+    for match in FENCE.finditer(page):
+        line = page.count("\n", 0, match.start()) + 1
+        info = dict(word.split("=", 1) for word in match["info"].split())
+        blocks.append(Block(line, info, hex_bytes(match["body"]), match["meaning"]))
+    assert len(blocks) == len(re.findall(r"^ *```packet", page, re.M)), "a block of another form"
+    return blocks
+
+
+BLOCKS = parse_page(PAGE)
+each_block = pytest.mark.parametrize(
+    "block", [pytest.param(block, id=f"line {block.line}") for block in BLOCKS]
+)
+
+
+# What a block means
+
+
+def arguments(call: str) -> dict[str, Any]:
+    """The keyword arguments of a call, names such as OK as strings."""
+    node = ast.parse(call, mode="eval").body
+    assert isinstance(node, ast.Call)
+    assert not node.args, "every field is named"
+    found: dict[str, Any] = {}
+    for keyword in node.keywords:
+        value = keyword.value
+        assert keyword.arg is not None
+        found[keyword.arg] = value.id if isinstance(value, ast.Name) else ast.literal_eval(value)
+    return found
+
+
+def meant_control(block: Block) -> Control:
+    """The control packet a block says it is, all fields of its value named."""
+    assert block.action is not None
+    given = arguments(block.meaning)
+    job, request = given.pop("job"), given.pop("request")
+    status = Status[given.pop("status")] if block.action is Action.ACK else Status.OK
+    if block.action is Action.ACK:
+        given = {"action": Action[given.pop("action")], "known": 0, **given}
+        if "awaited" in given:
+            given["awaited"] = tuple(wire.Awaited(*entry) for entry in given["awaited"])
+    for kind in wire.VALUES[block.action]:
+        names = {field.name for field in fields(kind)} if kind else set()
+        if set(given) == names - {"padding"}:  # which is zeros
+            value = kind(**given) if kind else None
+            return Control(block.action, job, request, value, status)
+    raise AssertionError(f"{block.action.name} has no value with the fields {sorted(given)}")
+
+
+class Data(NamedTuple):
+    round: int
+    segment: int
+    dtype: DType
+    elements: wire.Vector
+
+
+def meant_data(block: Block) -> Data:
+    """The data packet a block says it is."""
+    match = re.fullmatch(r"(Seg\(.*?\)) (\w+) (\[.*\])", block.meaning)
+    assert match, "a data packet's meaning is Seg(...) dtype [elements]"
+    seg = arguments(match[1])
+    assert set(seg) == {"round", "index"}
+    dtype = DType[match[2].upper()]
+    elements = np.array(ast.literal_eval(match[3]), dtype.numpy)
+    return Data(seg["round"], seg["index"], dtype, elements)
+
+
+def shape_of(block: Block, dtype: DType) -> Shape:
+    """The layout a data block is an example of."""
+    elements, last, segments = (int(block.info[key]) for key in ("E", "last", "segments"))
+    shape = Shape(dtype, Op.SUM, Mode.SYNCHRONOUS, elements, last, segments)
+    shape.check()
+    return shape
+
+
+# Every packet on the page
+
+
+@each_block
+def test_block_says_how_it_travels(block: Block) -> None:
+    assert block.info["direction"] in (TO_SWITCH, TO_WORKER)
+    assert block.tos == (wire.TOS_DATA if block.is_data else wire.TOS_CONTROL)
+    if "conversation" in block.info:
+        who = "from" if block.info["direction"] == TO_SWITCH else "to"
+        assert {"from", "to"} & set(block.info) == {who}
+
+
+@each_block
+def test_control_block_parses_and_builds(block: Block) -> None:
+    if block.is_data:
+        return
+    meant = meant_control(block)
+    assert Control.parse(block.packet) == meant
+    assert meant.build() == block.packet
+    allowed = {
+        TO_SWITCH: not isinstance(meant.value, wire.Round),
+        TO_WORKER: isinstance(meant.value, wire.Round | wire.Ack)
+        or meant.action in (Action.HELP, Action.HALT),
+    }
+    assert allowed[block.info["direction"]], "this action does not go that way"
+    if isinstance(meant.value, wire.Join):
+        meant.value.shape()
+
+
+def example_key() -> tuple[int, bytes]:
+    """The keyed job of the examples, and its key."""
+    found = re.search(r"Job (\d+) has a \[key\].*?the (\d+) bytes of the text `(.*?)`", PAGE, re.S)
+    assert found
+    assert len(found[3]) == int(found[2])
+    return int(found[1]), found[3].encode()
+
+
+@each_block
+def test_macs(block: Block) -> None:
+    _, secret = example_key()
+    opened = keys.Key(secret).opened(block.payload)
+    assert (opened is not None) == (block.info.get("mac") == "right")
+
+
+@each_block
+def test_data_block_parses_and_builds(block: Block) -> None:
+    if not block.is_data:
+        return
+    meant = meant_data(block)
+    shape = shape_of(block, meant.dtype)
+    last = meant.segment == shape.segments - 1
+    assert len(block.payload) == (shape.last_size if last else shape.packet_size)
+    assert len(meant.elements) == (shape.last if last else shape.elements)
+    seg = int.from_bytes(block.payload[: wire.SEG_SIZE], "big")
+    assert wire.split_seg(seg) == (meant.round, meant.segment)
+    assert block.payload[wire.SEG_SIZE :] == meant.elements.tobytes()
+    header = shape.headers(meant.round)[meant.segment : meant.segment + 1].tobytes()
+    assert header + meant.elements.tobytes() == block.payload
+
+
+@pytest.mark.parametrize("action", Action)
+def test_every_action_has_an_example(action: Action) -> None:
+    directions = {block.info["direction"] for block in BLOCKS if block.action is action}
+    wanted = {TO_SWITCH}
+    if action in (Action.ACK, Action.HELP, Action.HALT, Action.RESET):
+        wanted.add(TO_WORKER)
+    assert directions == wanted
+
+
+def data_examples() -> list[tuple[Data, Shape]]:
+    meant = [(block, meant_data(block)) for block in BLOCKS if block.is_data]
+    return [(data, shape_of(block, data.dtype)) for block, data in meant]
+
+
+@pytest.mark.parametrize("dtype", DType)
+def test_every_dtype_has_an_example(dtype: DType) -> None:
+    assert any(data.dtype is dtype and data.elements.size for data, _ in data_examples())
+
+
+def test_special_lengths_have_examples() -> None:
+    examples = data_examples()
+    assert any(shape.numel == 0 for _, shape in examples), "the empty vector"
+    assert any(
+        0 < len(data.elements) < shape.elements and data.segment == shape.segments - 1
+        for data, shape in examples
+    ), "a short last segment"
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ("00 00 00 09 00 00 00 00", "00 00 00 09 00 00 00 0"),  # not bytes
+        ("```packet direction=", "```packet direction"),  # no info
+        ("`Seg(round=9, index=0)", "Seg(round=9, index=0)"),  # no meaning
+    ],
+)
+def test_broken_block_is_found(good: str, bad: str) -> None:
+    assert good in PAGE
+    with pytest.raises((AssertionError, ValueError)):
+        parse_page(PAGE.replace(good, bad, 1))
+
+
+# Conversations with the switch
+
+Sent = tuple[list[str], int, bytes]  # receivers, ToS, payload
+
+
+def packets(sends: list[Outgoing]) -> list[Sent]:
+    """What the switch sends, packet by packet."""
+    names = {address: name for name, address in PEERS.items()}
+    found = []
+    for out in sends:
+        to = [names[peer] for peer in out.peers]
+        sizes = [out.rows.shape[1]] * (len(out.rows) - 1) + [out.tail]
+        rows = zip(out.rows, sizes, strict=True)
+        found += [(to, out.tos, row[:size].tobytes()) for row, size in rows]
+    return found
+
+
+def play(blocks: list[Block]) -> Switch:
+    """Send what workers send; the switch must send exactly what the page says, in that order."""
+    switch = Switch(keys=dict([example_key()]))
+    now, due = 0.0, list[Sent]()
+    for block in blocks:
+        at, where = float(block.info["at"]), f"docs/protocol.md:{block.line}"
+        assert at >= now, f"{where}: time goes backwards"
+        sent_at, now = now, at
+        if block.info["direction"] == TO_SWITCH:
+            assert not due, f"{where}: the page lacks {due}"
+            assert_nothing_due(switch, now, where)
+            burst = Burst.single(PEERS[block.info["from"]], block.tos, block.payload)
+            due = packets(switch.receive(burst, now))
+            continue
+        if at > sent_at:
+            assert not due, f"{where}: the page lacks {due}"
+            due = packets(switch.handle_timer(now))
+        assert due, f"{where}: the switch sends nothing more"
+        assert due.pop(0) == (block.info["to"].split(","), block.tos, block.payload), where
+    assert not due, f"the page lacks {due}"
+    return switch
+
+
+def assert_nothing_due(switch: Switch, now: float, where: str) -> None:
+    """The page shows everything the switch sends, repeats by its timer too."""
+    deadline = switch.deadline()
+    assert deadline is None or deadline > now, f"{where}: the switch's timer is due before"
+
+
+CONVERSATIONS = list(
+    dict.fromkeys(b.info["conversation"] for b in BLOCKS if "conversation" in b.info)
+)
+
+
+def conversation(name: str) -> list[Block]:
+    return [block for block in BLOCKS if block.info.get("conversation") == name]
+
+
+def test_there_are_conversations() -> None:
+    assert {"round", "restart", "versions", "keyed"} <= set(CONVERSATIONS)
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_switch_answers_as_documented(name: str) -> None:
+    play(conversation(name))
+
+
+def test_conversation_drops_are_those_told() -> None:
+    """In "round": one contribution late, one in a Halt, one from before the Reset."""
+    switch = play(conversation("round"))
+    assert switch.counters.drops() == {"late": 1, "halted": 1, "out_of_window": 1}
+
+
+def test_drops_of_the_keyed_conversation() -> None:
+    switch = play(conversation("keyed"))
+    assert switch.counters.drops() == {"bad_mac": 2, "replayed": 1}
+
+
+def test_wrong_answer_on_the_page_is_found() -> None:
+    blocks = conversation("restart")
+    n = next(n for n, block in enumerate(blocks) if block.is_data and "to" in block.info)
+    wrong = blocks[n]._replace(payload=blocks[n].payload[:-1] + b"\1")
+    with pytest.raises(AssertionError):
+        play([*blocks[:n], wrong])
+    with pytest.raises(AssertionError):
+        play(blocks[:n])
+
+
+# Tables
+
+
+class Table(NamedTuple):
+    heading: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+def parse_tables(page: str) -> list[Table]:
+    tables, heading, at = [], "", None
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("#"):
+            heading, at = line.lstrip("# "), None
+        elif not line.lstrip().startswith("|"):
+            at = None
+        elif at is None:
+            at = Table(heading, cells, [])
+            tables.append(at)
+        elif set(line) - set("|- "):
+            at.rows.append(cells)
+    return tables
+
+
+TABLES = parse_tables(PAGE)
+
+
+def the_table(wanted: Callable[[Table], bool]) -> Table:
+    (table,) = filter(wanted, TABLES)
+    return table
+
+
+def has_header(table: Table, *cells: str) -> bool:
+    return tuple(table.header[: len(cells)]) == cells
+
+
+def codes_of(header: str) -> Callable[[Table], bool]:
+    return lambda table: has_header(table, header, "name")
+
+
+@pytest.mark.parametrize(
+    ("header", "enum"),
+    [
+        ("Action", Action),
+        ("Status", Status),
+        ("type", wire.MemberType),
+        ("dtype", DType),
+        ("op", Op),
+        ("mode", Mode),
+    ],
+)
+def test_codes(header: str, enum: type[IntEnum]) -> None:
+    table = the_table(codes_of(header))
+    assert {row[1].upper(): int(row[0]) for row in table.rows} == {m.name: m.value for m in enum}
+
+
+def test_dtype_sizes() -> None:
+    table = the_table(codes_of("dtype"))
+    assert [int(row[2]) for row in table.rows] == [dtype.itemsize for dtype in DType]
+
+
+@pytest.mark.parametrize(
+    ("heading", "value"),
+    [
+        ("Join", wire.SwitchJoin),
+        ("Reset", wire.Round),
+        ("SetH", wire.Threshold),
+        ("FBcast", wire.Segments),
+        ("Help", wire.Segments),
+        ("Help that asks for whom", wire.Who),
+        ("Ack", wire.Ack),
+        ("Ack that names workers", wire.AckWho),
+    ],
+)
+def test_layout_of_values(heading: str, value: Any) -> None:
+    table = the_table(lambda t: t.heading == heading and has_header(t, "offset", "size", "field"))
+    sizes = {"B": 1, "H": 2, "I": 4}
+    at, layout = 8, []
+    codes = value.FORMAT.format.lstrip(">")
+    named = [field for field in fields(value) if field.name != "awaited"]  # has a table of its own
+    for field, code in zip(named, codes, strict=True):
+        layout.append([str(at), str(sizes[code]), field.name])
+        at += sizes[code]
+    assert [row[:3] for row in table.rows] == layout
+
+
+@pytest.mark.parametrize(
+    ("heading", "value"),
+    [
+        ("Join that asks for a rank", wire.RankJoin),
+        ("Join that states ranks", wire.TreeJoin),
+        ("Ack that tells ranks", wire.AckRanks),
+    ],
+)
+def test_layout_of_what_follows(heading: str, value: Any) -> None:
+    """The end of a value, whose beginning is that of another."""
+    rows = the_table(lambda t: t.heading == heading).rows
+    names = [row[2] for row in rows]
+    own = [field.name for field in fields(value)][-len(rows) :]
+    assert names == own
+    codes = value.FORMAT.format.lstrip(">")
+    sizes = [str({"B": 1, "H": 2, "I": 4}[code]) for code in codes]
+    if "ranks" in own:
+        sizes.append("0, 32 or 512")
+        assert wire.BITMAPS == (0, 32, 512)
+    assert [row[1] for row in rows] == sizes[-len(rows) :]
+    ends = [int(row[0]) + (int(row[1]) if row[1].isdecimal() else 0) for row in rows]
+    assert [int(row[0]) for row in rows[1:]] == ends[:-1]
+    assert 8 + value.FORMAT.size == ends[-1]
+
+
+def test_layout_of_entries() -> None:
+    table = the_table(lambda t: has_header(t, "at", "bytes", "entry"))
+    layout, at = [], 0
+    for name, size in zip(wire.Awaited._fields, (4, 2, 2, 4, 2), strict=True):
+        layout.append([str(at), str(size), name])
+        at += size
+    assert [row[:3] for row in table.rows] == layout
+    assert at == wire.AWAITED.size
+
+
+def test_value_lengths() -> None:
+    for row in the_table(codes_of("Action")).rows:
+        lengths = {int(n) for n in re.findall(r"(\d+) bytes", row[2])}
+        kinds = wire.VALUES[Action(int(row[0]))]
+        assert lengths == {kind.FORMAT.size for kind in kinds if kind}
+        assert ("none" in row[2]) == (None in kinds)
+
+
+def test_drop_reasons() -> None:
+    table = the_table(lambda t: has_header(t, "reason"))
+    assert [row[0].strip("`") for row in table.rows] == list(counters.DROPS)
+
+
+def test_drops_of_data_are_in_the_order_of_questions() -> None:
+    table = the_table(lambda t: has_header(t, "question"))
+    named = re.findall(r"dropped: `(\w+)`", "\n".join(row[1] for row in table.rows))
+    of_rounds = set(counters.DATA_DROPS) - {"ahead"}  # which is of versions
+    assert sorted(named) == sorted(("short", *of_rounds))
+
+
+def testcodes_of_carrying() -> None:
+    table = the_table(lambda t: has_header(t, "ToS", "DSCP"))
+    told = {row[2]: (int(row[0], 16), int(row[1])) for row in table.rows}
+    tos = {"control": wire.TOS_CONTROL, "data": wire.TOS_DATA}
+    assert told == {kind: (value, value >> 2) for kind, value in tos.items()}
+    assert f"port **{wire.PORT}**" in PAGE
+
+
+# Links
+
+
+def test_links_within_the_page_lead_somewhere() -> None:
+    headings = re.findall(r"^#+ (.+)$", PAGE, re.M)
+    anchors = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", PAGE)) <= anchors

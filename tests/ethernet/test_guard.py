@@ -1,0 +1,438 @@
+"""Frames that claim a member's address behind another port, at a chassis as a pure object."""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+
+import numpy as np
+import pytest
+
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import Action, Control, Join, MemberType, Shape
+from iswitch.core.jobs.limits import Limits
+from iswitch.core.switch import Switch
+from iswitch.ethernet.chassis import Chassis
+from iswitch.ethernet.claims import MOST
+from iswitch.ethernet.frame import ARP_REPLY, ARP_REQUEST, BROADCAST, Frames, arp
+from iswitch.ethernet.issuing import Jack
+from tests.ethernet.test_forwarding import A, B, Bench, C, data, plain
+from tests.support import frames as slow
+
+DATA, CONTROL = 0x1C, 0x0C
+IPS = slow.IPS
+LEASE = Limits().lease
+
+
+def joined(*hosts: int) -> tuple[Bench, Shape]:
+    bench = Bench()
+    return bench, bench.join(*(hosts or (0,)), numel=4)
+
+
+def tagged(mac: bytes, ip: bytes, payload: bytes, tos: int = DATA) -> bytes:
+    """A datagram for the switch from any MAC and address."""
+    datagram = slow.udp(ip, slow.SWITCH_IP, (5000, 26963), payload)
+    packet = slow.ip(ip, slow.SWITCH_IP, 17, datagram, tos)
+    return slow.VNET + slow.ethernet(slow.SWITCH_MAC, mac, packet)
+
+
+def between(to: bytes, mac: bytes, ip: bytes, options: bytes = b"") -> bytes:
+    """An ordinary IPv4 frame."""
+    packet = slow.ip(ip, IPS[3], 17, slow.udp(ip, IPS[3], (1, 2), b"x" * 30), 0, options)
+    return slow.VNET + slow.ethernet(to, mac, packet)
+
+
+def said(operation: int, to: bytes, mac: bytes, sender: bytes, ip: bytes, target: bytes) -> bytes:
+    """An ARP packet whose sender need not be the frame's source."""
+    body = struct.pack(">HHBBH", 1, 0x0800, 6, 4, operation) + sender + ip + bytes(6) + target
+    return slow.VNET + slow.ethernet(to, mac, body.ljust(46, b"\0"), 0x0806)
+
+
+SPOOFS = {
+    "data": lambda payload: tagged(B, IPS[0], payload),
+    "data with its MAC": lambda payload: tagged(A, IPS[0], payload),
+    "data of another IP with its MAC": lambda payload: tagged(A, IPS[1], payload),
+    "control": lambda _: tagged(B, IPS[0], Control(Action.LEAVE, 7, 9).build(), CONTROL),
+    "ordinary with its MAC": lambda _: plain(C, A),
+    "ordinary with its MAC, to all": lambda _: plain(BROADCAST, A),
+    "ordinary with its IP": lambda _: between(C, B, IPS[0]),
+    "ordinary with its IP, and options": lambda _: between(C, B, IPS[0], bytes(4)),
+    "ping of the switch": lambda _: between(slow.SWITCH_MAC, B, IPS[0]),
+    "ARP: its IP is here": lambda _: said(ARP_REPLY, C, B, B, IPS[0], IPS[2]),
+    "ARP: its IP is here, to all": lambda _: said(ARP_REQUEST, BROADCAST, B, B, IPS[0], IPS[2]),
+    "ARP for the switch: its IP is here": lambda _: said(
+        ARP_REPLY, slow.SWITCH_MAC, B, B, IPS[0], slow.SWITCH_IP
+    ),
+    "ARP: its MAC is another's": lambda _: said(ARP_REPLY, C, B, A, IPS[1], IPS[2]),
+    "ARP from its MAC": lambda _: said(ARP_REPLY, C, A, B, IPS[1], IPS[2]),
+    "ARP: the switch is here": lambda _: said(ARP_REPLY, C, B, B, slow.SWITCH_IP, IPS[2]),
+    "ordinary with the switch's IP": lambda _: between(C, B, slow.SWITCH_IP),
+}
+
+
+FLAGS = 0x60000000  # of an advertisement: asked for, and to go before what was known
+
+
+def lladdr(mac: bytes, kind: int = 2) -> bytes:
+    """The option of neighbour discovery that names a MAC."""
+    return bytes([kind, 1]) + mac
+
+
+def address(mac: bytes, prefix: str = "fe80::") -> bytes:
+    """The IPv6 address that a host with this MAC gives itself."""
+    own = bytes([mac[0] ^ 2, *mac[1:3], 0xFF, 0xFE, *mac[3:]])
+    return ipaddress.IPv6Address(prefix).packed[:8] + own
+
+
+ALL, NONE = ipaddress.IPv6Address("ff02::1").packed, bytes(16)
+HERE, THERE = (ipaddress.IPv6Address(name).packed for name in ("fe80::7", "fe80::8"))
+
+
+def discovered(mac: bytes, source: bytes, kind: int, rest: bytes, *extensions: int) -> bytes:
+    """Neighbour discovery from a station to all."""
+    message = bytes([kind, 0, 0, 0]) + rest
+    packet = slow.discovery(source, ALL, message, *extensions)
+    return slow.VNET + slow.ethernet(bytes.fromhex("333300000001"), mac, packet, 0x86DD)
+
+
+def advertised(target: bytes, mac: bytes, source: bytes = HERE, *extensions: int) -> bytes:
+    """B says which MAC an address has."""
+    rest = struct.pack(">I", FLAGS) + target + lladdr(mac)
+    return discovered(B, source, 136, rest, *extensions)
+
+
+def rows6(mac: bytes) -> dict[str, bytes]:
+    """What nobody but the owner of a MAC may say in IPv6; B says it."""
+    own = address(mac)
+    return {
+        "advertised: its MAC": advertised(HERE, mac),
+        "advertised: its address is here": advertised(own, B),
+        "the same, of its global address": advertised(address(mac, "2001:db8::"), B),
+        "advertised without a MAC": discovered(B, HERE, 136, bytes(4) + own),
+        "behind options": advertised(own, B, HERE, 60),
+        "behind all options": advertised(own, B, HERE, 0, 60, 43, 60, 51, 60, 44, 60),
+        "solicited from its MAC": discovered(B, HERE, 135, bytes(4) + THERE + lladdr(mac, 1)),
+        "a second option": discovered(
+            B, HERE, 135, bytes(4) + THERE + bytes([14, 1]) + bytes(6) + lladdr(mac, 1)
+        ),
+        "solicited by its address": discovered(B, own, 135, bytes(4) + THERE + lladdr(B, 1)),
+        "wanted: its address": discovered(B, NONE, 135, bytes(4) + own),
+        "routed by its MAC": discovered(B, HERE, 134, bytes(12) + lladdr(mac, 1)),
+        "routers asked from its MAC": discovered(B, HERE, 133, bytes(4) + lladdr(mac, 1)),
+        "redirected to its MAC": discovered(B, HERE, 137, bytes(4) + THERE + HERE + lladdr(mac)),
+        "redirected from it": discovered(B, HERE, 137, bytes(4) + THERE + own + lladdr(B)),
+        "redirected to it": discovered(B, HERE, 137, bytes(4) + own + THERE + lladdr(B)),
+        "anything by its address": slow.VNET
+        + slow.ethernet(C, B, slow.ip6(own, THERE, 17, bytes(20)), 0x86DD),
+    }
+
+
+@pytest.mark.parametrize("mac", [A, slow.SWITCH_MAC], ids=["a member", "the switch"])
+@pytest.mark.parametrize("wrap", [(), (slow.tag(0xE000), slow.tag())], ids=["plain", "tagged"])
+@pytest.mark.parametrize("what", rows6(A))
+def test_neighbour_discovery_of_others(mac: bytes, wrap: tuple[bytes, ...], what: str) -> None:
+    """Right at its own port and of strangers; spoofed elsewhere, in the midst of others, too."""
+    bench, _ = joined()
+    row, honest = (slow.wrapped(rows6(one)[what], *wrap) for one in (mac, C))
+    assert bench.put(1, row) == []
+    assert bench.drops() == {"spoofed": 1}
+    assert len(bench.put(1, honest, row, honest)) == 4
+    assert bench.drops() == {"spoofed": 2}
+    bench.put(0, row)
+    assert bench.drops() == {"spoofed": 2 if mac == A else 3}
+
+
+def test_discovery_that_claims_nothing_of_others() -> None:
+    """Asking for a member, a fragment, what is cut short, other ICMPv6, padding."""
+    bench, _ = joined()
+    own = address(A)
+    whole = advertised(own, A)
+    fragment = bytearray(advertised(own, B, HERE, 44))
+    fragment[24 + 40 + 3] = 8  # not the first
+    echo = discovered(B, HERE, 128, own + lladdr(A))
+    padded = discovered(B, HERE, 135, bytes(4) + THERE) + lladdr(A)  # beyond the packet
+    endless = discovered(B, HERE, 135, bytes(4) + THERE + bytes(8) + lladdr(A))  # no host takes it
+    asked = discovered(B, HERE, 135, bytes(4) + own + lladdr(B, 1))
+    rows = [asked, bytes(fragment), echo, padded, endless]
+    rows += [whole[:size] for size in range(24 + 40, 24 + 40 + 24)]
+    assert len(bench.put(1, *rows)) == 2 * len(rows)
+    assert bench.drops() == {}
+
+
+def test_more_extension_headers_than_are_looked_behind() -> None:
+    bench, _ = joined()
+    assert bench.put(1, advertised(HERE, B, HERE, *[60] * (MOST + 1))) == []
+    assert bench.drops() == {"spoofed": 1}
+    assert bench.put(1, advertised(HERE, B, HERE, *[60] * MOST)) != []
+
+
+TAG, SERVICE = slow.tag(), slow.tag(kind=0x88A8)
+WRAPS = {  # the first ten a Linux host takes; those with numbers by its VLAN devices
+    "priority": (TAG,),
+    "priority 7": (slow.tag(0xE000),),
+    "priority, drop": (slow.tag(0xF000),),
+    "service": (SERVICE,),
+    "two": (TAG, TAG),
+    "three": (TAG, TAG, TAG),
+    "mixed": (SERVICE, slow.tag(0x2000)),
+    "mixed, the other way": (slow.tag(0x2000), SERVICE),
+    "the most": (TAG,) * MOST,
+    "VLAN 5": (slow.tag(5),),
+    "VLAN 5 in none": (TAG, slow.tag(5)),
+    "VLAN 5 in service 7": (slow.tag(7, 0x88A8), slow.tag(5)),
+    "9100": (slow.tag(kind=0x9100),),
+    "SNAP": (slow.SNAP,),
+    "SNAP of a bridge": (slow.SNAP_BRIDGED,),
+    "SNAP in a tag": (TAG, slow.SNAP),
+    "a tag in SNAP": (slow.SNAP, TAG),
+    "the most of SNAP": (slow.SNAP,) * MOST,
+}
+
+
+@pytest.mark.parametrize("wraps", WRAPS.values(), ids=WRAPS)
+def test_wrapped_frames_of_nobody_else_pass(wraps: tuple[bytes, ...]) -> None:
+    bench, _ = joined()
+    for row in (between(C, B, IPS[1]), said(ARP_REQUEST, BROADCAST, B, B, IPS[1], IPS[0])):
+        assert len(bench.put(1, slow.wrapped(row, *wraps))) == 2
+    assert bench.drops() == {}
+
+
+@pytest.mark.parametrize("spoof", SPOOFS.values(), ids=SPOOFS)
+@pytest.mark.parametrize("wraps", WRAPS.values(), ids=WRAPS)
+def test_wrapping_hides_nothing(wraps: tuple[bytes, ...], spoof: object) -> None:
+    """Nor does it among others that are let through."""
+    bench, shape = joined()
+    (packet,) = data(shape, 0, np.ones(4))
+    row = slow.wrapped(spoof(packet), *wraps)  # type: ignore[operator]
+    assert bench.put(1, row) == []
+    assert bench.drops() == {"spoofed": 1}
+    honest = slow.wrapped(between(C, B, IPS[1]), *wraps)
+    assert len(bench.put(1, honest, row, honest)) == 4
+    assert bench.drops() == {"spoofed": 2}
+    assert bench.chassis.bridge.where(A, bench.now) == 0
+
+
+def test_what_lies_too_deep_passes_nowhere() -> None:
+    """Whatever it is: nobody can say what it claims."""
+    bench = Bench()
+    honest = between(C, B, IPS[1])
+    for depth in (MOST + 1, 20, 150):
+        for wrap in (TAG, SERVICE, slow.SNAP):
+            assert bench.put(1, slow.wrapped(honest, *[wrap] * depth)) == []
+    assert bench.drops() == {"spoofed": 9}
+
+
+def test_wrapped_frames_that_are_cut_short_claim_nothing() -> None:
+    """Whatever lies beyond their end, in memory that had another frame."""
+    bench, _ = joined()
+    row = slow.wrapped(between(C, B, IPS[0]), TAG, SERVICE)
+    table = np.frombuffer(row, np.uint8).reshape(1, -1)
+    for length in range(24, 24 + 8 + 20):
+        frames = Frames(1, table[:, :52], table[:, 52:], [length])
+        assert sum(len(step) for step in bench.chassis.receive(frames, 0.0)) == 2
+    assert bench.drops() == {}
+    frames = Frames(1, table[:, :52], table[:, 52:], [24 + 8 + 20])
+    assert not any(bench.chassis.receive(frames, 0.0))
+    assert bench.drops() == {"spoofed": 1}
+
+
+def test_the_switchs_mac_is_its_own_at_every_port() -> None:
+    bench, shape = joined()
+    (packet,) = data(shape, 0, np.ones(4))
+    mac = slow.SWITCH_MAC
+    rows = (
+        plain(C, mac),
+        slow.wrapped(plain(C, mac), TAG),
+        tagged(mac, IPS[1], packet),
+        said(ARP_REPLY, C, B, mac, IPS[1], IPS[2]),
+        said(ARP_REPLY, slow.SWITCH_MAC, mac, mac, slow.SWITCH_IP, IPS[2]),
+    )
+    for port in range(3):
+        for row in rows:
+            assert bench.put(port, row) == []
+    assert bench.drops() == {"spoofed": 15}
+
+
+@pytest.mark.parametrize("spoof", SPOOFS.values(), ids=SPOOFS)
+@pytest.mark.parametrize("before", [False, True], ids=["joined", "seen before"])
+def test_a_members_addresses_are_its_own(spoof: object, before: bool) -> None:
+    """Also if the frame was let through before there was a member; nothing is learned from it."""
+    bench = Bench()
+    (packet,) = data(Shape.of(4), 0, np.ones(4))
+    row = spoof(packet)  # type: ignore[operator]
+    if before:
+        bench.put(1, row)
+    shape = bench.join(0, numel=4)
+    earlier = bench.drops()
+    assert bench.put(1, row) == []
+    now = bench.drops()
+    assert now.pop("spoofed") - earlier.pop("spoofed", 0) == 1
+    assert now == earlier
+    assert bench.chassis.bridge.where(A, bench.now) == 0
+    (packet,) = data(shape, 0, np.ones(4))
+    ((port, frame),) = bench.put(0, tagged(A, IPS[0], packet))  # the sum comes to the member
+    assert (port, frame[:6]) == (0, A)
+
+
+@pytest.mark.parametrize("spoof", SPOOFS.values(), ids=SPOOFS)
+def test_all_that_is_a_members_right_at_its_own_port(spoof: object) -> None:
+    bench, shape = joined()
+    (packet,) = data(shape, 0, np.ones(4))
+    row = spoof(packet)  # type: ignore[operator]
+    own = slow.SWITCH_IP in (row[24 + 12 : 24 + 16], row[24 + 14 : 24 + 18])
+    bench.put(0, row)
+    assert ("spoofed" in bench.drops()) == own  # but the switch's address is nobody's
+
+
+def test_others_are_left_alone() -> None:
+    bench, _ = joined()
+    for port, mac, ip in ((1, B, IPS[1]), (2, C, IPS[2])):
+        bench.put(port, plain(slow.MACS[3], mac), between(slow.MACS[3], mac, ip))
+        bench.put(port, slow.VNET + arp(ARP_REQUEST, mac, ip, bytes(6), IPS[0]))
+        bench.put(port, slow.VNET + arp(ARP_REQUEST, mac, bytes(4), bytes(6), ip))  # a probe
+    assert bench.drops() == {}
+
+
+def test_spoofed_frames_among_others_of_one_station() -> None:
+    """A router sends for many: those of the member are dropped, the others go on."""
+    bench, _ = joined()
+    rows = [between(C, B, ip) for ip in (IPS[1], IPS[0], IPS[3], IPS[0])]
+    bench.put(2, plain(B, C))
+    assert bench.put(1, *rows) == [(2, rows[0][10:]), (2, rows[2][10:])]
+    assert bench.drops() == {"spoofed": 2}
+
+
+def test_what_lies_beyond_a_short_frame_is_no_address() -> None:
+    bench, _ = joined()
+    row = between(C, B, IPS[0])
+    table = np.zeros((2, len(row)), np.uint8)
+    table[:] = np.frombuffer(row, np.uint8)
+    table[1, 36] ^= 1
+    frames = Frames(1, table[:, :52], table[:, 52:], [24 + 8, 24 + 8])
+    assert sum(len(step) for step in bench.chassis.receive(frames, 0.0)) > 0
+    assert "spoofed" not in bench.drops()
+
+
+def test_a_super_frame_counts_its_packets() -> None:
+    bench, shape = joined(0)
+    payload = b"".join(data(shape, 0, np.ones(4)) * 3)
+    frame = slow.partial(tagged(B, IPS[0], payload)[10:], 17, 34, 6)
+    size = len(payload) // 3
+    bench.put(1, slow.super_vnet(5, 42, size, 34, 6) + frame)
+    assert bench.drops() == {"spoofed": 3}
+
+
+def test_a_member_that_moved_is_back_after_its_lease() -> None:
+    bench, shape = joined()
+    join = Control(Action.JOIN, 7, 2, Join.for_shape(shape, MemberType.WORKER)).build()
+    row = tagged(A, IPS[0], join, CONTROL)
+    bench.now = 1.0
+    assert bench.put(2, row) == []
+    assert bench.put(2, plain(B, A)) == []
+    for bench.now in np.arange(LEASE - 1, LEASE + 3, 0.5):
+        deadline = bench.chassis.deadline()
+        if deadline is not None and deadline <= bench.now:
+            for sends in bench.chassis.handle_timer(bench.now):
+                bench.out(sends)
+        bench.put(2, plain(B, A))
+    assert bench.drops() == {"spoofed": 2 + 2}
+    ((port, frame),) = bench.put(2, row)
+    assert (port, frame[:6]) == (2, A)
+    assert bench.chassis.bridge.where(A, bench.now) == 2
+    bench.put(0, plain(B, A))
+    assert bench.drops() == {"spoofed": 5}  # and now it is behind this one
+
+
+def test_a_member_that_left_may_join_elsewhere_at_once() -> None:
+    bench, shape = joined()
+    leave = Control(Action.LEAVE, 7, 9).build()
+    assert bench.put(1, tagged(A, IPS[0], leave, CONTROL)) == []  # not by others
+    bench.put(0, tagged(A, IPS[0], leave, CONTROL))
+    join = Control(Action.JOIN, 7, 2, Join.for_shape(shape, MemberType.WORKER)).build()
+    ((port, _),) = bench.put(2, tagged(A, IPS[0], join, CONTROL))
+    assert port == 2
+    assert bench.drops() == {"spoofed": 1}
+
+
+def test_a_new_mac_at_the_members_port_is_its_own_from_then_on() -> None:
+    bench, _ = joined()
+    new = b"\2" * 6
+    bench.put(1, plain(C, new))
+    bench.put(0, slow.VNET + arp(ARP_REQUEST, new, IPS[0], bytes(6), slow.SWITCH_IP))
+    assert bench.put(1, plain(C, new)) == []
+    assert bench.drops() == {"spoofed": 1}
+    assert bench.put(1, plain(C, A)) != []
+
+
+def test_what_was_sent_with_a_members_new_mac_before_is_judged_anew() -> None:
+    """Also a flow to the switch itself, which is judged only once."""
+    bench, shape = joined()
+    (packet,) = data(shape, 0, np.ones(4))
+    new = b"\2" * 6
+    row = tagged(new, IPS[1], packet)
+    bench.put(1, row)
+    assert bench.drops() == {"stranger": 1}
+    bench.put(0, slow.VNET + arp(ARP_REQUEST, new, IPS[0], bytes(6), slow.SWITCH_IP))
+    assert bench.put(1, row) == []
+    assert bench.drops() == {"stranger": 1, "spoofed": 1}
+    assert bench.chassis.bridge.where(new, bench.now) == 0
+
+
+def test_a_corrupted_frame_of_a_member_changes_nothing() -> None:
+    bench, shape = joined()
+    (packet,) = data(shape, 0, np.ones(4))
+    row = bytearray(tagged(b"\2" * 6, IPS[0], packet))
+    row[30] ^= 1  # the IP header does not add up
+    bench.put(0, bytes(row))
+    assert bench.drops() == {"bad_checksum": 1}
+    assert bench.put(1, plain(C, A)) == []
+
+
+def test_the_switch_above_is_behind_its_port() -> None:
+    parent = Address("10.26.0.2", 26963, 1)
+    chassis = Chassis(
+        Switch(parent=parent), slow.SWITCH_IP, slow.SWITCH_MAC, [Jack(), Jack(), Jack()]
+    )
+    answer = arp(ARP_REPLY, B, IPS[1], slow.SWITCH_MAC, slow.SWITCH_IP)
+    for _ in chassis.receive(Frames.single(1, answer), 0.0):
+        pass
+    for row in (plain(C, B), tagged(C, IPS[1], bytes(8)), between(A, C, IPS[1])):
+        assert not any(chassis.receive(Frames.of(2, [row]), 0.0))
+    assert chassis.counters.drops() == {"spoofed": 3}
+
+
+def test_two_members_behind_one_port_may_share_a_mac() -> None:
+    """Those behind a router, say."""
+    bench = Bench()
+    for ip in (IPS[0], IPS[1]):
+        join = Control(Action.JOIN, 7, 1, Join.for_shape(Shape.of(4), MemberType.WORKER)).build()
+        assert bench.put(0, tagged(A, ip, join, CONTROL))
+    assert bench.put(1, tagged(B, IPS[1], bytes(8))) == []
+    leave = Control(Action.LEAVE, 7, 9).build()
+    bench.put(0, tagged(A, IPS[1], leave, CONTROL))
+    assert bench.put(1, plain(C, A)) == []  # still the other's
+    assert bench.drops() == {"spoofed": 2}
+
+
+def test_a_known_flow_is_judged_once() -> None:
+    """But again when members have come or gone."""
+    bench, shape = joined()
+    judged = []
+    guard = bench.chassis.guard
+    true_verdict = guard.is_spoofed
+
+    def count(mac: bytes, ip: bytes, ingress: int) -> bool:
+        judged.append(ip)
+        return true_verdict(mac, ip, ingress)
+
+    guard.is_spoofed = count  # type: ignore[method-assign]
+    for round_ in range(50):
+        (packet,) = data(shape, round_, np.ones(4))
+        bench.put(0, tagged(A, IPS[0], packet))
+        bench.put(1, tagged(B, IPS[0], packet))
+    assert judged == [IPS[0], IPS[0]]
+    assert bench.drops() == {"spoofed": 50}
+    join = Control(Action.JOIN, 8, 1, Join(MemberType.CONTROLLER)).build()
+    bench.put(2, tagged(C, IPS[2], join, CONTROL))
+    bench.put(0, tagged(A, IPS[0], packet))
+    assert judged == [IPS[0], IPS[0], IPS[2], IPS[0]]

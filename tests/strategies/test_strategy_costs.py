@@ -1,0 +1,221 @@
+"""All strategies in a network of two levels: exact, and on its links what they say they cost.
+
+The bytes are those that the kernel counts at the ports, less the headers of the packets that it
+counts there; frames are as on a wire (no offload), so each has its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+from topologies import Topology
+from topologies.namespaces import NAMESPACES, inside
+from worker_lib.strategies import STRATEGIES
+from worker_lib.strategies.iswitch import cost as iswitch_cost
+from worker_lib.strategies.packing import Direction, Network, pack
+from worker_lib.strategies.ps import cost as ps_cost
+from worker_lib.strategies.ring import cost as ring_cost
+from worker_lib.strategies.tree import cost as tree_cost
+
+PATIENCE = 120.0
+SETTLED = 0.3  # seconds without a packet, after which the last acknowledgement has gone
+NUMEL = 50_003
+ROUNDS = 3
+WORKERS = 4
+TCP = 14 + 20 + 20 + 12  # Ethernet, IPv4, TCP, and its time stamps
+UDP = 14 + 20 + 8
+MSS = 1514 - TCP
+COSTS = ["ring", "ps", "ps:2", "tree", "iswitch", "gloo", "mpi"]  # ps:2 has two servers
+
+Popen = subprocess.Popen[str]
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="building namespaces needs root")
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+from tests.support.groups import sum_of, vector_of
+from worker_lib.strategies import make
+
+folder, numel, rounds, names = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
+
+def meet(what):  # without a byte on the links
+    (folder / f"{what}.{os.environ['RANK']}").touch()
+    while not (folder / what).exists():
+        time.sleep(0.01)
+
+for time_ in Path("/proc/sys/net/ipv4/neigh").glob("h*-eth0/base_reachable_time_ms"):
+    time_.write_text("3600000")  # no ARP meanwhile
+
+for name in names:
+    strategy, _, count = name.partition(":")
+    options = {"servers": int(count)} if count else {}
+    with make(strategy, numel, timeout=60, **options) as strategy:
+        for call in range(1 + rounds):
+            if call == 1:
+                meet(f"{name}.ready")
+            total = strategy.allreduce(vector_of(strategy.rank, numel, call))
+            assert (total == sum_of(strategy.num_workers, numel, call)).all(), name
+        meet(f"{name}.done")
+    print(name, "is exact", flush=True)
+"""
+
+
+def start(folder: Path, world: str, *names: str, options: tuple[str, ...] = ()) -> Popen:
+    command = [sys.executable, "-m", "iswitch", "run", "--topology", "rack:2x2", "--world", world]
+    return subprocess.Popen(
+        [*command, *options, "--", sys.executable, "-c", SCRIPT, str(folder), str(NUMEL),
+         str(ROUNDS), *names],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+class Counts(dict[Direction, tuple[int, int, int]]):
+    """What each direction of each link has carried: bytes, packets; and segments sent again."""
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(
+            {at: tuple(b - a for a, b in zip(other[at], self[at], strict=True)) for at in self}
+        )
+
+
+def read(topology: Topology, pid: int) -> Counts:
+    """The counters of all interfaces, as who sends counts."""
+    found = Counts()
+    for node in topology.nodes:
+        (namespace,) = NAMESPACES.glob(f"isw-{pid}-*-{node}")
+        descriptor = os.open(namespace, os.O_RDONLY)
+        with inside(descriptor):
+            lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
+            tcp = Path("/proc/thread-self/net/snmp").read_text().split("Tcp:")[2].split()
+        os.close(descriptor)
+        rows = {line.split(":")[0].strip(): line.split(":")[1].split() for line in lines[2:]}
+        for port in topology.ports(node):
+            row = rows[port.ifname]
+            found[node, port.peer] = int(row[8]), int(row[9]), int(tcp[11])
+    return found
+
+
+@pytest.fixture(scope="module")
+def carried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Counts]]:
+    """What the links have carried in ROUNDS allreduces of a strategy."""
+    folder = tmp_path_factory.mktemp("doors")
+    topology = Topology.parse("rack:2x2")
+    process = start(folder, "netns", *COSTS, options=("--no-offload",))
+    counts = {}
+    try:
+        for name in COSTS:
+            until(process, folder, f"{name}.ready")
+            before = settled(topology, process.pid, name)
+            (folder / f"{name}.ready").touch()
+            until(process, folder, f"{name}.done")
+            counts[name] = settled(topology, process.pid, name) - before
+            (folder / f"{name}.done").touch()
+        out, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, err
+        assert out.count("is exact") == WORKERS * len(COSTS)
+        yield counts.__getitem__
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
+
+
+def settled(topology: Topology, pid: int, name: str) -> Counts:
+    """What the links have carried, once nothing is under way any more.
+
+    What a strategy sends when it ends, and the next when it begins, comes late on a busy machine: a
+    TCP reset, say, which has no time stamps. Members of `iswitch` are never silent for long, but
+    say little.
+    """
+    limit = time.monotonic() + PATIENCE
+    found = read(topology, pid)
+    while True:
+        time.sleep(SETTLED)
+        before, found = found, read(topology, pid)
+        if found == before or name == "iswitch":
+            return found
+        assert time.monotonic() < limit, f"{name} does not fall silent: {found - before}"
+
+
+def until(process: Popen, folder: Path, what: str) -> None:
+    """All are there."""
+    limit = time.monotonic() + PATIENCE
+    while not all((folder / f"{what}.{rank}").exists() for rank in range(WORKERS)):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < limit, what
+        time.sleep(0.02)
+
+
+def network() -> Network:
+    topology = Topology.parse("rack:2x2")
+    links = [(link.a, link.b, link.rate) for link in topology.links]
+    return Network([host.name for host in topology.hosts], links)
+
+
+@pytest.mark.parametrize("name", ["gloo", "mpi"])
+def test_bytes_of_the_references(name: str, carried: Callable[[str], Counts]) -> None:
+    """On the links of hosts as of a ring, to five per cent: they pad, and have headers."""
+    cost, counts = ring_cost(NUMEL, WORKERS), carried(name)
+    again = sum(counts[at][2] for at in counts if at[0].startswith("h"))
+    for (source, target), (size, packets, _) in counts.items():
+        host = next((node for node in (source, target) if node.startswith("h")), None)
+        if host is not None:
+            payload = size - TCP * packets
+            wanted = ROUNDS * cost.sent(int(host[1:]) - 1)
+            assert 0.98 * wanted <= payload <= 1.05 * wanted + again * MSS, (source, target)
+
+
+@pytest.mark.parametrize("name", ["ring", "ps", "ps:2", "tree"])
+def test_bytes_on_links_over_tcp(name: str, carried: Callable[[str], Counts]) -> None:
+    """To the byte, on all links of hosts and switches, both ways; unless TCP sends again."""
+    costs = {
+        "ring": ring_cost(NUMEL, WORKERS),
+        "ps": ps_cost(NUMEL, WORKERS),
+        "ps:2": ps_cost(NUMEL, WORKERS, servers=2),
+        "tree": tree_cost(NUMEL, pack(network())),
+    }
+    wanted = network().bytes_on_links(costs[name])
+    counts = carried(name)
+    assert counts.keys() == wanted.keys()
+    again = sum(counts[at][2] for at in counts if at[0].startswith("h"))
+    for at, (size, packets, _) in counts.items():
+        payload = size - TCP * packets
+        spare = again and again * MSS + 36 * packets  # and the option that says what has come
+        assert ROUNDS * wanted[at] <= payload <= ROUNDS * wanted[at] + spare, (at, again)
+        # As few headers as the payload needs, and acknowledgements of at most as many.
+        back = ROUNDS * (wanted[at] + wanted[at[::-1]])
+        assert packets <= back / MSS + 40 * ROUNDS + again, at
+
+
+def test_bytes_on_links_with_switches(carried: Callable[[str], Counts]) -> None:
+    """A vector up and a vector down on every link, be it a host's or between two switches."""
+    cost = iswitch_cost(NUMEL, WORKERS, levels=2)
+    assert cost.steps == 4
+    counts = carried("iswitch")
+    size = ROUNDS * cost.sent(0)
+    assert cost.received(3) == cost.sent(0)
+    control = 30 * 64  # heartbeats and their answers, in a second or two
+    assert {("tor1", "core1"), ("core1", "tor2")} <= counts.keys()
+    for at, (carried_, packets, _) in counts.items():
+        assert size <= carried_ - UDP * packets <= size + control, at
+
+
+@pytest.mark.parametrize("world", ["loopback", "netns", "mininet"])
+def test_every_strategy_in_every_world(world: str, tmp_path: Path) -> None:
+    for name in STRATEGIES:
+        (tmp_path / f"{name}.ready").touch()
+        (tmp_path / f"{name}.done").touch()
+    process = start(tmp_path, world, *STRATEGIES)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
+    said = [f"h{rank + 1} | {name} is exact" for rank in range(WORKERS) for name in STRATEGIES]
+    assert sorted(line for line in out.splitlines() if "exact" in line) == sorted(said)

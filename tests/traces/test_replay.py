@@ -1,0 +1,496 @@
+"""Replayed traces give the aggregates that were captured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from iswitch.cli import main
+from iswitch.core.format import pcapng
+from iswitch.core.format.keys import Keys
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, Action, Control, DType, Join, Op, Shape
+from iswitch.core.switch import Switch
+from iswitch.ethernet.chassis import Chassis
+from iswitch.ethernet.frame import Frames
+from iswitch.ethernet.issuing import Jack
+from iswitch.ethernet.made_up import frames
+from iswitch.outside import OutsideError
+from iswitch.traces import rounds as accounts
+from iswitch.traces.compare import within_each
+from iswitch.traces.links import IP, TAGGED, LinkLayer
+from iswitch.traces.paired import Options, UnwrittenChassis
+from iswitch.traces.reader import Reader
+from iswitch.traces.report import is_clean, lines, replay
+from iswitch.traces.survey import NothingToReplay, survey
+from iswitch.traces.writing import TraceWriter
+from tests.support import ROOT
+from topologies import Topology
+from topologies.synthetic import SyntheticJob, synthesize
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has ports")
+LOSSY = "star:4,loss=2%,delay=300us,jitter=200us,duplicate=1%,reorder=2%"
+SECRET = b"a key of this test"
+
+
+def generate(path: Path, form: str, switch: str = "s1", **job: Any) -> Path:
+    settings = {"numel": 20_001, "rounds": 4, **job}
+    synthesize(path, Topology.parse(form), SyntheticJob(**settings), switch)
+    return path
+
+
+def replayed(path: Path, order: bool | None = None, **options: Any) -> dict[str, Any]:
+    with Reader(path) as reader:
+        setting = survey(reader)
+        if order is not None:
+            setting.ordered = order
+        return replay(reader, setting, Options(**options))
+
+
+def all_equal(report: dict[str, Any]) -> None:
+    tally = report["compared"]
+    assert tally["captured"] > 0
+    others = {name: tally[name] for name in ("different", "missing", "unchecked", "within_bound")}
+    assert tally["equal"] == tally["captured"], (others, report["drops"], report["findings"][:3])
+    assert is_clean(report)
+
+
+def tampered(path: Path, to: Path, change: Callable[[bytearray], None]) -> Path:
+    content = bytearray(path.read_bytes())
+    change(content)
+    to.write_bytes(content)
+    return to
+
+
+class Place:
+    """A data packet of a trace."""
+
+    def __init__(self, number: int, payload: int, head: bytes, direction: int) -> None:
+        self.number = number
+        self.payload = payload
+        self.head = head
+        self.direction = direction
+
+
+def data_packets(path: Path) -> list[Place]:
+    found: list[Place] = []
+    with Reader(path) as reader:
+        layer = LinkLayer(reader)
+        for batch in reader.batches():
+            packets = layer.read(batch)
+            for i in np.flatnonzero(packets.kinds == TAGGED).tolist():
+                head = packets.heads[i].tobytes()
+                if head[IP + 1] == TOS_DATA:
+                    at, way = int(packets.payload[i]), int(packets.directions[i])
+                    found.append(Place(batch.number + i, at, head, way))
+    return found
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four workers over bad links, recorded at their switch."""
+    return generate(tmp_path_factory.mktemp("trace") / "lossy.pcapng", f"{LOSSY},seed=5")
+
+
+# What the simulated world has recorded
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("op", [Op.SUM, Op.MAX])
+def test_simulated_aggregates_are_made_again_bit_for_bit(
+    tmp_path: Path, dtype: DType, op: Op
+) -> None:
+    path = generate(tmp_path / "t", f"{LOSSY},seed=1", dtype=dtype, op=op, numel=5001)
+    report = replayed(path)
+    all_equal(report)
+    (job,) = report["jobs"]
+    assert (job["dtype"], job["op"], job["numel"]) == (dtype.name.lower(), op.name.lower(), 5001)
+    assert job["rounds"] == 4
+    assert [member["rank"] for member in job["members"]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("switch", ["core1", "tor1", "tor2"])
+def test_switches_of_a_tree(tmp_path: Path, switch: str) -> None:
+    report = replayed(generate(tmp_path / "t", "rack:2x3,loss=1%,seed=2", switch))
+    all_equal(report)
+    assert (report["parent"] is not None) == (switch != "core1")
+    assert (report["compared"]["to_parent"] > 0) == (switch != "core1")
+
+
+def test_the_report(trace: Path) -> None:
+    report = replayed(trace)
+    all_equal(report)
+    (job,) = report["jobs"]
+    segments = -(-20_001 // 366)
+    assert job["segments"] == segments
+    assert [r["segments"] for r in job["per_round"]] == [segments] * 4
+    assert report["drops"]["duplicate"] == job["duplicates"] > 0
+    assert report["drops"].get("late", 0) == job["late"]
+    assert job["resent"] > 0
+    for told in job["per_round"]:
+        assert told["straggler"] in range(4)
+        begins, ends = zip(*told["spans"].values(), strict=True)
+        assert told["start"] == min(begins)
+        last = sorted(ends)
+        assert last[-1] == told["spans"][str(told["straggler"])][1]
+        assert told["behind"] == pytest.approx(last[-1] - last[1], abs=1e-8)
+    text = "\n".join(lines(report))
+    assert "equal to the last bit" in text
+    assert " 10.26.0.4:40000 " in text
+
+
+def test_totals_are_of_rounds_that_are_not_listed_too(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (whole,) = replayed(trace)["jobs"]
+    monkeypatch.setattr(accounts, "MOST_ROUNDS", 1)
+    report = replayed(trace)
+    (job,) = report["jobs"]
+    assert len(job["per_round"]) == 1
+    assert (job["rounds"], job["rounds_not_listed"]) == (4, 3)
+    same = set(whole) - {"per_round", "rounds_not_listed"}
+    assert {name: job[name] for name in same} == {name: whole[name] for name in same}
+    assert any("3 rounds more than are listed" in line for line in lines(report))
+
+
+def test_a_slow_worker_is_the_straggler(tmp_path: Path) -> None:
+    path = generate(tmp_path / "t", "star:4", slow=(2,), spread=0.1, rounds=6)
+    (job,) = replayed(path)["jobs"]
+    slow = [m for m in job["members"] if m["address"].startswith("10.26.0.3:")]
+    assert slow[0]["last_of_round"] == 6
+
+
+def test_the_same_trace_gives_the_same_output(trace: Path, tmp_path: Path) -> None:
+    again = generate(tmp_path / "again", f"{LOSSY},seed=5")
+    assert again.read_bytes() == trace.read_bytes()
+    outs = []
+    for number in range(2):
+        out = tmp_path / f"{number}.pcapng"
+        command = [sys.executable, "-m", "iswitch", "replay", str(trace), "--json"]
+        done = subprocess.run(
+            [*command, "--out", str(out)], cwd=ROOT, capture_output=True, timeout=60, check=True
+        )
+        outs.append((done.stdout, out.read_bytes()))
+    assert outs[0] == outs[1]
+
+
+def test_what_is_written_is_what_was_sent(trace: Path, tmp_path: Path) -> None:
+    """The datagrams to each worker, in their order, byte for byte, as the real switch sent them.
+
+    (IPv4's identification is another where packets were cut from a super-datagram.)
+    """
+    out = tmp_path / "out.pcapng"
+    assert main(["replay", str(trace), "--out", str(out)]) == 0
+    sent: list[dict[bytes, list[bytes]]] = []
+    for path in (trace, out):
+        flows: dict[bytes, list[bytes]] = {}
+        with Reader(path) as reader:
+            for batch in reader.batches():
+                for at, size, way in zip(batch.at, batch.sizes, batch.directions, strict=True):
+                    if way == 2:
+                        frame = reader.data[at : at + size].tobytes()
+                        flows.setdefault(frame[30:34] + frame[36:38], []).append(frame[34:])
+        sent.append(flows)
+    assert sent[0] == sent[1]
+
+
+def test_a_keyed_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = generate(tmp_path / "t", "star:3,loss=1%", key=SECRET, number=7)
+    report = replayed(path, keys=Keys({7: SECRET}))
+    all_equal(report)
+    assert "bad_mac" not in report["drops"]
+    with pytest.raises(NothingToReplay, match="job 7 is keyed"):
+        replayed(path)
+    wrong = replayed(path, keys=Keys({7: b"another"}))
+    assert wrong["drops"]["bad_mac"] > 0
+    assert not wrong["jobs"]
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'7 = "{SECRET.decode()}"')
+    keys.chmod(0o600)
+    assert main(["replay", str(path), "--keys", str(keys)]) == 0
+    assert main(["replay", str(path)]) == 2
+    assert "--keys FILE" in capsys.readouterr().err
+
+
+def test_rank_order(tmp_path: Path) -> None:
+    """Sums in rank order are exact, whatever the order in the trace."""
+    path = generate(tmp_path / "t", f"{LOSSY},seed=3", reproducible=True)
+    all_equal(replayed(path, order=False))
+
+
+# Order of arrival
+
+
+def swap_arrivals(path: Path, to: Path) -> Path:
+    """Put each two contributions that follow each other, at different ports, the other way round.
+
+    They have equal lengths, so it is a swap of bytes: of the interface, and of the frame.
+    """
+    places = [p for p in data_packets(path) if p.direction == 1]
+
+    def change(content: bytearray) -> None:
+        done = 0
+        for one, other in zip(places[::2], places[1::2], strict=False):
+            size = int.from_bytes(one.head[38:40], "big") + 34
+            if one.head[26:30] == other.head[26:30] or one.head[38:40] != other.head[38:40]:
+                continue
+            a, b = (p.payload - 42 for p in (one, other))
+            content[a : a + size], content[b : b + size] = (
+                content[b : b + size],
+                content[a : a + size],
+            )
+            a, b = a - 20, b - 20
+            content[a : a + 4], content[b : b + 4] = content[b : b + 4], content[a : a + 4]
+            done += 1
+        assert done > 10
+
+    return tampered(path, to, change)
+
+
+def test_another_order_is_within_the_bound(tmp_path: Path) -> None:
+    path = generate(
+        tmp_path / "t", "star:8,jitter=400us,delay=400us,reorder=20%,seed=4", numel=9001
+    )
+    swapped = swap_arrivals(path, tmp_path / "swapped")
+    known = replayed(swapped)["compared"]
+    assert known["different"] > 0
+    unknown = replayed(swapped, order=False)["compared"]
+    assert unknown["different"] == unknown["missing"] == 0
+    assert unknown["within_bound"] > 0
+    assert unknown["within_bound"] + unknown["equal"] == unknown["captured"]
+
+
+def test_the_bound_is_no_pardon(tmp_path: Path) -> None:
+    """A change of a high bit is beyond it."""
+    path = generate(tmp_path / "t", "star:4", numel=3001)
+    place = next(p for p in data_packets(path) if p.direction == 2)
+
+    def change(content: bytearray) -> None:
+        content[place.payload + 8 + 4 * 17 + 3] ^= 0x40  # in the exponent
+        content[place.payload - 2 : place.payload] = b"\0\0"
+
+    compared = replayed(tampered(path, tmp_path / "x", change), order=False)["compared"]
+    assert compared["different"] == 1
+    assert compared["differences"][0]["element"] == 17
+
+
+def test_bounds() -> None:
+    a, b = np.float32([1, np.nan, np.inf, 1]), np.float32([1.5, np.nan, 1, 2])
+    bound = np.array([0.5, 0, np.inf, 0.5])
+    assert within_each(a, b, bound).tolist() == [True, True, True, False]
+
+
+# Other captures
+
+
+def host_only(path: Path, to: Path, host: str) -> Path:
+    """As a pcap file, what a capture at one host has."""
+    import struct
+
+    address = bytes(map(int, host.split(".")))
+    content = struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 65535, 1)
+    with Reader(path) as reader:
+        for batch in reader.batches():
+            for at, size, ns in zip(batch.at, batch.sizes, batch.times, strict=True):
+                frame = reader.data[at : at + size].tobytes()
+                if address in (frame[26:30], frame[30:34]):
+                    head = struct.pack("<IIII", ns // 10**9, ns % 10**9, size, size)
+                    content += head + frame
+    to.write_bytes(content)
+    return to
+
+
+def test_a_trace_of_one_host(trace: Path, tmp_path: Path) -> None:
+    report = replayed(host_only(trace, tmp_path / "host.pcap", "10.26.0.2"))
+    assert report["view"] == "host"
+    assert "compared" not in report
+    (job,) = report["jobs"]
+    (member,) = job["members"]
+    assert member["address"].startswith("10.26.0.2:")
+    assert job["rounds"] == 4
+    assert [r["segments"] >= job["segments"] for r in job["per_round"]] == [True] * 4
+    assert report["aggregates_received"] >= 4 * job["segments"]
+    assert "a trace of one host" in "\n".join(lines(report))
+
+
+def test_broken_files_are_reported_and_the_rest_used(trace: Path, tmp_path: Path) -> None:
+    whole = trace.read_bytes()
+    path = tmp_path / "x"
+    path.write_bytes(whole[: len(whole) * 2 // 3])
+    report = replayed(path)
+    (problem,) = report["trace"]["problems"]
+    assert problem["offset"] < len(whole) * 2 // 3
+    assert report["compared"]["equal"] > 0
+    assert not report["compared"]["different"]
+    assert f"broken at byte {problem['offset']:,}" in "\n".join(lines(report))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--switch", "10.9.9.9:26963"], "nobody joins 10.9.9.9:26963"),
+        (["--switch", "s9"], "is no address"),
+        (["--topology", "rack:2x2"], "which of its switches was captured"),
+        (["--topology", "star:4", "--switch", "x"], "star:4 has s1"),
+        (["--speed", "fast"], "write max, real, or 10x"),
+        (["--inject", "lo", "--out", "x"], "leave one out"),
+        (["--inject", "nosuch0"], "no interface"),
+    ],
+)
+def test_usage(
+    trace: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        assert main(["replay", str(trace), *options]) == 2
+    except SystemExit as end:
+        assert end.code == 2  # noqa: PT017
+    assert message in capsys.readouterr().err
+
+
+def test_the_switch_may_be_named(trace: Path) -> None:
+    assert main(["replay", str(trace), "--topology", "star:4"]) == 0  # it has one only
+    assert main(["replay", str(trace), "--topology", "star:4", "--switch", "s1"]) == 0
+    assert main(["replay", str(trace), "--switch", "10.26.255.254:26963"]) == 0
+
+
+def test_nobody_joins(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(trace.read_bytes()[:200])
+    assert main(["replay", str(path)]) == 2
+    assert "from the beginning of the job" in capsys.readouterr().err
+
+
+def test_speed(trace: Path) -> None:
+    begin = time.monotonic()
+    assert main(["replay", str(trace), "--speed", "0.1x"]) == 0
+    seconds = replayed(trace)["trace"]["seconds"]
+    assert time.monotonic() - begin > 9 * seconds
+
+
+def test_a_trace_that_becomes_shorter_is_told(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is mapped and no longer there ends a process by SIGBUS."""
+    path = tmp_path / "x"
+
+    def shorten(*_: object) -> None:
+        os.truncate(path, 5000)
+
+    path.write_bytes(trace.read_bytes())
+    monkeypatch.setattr(time, "sleep", shorten)
+    assert main(["replay", str(path), "--speed", "real"]) == 2
+    assert f"{path} became shorter while it was read" in capsys.readouterr().err
+    path.write_bytes(trace.read_bytes())
+    with Reader(path, window=20_000) as reader:
+        batches = reader.batches()
+        next(batches)
+        shorten()
+        with pytest.raises(OutsideError, match="became shorter"):
+            next(batches)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_spoiled_traces_end(trace: Path, tmp_path: Path, seed: int) -> None:
+    """No exception, no hang, whatever is in the file."""
+    chance = np.random.default_rng(seed)
+    content = np.frombuffer(trace.read_bytes()[:600_000], np.uint8).copy()
+    places = chance.integers(200, len(content), chance.integers(1, 4000))
+    content[places] = chance.integers(0, 256, len(places))
+    path = tmp_path / "x"
+    path.write_bytes(content.tobytes())
+    try:
+        report = replayed(path, order=bool(seed % 2))
+    except NothingToReplay:
+        return
+    json.dumps(report)
+    text = "\n".join(lines(report))
+    trace_of = report["trace"]
+    assert f"{trace_of['packets']:,} packets in" in text
+    assert trace_of["packets"] == sum(
+        trace_of[kind] for kind in ("to_switch", "from_switch", "passing", "cut_off", "skipped")
+    )
+    for finding in report["findings"]:
+        assert 0 < finding["packet"] <= trace_of["packets"]
+        assert 0 < finding["offset"] < len(content)
+
+
+def crowd(path: Path, places: int, size: int = 60) -> Path:
+    """A trace of one job, and of a broadcast at each of so many interfaces."""
+    worker, switch = Address("10.0.0.1", 5000), Address("10.0.0.254", 26963)
+    join = Control(Action.JOIN, 7, 1000, Join.for_shape(Shape.of(1), expected=1)).build()
+    broadcast = np.frombuffer(b"\xff" * 6 + b"\2\0\0\0\0\1\x08\x06", np.uint8)
+    broadcast = np.pad(broadcast, (0, size - broadcast.size)).reshape(1, -1)
+    content = pcapng.section() + pcapng.interface("eth0")
+    for number, (tos, payload) in enumerate(
+        ((TOS_CONTROL, join), (TOS_DATA, bytes(8) + np.float32(1).tobytes()))
+    ):
+        frame = frames(worker, switch, tos, np.frombuffer(payload, np.uint8).reshape(1, -1))
+        content += pcapng.packets(0, number * 1000, pcapng.Direction.IN, frame)
+    for i in range(1, places):
+        content += pcapng.interface(f"eth{i}")
+        content += pcapng.packets(i, 1000 + i * 1000, pcapng.Direction.IN, broadcast)
+    path.write_bytes(content)
+    return path
+
+
+def test_a_switch_of_many_ports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A broadcast leaves at thousands of ports for the price of one; written they are not."""
+    crowded = str(crowd(tmp_path / "t.pcapng", places := 10_000))
+    begin = time.process_time()
+    assert main(["replay", "--json", crowded]) == 0
+    assert time.process_time() - begin < 60  # with the square it takes half an hour
+    found = json.loads(capsys.readouterr().out)
+    assert found["counters"]["forwarded"] == places - 1
+    assert found["counters"]["copies"] == (places - 1) ** 2
+    assert main(["replay", crowded, "--out", str(tmp_path / "out.pcapng")]) == 2
+    assert "leave out --out" in capsys.readouterr().err
+
+
+def test_frames_are_counted_alike_whether_they_are_written(tmp_path: Path) -> None:
+    trace = crowd(tmp_path / "t.pcapng", 7)
+    with Reader(trace) as reader:
+        writer = TraceWriter(tmp_path / "out.pcapng")
+        written = replay(reader, survey(reader), Options(), sink=writer)
+        writer.close()
+    counters = replayed(trace)["counters"]
+    assert counters == written["counters"]
+    assert counters["tx_frames"] > counters["copies"] == 6 * 6
+
+
+@pytest.mark.parametrize("size", [1514, 1515])
+def test_frames_that_are_not_written_are_counted_alike(size: int) -> None:
+    frame = b"\xff" * 6 + b"\2\0\0\0\0\1\x08\x06".ljust(size - 6, b"\0")
+    counts = []
+    for kind in Chassis, UnwrittenChassis:
+        chassis = kind(Switch(), bytes([10, 0, 0, 254]), b"\2" * 6, [Jack(1500)] * 5)
+        for sends in chassis.receive(Frames.single(1, frame), 0.0):
+            chassis.counters["tx_frames"] += sum(sum(sent.counts) for sent in sends)
+        counts.append(dict(chassis.counters))
+    assert counts[0] == counts[1]
+    assert (counts[0]["tx_frames"], counts[0]["too_large"]) == ((4, 0) if size == 1514 else (0, 4))
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    """Pages of the file that are mapped count, too."""
+    memory = []
+    for rounds in (3, 14):  # the smaller file fills a window, too
+        path = generate(tmp_path / str(rounds), "star:2", numel=1_000_000, rounds=rounds)
+        command = [sys.executable, "-m", "tests.bench.replay", "--once", "replay"]
+        done = subprocess.run(
+            [*command, "--trace", str(path)], cwd=ROOT, capture_output=True, check=True, timeout=60
+        )
+        found = json.loads(done.stdout)
+        assert found["equal"] == found["captured"] > 0
+        memory.append(found["memory"])
+    grown = path.stat().st_size * 11 // 12
+    assert grown > 150e6
+    assert memory[1] - memory[0] < grown / 5

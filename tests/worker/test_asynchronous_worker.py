@@ -1,0 +1,506 @@
+"""Asynchronous workers at a switch in a process of its own: all have the same weights."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iswitch.core.format.wire import Action
+from tests.conftest import StartSwitch, Where
+from tests.support import ROOT
+from worker_lib import AsynchronousWorker, VersionTimeout, WorkerError
+from worker_lib.controller import Controller
+
+NUMEL = 3000
+PATIENCE = 20.0
+RATE = np.float32(0.01)
+
+
+class Model:
+    """Weights with momentum, and how they are updated."""
+
+    def __init__(self, seed: int = 0, numel: int = NUMEL) -> None:
+        self.weights = np.random.default_rng(seed).standard_normal(numel).astype(np.float32)
+        self.moments = np.zeros(numel, np.float64)
+        self.versions: list[int] = []
+
+    @property
+    def state(self) -> list[np.ndarray]:
+        return [self.weights, self.moments]
+
+    def update(self, total: np.ndarray, contributions: int, version: int) -> None:
+        self.moments *= 0.9
+        self.moments += total / np.float32(contributions)
+        self.weights -= RATE * self.moments.astype(np.float32)
+        self.versions.append(version)
+
+
+Make = Callable[..., AsynchronousWorker]
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+@pytest.fixture
+def make(switch: Where, job: int) -> Iterator[Make]:
+    """Makes a worker of a model; all leave at the end."""
+    made: list[AsynchronousWorker] = []
+
+    def make_worker(model: Model, num_workers: int = 1, **kwargs: object) -> AsynchronousWorker:
+        ways = {"timeout": PATIENCE, "check": True, "state": model.state, **kwargs}
+        at = ways.pop("switch", switch)
+        worker = AsynchronousWorker(
+            at,
+            job,
+            model.weights.size,
+            num_workers,
+            update=model.update,
+            **ways,  # type: ignore[arg-type]
+        )
+        made.append(worker)
+        return worker
+
+    yield make_worker
+    for worker in made:
+        worker.leave()
+
+
+def crew(
+    pool: ThreadPoolExecutor, make: Make, models: list[Model], **kwargs: object
+) -> list[AsynchronousWorker]:
+    """A worker for each model, all in one job."""
+    joining = [pool.submit(make, model, len(models), **kwargs) for model in models]
+    return [each.result(PATIENCE) for each in joining]
+
+
+def train(worker: AsynchronousWorker, steps: int, seed: int, pause: float = 0.0) -> int:
+    """Gradients towards zero, with noise; how many were sent."""
+    weights = np.empty(worker.numel, np.float32)
+    noise = np.random.default_rng(seed)
+    sent = 0
+    for _ in range(steps):
+        version = worker.read([weights])
+        gradient = weights + noise.standard_normal(weights.size).astype(np.float32)
+        time.sleep(pause)
+        sent += worker.contribute(gradient, version)
+    return sent
+
+
+def assert_equal_at_equal_versions(workers: list[AsynchronousWorker]) -> int:
+    """Digests of all versions that several have; how many those are."""
+    digests = [worker.stats()["digests"] for worker in workers]
+    compared = 0
+    for version in set().union(*digests):
+        held = [d[version] for d in digests if version in d]
+        assert len(set(held)) == 1, f"version {version}"
+        compared += len(held) > 1
+    return compared
+
+
+def meet(workers: list[AsynchronousWorker]) -> int:
+    """Wait until all have come to the version of whoever is furthest."""
+    last = -1
+    while last != (last := max(worker.version for worker in workers)):
+        for worker in workers:
+            worker.wait_for(last)
+        time.sleep(0.1)
+    return last
+
+
+def test_alone(make: Make) -> None:
+    model = Model()
+    before = model.weights.copy()
+    with make(model) as worker:
+        start = worker.version
+        assert worker.contribute(np.ones(NUMEL, np.float32), start)
+        assert worker.wait_for(start + 1) == start + 1
+        into = [np.empty(NUMEL, np.float32)]
+        assert worker.read(into) == start + 1
+        assert (into[0] == before - RATE).all()
+        assert model.versions == [start + 1]
+        stats = worker.stats()
+        assert stats["contributed"] == stats["applied"] == stats["contributions"] == 1
+        assert stats["staleness"] == {0: 1}
+
+
+def test_weights_are_equal_at_equal_versions(pool: ThreadPoolExecutor, make: Make) -> None:
+    """Also at the start: all take the state of one of them."""
+    models = [Model(seed) for seed in range(4)]
+    workers = crew(pool, make, models)
+    list(pool.map(train, workers, [30] * 4, range(4), [0.0, 0.0, 0.002, 0.004]))
+    last = meet(workers)
+    for model in models:
+        assert (model.weights == models[0].weights).all()
+        assert (model.moments == models[0].moments).all()
+    assert assert_equal_at_equal_versions(workers) >= last - 1
+    stats = [worker.stats() for worker in workers]
+    assert stats[0]["contributions"] <= sum(each["contributed"] for each in stats)
+    assert all(each["contributions"] <= 4 * each["applied"] for each in stats)  # or greetings
+
+
+@pytest.mark.parametrize("threshold", [None, 2])
+def test_equal_under_loss(
+    pool: ThreadPoolExecutor, make: Make, start_switch: StartSwitch, threshold: int | None
+) -> None:
+    """Of 5 % of the packets in both directions, also with H of N."""
+    impaired = start_switch("127.0.0.1:0", "--impair", "loss=5%,duplicate=2%,seed=3")[1]
+    models = [Model(seed) for seed in range(4)]
+    workers = crew(pool, make, models, switch=impaired, threshold=threshold)
+    sent = sum(pool.map(train, workers, [30] * 4, range(4), [0.001, 0.001, 0.002, 0.004]))
+    last = meet(workers)
+    for model in models:
+        assert (model.weights == models[0].weights).all()
+    assert assert_equal_at_equal_versions(workers) > 5  # on a busy machine some take snapshots
+    stats = [worker.stats() for worker in workers]
+    h = threshold or 4
+    assert all(each["contributions"] <= h * each["applied"] for each in stats)  # or greetings
+    assert last > sent // h // 2
+    assert sum(each["helps"] for each in stats)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_no_standstill_under_loss(
+    pool: ThreadPoolExecutor, make: Make, start_switch: StartSwitch, staleness: int
+) -> None:
+    """Segments may be four versions apart at the switch; then no gradient must be too old."""
+    impaired = start_switch("127.0.0.1:0", "--impair", "loss=5%,seed=3")[1]
+    models = [Model(seed) for seed in range(2)]
+    workers = crew(pool, make, models, switch=impaired, staleness=staleness)
+    last = workers[0].version + 40
+    until = time.monotonic() + PATIENCE
+
+    def go_on(worker: AsynchronousWorker) -> None:
+        while worker.version < last and time.monotonic() < until:
+            train(worker, 1, worker.rank, 0.001)
+
+    list(pool.map(go_on, workers))
+    assert min(worker.version for worker in workers) >= last
+    assert_equal_at_equal_versions(workers)
+
+
+@pytest.mark.parametrize("threshold", [None, 1])
+def test_six_start_without_delay(
+    pool: ThreadPoolExecutor, make: Make, threshold: int | None
+) -> None:
+    """Also if some take their first state from one another, and not from the first."""
+    for _ in range(3):
+        began = time.monotonic()
+        workers = crew(pool, make, [Model(seed) for seed in range(6)], threshold=threshold)
+        assert time.monotonic() - began < PATIENCE / 2
+        list(pool.map(AsynchronousWorker.leave, workers))
+
+
+def test_nobody_reads_the_state_of_an_update_that_failed(make: Make) -> None:
+    model = Model()
+
+    def update(_total: np.ndarray, _contributions: int, _version: int) -> None:
+        model.weights[: NUMEL // 2] = 77
+        raise ArithmeticError
+
+    model.update = update  # type: ignore[method-assign]
+    worker = make(model)
+    worker.contribute(np.ones(NUMEL, np.float32), worker.version)
+    into = [np.empty(NUMEL, np.float32)]
+
+    def read_on() -> None:
+        while True:
+            worker.read(into)
+            assert not (into[0] == 77).any()
+
+    with pytest.raises(ArithmeticError):
+        read_on()
+
+
+def test_stale_gradients_are_not_sent(make: Make) -> None:
+    model = Model()
+    worker = make(model, staleness=1)
+    gradient = np.ones(NUMEL, np.float32)
+    start = worker.version
+    for _ in range(2):
+        assert worker.contribute(gradient, worker.version)
+        worker.wait_for(worker.version + 1) if worker.version == start else None
+    worker.wait_for(start + 2)
+    assert worker.contribute(gradient, start + 1)
+    worker.wait_for(start + 3)
+    assert not worker.contribute(gradient, start)
+    assert not worker.contribute(gradient, start + 1)
+    stats = worker.stats()
+    assert (stats["stale"], stats["contributed"], stats["applied"]) == (2, 3, 3)
+    assert stats["staleness"] == {0: 2, 1: 1}
+
+
+def test_what_update_raises_is_raised_in_the_users_thread(make: Make) -> None:
+    def update(_total: np.ndarray, _contributions: int, version: int) -> None:
+        raise ArithmeticError(f"at version {version}")
+
+    model = Model()
+    model.update = update  # type: ignore[method-assign]
+    worker = make(model)
+    version = worker.version + 1
+    worker.contribute(np.ones(NUMEL, np.float32), worker.version)
+    with pytest.raises(ArithmeticError, match=f"at version {version}"):
+        worker.wait_for(version)
+    with pytest.raises(ArithmeticError):
+        worker.contribute(np.ones(NUMEL, np.float32), 0)
+    with pytest.raises(ArithmeticError):
+        worker.read()
+
+
+def test_a_slow_worker_does_not_hold_the_others_up(pool: ThreadPoolExecutor, make: Make) -> None:
+    """The others make versions for as long as its one gradient takes."""
+    workers = crew(pool, make, [Model(seed) for seed in range(3)])
+    wanted = workers[0].version + 15
+    has_read, may_send = threading.Event(), threading.Event()
+
+    def slowly(worker: AsynchronousWorker) -> bool:
+        version = worker.read([np.empty(NUMEL, np.float32)])
+        has_read.set()
+        assert may_send.wait(PATIENCE)
+        return worker.contribute(np.ones(NUMEL, np.float32), version)
+
+    def quickly(worker: AsynchronousWorker, seed: int) -> None:
+        while worker.version < wanted:
+            train(worker, 1, seed, 0.002)
+
+    slow = pool.submit(slowly, workers[2])
+    assert has_read.wait(PATIENCE)
+    for each in [pool.submit(quickly, worker, i) for i, worker in enumerate(workers[:2])]:
+        each.result(PATIENCE)
+    assert meet(workers) >= wanted
+    assert not slow.done()
+    may_send.set()
+    assert not slow.result(PATIENCE)  # its gradient has become stale
+    assert workers[2].stats()["stale"] == 1
+
+
+def test_who_comes_late_takes_a_snapshot(pool: ThreadPoolExecutor, make: Make) -> None:
+    models = [Model(seed) for seed in range(3)]
+    workers = crew(pool, make, models)
+    list(pool.map(train, workers, [20] * 3, range(3), [0.001] * 3))
+    meet(workers)
+    workers[1].leave()
+    late = Model(99)
+    training = [pool.submit(train, worker, 300, i, 0.005) for i, worker in enumerate(workers[::2])]
+    newcomer = make(late, 3)
+    assert newcomer.version > 10
+    assert newcomer.stats()["snapshots_taken"] == 1
+    training.append(pool.submit(train, newcomer, 50, 5, 0.001))
+    for each in training:
+        each.result(PATIENCE)
+    there = [workers[0], workers[2], newcomer]
+    meet(there)
+    assert (late.weights == models[0].weights).all()
+    assert (late.moments == models[2].moments).all()
+    assert assert_equal_at_equal_versions(there) > 20
+
+
+def test_who_is_too_far_behind_takes_a_snapshot(pool: ThreadPoolExecutor, make: Make) -> None:
+    """An update that takes long: more versions are made meanwhile than are kept."""
+    models = [Model(seed) for seed in range(3)]
+    workers = crew(pool, make, models)
+    slept = threading.Event()
+    update = models[2].update
+
+    def sleepy(total: np.ndarray, contributions: int, version: int) -> None:
+        update(total, contributions, version)
+        if len(models[2].versions) == 5 and not slept.is_set():
+            slept.wait(PATIENCE)
+
+    workers[2]._update = sleepy
+    start = workers[0].version
+    training = [pool.submit(train, worker, 60, i, 0.002) for i, worker in enumerate(workers[:2])]
+    workers[0].wait_for(start + 25)
+    assert models[2].versions[-1] == start + 5
+    slept.set()
+    for each in training:
+        each.result(PATIENCE)
+    meet(workers)
+    stats = workers[2].stats()
+    assert stats["snapshots_taken"] >= 1
+    assert stats["behind"] >= 1
+    assert models[2].versions == sorted(set(models[2].versions))
+    assert assert_equal_at_equal_versions(workers) > 25
+    assert (models[2].weights == models[0].weights).all()
+
+
+def test_a_switch_is_restarted(
+    pool: ThreadPoolExecutor, make: Make, start_switch: StartSwitch
+) -> None:
+    process, where = start_switch()
+    models = [Model(seed) for seed in range(3)]
+    workers = crew(pool, make, models, switch=where, threshold=2)
+    training = [pool.submit(train, worker, 150, i, 0.003) for i, worker in enumerate(workers)]
+    workers[0].wait_for(20)
+    process.kill()
+    process.wait()
+    start_switch(f"{where[0]}:{where[1]}")
+    for each in training:
+        each.result(PATIENCE)
+    last = meet(workers)
+    assert all(worker.stats()["rejoins"] == 1 for worker in workers)
+    assert last > 60
+    assert assert_equal_at_equal_versions(workers) > 60
+    for model in models:
+        assert (model.weights == models[0].weights).all()
+    applied = [set(worker.stats()["digests"]) for worker in workers]
+    assert len(set.intersection(*applied)) > 60
+
+
+def test_a_worker_is_restarted_at_its_place(pool: ThreadPoolExecutor, make: Make) -> None:
+    models = [Model(seed) for seed in range(3)]
+    workers = crew(pool, make, models)
+    old = workers[2]
+    training = [pool.submit(train, worker, 400, i, 0.005) for i, worker in enumerate(workers[:2])]
+    workers[0].wait_for(10)
+    host, port = old._port.address.host, old._port.address.port
+    kill(old)
+    again = Model(7)
+    worker = make(again, 3, bind=(host, port))
+    assert worker.rank == old.rank
+    assert worker.version >= 10
+    training.append(pool.submit(train, worker, 30, 5))
+    for each in training:
+        each.result(PATIENCE)
+    there = [*workers[:2], worker]
+    meet(there)
+    assert (again.weights == models[0].weights).all()
+    assert assert_equal_at_equal_versions(there) > 20
+
+
+def kill(worker: AsynchronousWorker) -> None:
+    """As if its process had been killed: no word to anybody, its sockets closed."""
+    worker._session.member = False
+    worker.leave()
+
+
+def test_keyed(
+    pool: ThreadPoolExecutor, make: Make, start_switch: StartSwitch, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text("\n".join(f'{job} = "a secret"' for job in range(1, 60)))
+    keys.chmod(0o600)
+    where = start_switch("127.0.0.1:0", "--keys", str(keys))[1]
+    models = [Model(seed) for seed in range(3)]
+    workers = crew(pool, make, models, switch=where, key=b"a secret")
+    list(pool.map(train, workers, [10] * 3, range(3)))
+    meet(workers)
+    assert (models[1].weights == models[0].weights).all()
+    assert sum(worker.stats()["snapshots_given"] for worker in workers) == 2
+
+
+def test_too_late_says_why(make: Make) -> None:
+    worker = make(Model(), timeout=0.5)
+    with pytest.raises(VersionTimeout, match=r"version 9 not made within 0\.2 s: .*H = 1"):
+        worker.wait_for(9, timeout=0.2)
+
+
+def test_halt_and_reset(pool: ThreadPoolExecutor, make: Make, switch: Where, job: int) -> None:
+    """Contributing waits; after the reset all go on from the state of the furthest."""
+    models = [Model(seed) for seed in range(3)]
+    workers = crew(pool, make, models)
+    training = [pool.submit(train, worker, 40, i, 0.005) for i, worker in enumerate(workers)]
+    workers[0].wait_for(5)
+    with Controller(switch, job) as controller:
+        controller.join()
+        controller.request(Action.HALT)
+        time.sleep(0.3)
+        halted_at = [worker.version for worker in workers]
+        assert all(worker._session.halted for worker in workers)
+        controller.request(Action.RESET)
+        controller.leave()
+    for each in training:
+        each.result(PATIENCE)
+    last = meet(workers)
+    assert last > max(halted_at) + 5
+    assert {worker.stats()["resets"] for worker in workers} == {1}
+    for model in models:
+        assert (model.weights == models[0].weights).all()
+    assert assert_equal_at_equal_versions(workers) > 5
+
+
+def test_a_halt_is_named(make: Make, switch: Where, job: int) -> None:
+    worker = make(Model(), timeout=0.5)
+    with Controller(switch, job) as controller:
+        controller.join()
+        controller.request(Action.HALT)
+    while not worker._session.halted:
+        time.sleep(0.01)
+    with pytest.raises(VersionTimeout, match=r"not sent within 0\.5 s: the job is halted"):
+        worker.contribute(np.ones(NUMEL, np.float32), worker.version)
+
+
+def test_too_few(make: Make) -> None:
+    with pytest.raises(WorkerError, match="1 of 2 workers joined job"):
+        make(Model(), 2, timeout=1.0)
+
+
+def test_misuse(make: Make) -> None:
+    model = Model()
+    for ways in (
+        {"threshold": 2},
+        {"staleness": -1},
+        {"state": [model.weights[::2]]},
+        {"timeout": 0},
+    ):
+        with pytest.raises(ValueError, match=r"pass|must"):
+            make(model, 1, **ways)
+    with pytest.raises(TypeError, match="NumPy"):
+        make(model, 1, state=[[1.0, 2.0]])
+    worker = make(model)
+    with pytest.raises(TypeError, match="float64"):
+        worker.contribute(np.ones(NUMEL), 0)
+    with pytest.raises(ValueError, match="2 elements"):
+        worker.contribute(np.ones(2, np.float32), 0)
+    with pytest.raises(ValueError, match="2 arrays, not 3"):
+        worker.read([model.weights] * 3)
+    worker.leave()
+    with pytest.raises(WorkerError, match="has left"):
+        worker.contribute(np.ones(NUMEL, np.float32), 0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32"])
+def test_other_element_types(pool: ThreadPoolExecutor, make: Make, dtype: str) -> None:
+    """The addresses in a vector come through in each."""
+    models = [Model(seed) for seed in range(3)]
+    workers = crew(pool, make, models, dtype=dtype)
+    start = workers[0].version
+    ones = np.ones(NUMEL, workers[0]._dtype)
+    for worker in workers:
+        assert worker.contribute(ones, worker.version)
+    for worker in workers:
+        worker.wait_for(start + 1)
+        assert len(worker._directory.addresses) == 3
+    assert (models[0].weights == models[2].weights).all()
+
+
+def test_the_page_names_all(make: Make) -> None:
+    page = (ROOT / "docs" / "asynchronous.md").read_text()
+    for name in inspect.signature(AsynchronousWorker.__init__).parameters:
+        assert name == "self" or f"`{name}`" in page, name
+    for key in make(Model()).stats():
+        assert f"`{key}`" in page, key
+
+
+def test_from_env(switch: Where, job: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "ISWITCH_SWITCH": f"{switch[0]}:{switch[1]}",
+        "ISWITCH_JOB": str(job),
+        "WORLD_SIZE": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    model = Model()
+    with AsynchronousWorker.from_env(
+        NUMEL, update=model.update, state=model.state, staleness=7
+    ) as worker:
+        assert (worker.num_workers, worker.staleness) == (1, 7)
+        assert worker.contribute(model.weights, worker.version)

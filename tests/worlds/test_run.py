@@ -1,0 +1,210 @@
+"""`iswitch run`: a command on every host, in a world of sockets and in those of namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import heed_interrupts
+from tests.support import ROOT
+
+PATIENCE = 60.0
+PREFIX = "isw-"
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces")
+WORLDS = ["loopback", *(pytest.param(world, marks=as_root) for world in ("netns", "mininet"))]
+SUM = """
+    import numpy as np
+    from worker_lib import Worker
+    with Worker.from_env(numel=5000) as worker:
+        total = worker.allreduce(np.arange(5000, dtype=np.float32))
+        assert (total == worker.num_workers * np.arange(5000, dtype=np.float32)).all()
+        print("summed over", worker.num_workers)
+"""
+
+
+def start(*words: str, command: str = "run") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "iswitch", command, *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=heed_interrupts,
+    )
+
+
+def run(*words: str, command: str = "run") -> tuple[int, str, str]:
+    process = start(*words, command=command)
+    out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out, err
+
+
+def namespaces(pid: int) -> list[str]:
+    path = Path("/run/netns")
+    return [p.name for p in path.iterdir() if f"-{pid}-" in p.name] if path.exists() else []
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("topology", ["star:3", "rack:2x2"])
+def test_workers_of_every_host_sum_up(world: str, topology: str, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    code = textwrap.dedent(SUM)
+    words = ["--topology", topology, "--world", world, "--json", str(report), "--job", "9"]
+    status, out, err = run(*words, "--", sys.executable, "-c", code)
+    assert status == 0, err
+    hosts = 3 if topology == "star:3" else 4
+    assert sorted(out.splitlines()) == [f"h{i + 1} | summed over {hosts}" for i in range(hosts)]
+    told = json.loads(report.read_text())
+    assert (told["status"], len(told["workers"])) == (0, hosts)
+    assert all(counters["data"] for counters in told["switches"].values())
+
+
+def test_two_runs_at_once_meet_at_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs of one would else be told that those of the other have their ranks."""
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    words = ["--topology", "star:2", "--", "printenv", "MASTER_PORT"]
+    both = [start(*words) for _ in range(2)]
+    told = [process.communicate(timeout=PATIENCE)[0].split("| ")[1:] for process in both]
+    ports = [{int(port.split()[0]) for port in lines} for lines in told]
+    assert [len(of_run) for of_run in ports] == [1, 1]
+    assert ports[0] != ports[1]
+    monkeypatch.setenv("MASTER_PORT", "29517")
+    assert run(*words)[1].splitlines() == ["h1 | 29517", "h2 | 29517"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces")
+@pytest.mark.parametrize("world", ["netns", "mininet"])
+def test_bad_links(tmp_path: Path, world: str) -> None:
+    """As docs/links.md has it."""
+    report = tmp_path / "report.json"
+    words = ["--topology", "star:4,loss=1%,delay=2ms,seed=1", "--world", world]
+    code = textwrap.dedent(SUM.replace("5000", "200_000"))
+    status, _, err = run(*words, "--json", str(report), "--", sys.executable, "-c", code)
+    assert status == 0, err
+    counters = json.loads(report.read_text())["switches"]["s1"]
+    assert counters["lost_in"] > 0 < counters["lost_out"]
+
+
+@pytest.mark.parametrize("command", ["run", "demo"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_captures(command: str, world: str, tmp_path: Path) -> None:
+    """Of every switch; tshark finds in each what its workers and its parent had to say."""
+    folder = tmp_path / "made"
+    words = ["--topology", "rack:2x1", "--world", world, "--capture", str(folder)]
+    end = {
+        "run": ["--", sys.executable, "-c", textwrap.dedent(SUM)],
+        "demo": ["--iterations", "3", "--seed", "3"],
+    }[command]
+    status, _, err = run(*words, *end, command=command)
+    assert status == (command == "demo"), err  # it has not learned so soon
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"{name}.pcapng" for name in ("core1", "tor1", "tor2")
+    ]
+    for path in folder.iterdir():
+        read = ["tshark", "-r", str(path), "-Y", "udp", "-T", "fields"]
+        done = subprocess.run(
+            [*read, "-e", "ip.dsfield"], capture_output=True, text=True, timeout=PATIENCE
+        )
+        assert done.returncode == 0, done.stderr
+        assert {"0x0c", "0x1c"} <= set(done.stdout.split())  # control and data
+
+
+def test_loopback_has_no_links_to_be_bad() -> None:
+    status, _, err = run("--topology", "star:2,loss=1%", "--", "true")
+    assert status == 2
+    assert "link h1-s1 has loss=1%, and the loopback world has no links" in err
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_environment(world: str) -> None:
+    names = ["RANK", "WORLD_SIZE", "ISWITCH_JOB", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
+    command = "echo " + " ".join(f"${name}" for name in names)
+    words = ["--topology", "star:2", "--world", world, "--workers-per-host", "2", "--job", "3"]
+    status, out, err = run(*words, "--", "sh", "-c", command)
+    assert status == 0, err
+    told = sorted(line.partition("| ")[2] for line in out.splitlines())
+    assert told == ["0 4 3 0 2", "1 4 3 1 2", "2 4 3 0 2", "3 4 3 1 2"]
+
+
+GLOO = """
+    import numpy as np
+    from worker_lib.strategies import make
+    with make("gloo", 3) as strategy:
+        print(*strategy.allreduce(np.arange(3, dtype=np.float32)))
+"""
+
+
+@as_root
+def test_torch_is_quiet_in_namespaces() -> None:
+    """It warned that it cannot look up names there."""
+    command = [sys.executable, "-c", textwrap.dedent(GLOO)]
+    status, out, err = run("--topology", "star:2", "--world", "netns", "--", *command)
+    assert status == 0, err
+    assert sorted(out.splitlines()) == [f"h{i + 1} | 0.0 2.0 4.0" for i in range(2)]
+    assert not [line for line in err.splitlines() if line.startswith("h")]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    ("command", "wanted"), [("exit $((RANK == 1 ? 7 : 0))", 7), ("kill -9 $$", 137)]
+)
+def test_exit_status_is_that_of_the_first_that_failed(
+    world: str, command: str, wanted: int
+) -> None:
+    words = ["--topology", "star:2", "--world", world]
+    status, _, err = run(*words, "--", "sh", "-c", command)
+    assert status == wanted, err
+    assert "rank" in err
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all(world: str, signum: int) -> None:
+    """And nothing is left: no process, no namespace."""
+    process = start(
+        "--topology", "star:2", "--world", world, "--", "sh", "-c", "echo $$; exec sleep 1000"
+    )
+    assert process.stdout is not None
+    pids = [int(process.stdout.readline().partition("| ")[2]) for _ in range(2)]
+    process.send_signal(signum)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signum
+    assert signal.Signals(signum).name in err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert namespaces(process.pid) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--topology", "ring:4", "--", "true"], "star:4"),
+        (["--topology", "star:4"], "nothing to run"),
+        (
+            ["--topology", "star:2", "--world", "netns", "--capture", "/dev/null", "--", "true"],
+            "--capture /dev/null: cannot make that folder",
+        ),
+        (["--topology", "star:65", "--", "true"], "64 at most"),
+        (["--topology", "star:2", "--job", "70000", "--", "true"], "a job number is 0..65535"),
+    ],
+)
+def test_misuse(words: list[str], message: str) -> None:
+    status, _, err = run(*words)
+    assert status == 2
+    assert message in err
+    assert err.startswith("iswitch run: ")
+    assert "Traceback" not in err
+
+
+def test_from_env_outside_a_run() -> None:
+    from worker_lib import Worker
+
+    with pytest.raises(ValueError, match="iswitch run"):
+        Worker.from_env(numel=3)

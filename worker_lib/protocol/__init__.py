@@ -1,0 +1,1 @@
+"""The worker's side of the protocol: no socket, clock or thread."""

@@ -1,0 +1,64 @@
+"""What a session tells its owner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iswitch.core.format.wire import Ack, Action, Status, Vector
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The switch answered a request."""
+
+    request: int
+    action: Action
+    status: Status
+    ack: Ack
+
+
+@dataclass(frozen=True)
+class Halted:
+    """The job is suspended until it is reset."""
+
+
+@dataclass(frozen=True)
+class WasReset:
+    """The job was reset and goes on from `round`; an allreduce under way is void."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The round under way is no longer kept at the switch, which is at `now_at`."""
+
+    round: int
+    now_at: int
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """The job went on without this worker; it takes part again from `now_at`."""
+
+    round: int
+    now_at: int
+
+
+@dataclass(frozen=True)
+class Behind:
+    """The version after `version` cannot be had any more; the switch is at `now_at`."""
+
+    version: int
+    now_at: int
+
+
+@dataclass(frozen=True)
+class Told:
+    """The elements from the session's `watch` on of a version, whether that is whole or not."""
+
+    version: int
+    elements: Vector
+
+
+Event = Answered | Halted | WasReset | Gone | Dropped

@@ -1,0 +1,498 @@
+"""A worker's membership in a job, without I/O: what rounds and versions have in common.
+
+It joins and joins again, is a member still, repeats requests until they are answered, Acks what
+the switch relays, and seals and opens what a key protects. What data means, and what is done about
+loss, the sessions on top of it say: `Session` for rounds, `AsynchronousSession` for versions.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+from iswitch.core.format.keys import Key
+from iswitch.core.format.packets import MAX_SEGMENTS, Address, Burst, Outgoing, Rows, super_packets
+from iswitch.core.format.wire import (
+    FLAG_FIRST,
+    FLAG_HEARTBEAT,
+    FLAG_NEW,
+    FLAG_STANDS_AT,
+    HEARTBEAT,
+    NO_RANK,
+    ROUND_MASK,
+    SEG_SIZE,
+    TOS_CONTROL,
+    TOS_DATA,
+    TOS_MASK,
+    Ack,
+    Action,
+    Control,
+    Join,
+    MemberType,
+    Round,
+    Segments,
+    Shape,
+    Status,
+    Value,
+    WireError,
+    later,
+    round_distance,
+)
+
+from .events import Answered, Halted
+from .window import CEILING, TOGETHER, RoundTrip, SendWindow
+
+RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
+REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
+REPEAT_CEILING = 1.0
+REMEMBERED_RELAYS = 64
+TAKEN_PAUSE = 0.5  # seconds before asking again for a rank whose owner may be dead
+MOST_OUTDONE = 16  # larger incarnations tried; one is enough where a switch is in its senses
+
+E = TypeVar("E")
+
+
+@dataclass(slots=True)
+class _Pending:
+    packet: Control
+    due: float
+    pause: float
+    asked: int  # the Request it had at first
+
+    @property
+    def heartbeat(self) -> bool:
+        """Whether it is a Join that asks to be a member still."""
+        join = self.packet.value
+        return isinstance(join, Join) and bool(join.flags & FLAG_HEARTBEAT)
+
+
+class Member(ABC, Generic[E]):
+    """One worker's membership; `E` are its events.
+
+    Args:
+        switch: where packets go.
+        job: the job's number.
+        shape: layout of the vectors.
+        incarnation: Request of the Join; larger in a new process at the same address.
+        expected: how many members the job is known to have; 0: any number.
+        rank: to ask for; NO_RANK: any.
+        flags: of every Join.
+        ceiling: most bytes to have under way.
+        room: most bytes that all workers of the job have under way.
+        most: packets of a super-datagram that the way to the switch takes whole.
+        heartbeat: seconds between heartbeats.
+        key: of a keyed job.
+        begins_at: the round that a new process names; 0: none.
+    """
+
+    def __init__(
+        self,
+        switch: Address,
+        job: int,
+        shape: Shape,
+        incarnation: int,
+        *,
+        expected: int = 0,
+        rank: int = NO_RANK,
+        flags: int = 0,
+        ceiling: int = CEILING,
+        room: int = TOGETHER,
+        most: int = MAX_SEGMENTS,
+        heartbeat: float = HEARTBEAT,
+        key: bytes | None = None,
+        begins_at: int = 0,
+    ) -> None:
+        self.switch = switch
+        self.job = job
+        self.shape = shape
+        self.incarnation = incarnation
+        self.expected = expected
+        self.heartbeat = heartbeat
+        self.key = None if key is None else Key(key)
+        self.denied = False  # somebody without the key says that the switch has another, or none
+        self.member = False
+        self.leaving = False
+        self.asks_for = rank
+        self.rank = NO_RANK
+        self.taken: Ack | None = None  # who has the rank that it asks for, as long as that may die
+        self._taken_since = self._ask_again = 0.0
+        self.joined = 0  # workers that have joined, or are members since all had; by the last Ack
+        self.threshold = 0  # H in force, by the last Ack
+        self.told = float("-inf")  # when that Ack came
+        self.halted = False
+        self.may_send = False  # more than the last `transmissions` gave out
+        self.heard = float("-inf")  # when the last packet came
+        self.stats: dict[str, int] = {}
+        self.round_trip = RoundTrip()
+        full = super_packets(shape.packet_size)
+        self._ceiling, self._room_together = max(full, ceiling // shape.packet_size), room
+        self._most = most
+        self.window = SendWindow(full, self._ceiling)
+        self._burst = super_packets(shape.packet_size, most)
+        self._out: deque[Outgoing] = deque()
+        self._events: deque[E | Answered | Halted] = deque()
+        self._pending: dict[int, _Pending] = {}
+        self._help_requests: dict[int, tuple[Segments, float]] = {}  # what, and when
+        self._relays: deque[int] = deque(maxlen=REMEMBERED_RELAYS)
+        self._halt: int | None = None  # Request of the newest Halt
+        self._request = incarnation
+        self._flags = flags
+        self._begins_at = begins_at
+        self._next_heartbeat = float("inf")
+        self._rejoining = False
+        self._settled = False  # has been a member, if it is none now
+        self._outdone = 0  # times that a process before was found to have a larger incarnation
+        self.clock_behind: int | None = None  # seconds; None: not outdone
+
+    # What the application asks for
+
+    def join(self, now: float) -> None:
+        """Send a Join; a member's is a heartbeat."""
+        flags, round_ = self._flags, 0
+        if self._rejoining:
+            more, round_ = self._standing()
+            flags |= more
+        elif self.member:
+            flags |= FLAG_HEARTBEAT
+        elif not self._settled:
+            flags |= FLAG_NEW
+            if self._begins_at:
+                flags, round_ = flags | FLAG_STANDS_AT | FLAG_FIRST, self._begins_at
+        join = Join.for_shape(self.shape, MemberType.WORKER, self.expected, flags)
+        join = replace(join, round=round_)
+        if not self.member:  # who comes back keeps the rank it has had
+            join = join.asking(self.asks_for if self.rank == NO_RANK else self.rank)
+        self._next_heartbeat = now + self.heartbeat
+        packet = Control(Action.JOIN, self.job, self.incarnation, join)
+        self._ask(packet, now)
+
+    def request(self, action: Action, value: Value, now: float) -> int:
+        """Send a request, repeated until it is answered; returns its number."""
+        if action is Action.LEAVE:
+            self.leaving = True
+            self.abandon()
+        number = self._number()
+        self._ask(Control(action, self.job, number, value), now)
+        return number
+
+    def asks(self, action: Action) -> bool:
+        """Whether a request of this action is to be answered still."""
+        return any(pending.packet.action is action for pending in self._pending.values())
+
+    def forget(self, request: int) -> None:
+        """Stop repeating a request."""
+        self._pending.pop(request, None)
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Give up what is under way."""
+
+    # What the world does
+
+    @abstractmethod
+    def transmissions(self, now: float) -> list[Outgoing]:
+        """What is to be sent now: control, and as much data as the window allows."""
+
+    def receive(self, burst: Burst, now: float) -> None:
+        """Take packets from the switch."""
+        self.heard = now
+        kind = burst.tos & TOS_MASK
+        if kind == TOS_DATA:
+            rows, tail = burst.not_below(SEG_SIZE)
+            if len(rows):
+                self._take(rows, tail, now)
+        elif kind == TOS_CONTROL:
+            for rows in burst.pieces():
+                for row in rows:
+                    self._control(row.tobytes(), now)
+
+    @property
+    def has_events(self) -> bool:
+        """Whether there is one."""
+        return bool(self._events)
+
+    def next_event(self) -> E | Answered | Halted | None:
+        """What has happened, oldest first; None: nothing more."""
+        return self._events.popleft() if self._events else None
+
+    def deadline(self) -> float | None:
+        """When `handle_timer` wants to be called."""
+        due = self._next_heartbeat if self.member and not self.leaving else None
+        if self.taken is not None:
+            due = self._ask_again
+        for pending in self._pending.values():
+            if due is None or pending.due < due:
+                due = pending.due
+        return due
+
+    def handle_timer(self, now: float) -> None:
+        """Repeat unanswered requests; do what is due; be a member still."""
+        for pending in self._pending.values():
+            if pending.due <= now:
+                pending.pause = min(2 * pending.pause, REPEAT_CEILING)
+                pending.due = now + pending.pause
+                self._out.append(Outgoing.control(self.switch, pending.packet.build()))
+        self._do_what_is_due(now)
+        if self.taken is not None and self._ask_again <= now:
+            self._ask_again = now + TAKEN_PAUSE
+            self.join(now)
+        if self.member and not self.leaving and self._next_heartbeat <= now:
+            self.join(now)
+
+    # What the sessions say
+
+    @abstractmethod
+    def _standing(self) -> tuple[int, int]:
+        """Flags and round of a Join that takes the membership up again."""
+
+    @abstractmethod
+    def _take_place(self, ack: Ack, now: float) -> None:
+        """The first Join was answered."""
+
+    @abstractmethod
+    def _take_place_again(self, ack: Ack, now: float) -> None:
+        """A Join that takes the membership up again was answered."""
+
+    @abstractmethod
+    def _take(self, rows: Rows, tail: int, now: float) -> None:
+        """Data has come, in packets as those of a `Burst`."""
+
+    @abstractmethod
+    def _do_what_is_due(self, now: float) -> None:
+        """Look at the timers."""
+
+    @abstractmethod
+    def _was_halted(self, now: float) -> None:
+        """The job is suspended."""
+
+    @abstractmethod
+    def _was_reset(self, round_: int) -> None:
+        """The switch relays a Reset."""
+
+    @abstractmethod
+    def _has_reset(self, round_: int) -> None:
+        """The switch answers our own Reset."""
+
+    @abstractmethod
+    def _help_the_switch(self, named: Segments, now: float) -> None:
+        """The switch lacks our contribution to these segments."""
+
+    @abstractmethod
+    def _help_answered(
+        self, named: Segments, asked: float, status: Status, ack: Ack, now: float
+    ) -> None:
+        """The switch answers Help that was asked for then."""
+
+    # Requests and answers
+
+    def _number(self) -> int:
+        self._request = (self._request + 1) & ROUND_MASK
+        return self._request
+
+    def _ask(self, packet: Control, now: float, asked: int | None = None) -> None:
+        asked = packet.request if asked is None else asked
+        self._pending[packet.request] = _Pending(packet, now + REPEAT_PAUSE, REPEAT_PAUSE, asked)
+        self._out.append(Outgoing.control(self.switch, packet.build()))
+
+    def _help(self, named: Segments, now: float) -> None:
+        """Ask for Help, once; whoever asks sees to it that it is asked again."""
+        number = self._number()
+        if len(self._help_requests) > 4 * RANGES_PER_HELP:
+            self._help_requests.clear()
+        self._help_requests[number] = named, now
+        packet = Control(Action.HELP, self.job, number, named)
+        self._out.append(Outgoing.control(self.switch, packet.build()))
+
+    def _given_out(self) -> list[Outgoing]:
+        """Control packets that wait to be sent."""
+        out = [self.key.sealed(one) for one in self._out] if self.key else list(self._out)
+        self._out.clear()
+        return out
+
+    def _control(self, payload: bytes, now: float) -> None:
+        if self.key is not None:
+            packet_in_it = self.key.opened(payload)
+            if packet_in_it is None:
+                self._note_denial(payload)
+                return
+            payload, self.denied = packet_in_it, False
+        try:
+            packet = Control.parse(payload)
+        except WireError:
+            return
+        if packet.job != self.job:
+            return
+        if isinstance(packet.value, Ack):
+            self._answered(packet, packet.value, now)
+            return
+        if packet.action not in (Action.HELP, Action.HALT, Action.RESET):
+            return
+        ack = Control(Action.ACK, self.job, packet.request, Ack(packet.action, rank=self.rank))
+        self._out.append(Outgoing.control(self.switch, ack.build()))
+        if packet.request in self._relays:  # repeated: our Ack was lost
+            return
+        self._relays.append(packet.request)
+        if packet.action is Action.HALT:
+            if self._halt is None or round_distance(packet.request, self._halt) > 0:
+                self._halt = packet.request
+                self._was_halted(now)
+        elif isinstance(packet.value, Round):
+            self._was_reset(packet.value.round)
+        elif isinstance(packet.value, Segments):
+            self._help_the_switch(packet.value, now)
+
+    def _note_denial(self, payload: bytes) -> None:
+        """Without a MAC, so nothing to act upon; but why nothing else comes, perhaps."""
+        try:
+            packet = Control.parse(payload)
+        except WireError:
+            return
+        refused = packet.action is Action.ACK and packet.status in (
+            Status.DENIED,
+            Status.BAD_REQUEST,
+        )
+        asked = packet.request in self._pending or packet.request in self._help_requests
+        self.denied |= refused and asked and packet.job == self.job
+
+    def _ask_anew(self, request: int, last: int, now: float) -> None:
+        """The switch wants a Request above `last`: a process before used up so many here."""
+        self._request = later(self._request, last)
+        self._help_requests.pop(request, None)
+        pending = self._pending.pop(request, None)
+        if pending is not None:
+            self._ask(pending.packet._replace(request=self._number()), now, pending.asked)
+
+    def _answered(self, packet: Control, ack: Ack, now: float) -> None:
+        status = Status.of(packet.status)
+        if self.key and status is Status.DENIED and ack.action != Action.JOIN:
+            self._ask_anew(packet.request, ack.round, now)
+            return
+        if packet.request in self._help_requests:
+            named, asked = self._help_requests.pop(packet.request)
+            if status is Status.NOT_MEMBER:
+                self._rejoin(now)
+            elif status is Status.HALTED:
+                self._was_halted(now)
+            else:
+                self._help_answered(named, asked, status, ack, now)
+            return
+        pending = self._pending.get(packet.request)
+        if pending is None or pending.packet.action != ack.action:
+            return  # to a request answered already, or of a former process at this address
+        if ack.action == Action.JOIN and status is Status.NOT_MEMBER:
+            if pending.heartbeat:  # else it is a late answer to one, and joining anew under way
+                del self._pending[packet.request]
+                self._rejoin(now)
+            return
+        if ack.known and not self._settled:
+            return  # to a former process, which began in the same second
+        denied = status is Status.DENIED
+        if pending.heartbeat and (denied or (self.key and status is not Status.OK)):
+            return  # answered long ago, or to a late copy: a heartbeat is not refused
+        if denied and pending.packet.action is Action.JOIN and self._outdo(ack, now):
+            return
+        del self._pending[packet.request]
+        if status is Status.RANK_TAKEN and self._is_to_ask_again(ack, now):
+            return
+        if pending.packet.action is Action.JOIN:
+            if status is Status.OK:
+                self._joined(ack, now)
+            else:
+                self.member = False
+        elif status is Status.NOT_MEMBER and pending.packet.action is not Action.LEAVE:
+            self._rejoin(now)
+        elif pending.packet.action is Action.RESET and status is Status.OK:
+            self._has_reset(ack.round)
+        self._events.append(Answered(pending.asked, pending.packet.action, status, ack))
+
+    def _is_to_ask_again(self, ack: Ack, now: float) -> bool:
+        """Another worker has our rank: whether to join once more, now or soon.
+
+        If it has been heard since we first asked, it is alive, and keeps it. (Half a second is left
+        for packets that were under way.) If not, it may be a process that was killed, whose lease
+        has still to run out.
+        """
+        if self.asks_for == NO_RANK:  # ours had been given: any other will do
+            self.rank = NO_RANK
+            self.join(now)
+            return True
+        if self.taken is None:
+            self._taken_since = now
+        if ack.contributors < 1000 * (now - self._taken_since - TAKEN_PAUSE):
+            self.taken = None
+            return False
+        self.taken, self._ask_again = ack, now + TAKEN_PAUSE
+        return True
+
+    def _outdo(self, ack: Ack, now: float) -> bool:
+        """Ask anew with a larger incarnation than the process before had at this address.
+
+        Who has been a member already does not: the larger one is of a process after it.
+        """
+        behind = round_distance(ack.round, self.incarnation)
+        if self._settled or not ack.round or behind < 0 or self._outdone >= MOST_OUTDONE:
+            return False
+        self._outdone += 1
+        del self._pending[self.incarnation]
+        if self.clock_behind is None:
+            self.clock_behind = round_distance(ack.threshold, self.incarnation)
+        self._be_called((ack.round + 1) & ROUND_MASK)
+        self.join(now)
+        return True
+
+    def _be_called(self, incarnation: int) -> None:
+        """Take another incarnation; nothing has been asked for but to join."""
+        self.incarnation = self._request = incarnation
+
+    def _joined(self, ack: Ack, now: float) -> None:
+        self.rank, self.taken = ack.rank, None
+        if ack.contributors != self.joined:
+            self._share(ack.contributors)
+        self.joined = ack.contributors
+        self.threshold = ack.threshold
+        self.told = now
+        if self.member:
+            return
+        self.member = self._settled = True
+        if not self._rejoining:
+            self._take_place(ack, now)
+            return
+        self._rejoining = False
+        if self.key is not None:  # no request of before may be repeated to it by others
+            nothing = Segments(self._standing()[1], 0, 0)
+            self._ask(Control(Action.HELP, self.job, self._number(), nothing), now)
+        self._take_place_again(ack, now)
+
+    def _share(self, workers: int) -> None:
+        """Leave the other workers their part of what a switch has room for."""
+        size = self.shape.packet_size
+        fair = max(1, self._room_together // max(workers, 1) // size)
+        self.window.limit(min(self._ceiling, fair), min(super_packets(size), fair))
+        self._burst = min(super_packets(size, self._most), fair)
+
+    def _rejoin(self, now: float) -> None:
+        """The switch does not know us: it was restarted, or our lease ran out."""
+        if self.member and not self.leaving:
+            self.member = False
+            self._rejoining = True
+            self._relays.clear()  # a switch that was restarted numbers from the start again
+            self._halt = None
+            self._lost_place()
+            self.stats["rejoins"] += 1
+            self.join(now)
+
+    def _lost_place(self) -> None:
+        """The membership is to be taken up again."""
+
+
+def bridged(ranges: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
+    """Ranges in ascending order, joined over the smallest gaps until there are few enough."""
+    if len(ranges) <= most:
+        return ranges
+    gaps = [after - stop for (_, stop), (after, _) in pairwise(ranges)]
+    wide = sorted(range(len(gaps)), key=gaps.__getitem__)[len(gaps) + 1 - most :]
+    firsts = [0, *(i + 1 for i in sorted(wide))]
+    return [(ranges[a][0], ranges[b - 1][1]) for a, b in pairwise([*firsts, len(ranges)])]

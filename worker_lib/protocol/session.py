@@ -1,0 +1,582 @@
+"""The worker's side of the protocol as a pure object: packets and the time go in and out.
+
+A world moves the packets: it sends what `transmissions` gives, hands in what comes with `receive`,
+calls `handle_timer` at `deadline`, and looks at `next_event`. Rules: docs/protocol.md.
+
+What is lost is repaired in three ways, each for what the one before cannot mend:
+
+- When later segments have their aggregates, those that do not are sent again (`recovery.py`). It is
+  the same whether the contribution was lost or the aggregate: the switch counts the one, and
+  answers the other with the aggregate it keeps. If another worker's was lost, that does as we do.
+- When nothing comes for two round trips, there is nothing later: what is missing is sent again, to
+  see, if it is little. Much of it only waits in a queue, of a switch or a worker that is slow; then
+  the switch is asked for the last segment, and nothing is sent again before something shows a loss.
+- When nothing comes for the time of the retransmission timer, the worker asks for Help. The switch
+  asks in turn exactly those workers whose contribution is missing, which may be at work on another
+  round; and says for whom we wait, or that it has forgotten us.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+
+from iswitch.core.format.packets import (
+    MAX_SEGMENTS,
+    Address,
+    Cutter,
+    Indices,
+    Outgoing,
+    Rows,
+    spans,
+)
+from iswitch.core.format.wire import (
+    FLAG_FIRST,
+    FLAG_REPRODUCIBLE,
+    FLAG_STANDS_AT,
+    FLAG_WHOLE,
+    HEARTBEAT,
+    NO_RANK,
+    ROUND_MASK,
+    TOS_DATA,
+    Ack,
+    Action,
+    Segments,
+    Shape,
+    Status,
+    Vector,
+    round_distance,
+)
+
+from .events import Answered, Dropped, Event, Gone, Halted, WasReset
+from .express import Express
+from .member import RANGES_PER_HELP, REPEAT_CEILING, REPEAT_PAUSE, Member, bridged
+from .transfer import Contribution, Transfer
+from .window import CEILING, TOGETHER
+
+__all__ = [  # what those that deal with a session need
+    "RANGES_PER_HELP",
+    "REPEAT_CEILING",
+    "REPEAT_PAUSE",
+    "Answered",
+    "Dropped",
+    "Event",
+    "Gone",
+    "Halted",
+    "Session",
+    "WasReset",
+]
+
+BURSTS_AT_ONCE = 16  # super-datagrams given out between two looks at what has come
+BURSTS_IN_EXPRESS = 4  # as many as a window has at first
+PROBE = 2.0  # round trips without a sign after which to send something again, to see
+PROBE_FLOOR = 0.002  # seconds
+FEW = 8  # segments, and of a window one in so many, that are sent again to see if they are lost
+
+
+class Session(Member[Dropped | Gone | WasReset]):
+    """One worker's membership in one job.
+
+    Args:
+        switch: where packets go.
+        job: the job's number.
+        shape: layout of the vectors.
+        incarnation: Request of the Join; larger in a new process at the same address.
+        expected: how many members the job is known to have; 0: any number.
+        rank: to ask for; NO_RANK: any.
+        whole: ask that no sum hold fewer than `expected` contributions.
+        reproducible: ask for sums in rank order.
+        restart_safe: keep the last contribution until the round after it is under way, so that a
+            switch that loses its state can be given it again (one more copy of the vector).
+        resends: send again, as data, what seems to be lost; if not, the worker only asks for Help,
+            as the paper's does.
+        ceiling: most bytes to have under way.
+        room: most bytes that all workers of the job have under way.
+        most: packets of a super-datagram that the way to the switch takes whole.
+        heartbeat: seconds between heartbeats.
+        key: of a keyed job.
+        partial: the program says which round a vector is of, by `skip_to`, and may leave some out.
+        first_round: the first that the program names, if it is `partial`.
+    """
+
+    def __init__(
+        self,
+        switch: Address,
+        job: int,
+        shape: Shape,
+        incarnation: int,
+        *,
+        expected: int = 0,
+        rank: int = NO_RANK,
+        whole: bool = False,
+        reproducible: bool = False,
+        restart_safe: bool = True,
+        resends: bool = True,
+        ceiling: int = CEILING,
+        room: int = TOGETHER,
+        most: int = MAX_SEGMENTS,
+        heartbeat: float = HEARTBEAT,
+        key: bytes | None = None,
+        partial: bool = False,
+        first_round: int = 0,
+    ) -> None:
+        flags = FLAG_REPRODUCIBLE * reproducible | FLAG_WHOLE * whole
+        super().__init__(
+            switch,
+            job,
+            shape,
+            incarnation,
+            expected=expected,
+            rank=rank,
+            flags=flags,
+            ceiling=ceiling,
+            room=room,
+            most=most,
+            heartbeat=heartbeat,
+            key=key,
+            begins_at=first_round,
+        )
+        self.resends = resends
+        self.partial = partial
+        self.round = 0  # of the allreduce under way, or the next
+        self.transfer: Transfer | None = None
+        self.express: Express | None = None  # in place of a transfer, as long as all goes well
+        self._whole: Outgoing | None = None  # its contribution, to be sent
+        self.waiting_for: int | None = None  # in this round: bitmap of seats, by the last answers
+        self._asked_anew = True  # no answer has come to the last Help
+        self.stats = dict.fromkeys(
+            ("sent", "sent_again", "received", "useless", "probes", "helps", "helped", "rejoins"),
+            0,
+        )
+        self.stats["no_memory"] = 0  # bursts that could not be handled for want of it
+        self._cutter = Cutter(shape)
+        self._contributions = deque(Contribution(shape) for _ in range(1 + restart_safe))
+        self._own = False  # nobody else writes to the transfer's `out`
+        self._given_up: Transfer | None = None
+        self._timer: float | None = None
+        self._moved = 0.0  # when something came last, or the transfer began
+        self._repair_at: float | None = None  # when something may have to be called lost
+        self._measured_at = float("-inf")
+        self._last_loss = float("-inf")
+        self._taken = float("-inf")  # what was sent before then is at the switch, or lost
+        self._finished: int | None = None  # the last round that was
+        self._moved_to: int | None = None  # the round by which the switch last moved us
+
+    # What the application asks for
+
+    def begin(self, vector: Vector, out: Vector, now: float, own: bool = False) -> None:
+        """Begin the allreduce of the current round, or begin it again after it was given up.
+
+        `vector` and `out` are flat, (numel,). The second time the vector counts only where it had
+        not been sent yet. `own` says that nobody else writes to `out`: then what has come need not
+        come again.
+        """
+        self._begin_round()
+        if self._rejoining and not self._pending:  # a switch that refused us may take us now
+            self.join(now)
+        self.transfer = Transfer(self._contributions[0], vector, out)
+        given_up, self._given_up = self._given_up, None
+        if given_up is not None and given_up.round == self.round:
+            self.transfer.resume(given_up)
+        self._own = own
+        self.forget_who_is_missing()
+        self._moves(now)
+
+    def begin_express(self, vector: Vector, out: Vector, now: float, own: bool = False) -> bool:
+        """Begin the allreduce of a small vector; False: `begin` it.
+
+        It is done when `express` says so. When something else has come than the aggregates in
+        order, or nothing until `deadline`, it goes on as if it had begun with `begin`.
+        """
+        n = self.shape.segments
+        if (
+            n > min(BURSTS_IN_EXPRESS * self.window.burst, self.window.size)
+            or len(vector) < self.shape.numel
+            or not (self.member and self.resends)
+            or self.halted
+            or self._given_up is not None
+            or self._out
+        ):
+            return False
+        self._begin_round()
+        self._own = own
+        self.forget_who_is_missing()
+        self.express = Express(self._contributions[0], vector, out, now)
+        self._moved, self._timer = now, now + self.round_trip.timeout
+        self.stats["sent"] += n
+        self._whole = self._contributions[0].whole(self.switch)
+        return True
+
+    def _progress(self, express: Express, segments: int, now: float) -> None:
+        """The next aggregates have come."""
+        took = now - express.sent_at
+        self.stats["received"] += segments
+        self.window.returned(segments)
+        self._moved = express.came_at = now
+        self._timer = now + max(PROBE * took, PROBE_FLOOR)
+        if express.done:
+            self.round_trip.sample(took)
+            self.round_trip.backoff = 1.0
+
+    def go_slow(self) -> None:
+        """Something else than the next aggregates has come, or nothing."""
+        express = self.express
+        if express is None or express.done:
+            return
+        self.express = None
+        self.transfer = express.transfer()
+        self._moves(express.came_at)
+
+    def _begin_round(self) -> None:
+        if self._contributions[0].round != self.round:
+            self._contributions.rotate(1)
+            self._contributions[0].begin(self.round)
+
+    def forget_who_is_missing(self) -> None:
+        """Only answers to a Help that is still to be asked say for whom the round waits."""
+        self.waiting_for = None
+        self._asked_anew = True
+        self._help_requests.clear()
+
+    def finish(self) -> None:
+        """The transfer is done: go on to the next round."""
+        self.abandon()
+        self._given_up = None
+        self.forget_who_is_missing()
+        self._finished = self.round
+        self.round = (self.round + 1) & ROUND_MASK
+
+    def skip_to(self, round_: int) -> bool:
+        """Go on with this round of the program, without those before it; False: it is over.
+
+        The number is the one on the wire, whatever the switch has said of rounds: so contributions
+        to different rounds of the program never meet.
+        """
+        if round_distance(round_, self.round) < 0:
+            return False
+        if round_ != self.round:
+            self.abandon()
+            self._given_up = None
+            self.round = round_
+        return True
+
+    def abandon(self) -> None:
+        """Give the transfer up; the round stays the current one."""
+        if self._own and self.transfer is not None:
+            self._given_up = self.transfer
+        self.transfer = self.express = self._whole = None
+        self._timer = self._repair_at = None
+
+    # What the world does
+
+    def transmissions(self, now: float) -> list[Outgoing]:
+        """What is to be sent now: control, and as much data as the window allows."""
+        out = self._given_out()
+        transfer = self.transfer
+        self.may_send = False
+        if self._whole is not None:
+            out.append(self._whole)
+            self._whole = None
+        if transfer is None or self.halted or not self.member:
+            return out
+        # If the window has become narrower than what is under way, what is lost may still go.
+        room = max(self._room(transfer.in_flight), transfer.must_resend)
+        bursts = min(room, BURSTS_AT_ONCE)
+        while bursts > 0 and len(lost := transfer.next_lost(self._burst, now)):
+            packets = transfer.contribution.pick(lost)
+            out.append(Outgoing((self.switch,), TOS_DATA, *packets))
+            self.stats["sent_again"] += len(lost)
+            self._repair_at = min(self._repair_at or inf, now + transfer.losses.patience)
+            bursts -= 1
+        bursts = self._give_out(transfer, bursts, now, True, out)
+        # A loss makes no room for new segments: nobody is further ahead of others than a window.
+        room_for_new = self._room(transfer.outstanding)
+        new = min(room_for_new or not transfer.outstanding, BURSTS_AT_ONCE)
+        left = self._give_out(transfer, new, now, False, out)
+        self.may_send = (room > BURSTS_AT_ONCE and not bursts) or (
+            room_for_new > BURSTS_AT_ONCE and left <= 0
+        )
+        return out
+
+    def _room(self, segments: int) -> int:
+        """Bursts that the window has room for beside these segments: whole ones.
+
+        Fragments would cost as much.
+        """
+        return int(self.window.size - segments) // self._burst
+
+    def _give_out(
+        self, transfer: Transfer, bursts: int, now: float, again: bool, out: list[Outgoing]
+    ) -> int:
+        """Add what is next, at most so many bursts; how many are left."""
+        while bursts > 0:
+            run = transfer.next_run(self._burst, bursts, now, again)
+            if run is None:
+                break
+            start, stop = run
+            out.append(self._data(transfer.contribution, start, stop))
+            self.stats["sent"] += stop - start
+            bursts -= -(-(stop - start) // self._burst)
+        return bursts
+
+    def deadline(self) -> float | None:
+        """When `handle_timer` wants to be called."""
+        due = super().deadline()
+        for own in (self._timer, self._repair_at):
+            if own is not None and (due is None or own < due):
+                due = own
+        return due
+
+    def _do_what_is_due(self, now: float) -> None:
+        """Ask for Help with what does not come, or send it again."""
+        self.go_slow()
+        if self._repair_at is not None and self._repair_at <= now:
+            self._repair(now)
+        if self._timer is not None and self._timer <= now:
+            self._break_silence(now)
+
+    # Membership
+
+    def _standing(self) -> tuple[int, int]:
+        took_part_before = self._finished == (self.round - 1) & ROUND_MASK
+        return FLAG_STANDS_AT if took_part_before else FLAG_STANDS_AT | FLAG_FIRST, self.round
+
+    def _take_place(self, ack: Ack, now: float) -> None:  # noqa: ARG002
+        moved = self._moved_to  # by a Reset that has overtaken the Ack, or an old one
+        if moved is None or round_distance(ack.round, moved) > 0:
+            self.round = ack.round
+
+    def _take_place_again(self, ack: Ack, now: float) -> None:
+        if round_distance(ack.round, self.round) > 0:
+            self._events.append(Dropped(self.round, ack.round))
+            self.abandon()
+            self.round = self._moved_to = ack.round
+        elif self.transfer is not None:
+            self.transfer.restart()
+            self._repair_at = None
+            self._moved = now
+            self._timer = now + self.round_trip.timeout
+
+    def _lost_place(self) -> None:
+        self._moved_to = None
+
+    def _was_halted(self, now: float) -> None:
+        if self._timer is not None:
+            self._timer = now + self.round_trip.ceiling
+        if not self.halted:
+            self.halted = True
+            self._events.append(Halted())
+
+    def _was_reset(self, round_: int) -> None:
+        if round_ == self._moved_to:
+            return  # a repeat; or the answer GONE has told it before
+        if self.key and round_distance(round_, self.round) <= 0:
+            return  # a replay: a Reset leads onwards
+        ours = self.asks(Action.RESET)
+        self.resume_at(round_)
+        if not ours:
+            self._events.append(WasReset(round_))
+
+    def _has_reset(self, round_: int) -> None:
+        # Else its relay has come before. (A newcomer may stand at that round already.)
+        if round_ != self._moved_to and round_distance(round_, self.round) >= 0:
+            self.resume_at(round_)
+
+    def resume_at(self, round_: int) -> None:
+        """The job was reset: nothing from before counts, the next round is `round_`."""
+        self._moved_to = round_
+        self.halted = False
+        self.abandon()
+        self._given_up = None
+        self.round = round_
+        self.forget_who_is_missing()  # a late answer, HALTED say, is of no interest
+        for contribution in self._contributions:
+            contribution.round = None
+
+    # What is lost
+
+    def _moves(self, now: float) -> None:
+        """Something has come, or a transfer begins: have the timer wait anew."""
+        self._moved = now
+        self.round_trip.backoff = 1.0
+        transfer = self.transfer
+        if transfer is None:
+            return
+        self._timer = now + self.round_trip.timeout
+        if not self.resends:
+            return
+        if transfer.losses.round_trip is not None:
+            pause = max(PROBE * transfer.losses.expected, PROBE_FLOOR)
+            self._timer = min(self._timer, now + pause)
+        if transfer.losses.doubtful:
+            if self._repair_at is None:
+                self._repair_at = now + transfer.losses.slack
+        else:
+            self._repair_at = None
+
+    def _repair(self, now: float) -> None:
+        """Send again what is lost by the evidence of what came later."""
+        transfer = self.transfer
+        self._repair_at = None
+        if transfer is None or self.halted or not self.member:
+            return
+        lost, self._repair_at = transfer.lose(now)
+        self._narrow(max((b - a for a, b in spans(lost, 1)), default=0), now)
+
+    def _narrow(self, lost: int, now: float) -> None:
+        """So many contributions in a row are lost: a link loses packets, a full queue bursts."""
+        if 2 * lost > self._burst and now - self._last_loss > self.round_trip.timeout:
+            self._last_loss = now
+            self.window.lost()
+
+    @property
+    def _few(self) -> int:
+        """So many segments are sent again to see whether they are lost: little of a window."""
+        return min(FEW, self.window.ceiling // FEW)
+
+    def _break_silence(self, now: float) -> None:
+        """Nothing has come for long."""
+        transfer = self.transfer
+        patience = self._moved + self.round_trip.timeout
+        if transfer is None or not self.member or self.halted or not self.resends:
+            self._ask_for_help(now)
+            return
+        waiting, suspect = transfer.waited_for()
+        few = len(waiting) <= self._few
+        probed = waiting if few else suspect[: self._burst]
+        if not len(probed):  # to ask for the last one costs nobody anything
+            patience = min(patience, self._moved + self.round_trip.typical)
+        if now >= patience:
+            self._ask_for_help(now, None if few else (waiting, suspect))
+        elif len(probed):
+            transfer.probe(probed)
+            self.stats["probes"] += 1
+            self._timer = min(patience, now + 2 * (now - self._moved))
+        else:
+            self._timer = patience
+
+    # Help, in both directions
+
+    def _ask_for_help(self, now: float, many: tuple[Indices, Indices] | None = None) -> None:
+        """Ask for what is missing; of `many`, for those that may be lost, and the last, to see."""
+        transfer = self.transfer
+        if transfer is None or not self.member:
+            self._timer = now + self.round_trip.timeout
+            return
+        self._asked_anew = True
+        if many is None:
+            transfer.losses.land()
+            ranges = bridged(transfer.missing(sent_only=True), RANGES_PER_HELP)
+        else:
+            waiting, suspect = many
+            ranges = _ranges(suspect)[: RANGES_PER_HELP - 1] + _ranges(waiting[-1:])
+        if self.halted:  # nothing will come; but the Reset that ends it may have been lost
+            ranges = [(0, 1)]
+        for start, stop in ranges:
+            self._help(Segments(transfer.round, start, stop - start), now)
+            self.stats["helps"] += 1
+        self.round_trip.backoff = min(self.round_trip.backoff * 2, 64.0)
+        pause = self.round_trip.ceiling if self.halted else self.round_trip.timeout
+        self._timer = now + pause
+
+    def _help_answered(
+        self,
+        named: Segments,
+        asked: float,
+        status: Status,
+        ack: Ack,
+        now: float,  # noqa: ARG002
+    ) -> None:
+        if status is Status.GONE and self.halted:  # the Reset that ended it was lost
+            self._was_reset(ack.round)
+        elif status is Status.GONE and self.transfer is not None:
+            self._events.append(Gone(self.round, ack.round))
+            self.abandon()
+            self.forget_who_is_missing()
+            self._moved_to = ack.round
+            # The next round that a program names may still be kept.
+            self.round = (self.round + 1) & ROUND_MASK if self.partial else ack.round
+        elif status is Status.OK:
+            self.halted = False
+            self._taken = max(self._taken, asked)
+            transfer = self.transfer
+            if transfer is not None and transfer.round == named.round:
+                self._settle(transfer, lacks=bool(ack.known))
+            before = 0 if self._asked_anew else self.waiting_for or 0
+            self.waiting_for = before | ack.missing  # each range has an answer of its own
+            self._asked_anew = False
+
+    def _help_the_switch(self, named: Segments, now: float) -> None:
+        """The switch lacks our contribution to these segments."""
+        if named.index + named.count > self.shape.segments:
+            return
+        start, stop = named.index, named.index + named.count
+        self.stats["helped"] += 1
+        self.go_slow()
+        transfer = self.transfer
+        if transfer is not None and transfer.round == named.round:
+            self._send_what_is_lost(transfer, start, min(stop, transfer.filled), now)
+            return
+        # At most a window at once; the switch asks again for what is beyond.
+        stop = min(stop, start + max(int(self.window.size), self._burst))
+        for contribution in self._contributions:
+            if contribution.round == named.round:
+                self.stats["sent_again"] += stop - start
+                for at in range(start, stop, self._burst):
+                    self._out.append(self._data(contribution, at, min(at + self._burst, stop)))
+
+    def _send_what_is_lost(self, transfer: Transfer, start: int, stop: int, now: float) -> None:
+        """Send again what the switch lacked; ask it once more if that may have been under way."""
+        if start >= stop:
+            return
+        which = slice(start, stop)
+        if stop - start <= self._few or not transfer.losses.is_younger(which, self._taken):
+            again = transfer.resend(start, stop)
+            self.stats["sent_again"] += again
+            self._narrow(again, now)
+            return
+        transfer.doubted.append((start, stop))
+        patience = self.round_trip.timeout
+        if all(now - asked >= patience for _, asked in self._help_requests.values()):
+            self._help(Segments(transfer.round, stop - 1, 1), now)
+            self.stats["helps"] += 1
+
+    def _settle(self, transfer: Transfer, lacks: bool) -> None:
+        """The switch has taken all that was sent before our Help, and may lack some of it still."""
+        doubted, transfer.doubted = transfer.doubted, []
+        for start, stop in doubted if lacks else ():
+            if not transfer.losses.is_younger(slice(start, stop), self._taken):
+                self.stats["sent_again"] += transfer.resend(start, stop)
+
+    # Data
+
+    def _data(self, contribution: Contribution, start: int, stop: int) -> Outgoing:
+        return Outgoing((self.switch,), TOS_DATA, *contribution.rows(start, stop))
+
+    def _take(self, rows: Rows, tail: int, now: float) -> None:
+        if self.express is not None and not self.express.done:
+            if self.express.take(rows, tail):
+                self._progress(self.express, len(rows), now)
+                return
+            self.go_slow()
+        transfer = self.transfer
+        if transfer is None:
+            self.stats["useless"] += len(rows)
+            return
+        fresh, useless = transfer.take(rows, tail, self._cutter, now)
+        self.stats["received"] += fresh
+        self.stats["useless"] += useless
+        if not fresh:
+            return
+        self.window.returned(fresh)
+        measured = transfer.losses.measured
+        if measured is not None and now - measured >= self._measured_at:  # one for each round trip
+            self._measured_at = now
+            self.round_trip.sample(measured)
+            transfer.losses.measured = None
+        self._moves(now)
+
+
+def _ranges(indices: Indices) -> list[tuple[int, int]]:
+    """Ascending segments as ranges (start, stop)."""
+    return [(int(indices[a]), int(indices[b - 1]) + 1) for a, b in spans(indices, 1)]

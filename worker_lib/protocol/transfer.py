@@ -1,0 +1,264 @@
+"""One vector on its way through the switch: what is sent, what has come back."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from iswitch.core.format.packets import Address, Cutter, Indices, Recurring, Rows
+from iswitch.core.format.wire import SEG_SIZE, TOS_DATA, Shape, Vector
+
+from .aggregates import Aggregates
+from .recovery import Losses
+
+ROUND_SIZE = 4  # bytes of the round in a packet's header
+NONE: Indices = np.empty(0, np.int64)
+
+
+class Contribution:
+    """A worker's vector of one round, as packets; kept until nobody can ask for it any more.
+
+    Within a round it never changes: what has been filled in stays, whatever becomes of the vector
+    (an allreduce in place writes sums over it) when the allreduce is tried again.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.round: int | None = None
+        self.filled = 0  # segments, from the first on
+        self.packets = np.zeros(shape.segments, shape.packet)
+        self._rows: Rows = self.packets.view(np.uint8).reshape(shape.segments, -1)
+        self.packets["seg"] = shape.headers(0)  # of which only the round will change
+        self._rounds = self._rows[:, :ROUND_SIZE].view(">u4")[:, 0]
+        self._data = self.packets["data"]
+        self._whole: Recurring | None = None
+
+    def begin(self, round_: int) -> None:
+        """Be the contribution to another round; packets come with `fill`."""
+        self.round = round_
+        self.filled = 0
+
+    def fill(self, vector: Vector, stop: int) -> None:
+        """Lay out the segments before `stop` of the flat vector as packets."""
+        shape, start = self.shape, self.filled
+        if stop <= start:
+            return
+        assert self.round is not None
+        self.filled = stop
+        self._rounds[start:stop] = self.round
+        size = shape.elements
+        full, tail = divmod(len(vector), size)
+        whole = min(stop, full)
+        if start < whole:
+            elements = vector[start * size : whole * size]
+            self._data[start:whole] = elements.reshape(whole - start, size)
+        if stop > full:
+            self._data[full, :tail] = vector[full * shape.elements :]
+            self._data[full, tail:] = 0  # of a vector that is shorter than the job's
+
+    def rows(self, start: int, stop: int) -> tuple[Rows, int]:
+        """Segments start..stop-1 as packets, and the size of the last."""
+        return self._rows[start:stop], self.shape.tail(stop)
+
+    def whole(self, switch: Address) -> Recurring:
+        """All of it, to be sent."""
+        if self._whole is None:
+            self._whole = Recurring((switch,), TOS_DATA, *self.rows(0, self.shape.segments))
+        return self._whole
+
+    def headers(self, start: int, stop: int) -> bytes:
+        """Those of segments start..stop-1, which have been filled; their aggregates' are equal."""
+        return self._rows[start:stop, :SEG_SIZE].tobytes()
+
+    def pick(self, indices: Indices) -> tuple[Rows, int]:
+        """These segments, in ascending order, as copied packets, and the size of the last."""
+        return self._rows[indices], self.shape.tail(int(indices[-1]) + 1)
+
+
+class Transfer:
+    """An allreduce under way.
+
+    It may be shorter than the job's vectors are at most: then it is their first segments, of which
+    the last travels whole. Each segment completes by itself, so the switch need not know.
+
+    Args:
+        contribution: where the packets are laid out (its `begin` has been called).
+        vector: what this worker contributes, flat.
+        out: takes the aggregate, like the vector.
+    """
+
+    def __init__(self, contribution: Contribution, vector: Vector, out: Vector) -> None:
+        self._sent_as = sent_as = contribution.shape
+        shorter = len(vector) < sent_as.numel
+        self.shape = sent_as.shortened(len(vector)) if shorter else sent_as
+        self.contribution = contribution
+        assert contribution.round is not None
+        self.round: int = contribution.round
+        self._vector = vector
+        self._aggregates = Aggregates(self.shape, out)
+        self._has = self._aggregates.has
+        self._todo: deque[tuple[int, int, bool]] = deque([(0, self.shape.segments, False)])
+        self._lost = np.zeros(self.shape.segments, bool)  # to be sent again
+        self._some_lost = False  # whether any may be set
+        self.losses = Losses(self.shape.segments)
+        self.doubted: list[tuple[int, int]] = []  # asked for; may only wait in a queue
+
+    @property
+    def in_flight(self) -> int:
+        """Segments that were sent, are not known to be lost, and whose aggregate has not come."""
+        return self.losses.in_flight
+
+    def take_over(self, came: int, sent_at: float, came_at: float) -> None:
+        """All of it was sent, and so many aggregates, from the first on, have come, then."""
+        self._todo.clear()
+        self._aggregates.note(came)
+        self.losses.sent(slice(0, self.shape.segments), self.shape.segments, sent_at, again=False)
+        if came:
+            self.losses.came(slice(0, came), came_at)
+
+    def resume(self, former: Transfer) -> None:
+        """Take over what has come of the same round before it was given up."""
+        self._aggregates.copy(former._aggregates)
+
+    @property
+    def remaining(self) -> int:
+        """Segments whose aggregate has not come."""
+        return self._aggregates.remaining
+
+    @property
+    def done(self) -> bool:
+        """Whether every aggregate has come."""
+        return not self.remaining
+
+    @property
+    def filled(self) -> int:
+        """How many segments, from the first, have been given out to be sent."""
+        return self.contribution.filled
+
+    @property
+    def outstanding(self) -> int:
+        """Segments that were sent, be they lost or not, and whose aggregate has not come."""
+        return self.filled - (self.shape.segments - self.remaining)
+
+    @property
+    def must_resend(self) -> bool:
+        """Whether something is to be sent again because it was lost, or asked for."""
+        return self._some_lost or bool(self._todo and self._todo[0][2])
+
+    def next_lost(self, most: int, now: float) -> Indices:
+        """Take at most so many segments that were lost, to send them again."""
+        if not self._some_lost:
+            return NONE
+        some = np.flatnonzero(self._lost & (self._has == 0))[:most]
+        self._lost[: some[-1] + 1 if len(some) else None] = False
+        self._some_lost = len(some) == most
+        if len(some):
+            self.losses.sent(some, len(some), now, again=True)
+        return some
+
+    def next_run(self, burst: int, bursts: int, now: float, again: bool) -> tuple[int, int] | None:
+        """Take the next segments to send, at most so many bursts; None: nothing is left to send.
+
+        `again` says whether it is the turn of those that were sent before, or of new ones. Bursts
+        begin at multiples of their size, so that those of all workers meet in the switch
+        as the same runs.
+        """
+        while self._todo:
+            if again and not self._todo[0][2] and self._todo[0][0] >= self.filled:
+                return None
+            start, stop, asked = self._todo.popleft()
+            if not asked:  # what has its aggregate already need not be sent
+                start = self._aggregates.find(0, start, stop)
+                if start < 0:
+                    continue
+                known = self._aggregates.find(1, start, stop)
+                if known >= 0:
+                    self._todo.appendleft((known, stop, False))
+                    stop = known
+            filled = self.filled
+            if again != (asked or start < filled):
+                self._todo.appendleft((start, stop, asked))
+                return None
+            if again and not asked and stop > filled:
+                self._todo.appendleft((filled, stop, False))
+                stop = filled
+            boundary = (start // burst + bursts) * burst
+            if stop > boundary:
+                self._todo.appendleft((boundary, stop, asked))
+                stop = boundary
+            self.contribution.fill(self._vector, stop)
+            if asked:
+                lacking = start + np.flatnonzero(self._has[start:stop] == 0)
+                self.losses.sent(lacking, len(lacking), now, again=True)
+            else:
+                self.losses.sent(slice(start, stop), stop - start, now, again)
+            return start, stop
+        return None
+
+    def lose(self, now: float) -> tuple[Indices, float | None]:
+        """Have sent again what is lost by now; the first losses of it, and when to look again."""
+        first, second, again_at = self.losses.overdue(now)
+        self._lost[first] = self._lost[second] = True
+        self._some_lost |= bool(len(first) or len(second))
+        return first, again_at
+
+    def waited_for(self) -> tuple[Indices, Indices]:
+        """Segments that were sent, and whose aggregate has not come; which of them may be lost.
+
+        Those may that were sent again, or that stand before others whose aggregate has come; the
+        rest may all wait in a queue. Not among them are those to be sent again already.
+        """
+        filled = slice(self.filled)
+        waiting = np.flatnonzero((self._has[filled] == 0) & ~self._lost[filled])
+        overtaken = waiting < self._aggregates.last
+        return waiting, waiting[overtaken | self.losses.are_copies(waiting)]
+
+    def probe(self, segments: Indices) -> None:
+        """Have these sent again, to see."""
+        self.losses.forget(segments)
+        self._lost[segments] = True
+        self._some_lost |= bool(len(segments))
+
+    def resend(self, start: int, stop: int) -> int:
+        """The switch lacks these segments: send those again that were sent; says how many."""
+        stop = min(stop, self.filled)
+        if start >= stop or any(a <= start and stop <= b for a, b, asked in self._todo if asked):
+            return 0
+        self.losses.forget(slice(start, stop))
+        self._lost[start:stop] = False
+        self._todo.appendleft((start, stop, True))
+        return stop - start
+
+    def restart(self) -> None:
+        """The switch has lost its state: send everything again whose aggregate has not come."""
+        self._todo.clear()
+        self._todo.append((0, self.shape.segments, False))
+        self.doubted.clear()
+        self._lost[:] = False
+        self._some_lost = False
+        self.losses = Losses(self.shape.segments)
+
+    def take(self, rows: Rows, tail: int, cutter: Cutter, now: float) -> tuple[int, int]:
+        """Take aggregates, in packets as those of a `Burst`.
+
+        Returns:
+            how many were new, and how many of no use (had already, of another round, malformed).
+        """
+        shape = self.shape
+        before = self.remaining
+        for stretch in cutter.cut(rows, tail):
+            if stretch.round != self.round or not stretch.fits(self._sent_as):
+                continue
+            if stretch.stop > shape.segments:
+                continue
+            self.contribution.fill(self._vector, stretch.stop)  # `out` may be the vector
+            for came in self._aggregates.take(stretch):
+                self.losses.came(came, now)
+        fresh = before - self.remaining
+        return fresh, len(rows) - fresh
+
+    def missing(self, sent_only: bool = False) -> list[tuple[int, int]]:
+        """Ranges (start, stop) of segments whose aggregate has not come."""
+        stop = self.filled if sent_only else self.shape.segments
+        return list(self._aggregates.lacking(0, stop))

@@ -1,0 +1,521 @@
+"""A worker of an asynchronous job without I/O: numbered contributions out, versions in.
+
+A world moves the packets, as for a `Session`. Rules: docs/protocol.md, "Versions".
+
+A version of a vector is whole when that version of every segment has come. Whole versions are given
+out one after the other, none left out. What lacks is found in two ways: a later version of the same
+segment has come (a gap), or nothing comes at all (silence), and is asked for by Help. If the
+switch answers that it is kept no longer, this worker is *behind*: it goes on collecting the newest
+versions, and its owner has to find a state to which these are the next (`resume_at`).
+
+What is contributed is not sent again: if it is lost at some segments, others make up their
+versions. So no aggregate says how fast to send; see `pacing.py`.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from iswitch.core.format.packets import (
+    MAX_SEGMENTS,
+    Address,
+    Cutter,
+    Indices,
+    Outgoing,
+    Rows,
+    spans,
+)
+from iswitch.core.format.wire import (
+    FLAG_STANDS_AT,
+    HEARTBEAT,
+    NO_RANK,
+    ROUND_MASK,
+    TOS_DATA,
+    VERSIONS_AHEAD,
+    VERSIONS_KEPT,
+    Ack,
+    Action,
+    Segments,
+    Shape,
+    Status,
+    Threshold,
+    Vector,
+    round_distance,
+)
+
+from .aggregates import Aggregates
+from .events import Behind, Halted, Told, WasReset
+from .member import RANGES_PER_HELP, Member, bridged
+from .pacing import IN_FLIGHT, Outbox
+from .window import CEILING
+
+Flags = npt.NDArray[np.bool_]  # one of every segment
+
+NUMBERS = 4096  # contributions a second of a process, so that the next begins after them
+GATHER_PAUSE = 0.05  # seconds between two Joins until all are there
+SLACK = 0.5  # round trips by which one segment may be later than others
+SLACK_FLOOR = 250e-6  # seconds
+PATIENCE = 2.0  # round trips after which to ask again for what is known to be made
+PATIENCE_FLOOR = 0.001  # seconds
+
+
+class _Version(Aggregates):
+    """A version that is put together."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape, np.empty(shape.numel, shape.dtype.numpy))
+        self.asked = np.full(shape.segments, -inf)  # when each segment was asked for last
+        self.told = False
+
+    def begin(self) -> None:
+        """Be another version, of which nothing has come."""
+        super().begin()
+        self.asked[:] = -inf
+        self.told = False
+
+
+class AsynchronousSession(Member[Behind | Told | WasReset]):
+    """One worker's membership in one asynchronous job.
+
+    It begins behind, at no version: the owner says from which on it can go on.
+
+    Args:
+        switch: where packets go.
+        job: the job's number.
+        shape: layout of the vectors; its mode is asynchronous.
+        incarnation: Request of the Join; larger in a new process at the same address.
+        expected: how many members the job is known to have; 0: any number.
+        rank: to ask for; NO_RANK: any.
+        threshold: H to be set whenever it joins; 0: as it is at the switch.
+        watch: the first element of those that are told of every version, `Told`; None: none.
+        ceiling: most bytes to have under way.
+        most: packets of a super-datagram that the way to the switch takes whole.
+        heartbeat: seconds between heartbeats.
+        key: of a keyed job.
+    """
+
+    def __init__(
+        self,
+        switch: Address,
+        job: int,
+        shape: Shape,
+        incarnation: int,
+        *,
+        expected: int = 0,
+        rank: int = NO_RANK,
+        threshold: int = 0,
+        watch: int | None = None,
+        ceiling: int = CEILING,
+        most: int = MAX_SEGMENTS,
+        heartbeat: float = HEARTBEAT,
+        key: bytes | None = None,
+    ) -> None:
+        super().__init__(
+            switch,
+            job,
+            shape,
+            incarnation,
+            expected=expected,
+            rank=rank,
+            ceiling=ceiling,
+            most=most,
+            heartbeat=heartbeat,
+            key=key,
+        )
+        self.version = 0  # the last that was given out
+        self.newest = 0  # that is known to be made of any segment
+        self.behind = True
+        self.number = incarnation * NUMBERS & ROUND_MASK  # of the next contribution
+        self.stats = dict.fromkeys(
+            ("contributed", "sent", "received", "useless", "helps", "marks", "behind", "rejoins"), 0
+        )
+        self._wanted = threshold
+        self._watch = watch
+        self._tail = shape.segments  # the first segment of those that are watched
+        if watch is not None:
+            self._tail = min(watch // shape.elements, shape.segments - 1)
+        self._floor = 0  # while behind, of versions up to this nothing is wanted
+        self._since = 0  # and of those up to this no more than what is watched
+        self._versions: dict[int, _Version] = {}
+        self._spare: list[_Version] = []
+        self._given: _Version | None = None
+        self._cutter = Cutter(shape)
+        self._placed = False  # it is known which versions there are
+        self._some_made = False  # since it has joined, or joined again
+        self._timer: float | None = None
+        self._repair_at: float | None = None
+        self._halted_at = -inf
+        self._silences = 0  # in a row
+        self._outbox = Outbox(shape, self._burst, self.window, self.round_trip)
+
+    def _be_called(self, incarnation: int) -> None:
+        super()._be_called(incarnation)
+        self.number = incarnation * NUMBERS & ROUND_MASK
+
+    # What the application asks for
+
+    def join(self, now: float) -> None:
+        """Send a Join; a member's is a heartbeat, and soon repeated until all are there."""
+        super().join(now)
+        if not self.gathered:
+            self._next_heartbeat = min(self._next_heartbeat, now + GATHER_PAUSE)
+
+    @property
+    def gathered(self) -> bool:
+        """Whether as many as are expected have joined; until then the switch makes no versions.
+
+        And would add up all it gets in one: so nothing is contributed.
+        """
+        return self.joined >= self.expected or self._some_made
+
+    @property
+    def in_flight(self) -> int:
+        """Contributions that the switch has not taken all of yet."""
+        return self._outbox.in_flight
+
+    @property
+    def can_contribute(self) -> bool:
+        """Whether another contribution may be given."""
+        return self._may_send and self.in_flight < IN_FLIGHT
+
+    @property
+    def _may_send(self) -> bool:
+        return self.member and self.gathered and not self.halted
+
+    @property
+    def has_threshold(self) -> bool:
+        """Whether the H that was wanted is set."""
+        return self.member and not self.asks(Action.SETH)
+
+    def contribute(self, vector: Vector) -> None:
+        """Send a vector, (numel,), which is copied; `can_contribute` must hold."""
+        if not self.can_contribute:
+            raise ValueError(
+                f"{self.in_flight} contributions are under way; wait for can_contribute"
+            )
+        # The next process here begins above the last Request that the switch has seen, and with
+        # its contributions above ours.
+        following = (self._request + 1) * NUMBERS & ROUND_MASK
+        if round_distance(self.number + IN_FLIGHT, following) >= 0:
+            self._number()
+        self._outbox.put(self.number, vector)
+        self.number = (self.number + 1) & ROUND_MASK
+        self.stats["contributed"] += 1
+
+    def next_made(self) -> tuple[int, Vector] | None:
+        """The next version, and the aggregate, (numel,), valid until the next call; None: not yet.
+
+        Versions come in order, each once, from the one after that of `resume_at` on.
+        """
+        if self._given is not None:
+            self._spare.append(self._given)
+            self._given = None
+        following = (self.version + 1) & ROUND_MASK
+        whole = self._versions.get(following)
+        if self.behind or whole is None or whole.remaining:
+            return None
+        self.version = following
+        self._given = self._versions.pop(following)
+        return following, self._given.out
+
+    @property
+    def backlog(self) -> int:
+        """Whole versions in a row that wait for `next_made`."""
+        count = 0
+        while not self.behind:
+            held = self._versions.get((self.version + count + 1) & ROUND_MASK)
+            if held is None or held.remaining:
+                break
+            count += 1
+        return count
+
+    def resume_at(self, version: int, now: float) -> None:
+        """The owner's state is of this version: versions from the next on are wanted."""
+        self.version = version
+        self.behind = False
+        self._since = version
+        if round_distance(version, self.newest) > 0:
+            self.newest = version
+        for old in [v for v in self._versions if round_distance(v, version) <= 0]:
+            self._drop(old)
+        self._repair_at = now
+        self._timer = now + self.round_trip.timeout
+
+    def ask_tails(self, now: float) -> None:
+        """Ask for what is watched of the newest versions."""
+        for back in range(VERSIONS_AHEAD):
+            version = (self.newest - back) & ROUND_MASK
+            held = self._open(version)
+            if held is not None and not held.told and self._tail < self.shape.segments:
+                self._help(Segments(version, self._tail, self.shape.segments - self._tail), now)
+                self.stats["helps"] += 1
+
+    def abandon(self) -> None:
+        """Give up what has not been sent."""
+        self._outbox.clear()
+
+    # What the world does
+
+    def transmissions(self, now: float) -> list[Outgoing]:
+        """What is to be sent now: control, and as much data as the window allows."""
+        out = self._given_out()
+        self.may_send = False
+        if not self._may_send:
+            return out
+        packets, self.may_send = self._outbox.give_out(now)
+        for rows, tail in packets:
+            out.append(Outgoing((self.switch,), TOS_DATA, rows, tail))
+            self.stats["sent"] += len(rows)
+        if self._outbox.is_due(now):
+            self._mark(now)
+            out += self._given_out()
+        return out
+
+    def deadline(self) -> float | None:
+        """When `handle_timer` wants to be called."""
+        own = (self._timer, self._repair_at, self._outbox.deadline(), super().deadline())
+        return min((due for due in own if due is not None), default=None)
+
+    def _do_what_is_due(self, now: float) -> None:
+        """Ask for what lacks; look after marks."""
+        if self._repair_at is not None and self._repair_at <= now:
+            self._repair(now)
+        if self._timer is not None and self._timer <= now:
+            self._break_silence(now)
+        if self._outbox.is_due(now):
+            self._mark(now)
+
+    # Membership
+
+    def _standing(self) -> tuple[int, int]:
+        return FLAG_STANDS_AT, self.newest
+
+    def _take_place(self, ack: Ack, now: float) -> None:
+        if not self._placed or round_distance(ack.round, self.newest) > 0:
+            self._begin_at(ack.round)
+            self._placed = True
+        self._begin(now)
+
+    def _take_place_again(self, ack: Ack, now: float) -> None:
+        self._note(ack.round)
+        self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        self._timer = now + self.round_trip.timeout
+        if self._wanted:
+            self.request(Action.SETH, Threshold(self._wanted), now)
+
+    def _lost_place(self) -> None:
+        self.joined = 0
+        self._some_made = False
+        self._timer = self._repair_at = None
+        self._outbox.forget()
+
+    def _begin_at(self, version: int) -> None:
+        """Nothing of this version, nor of one before, makes a vector whole."""
+        self.newest = self._since = version
+        self._floor = (version - VERSIONS_AHEAD) & ROUND_MASK
+        self.behind = True
+        for old in list(self._versions):
+            self._drop(old)
+
+    def _was_halted(self, now: float) -> None:
+        self._timer = now + self.round_trip.ceiling
+        self._outbox.forget()
+        if not self.halted:
+            self.halted = True
+            self._halted_at = now
+            self._events.append(Halted())
+
+    def _was_reset(self, round_: int) -> None:
+        self.halted = False
+        self._outbox.forget()
+        if self._placed and round_distance(round_, self.newest) <= 0:
+            return  # a repeat, or of before; or there are versions of after it, which tell as much
+        self._placed = True
+        self.abandon()
+        self._help_requests.clear()  # a late answer, HALTED say, is of no interest
+        self._begin_at(round_)
+        self._events.append(WasReset(round_))
+
+    def _has_reset(self, round_: int) -> None:
+        self._was_reset(round_)
+
+    def _help_the_switch(self, named: Segments, now: float) -> None:
+        """It asks nobody for contributions to a version."""
+
+    def _mark(self, now: float) -> None:
+        self._help(Segments(self._outbox.mark(now), 0, 0), now)
+        self.stats["marks"] += 1
+
+    # What comes
+
+    def _note(self, version: int) -> None:
+        """This version is made of some segment."""
+        if round_distance(version, self.newest) > 0:
+            self.newest = version
+            if self.behind:  # the newest are put together, whatever becomes of older ones
+                for old in [v for v in self._versions if self._is_old(v)]:
+                    self._drop(old)
+
+    def _is_old(self, version: int) -> bool:
+        return round_distance(self.newest, version) >= VERSIONS_KEPT
+
+    def _drop(self, version: int) -> None:
+        self._spare.append(self._versions.pop(version))
+
+    def _open(self, version: int) -> _Version | None:
+        """A version that is wanted; None: it is not."""
+        held = self._versions.get(version)
+        if held is not None:
+            return held
+        ahead = self._ahead(version)
+        if ahead <= 0 or (self._is_old(version) if self.behind else ahead > VERSIONS_KEPT):
+            return None
+        held = self._spare.pop() if self._spare else _Version(self.shape)
+        held.begin()
+        self._versions[version] = held
+        return held
+
+    def _take(self, rows: Rows, tail: int, now: float) -> None:
+        fresh = 0
+        # Who is no member gets what another switch, or the same before its restart, had to say.
+        for stretch in self._cutter.cut(rows, tail) if self.member else ():
+            if not stretch.fits(self.shape):
+                continue
+            self._note(stretch.round)
+            held = self._open(stretch.round)
+            if held is None:
+                continue
+            before = held.remaining
+            held.take(stretch)
+            fresh += before - held.remaining
+            if not held.told and held.find(0, self._tail, self.shape.segments) < 0:
+                held.told = True
+                if self._watch is not None:
+                    self._events.append(Told(stretch.round, held.out[self._watch :].copy()))
+        self.stats["received"] += fresh
+        self.stats["useless"] += len(rows) - fresh
+        if fresh:
+            self._some_made = True
+            self._silences = 0
+            self._timer = now + self.round_trip.timeout
+            if len(self._versions) > 1 or self.behind:
+                soon = now + self._slack
+                self._repair_at = soon if self._repair_at is None else min(soon, self._repair_at)
+
+    @property
+    def _slack(self) -> float:
+        return max(SLACK * (self.round_trip.smoothed or 0.0), SLACK_FLOOR)
+
+    @property
+    def _patience(self) -> float:
+        trip = self.round_trip
+        if trip.smoothed is None:
+            return trip.timeout
+        return max(PATIENCE * trip.smoothed + 2 * trip.deviation, PATIENCE_FLOOR)
+
+    # What lacks
+
+    def _repair(self, now: float) -> None:
+        """Ask for segments of which a later version has come."""
+        self._repair_at = None
+        if not self.member or self.halted:
+            return
+        later = np.zeros(self.shape.segments, bool)
+        gaps = []
+        for version in reversed(
+            self._wanted_versions(max(self._versions, key=self._ahead, default=self.version))
+        ):
+            held = self._open(version)
+            if held is None:
+                continue
+            gaps.append((version, held, later.copy()))
+            later |= held.has == 1
+        if self._ask_for(gaps[::-1], now, now - self._patience):
+            self._repair_at = now + self._patience
+
+    def _break_silence(self, now: float) -> None:
+        """Nothing has come for long: ask for what there may be, or whether there is anything."""
+        self._silences += 1
+        pause = self.round_trip.timeout * 2.0 ** min(self._silences, 8)
+        self._timer = now + min(pause, self.round_trip.ceiling)
+        if not self.member:
+            return
+        anything = np.ones(self.shape.segments, bool)
+        opened = ((version, self._open(version)) for version in self._wanted_versions(self.newest))
+        lacking = [(version, held, anything) for version, held in opened if held is not None]
+        if self.halted or not self._ask_for(lacking, now, inf):
+            self._mark(now)
+        if self.behind and not self.halted:
+            self.ask_tails(now)
+
+    def _ahead(self, version: int) -> int:
+        return round_distance(version, self._floor if self.behind else self.version)
+
+    def _wanted_versions(self, last: int) -> list[int]:
+        """Those that are to be whole, up to one, oldest first."""
+        count = min(self._ahead(last), VERSIONS_KEPT)
+        if self.behind:
+            count = min(count, round_distance(last, self._since))
+        else:
+            last = self.version + count
+        return [(last - back) & ROUND_MASK for back in reversed(range(count))]
+
+    def _ask_for(
+        self, lacking: list[tuple[int, _Version, Flags]], now: float, before: float
+    ) -> bool:
+        """Ask for segments that lack and were not asked for since; whether any lack.
+
+        Args:
+            lacking: versions, and for each segment whether it is believed to have been made.
+            now: the time.
+            before: what was asked for later than this, is not asked for again.
+        """
+        room, any_lack = RANGES_PER_HELP, False
+        for version, held, made in lacking:
+            if not held.remaining:
+                continue
+            lack = made & (held.has == 0)
+            any_lack |= bool(lack.any())
+            due = np.flatnonzero(lack & (held.asked <= before))
+            if not len(due) or not room:
+                continue
+            for start, stop in bridged(_ranges(due), room):
+                held.asked[start:stop] = now
+                self._help(Segments(version, start, stop - start), now)
+                self.stats["helps"] += 1
+                room -= 1
+        return any_lack
+
+    def _help_answered(
+        self, named: Segments, asked: float, status: Status, ack: Ack, now: float
+    ) -> None:
+        if self.halted and status is Status.OK and asked > self._halted_at:  # a Reset was not heard
+            self._was_reset(ack.round)
+            return
+        self._note(ack.round)
+        if not named.count:
+            self._outbox.answered(named.round, asked, now)
+            return
+        held = self._versions.get(named.round)
+        if status is not Status.GONE or held is None or self.behind:
+            return
+        lacking = list(held.lacking(named.index, named.index + named.count))
+        if not lacking:
+            return
+        start, stop = lacking[0]
+        if (start, stop) == (named.index, named.index + named.count):
+            self.behind = True
+            self._floor = self._since = self.version
+            self.stats["behind"] += 1
+            self._events.append(Behind(self.version, ack.round))
+            return
+        self._help(Segments(named.round, start, stop - start), now)  # perhaps others are gone
+
+
+def _ranges(indices: Indices) -> list[tuple[int, int]]:
+    return [(int(indices[a]), int(indices[b - 1]) + 1) for a, b in spans(indices, 1)]
