@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.fuzz import corpus
 from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import TARGETS
 
-CORPUS = Path(__file__).parent / "corpus"
 RUNS = {
     "control": 20_000,
     "switch": 1500,
@@ -28,16 +28,29 @@ RUNS = {
 @pytest.mark.parametrize("name", TARGETS)
 def test_corpus(name: str) -> None:
     """The invariants hold of all of it, and of the examples of docs/protocol.md."""
-    inputs = sorted((CORPUS / name).iterdir())
+    inputs = corpus.inputs(name)
     assert len(inputs) >= 5
-    for content in [*seeds()[name], *(path.read_bytes() for path in inputs)]:
+    for content in [*seeds()[name], *inputs]:
         TARGETS[name](content)
 
 
 def test_corpus_is_small() -> None:
-    files = [path for path in CORPUS.rglob("*") if path.is_file()]
-    assert {path.parent.name for path in files} == set(TARGETS)
-    assert sum(path.stat().st_size for path in files) < 500_000
+    files = list(corpus.FOLDER.iterdir())
+    assert {path.name for path in files} == {f"{name}.txt" for name in TARGETS}
+    assert sum(path.stat().st_size for path in files) < 1_000_000
+
+
+def test_an_input_is_added_once_and_unpacked_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "FOLDER", tmp_path)
+    text = tmp_path / "guard.txt"
+    text.write_text("# of frames\n00ff  # the first one\n")
+    assert corpus.add("guard", [b"\1\2", b"\0\xff"], "the second") == 1
+    assert text.read_text().splitlines()[2:] == ["0102  # the second"]
+    assert corpus.inputs("guard") == [b"\0\xff", b"\1\2"]
+    corpus.unpack("guard", tmp_path / "files")
+    assert {path.read_bytes() for path in (tmp_path / "files").iterdir()} == {b"\0\xff", b"\1\2"}
 
 
 @pytest.mark.skipif(
