@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo train test check model soak mutants lossy adder fuzz bench tools clean
+.PHONY: demo train test quick check model soak mutants lossy adder fuzz bench tools clean
 
 demo: $(VENV)/demo.ready
 	$(BIN)/iswitch demo
@@ -14,7 +14,13 @@ train: $(VENV)/rl.ready
 	$(BIN)/python -m tests.bench.learning
 
 test: $(VENV)/dev.ready check tools
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+# Tests that need no root, no network and no second process; under a minute. Files without such
+# tests are not even imported.
+quick: $(VENV)/dev.ready
+	$(BIN)/python -m pytest -q -n 2 -m "unit and not (slow or root or p4)" \
+	  $$(grep -rl "pytest.mark.unit" tests --include="test_*.py")
 
 check: $(VENV)/dev.ready
 	$(BIN)/ruff check .

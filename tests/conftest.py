@@ -11,12 +11,11 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
+from p4.tools import CLI, COMPILER, SWITCH, ToolMissing, find
 from tests.support import ROOT, machine
 from tests.support.networks import left
 
@@ -27,54 +26,49 @@ Switch = tuple["subprocess.Popen[str]", Where]
 StartSwitch = Callable[..., Switch]
 
 
-# What `make test` deals out to its two processes. Those who build networks, or measure, go one
-# after the other: they count what is there, and clean up what others left. Others are dealt out by
-# the file, and those of ALONE, of one process each and of no clock, one by one.
-NETWORKS = {
-    "bench", "bench_paper", "crashes", "demo", "dissector", "docs", "doctor", "interfaces", "links",
-    "machine", "mininet", "mpi", "netns", "p4_switch", "ps", "raw", "raw_guard", "raw_tree",
-    "replay", "replay_live", "replication", "run", "shortages", "strategies", "strategies_doc",
-    "strategy_costs", "switch_command", "torchrun", "train", "worlds",
-}  # fmt: skip
-ALONE = {
-    "accelerator", "allreduce", "asynchronous", "conformance", "control", "corpus",
-    "express", "forwarding", "frame", "gathering", "guard", "hierarchy", "job", "keyed", "lanes",
-    "membership",
-    "model", "mutants", "packets", "packing", "recovery", "relay", "replacement", "session", "soak",
-    "soak_doors", "switch", "tampered", "topologies", "traces", "versions", "wire",
-}  # fmt: skip
-
-
-def subject(file: str | Path) -> str:
-    """What a file of tests is about: guard, for tests/fuzz/test_guard.py, too."""
-    return Path(file).stem.removeprefix("test_")
-
-
 def pytest_configure() -> None:
     """Have programs that tests start heed signals, though a shell's background job ignores some."""
     heed_interrupts()
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the largest group, so that the other process does not end long before."""
-    items.sort(key=lambda item: subject(item.path) not in NETWORKS)
+def missing_p4() -> str:
+    """Say what the P4 program in bmv2 lacks here, a tool or root; nothing: it runs."""
+    try:
+        for tool in (COMPILER, SWITCH, CLI):
+            find(tool)
+    except ToolMissing as error:
+        return str(error)
+    return "" if os.geteuid() == 0 else "namespaces need root"
 
 
-class Groups(LoadScopeScheduling):
-    """Deal out the tests as said above."""
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run, and group tests by their marks (pyproject.toml).
 
-    def _split_scope(self, nodeid: str) -> str:
-        name = subject(nodeid.partition("::")[0])
-        if name in NETWORKS:
-            return "networks"
-        return nodeid if name in ALONE else name
+    Tests marked serial are one group, and begin: the other process of `make test` does not end long
+    before. Tests marked unit are dealt out one by one, all others by the file.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("serial") is None)
+    lacking = missing_p4()
+    for item in items:
+        root = item.get_closest_marker("root")
+        if root and os.geteuid() != 0:
+            item.add_marker(pytest.mark.skip(reason=root.kwargs["reason"]))
+        if lacking and item.get_closest_marker("p4"):
+            item.add_marker(pytest.mark.skip(reason=lacking))
+        if getattr(config.option, "loadgroup", False) and not item.get_closest_marker("unit"):
+            serial = item.get_closest_marker("serial")
+            group = "serial" if serial else item.nodeid.partition("::")[0]
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
-@pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
-    """Keep those together that must not disturb one another."""
-    return Groups(config, log)
+@pytest.hookimpl(trylast=True)  # after pytest-xdist has told the groups
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Take the groups out of the names again, so that a name of a failed test can be run."""
+    for item in session.items:
+        if item.get_closest_marker("xdist_group"):
+            item._nodeid = item.nodeid.rpartition("@")[0]
 
 
 AGAIN = "judged again"

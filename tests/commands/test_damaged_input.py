@@ -558,7 +558,7 @@ def test_sentences_name_what_was_given(line: str, sentence: str, tell: Told, goo
     assert sentence in said
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can put privileges down")
+@pytest.mark.root(reason="only root can put privileges down")
 def test_injecting_without_privileges(good: Path) -> None:
     command = [sys.executable, "-m", "iswitch", "replay", str(good / "good.pcapng")]
     without = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]

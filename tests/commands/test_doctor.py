@@ -17,6 +17,8 @@ from iswitch.lab.doctor.checks import CHECKS, Check, Finding, Result
 from iswitch.lab.doctor.host import PACKETS, Buffers, Exchange, Host
 from tests.support import ROOT
 
+pytestmark = pytest.mark.serial
+
 COMMAND = [sys.executable, "-m", "iswitch", "doctor"]
 SINGLY = Exchange(PACKETS, False, False, PACKETS, frozenset({0x1C}))
 WHOLE = Exchange(PACKETS, True, True, PACKETS, frozenset({0x1C}))
@@ -256,7 +258,7 @@ def test_here() -> None:
     assert done.stdout.splitlines()[-1].startswith("The loopback world runs here")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
+@pytest.mark.root(reason="only root can become nobody")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (util-linux)")
 def test_as_nobody() -> None:
     # Reading everything stays allowed, or an interpreter in root's home could not start.

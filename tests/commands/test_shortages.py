@@ -35,6 +35,8 @@ from iswitch.traces.reader import Reader
 from tests.commands.test_damaged_input import CRAFTED, OF, options
 from tests.conftest import ROOT, heed_interrupts
 
+pytestmark = pytest.mark.serial
+
 COMMAND = [sys.executable, "-m", "iswitch"]
 
 
@@ -93,7 +95,7 @@ WRITING = {  # by option: what writes it; {} is the full file, or a folder on a 
 READ = {"replay trace", "analyze trace"}
 AS_MUCH = {"demo capture": 0, "train out": 60, "run capture": 8, "record to": 60}  # KiB of room
 INCOMPLETE = {"run capture", "record to"}  # the commands themselves have done their work
-ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+ROOT_ONLY = pytest.mark.root(reason="mounting a small disk needs root")
 
 
 def test_every_option_that_writes_is_tried_on_a_full_disk() -> None:

@@ -36,6 +36,8 @@ from tests.conftest import heed_interrupts, pending
 from tests.support import ROOT
 from worker_lib import Refused, Worker
 
+pytestmark = pytest.mark.serial
+
 PATIENCE = 20.0  # seconds until a test is given up
 COMMAND = [sys.executable, "-m", "iswitch", "switch"]
 
@@ -358,7 +360,7 @@ def test_sums_in_rank_order() -> None:
         end(process)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
+@pytest.mark.root(reason="only root can become nobody")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (util-linux)")
 def test_as_nobody() -> None:
     # Reading everything stays allowed, or an interpreter in root's home could not start.

@@ -15,7 +15,7 @@ from iswitch.core.format.wire import DType, Op, Shape, Vector, round_distance
 from iswitch.core.sums.accelerator import Held, Outcome, Run, SynchronousAccelerator, Table, merge
 from tests.support.parts import rows_of, seg, stretch_of
 
-pytestmark = pytest.mark.usefixtures("quiet")
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("quiet")]
 
 TOP = 2**32
 COMBINE = {Op.SUM: np.add, Op.MAX: np.maximum, Op.MIN: np.minimum}

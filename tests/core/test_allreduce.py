@@ -10,6 +10,8 @@ from iswitch.core.format.wire import DType, Op, Shape
 from iswitch.core.switch import Switch
 from tests.support.world import Faults, World
 
+pytestmark = pytest.mark.unit
+
 COMBINE = {Op.SUM: np.add, Op.MAX: np.maximum, Op.MIN: np.minimum}
 
 

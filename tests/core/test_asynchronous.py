@@ -15,7 +15,7 @@ from iswitch.core.sums.accelerator import Held, Outcome, Run
 from iswitch.core.sums.asynchronous import AsynchronousAccelerator
 from tests.support.parts import seg, stretch_of
 
-pytestmark = pytest.mark.usefixtures("quiet")
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("quiet")]
 
 TOP = 2**32
 KEPT = 8

@@ -45,6 +45,8 @@ from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
 from tests.support.parts import JOB, Bench, packets_of, peer, seg, segments_of
 
+pytestmark = pytest.mark.unit
+
 SHAPE = Shape.of(6, DType.INT32, elements=2)  # three segments
 ASYNC = Shape.of(6, DType.INT32, mode=Mode.ASYNCHRONOUS, elements=2)
 ONES = np.ones(6, np.int32)

@@ -6,6 +6,8 @@ import pytest
 
 from iswitch.core.format.counters import COUNTERS, DATA_DROPS, DROPS, Counters
 
+pytestmark = pytest.mark.unit
+
 
 def test_all_names_from_the_start() -> None:
     assert Counters() == dict.fromkeys([*COUNTERS, *DROPS], 0)

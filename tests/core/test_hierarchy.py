@@ -36,6 +36,8 @@ from tests.support.world import SWITCH, Faults, World, worker_address
 from worker_lib import JobReset, Refused, Worker
 from worker_lib.protocol.session import Answered, Dropped, Event, Gone, Halted, WasReset
 
+pytestmark = pytest.mark.unit
+
 SHAPE = Shape.of(23, DType.FLOAT32, elements=4)  # six segments
 ALL = Segments(0, 0, 6)
 SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "60"))  # `make model` takes more
@@ -411,6 +413,7 @@ def test_switches_restart(seed: int) -> None:
 # In processes
 
 
+@pytest.mark.slow
 def test_a_tree_of_processes(start_switch: StartSwitch) -> None:
     """Two switches below a root, four workers; sums, a restart of each switch, a second job."""
     root_process, root = start_switch()

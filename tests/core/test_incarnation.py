@@ -31,10 +31,13 @@ from worker_lib.errors import Refused
 from worker_lib.protocol.session import Answered
 from worker_lib.protocol.versions import NUMBERS
 
+pytestmark = pytest.mark.unit
+
 SHAPE = Shape.of(8, elements=4)
 ASYNC = Shape.of(8, elements=4, mode=Mode.ASYNCHRONOUS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [None, b"of the job"])
 @pytest.mark.parametrize("back", [0, 1, 600])
 def test_the_next_process_outdoes_the_one_before(
@@ -77,6 +80,7 @@ def test_the_next_process_outdoes_the_one_before(
         third.leave()
 
 
+@pytest.mark.slow
 def test_processes_that_follow_at_once_raise_no_alarm(
     start_switch: StartSwitch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -92,6 +96,7 @@ def test_processes_that_follow_at_once_raise_no_alarm(
     assert caplog.text == ""
 
 
+@pytest.mark.slow
 def test_a_controller_outdoes_the_one_before(
     start_switch: StartSwitch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

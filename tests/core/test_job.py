@@ -15,7 +15,7 @@ from iswitch.core.jobs.membership import Member
 from iswitch.core.sums.accelerator import Outcome, SynchronousAccelerator
 from tests.support.parts import peer, rows_of, seg, segments_of
 
-pytestmark = pytest.mark.usefixtures("quiet")
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("quiet")]
 
 TOP = 2**32
 SHAPE = Shape.of(10, DType.INT32, elements=4)  # 4, 4 and 2 elements

@@ -33,6 +33,8 @@ from tests.support.parts import JOB, assert_accounted, packets_of, peer, segment
 from tests.support.world import SWITCH, Faults, World, worker_address
 from worker_lib.protocol.session import Answered, Halted, Session, WasReset
 
+pytestmark = pytest.mark.unit
+
 SHAPE = Shape.of(6, DType.INT32, elements=2)
 ONES = np.ones(6, np.int32)
 KEY = b"a key of this test"

@@ -17,6 +17,8 @@ from tests.support.parts import JOB, Bench, assert_accounted, packets_of, peer, 
 from tests.support.world import Faults, World
 from worker_lib.protocol.session import RANGES_PER_HELP
 
+pytestmark = pytest.mark.unit
+
 SHAPE = Shape.of(6, elements=2)
 HELP = Control(Action.HELP, JOB, 9, Segments(0, 0, 3)).build()
 

@@ -8,6 +8,8 @@ from iswitch.core.format.wire import MAX_MEMBERS, MemberType
 from iswitch.core.jobs.membership import Member, Membership
 from tests.support.parts import peer
 
+pytestmark = pytest.mark.unit
+
 TOP = 2**32
 W, S, C = MemberType.WORKER, MemberType.SWITCH, MemberType.CONTROLLER
 

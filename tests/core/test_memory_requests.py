@@ -33,6 +33,8 @@ from tests.core.test_memory import INDIVISIBLE
 from tests.fuzz.invariants import check_state
 from tests.support.parts import packets_of, peer
 
+pytestmark = pytest.mark.unit
+
 SEEDS = int(os.environ.get("ISWITCH_MEMORY_SEEDS", "24"))  # `make fuzz` takes more
 GAP = 300  # lines between two shortages, at most
 ARRAYS = {module.__file__ for module in (accelerator, asynchronous, packets, buffers)}

@@ -26,6 +26,8 @@ from iswitch.core.switch import Switch
 from tests.support.world import Faults, World, worker_address
 from worker_lib.protocol.session import Dropped, Gone, Session
 
+pytestmark = pytest.mark.unit
+
 SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "100"))  # `make model` takes more
 SEEDS_OF_LEASES = -(-SEEDS // 2)  # each takes ten times as long; soak draws such histories, too
 MOST = 24  # members in all, over a history

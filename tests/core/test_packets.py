@@ -13,6 +13,8 @@ from iswitch.core.format.packets import Address, Burst, Cutter, Outgoing, Rows
 from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, Shape
 from tests.support.parts import peer, rows_of, seg
 
+pytestmark = pytest.mark.unit
+
 TOP = 2**32 - 1
 SEGMENTS = 12
 SHAPE = Shape.of(SEGMENTS, elements=1)

@@ -24,6 +24,8 @@ from tests.support.parts import Bench, assert_accounted, packets_of, peer, seg, 
 from tests.support.world import Faults, World
 from worker_lib import Worker
 
+pytestmark = pytest.mark.unit
+
 ONE = Shape.of(3, DType.FLOAT32, elements=3)  # a single segment
 A, B = np.array([1, 2, 3], "<f4"), np.array([10, 20, 30], "<f4")
 BOTH = [Counting.EXACT, Counting.PAPER]
@@ -159,6 +161,7 @@ def test_no_sums_in_rank_order() -> None:
         Switch(reproducible=True, counting=Counting.PAPER)
 
 
+@pytest.mark.slow
 def test_real_workers_of_a_switch_that_counts_like_this(start_switch: StartSwitch) -> None:
     _, address = start_switch("127.0.0.1:0", "--counting", "paper")
     with Worker(address, 1, 1000, 1) as worker:

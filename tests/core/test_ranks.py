@@ -39,6 +39,8 @@ from topologies.simulated import Simulation
 from worker_lib import Refused, TooFewWorkers, Worker, environment
 from worker_lib.protocol.session import Answered, Session
 
+pytestmark = pytest.mark.unit
+
 SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "60"))  # `make model` takes more
 SHAPE = Shape.of(3, DType.FLOAT32, elements=3)
 OTHER = Shape.of(99, DType.FLOAT32, elements=3)
@@ -715,6 +717,7 @@ def test_a_reproducible_sum_in_a_tree_is_by_rack_then_rank() -> None:
 # Real workers
 
 
+@pytest.mark.slow
 def test_two_workers_that_ask_for_one_rank(start_switch: StartSwitch) -> None:
     _, where = start_switch()
     with Worker(where, 1, 3, rank=2) as first:
@@ -729,6 +732,7 @@ def test_two_workers_that_ask_for_one_rank(start_switch: StartSwitch) -> None:
         assert third.rank == 2
 
 
+@pytest.mark.slow
 def test_a_rank_behind_another_switch_is_refused_with_the_way_there(
     start_switch: StartSwitch,
 ) -> None:
@@ -751,6 +755,7 @@ def test_a_rank_beyond_num_workers(rank: object) -> None:
         Worker(("127.0.0.1", 9), 1, 3, 4, rank=rank)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_rank_is_told_so(start_switch: StartSwitch) -> None:
     """Of three workers of two: nobody is missing."""
     _, where = start_switch()

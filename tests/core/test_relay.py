@@ -12,6 +12,8 @@ from iswitch.core.format.wire import Action, Control, Round, Segments
 from iswitch.core.jobs.relay import FIRST_PAUSE, MAX_PER_MEMBER, MAX_SENDS, Relays
 from tests.support.parts import packets_of, peer
 
+pytestmark = pytest.mark.unit
+
 HELP = Segments(4, 0, 2)
 
 

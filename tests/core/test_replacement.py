@@ -41,6 +41,8 @@ from worker_lib.errors import MemberLost
 from worker_lib.protocol.session import Answered, Dropped, Gone, Session, WasReset
 from worker_lib.waiting import ELSEWHERE, LOOK_PAUSE, Waiting
 
+pytestmark = pytest.mark.unit
+
 SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "60"))  # `make model` takes more
 MOST = 24  # incarnations in a history
 SHAPE = Shape.of(4 * (MOST + 1), DType.INT32, elements=MOST + 1)

@@ -35,6 +35,8 @@ from tests.core.test_ranks import ask, state
 from tests.support.parts import JOB, Bench, packets_of, peer, rows_of
 from worker_lib.controller import CommandRefused, Controller
 
+pytestmark = pytest.mark.unit
+
 SHAPE = Shape.of(3, elements=3)
 STRANGER = 90
 OK, NOT_MEMBER = Status.OK, Status.NOT_MEMBER

@@ -41,6 +41,8 @@ from tests.support.parts import (
     segments_of,
 )
 
+pytestmark = pytest.mark.unit
+
 SHAPE = Shape.of(11, DType.INT32, elements=4)
 BASE = 3_000_000_000  # the job's round; junk rarely names one near it
 LIMITS = Limits(memory=20_000, jobs=4, lease=1.6)  # honest workers speak every 0.5 s

@@ -44,6 +44,8 @@ from iswitch.core.format.wire import (
     split_seg,
 )
 
+pytestmark = pytest.mark.unit
+
 BITS = {"B": 8, "H": 16, "I": 32}
 
 

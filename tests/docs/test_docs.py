@@ -23,6 +23,8 @@ from tests.support import ROOT
 from tests.support.networks import mn
 from worker_lib import Worker
 
+pytestmark = pytest.mark.serial
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -14,6 +14,8 @@ import pytest
 from iswitch.cli import COMMANDS
 from tests.support import ROOT
 
+pytestmark = pytest.mark.unit
+
 PURE = ("iswitch.core", "iswitch.ethernet", "iswitch.faults", "iswitch.sim", "worker_lib.protocol")
 OUTSIDE_WORLD = {
     "socket", "time", "datetime", "random", "secrets", "threading", "select", "selectors", "os",

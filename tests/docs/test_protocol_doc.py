@@ -24,6 +24,8 @@ from iswitch.core.format.wire import Action, Control, DType, Mode, Op, Shape, St
 from iswitch.core.switch import Switch
 from tests.support import ROOT
 
+pytestmark = pytest.mark.unit
+
 PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 
 FENCE = re.compile(

@@ -21,6 +21,8 @@ from iswitch.ethernet.issuing import Jack
 from iswitch.ethernet.segmentation import wire_frames
 from tests.support import frames as slow
 
+pytestmark = pytest.mark.unit
+
 A, B, C = slow.MACS[:3]
 GROUP = bytes.fromhex("01005e000001")
 DATA, CONTROL = 0x1C, 0x0C

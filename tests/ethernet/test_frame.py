@@ -13,6 +13,8 @@ from iswitch.ethernet import frame as f
 from iswitch.ethernet.segmentation import read_super, wire_frames
 from tests.support import frames as slow
 
+pytestmark = pytest.mark.unit
+
 HOST = slow.MACS[0]
 
 

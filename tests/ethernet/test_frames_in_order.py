@@ -27,6 +27,8 @@ from tests.support.frames import (
     udp,
 )
 
+pytestmark = pytest.mark.unit
+
 CONTROL, DATA, PORT = 0x0C, 0x1C, 26963
 UDP_SUPER = 5
 AT_ONCE = 4  # packets of a super-datagram here

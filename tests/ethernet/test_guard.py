@@ -19,6 +19,8 @@ from iswitch.ethernet.issuing import Jack
 from tests.ethernet.test_forwarding import A, B, Bench, C, data, plain
 from tests.support import frames as slow
 
+pytestmark = pytest.mark.unit
+
 DATA, CONTROL = 0x1C, 0x0C
 IPS = slow.IPS
 LEASE = Limits().lease

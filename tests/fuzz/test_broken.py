@@ -19,6 +19,8 @@ from tests.fuzz.profile import FUZZ
 from tests.fuzz.test_rounds import Rounds
 from tests.fuzz.test_switch import Anything
 
+pytestmark = pytest.mark.unit
+
 ONCE = settings(FUZZ, phases=[Phase.generate], derandomize=True, max_examples=200, database=None)
 
 

@@ -35,6 +35,8 @@ from iswitch.core.switch import Switch
 from tests.fuzz.invariants import check_state
 from tests.support.parts import packets_of, peer, seg
 
+pytestmark = pytest.mark.unit
+
 SEEDS = int(os.environ.get("ISWITCH_FUZZ_EXAMPLES", "300")) // 5
 PARENT = peer(9)
 JOB = 7

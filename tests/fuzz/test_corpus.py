@@ -14,6 +14,8 @@ from tests.fuzz import corpus
 from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import TARGETS
 
+pytestmark = pytest.mark.unit
+
 RUNS = {
     "control": 20_000,
     "switch": 1500,
@@ -53,6 +55,7 @@ def test_an_input_is_added_once_and_unpacked_as_it_was(
     assert {path.read_bytes() for path in (tmp_path / "files").iterdir()} == {b"\0\xff", b"\1\2"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None,
     reason="atheris has no wheel for this Python: pip install '.[fuzz]' where it has",

@@ -33,6 +33,8 @@ from tests.fuzz.claims import DEEPEST, HIDDEN, OWNERS, Claim, check, claims, eui
 from tests.fuzz.profile import FUZZ
 from tests.support import frames as slow
 
+pytestmark = pytest.mark.unit
+
 # Nearly all are a stranger's: of several lies one is enough to be dropped for.
 macs = st.sampled_from((*[slow.MACS[2]] * 9, slow.MACS[0], slow.MACS[1], slow.SWITCH_MAC))
 ips = st.sampled_from((*[slow.IPS[2]] * 8, slow.IPS[0], slow.IPS[1], slow.IPS[3], slow.SWITCH_IP))

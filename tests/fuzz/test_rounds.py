@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -36,6 +37,8 @@ from tests.fuzz.invariants import check_sends, check_state
 from tests.fuzz.oracle import Answer, Elements, Oracle, Sends
 from tests.fuzz.profile import FUZZ
 from tests.support.parts import JOB, packets_of, peer
+
+pytestmark = pytest.mark.unit
 
 COMPARED = (
     "accumulated", "late", "duplicate", "out_of_window", "before_join", "halted", "malformed",

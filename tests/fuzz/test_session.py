@@ -9,6 +9,7 @@ switch has said, a good one can still serve: after a Reset the next allreduce en
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
@@ -29,6 +30,8 @@ from iswitch.core.format.wire import (
 from tests.fuzz.profile import FUZZ
 from tests.fuzz.targets import SHAPE, SessionWorld
 from tests.support.parts import JOB, rows_of, seg
+
+pytestmark = pytest.mark.unit
 
 ROUNDS = 1 << 32
 near = st.integers(-3, 3)

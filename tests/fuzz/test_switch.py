@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -43,6 +44,8 @@ from iswitch.core.switch import Switch
 from tests.fuzz.invariants import check_sends, check_state, layouts
 from tests.fuzz.profile import FUZZ
 from tests.support.parts import packets_of, peer
+
+pytestmark = pytest.mark.unit
 
 PARENT = peer(7)
 IDENTITIES = 30  # members over a history that can be told apart

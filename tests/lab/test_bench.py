@@ -44,6 +44,8 @@ from topologies import Topology
 from worker_lib.strategies import STRATEGIES, base
 from worker_lib.strategies.packing import Network, pack
 
+pytestmark = pytest.mark.serial
+
 PATIENCE = 60.0  # seconds until a test is given up, of a machine that is fit
 SMALL = Size("4kB", 1000)
 STAR = Setting("star:4")
@@ -415,7 +417,7 @@ def test_loopback(tmp_path: Path) -> None:
     assert visit.width == 390
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="building namespaces needs root")
+@pytest.mark.root(reason="building namespaces needs root")
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize("world", ["netns", "mininet"])
 def test_links_with_a_rate(world: str, tmp_path: Path) -> None:
@@ -434,7 +436,7 @@ def test_links_with_a_rate(world: str, tmp_path: Path) -> None:
         assert 0.2e6 < result["link_sent_bits_per_s"] < 110e6
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="building namespaces needs root")
+@pytest.mark.root(reason="building namespaces needs root")
 @pytest.mark.usefixtures("nothing_is_left")
 def test_links_that_lose(tmp_path: Path) -> None:
     """Then others go through iSwitches, too, which do the losing."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from iswitch.lab.bench.plan import PAPER, Setting
 from iswitch.lab.bench.result import Results, Series
 from iswitch.outside import UsageError
 from tests.support import ROOT
+
+pytestmark = pytest.mark.serial
 
 
 def test_the_networks_of_the_paper() -> None:
@@ -125,7 +126,7 @@ def test_it_wants_root(monkeypatch: pytest.MonkeyPatch) -> None:
         plan_of(parser.parse_args(["paper"]))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="building namespaces needs root")
+@pytest.mark.root(reason="building namespaces needs root")
 @pytest.mark.usefixtures("nothing_is_left")
 def test_a_comparison(tmp_path: Path) -> None:
     """A megabyte at 100 Mbit/s takes 83 ms by the switch, and a server must take it in twice."""

@@ -14,6 +14,8 @@ import pytest
 from tests.support import ROOT, machine
 from tests.support.machine import ATTEMPTS, FAILED, LOOKS, Machine, measured, untold
 
+pytestmark = pytest.mark.serial
+
 FIT, BUSY = Machine(0.0001, 0.95), Machine(0.004, 0.3)
 
 
@@ -142,7 +144,7 @@ def test_a_busy_machine_is_seen() -> None:
     assert not found.is_fit, found
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may go before others")
+@pytest.mark.root(reason="only root may go before others")
 def test_what_is_judged_goes_before_burners() -> None:
     """Also what it starts; and afterwards it is as all others again."""
     found: list[Machine] = []

@@ -26,6 +26,8 @@ from tests.mutants.examine import (
 )
 from tests.mutants.table import ROOT, Mutant, Rotten, mutants
 
+pytestmark = pytest.mark.unit
+
 ALL = mutants()
 QUICK = ("duplicate-run-counted", "part-as-whole")
 GUARDED = {

@@ -14,6 +14,8 @@ import pytest
 from iswitch.lab.reports.page import COLOURS, GRID, INK, Page, drawing
 from tests.support.browser import Browser, browser
 
+pytestmark = pytest.mark.unit
+
 
 def page() -> Page:
     made = Page("A <title>", "and & more")

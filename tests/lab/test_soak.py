@@ -35,6 +35,8 @@ from iswitch.lab.soak.violation import Violation
 from iswitch.sim.trace import Trace
 from tests.support import ROOT
 
+pytestmark = pytest.mark.unit
+
 SEEDS = int(os.environ.get("ISWITCH_SOAK_SEEDS", "60"))  # `make soak` takes more
 CAUGHT = 200  # seeds in which a broken core must be caught
 
@@ -296,6 +298,7 @@ def test_what_is_no_scenario(text: str) -> None:
         Scenario.from_json(text)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_history() -> None:
     """Also in another process, with other hashes."""
     seeds = [s for s in range(40) if generate(s).events][:3]
@@ -577,6 +580,7 @@ def test_ctrl_c_while_a_schedule_is_made_shorter_loses_nothing(
     assert [violation["seed"] for violation in report["violations"]] == [70]
 
 
+@pytest.mark.slow
 def test_no_process_of_soak_ever_minds_ctrl_c() -> None:
     """From its first instruction on: one that is still being imported would print a traceback."""
     soak = subprocess.Popen(

@@ -28,6 +28,8 @@ from iswitch.sim.trace import Trace
 from worker_lib.errors import MemberLost
 from worker_lib.waiting import Waiting
 
+pytestmark = pytest.mark.unit
+
 CAUGHT = 200  # seeds in which a broken door must be caught
 
 Break = Callable[[pytest.MonkeyPatch], None]

@@ -38,6 +38,8 @@ from p4.generate import FORMATS, OPERATIONS, kind
 from p4.sizes import PROGRAM, SIZES
 from p4.tools import HOME, ToolMissing, find, sources
 
+pytestmark = pytest.mark.unit
+
 HEADERS = (PROGRAM / "headers.p4").read_text(encoding="utf-8")
 WIDTHS = {"op_t": 8, "job_t": 16, "slot_t": 32, "round_t": 32}
 

@@ -23,6 +23,8 @@ from p4.lanes import (
 )
 from p4.sizes import SIZES
 
+pytestmark = pytest.mark.unit
+
 WIDE = 4096  # lanes of a word at once: the model takes any number
 NUMPY = {FLOAT32: np.float32, FLOAT16: np.float16, BFLOAT16: ml_dtypes.bfloat16, None: np.int32}
 CODES = {8: np.uint8, 16: np.uint16, 32: np.uint32}

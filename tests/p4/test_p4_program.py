@@ -8,6 +8,8 @@ import pytest
 
 from p4.tools import sources
 
+pytestmark = pytest.mark.unit
+
 SOURCES = sources()
 TEXT = "\n".join(SOURCES.values())
 CONTROLS = dict(re.findall(r"^control (\w+)\((.*?^)}$", TEXT, re.MULTILINE | re.DOTALL))

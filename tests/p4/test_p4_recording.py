@@ -9,7 +9,6 @@ from __future__ import annotations
 import pytest
 
 from iswitch.bmv2.cpu import Op
-from tests.p4.test_p4_switch import needs_bmv2
 from tests.support import ROOT
 from tests.support.p4_recording import (
     COUNT,
@@ -22,6 +21,8 @@ from tests.support.p4_recording import (
     sections,
     written,
 )
+
+pytestmark = pytest.mark.unit
 
 RECORDING = ROOT / "tests" / "recordings" / "p4_control.txt"
 RECORDED = dict(sections(RECORDING.read_text(encoding="utf-8").splitlines()))
@@ -90,7 +91,7 @@ def test_frames_are_written_as_they_are() -> None:
             assert written(line[0], read(line)) == line
 
 
-@needs_bmv2
+@pytest.mark.p4
 def test_the_recording_is_of_the_program_as_it_is() -> None:
     """Made again, it has the same lines for the runtime, with the same answers."""
     again = [line for line in recorded() if line[0] in "@$="]

@@ -21,13 +21,15 @@ from iswitch.core.format.wire import PORT
 from iswitch.lab.launch.worlds import MOST_P4_WORKERS, p4_switches
 from iswitch.outside import UsageError
 from p4.sizes import SIZES
-from p4.tools import CLI, COMPILER, SWITCH, ToolMissing, cache_folder, compile_program, find
+from p4.tools import cache_folder, compile_program
 from tests.conformance.cases import CASES
-from tests.conftest import ROOT
+from tests.conftest import ROOT, missing_p4
 from tests.support.networks import mn
 from topologies import Topology
 from topologies.netns import Network
 from worker_lib import Worker
+
+pytestmark = pytest.mark.serial
 
 KEYED = {name for name in CASES if name.startswith("keyed_")}
 ASYNCHRONOUS = {  # the limit that docs/p4.md names
@@ -36,23 +38,11 @@ ASYNCHRONOUS = {  # the limit that docs/p4.md names
 }  # fmt: skip
 
 
-def missing() -> str:
-    """Why these tests cannot be run here; empty: they can."""
-    try:
-        for tool in (COMPILER, SWITCH, CLI):
-            find(tool)
-    except ToolMissing as error:
-        return str(error)
-    return "" if os.geteuid() == 0 else "namespaces need root"
-
-
-needs_bmv2 = pytest.mark.skipif(bool(missing()), reason=missing())
-
-
-@pytest.fixture(scope="session", autouse=not missing())
+@pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """The program, compiled before any test waits for a switch: a slow compiler fails none."""
-    compile_program(PORT, cache_folder())
+    if not missing_p4():
+        compile_program(PORT, cache_folder())
 
 
 def iswitch(*words: str) -> str:
@@ -82,12 +72,12 @@ def key(tmp_path: Path) -> str:
     return str(path)
 
 
-@needs_bmv2
+@pytest.mark.p4
 def test_the_program_compiles_without_warnings(tmp_path: Path) -> None:
     assert compile_program(26963, tmp_path).stat().st_size > 0
 
 
-@needs_bmv2
+@pytest.mark.p4
 def test_one_random_trace_gives_the_same_bits_in_both_switches() -> None:
     """Sums of special and random float32 and of int32, repeats, Help, FBcast, SetH, Leave."""
     assert " packets" in in_bmv2(
@@ -95,7 +85,7 @@ def test_one_random_trace_gives_the_same_bits_in_both_switches() -> None:
     )
 
 
-@needs_bmv2
+@pytest.mark.p4
 def test_conformance() -> None:
     """All but the five cases of asynchronous jobs; those of keyed jobs are the next test's."""
     assert set(CASES) > ASYNCHRONOUS
@@ -104,7 +94,7 @@ def test_conformance() -> None:
     assert f"{len(names)} cases, 0 failed, 0 skipped" in said
 
 
-@needs_bmv2
+@pytest.mark.p4
 def test_conformance_of_keyed_jobs(tmp_path: Path, key: str) -> None:
     """The switch has one key for all jobs."""
     keys = tmp_path / "keys.toml"
@@ -115,14 +105,14 @@ def test_conformance_of_keyed_jobs(tmp_path: Path, key: str) -> None:
     assert "8 cases, 0 failed, 0 skipped" in said
 
 
-@needs_bmv2
+@pytest.mark.p4
 def test_floats_are_added_as_numpy_does() -> None:
     """On the switch itself: all pairs of 64 special values, NaN among them, and random ones."""
     said = in_bmv2("star:1", "tests.support.p4_adder", "$ISWITCH_SWITCH", "20000")
     assert said.count("24096 of 24096 sums are NumPy's") == 3
 
 
-@needs_bmv2
+@pytest.mark.p4
 @pytest.mark.parametrize("numel", [1, 4_700, 20_000])
 def test_vectors_of_many_segments(numel: int) -> None:
     """A burst is not lost, or is repeated; the worker takes the segments that the switch takes."""
@@ -130,13 +120,13 @@ def test_vectors_of_many_segments(numel: int) -> None:
     assert said.count("elements a segment") == 4
 
 
-@needs_bmv2
+@pytest.mark.p4
 def test_as_many_workers_as_the_protocol_has_members() -> None:
     said = in_bmv2("star:64", "tests.support.p4_worker", "500", "3")
     assert said.count("366 elements a segment") == 64
 
 
-@needs_bmv2
+@pytest.mark.p4
 def test_a_benchmark() -> None:
     """Of the P4 program beside a userspace switch; it says what bmv2 is."""
     ways = ("--strategies", "iswitch,forward", "--sizes", "40kB")
@@ -146,13 +136,13 @@ def test_a_benchmark() -> None:
     assert "an interpreter" in said
 
 
-@needs_bmv2
+@pytest.mark.p4
 def test_a_keyed_job(key: str) -> None:
     said = in_bmv2("star:2", "tests.support.p4_worker", "4700", "3", options=("--key-file", key))
     assert said.count("366 elements a segment") == 2
 
 
-@needs_bmv2
+@pytest.mark.p4
 @pytest.mark.parametrize(
     ("world", "form", "chosen"),
     [
@@ -174,7 +164,7 @@ PAGE = (ROOT / "docs" / "p4.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ (.*)$", PAGE, re.MULTILINE)
 
 
-@needs_bmv2
+@pytest.mark.p4
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_of_its_page(command: str) -> None:
     """As they stand there, but for the user's own program."""

@@ -11,6 +11,8 @@ import pytest
 from p4 import tools
 from p4.tools import CLI, COMPILER, HOME, CompilationFailed, cli_command, compile_program
 
+pytestmark = pytest.mark.unit
+
 STAND_IN = """#!{python}
 import sys
 here = {here!r}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import time
 
@@ -24,9 +23,11 @@ from topologies import Topology
 from topologies.netns import Network, passes_whole, pyroute2
 from worker_lib.protocol.session import Session
 
+pytestmark = pytest.mark.serial
+
 PATIENCE = 10.0
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="building namespaces needs root")
+as_root = pytest.mark.root(reason="building namespaces needs root")
 
 
 def test_an_interface_without_a_limit() -> None:

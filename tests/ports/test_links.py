@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +15,10 @@ from tests.ports.test_raw_tree import PATIENCE, Counters, start_workers, tree
 from tests.support import ROOT
 from tests.support.machine import Machine, judged, untold
 
+pytestmark = pytest.mark.serial
+
 PAGE = (ROOT / "docs" / "links.md").read_text()
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="raw ports need root")
+as_root = pytest.mark.root(reason="raw ports need root")
 
 
 def name(case: Case) -> str:

@@ -32,6 +32,8 @@ from tests.ports.test_lobby import DATA
 from tests.ports.test_lobby import Bench as LobbyBench
 from tests.support import frames as slow
 
+pytestmark = pytest.mark.unit
+
 FRAME = plain(B, A)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import signal
@@ -31,7 +30,7 @@ from topologies import Topology
 from topologies.netns import Network
 from worker_lib import Worker
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="raw ports need root")
+pytestmark = [pytest.mark.root(reason="raw ports need root"), pytest.mark.serial]
 PATIENCE = 30.0
 
 

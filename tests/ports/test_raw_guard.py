@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import socket
 import struct
 import threading
@@ -18,7 +17,7 @@ from tests.ports.test_raw import PATIENCE, Running, running, tool
 from tests.support import frames as slow
 from worker_lib import Worker
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="raw ports need root")
+pytestmark = [pytest.mark.root(reason="raw ports need root"), pytest.mark.serial]
 SIOCGIFHWADDR = 0x8927
 NUMEL = 20_000
 ELEMENTS = 300  # of a segment: there is room for tags

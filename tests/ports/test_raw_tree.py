@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from topologies.netns import Network
 from worker_lib import Worker
 
 Counters = dict[str, int]
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="raw ports need root")
+pytestmark = [pytest.mark.root(reason="raw ports need root"), pytest.mark.serial]
 PATIENCE = 30.0
 PORT = 26963
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,7 +18,7 @@ from iswitch.ports.raw import RawPorts
 from topologies import Topology
 from topologies.netns import Network
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="raw ports need root")
+pytestmark = [pytest.mark.root(reason="raw ports need root"), pytest.mark.serial]
 
 SWITCH_MAC = b"\2i\n\x1a\xff\xfe"
 PATIENCE = 10.0

@@ -22,6 +22,8 @@ from worker_lib.strategies.errors import Unavailable
 from worker_lib.strategies.mpi import command, here_too, spanning
 from worker_lib.strategies.rendezvous import meet
 
+pytestmark = pytest.mark.serial
+
 PATIENCE = 60.0
 
 
@@ -187,7 +189,7 @@ exec %s "$@"
 JOINING = "from worker_lib.strategies import make; make('mpi', 3, timeout=300)"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="building namespaces needs root")
+@pytest.mark.root(reason="building namespaces needs root")
 def test_that_a_daemon_dies_is_told_at_once(tmp_path: Path) -> None:
     """Mpirun does not notice; and who waits for mpirun would wait for the whole timeout."""
     orted = shutil.which("orted")

@@ -18,6 +18,8 @@ from worker_lib.strategies.errors import RendezvousError, Unavailable
 from worker_lib.strategies.packing import ENOUGH, Network, Packing, Tree, pack, packed, rooted
 from worker_lib.strategies.tree import cost, shares
 
+pytestmark = pytest.mark.unit
+
 
 def network_of(text: str, **rates: float) -> Network:
     """A topology's, with other rates for some hosts."""
@@ -185,6 +187,7 @@ def test_a_network_of_other_workers() -> None:
     assert said.startswith("the network has hosts for 2 workers, and WORLD_SIZE is 1")
 
 
+@pytest.mark.slow
 def test_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "worker_lib.strategies.packing"], cwd=ROOT, text=True,

@@ -28,6 +28,8 @@ from worker_lib.strategies.ps_server import join_group
 from worker_lib.strategies.ps_table import Table
 from worker_lib.strategies.rendezvous import HEAD, MAGIC
 
+pytestmark = pytest.mark.serial
+
 PATIENCE = 60.0
 BLOCK = 100
 

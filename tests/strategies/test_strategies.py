@@ -32,6 +32,8 @@ from worker_lib.strategies.fusion import Fused, allreduce_many
 from worker_lib.strategies.rendezvous import meet
 from worker_lib.strategies.ring import cost as ring_cost
 
+pytestmark = pytest.mark.serial
+
 OWN = ["ring", "ps", "tree"]  # those whose connections are ours
 SILENCE = 0.5  # seconds until a silent peer is given up
 WITHOUT_A_SWITCH = [*OWN, "gloo", "mpi"]

@@ -16,6 +16,8 @@ import pytest
 from tests.support import ROOT
 from worker_lib.strategies import STRATEGIES, errors, ps
 
+pytestmark = pytest.mark.serial
+
 TEXT = (ROOT / "docs" / "strategies.md").read_text()
 LISTINGS = dict(re.findall(r"^```py\n# (\w+\.py)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -37,7 +37,7 @@ COSTS = ["ring", "ps", "ps:2", "tree", "iswitch", "gloo", "mpi"]  # ps:2 has two
 
 Popen = subprocess.Popen[str]
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="building namespaces needs root")
+pytestmark = [pytest.mark.root(reason="building namespaces needs root"), pytest.mark.serial]
 
 SCRIPT = """
 import os, sys, time

@@ -15,6 +15,8 @@ import pytest
 from tests.docs.test_docs import BLOCK, ROOT
 from tests.torch.test_torch_doc import TRAIN as DOCUMENTED
 
+pytestmark = pytest.mark.serial
+
 PATIENCE = 300.0  # seconds until a test is given up; every process imports torch by itself
 
 TRAIN = """
@@ -51,7 +53,7 @@ distributed.destroy_process_group()
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-@pytest.mark.skipif(os.geteuid() != 0, reason="building namespaces needs root")
+@pytest.mark.root(reason="building namespaces needs root")
 @pytest.mark.parametrize("code", [TRAIN, DOCUMENTED], ids=["more", "of docs/torch.md"])
 def test_two_machines_and_the_switch_on_a_third(tmp_path: Path, code: str) -> None:
     script, told = tmp_path / "train.py", tmp_path / "told.json"

@@ -18,6 +18,8 @@ from iswitch.traces.reader import Reader
 from iswitch.traces.timeline import MEANING
 from tests.support.browser import browser
 
+pytestmark = pytest.mark.unit
+
 SLOW = ["--workers", "4", "--numel", "40001", "--rounds", "5", "--slow", "2", "--seed", "3"]
 
 

@@ -82,6 +82,8 @@ from tests.support.captured import (
     write,
 )
 
+pytestmark = pytest.mark.unit
+
 KINDS: dict[Any, type[Packet]] = {
     (Action.JOIN, Join): ISwitchJoin,
     (Action.JOIN, SwitchJoin): ISwitchSwitchJoin,
@@ -312,6 +314,7 @@ def test_dissects_by_port_and_tos() -> None:
     assert type(payload(tos=TOS_DATA, flags="MF")) is Raw
 
 
+@pytest.mark.slow
 def test_another_port() -> None:
     code = (
         "from scapy.layers.inet import IP, UDP\n"
@@ -523,6 +526,7 @@ def test_a_switch_below_another() -> None:
     assert not found.to_switch
 
 
+@pytest.mark.slow
 def test_without_scapy_the_rest_is_there() -> None:
     code = (
         "import sys; sys.modules['scapy'] = None\n"

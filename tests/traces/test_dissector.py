@@ -64,6 +64,8 @@ from tests.support.captured import (
     write,
 )
 
+pytestmark = pytest.mark.serial
+
 Fields = dict[str, list[Any]]
 
 if shutil.which("tshark") is None and os.geteuid() != 0:
@@ -480,7 +482,7 @@ def test_a_simulated_history(tmp_path: Path) -> None:
     assert all("request_in" in packet and "ack_time" in packet for packet in acks)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="raw ports need root")
+@pytest.mark.root(reason="raw ports need root")
 def test_super_datagrams_of_a_real_host(tmp_path: Path) -> None:
     """A capture of tshark's own on a host's interface, before the kernel has cut anything."""
     from tests.ports.test_raw import PATIENCE, allreduce, running

@@ -21,6 +21,8 @@ from iswitch.traces.survey import survey
 from iswitch.traces.writing import TraceWriter
 from tests.traces.test_replay import all_equal, data_packets, generate, tampered
 
+pytestmark = pytest.mark.unit
+
 FORMS = [
     "star:4,rate=1Gbit,seed=1",
     "star:4,rate=1Gbit,loss=0.1%,seed=3",

@@ -37,7 +37,9 @@ from tests.support import ROOT
 from topologies import Topology
 from topologies.synthetic import SyntheticJob, synthesize
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has ports")
+pytestmark = pytest.mark.serial
+
+as_root = pytest.mark.root(reason="only root has ports")
 LOSSY = "star:4,loss=2%,delay=300us,jitter=200us,duplicate=1%,reorder=2%"
 SECRET = b"a key of this test"
 

@@ -39,9 +39,11 @@ from tests.support.captured import SWITCH, Sent, ack, data, request, worker
 from tests.traces.test_replay import ROOT, all_equal, data_packets, generate, replayed, trace
 from tests.traces.test_traces import pcap
 
+pytestmark = pytest.mark.serial
+
 __all__ = ["trace"]  # the fixture
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has ports")
+as_root = pytest.mark.root(reason="only root has ports")
 
 VECTORS = Shape.of(1200, elements=300)
 TCPDUMP = ["tcpdump", "-i", "any", "-B", "32768", "-U", "-Z", "root"]

@@ -19,6 +19,8 @@ from iswitch.traces.report import lines
 from iswitch.traces.stamps import JUMP, settled
 from tests.traces.test_replay import all_equal, generate, replayed, tampered
 
+pytestmark = pytest.mark.unit
+
 HOURS = 10 * 3600 * 10**9
 
 

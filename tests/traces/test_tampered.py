@@ -15,6 +15,8 @@ from iswitch.traces.reader import Reader
 from iswitch.traces.report import is_clean, lines
 from tests.traces.test_replay import data_packets, generate, host_only, replayed, tampered, trace
 
+pytestmark = pytest.mark.unit
+
 __all__ = ["trace"]  # the fixture
 
 

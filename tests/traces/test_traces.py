@@ -25,6 +25,8 @@ from iswitch.traces.chain import run_length, search_windows
 from iswitch.traces.links import CUT, ORDINARY, OTHER, TAGGED, LinkLayer
 from iswitch.traces.reader import NotATrace, Reader
 
+pytestmark = pytest.mark.unit
+
 A, S = Address("10.0.0.1", 5000), Address("10.0.0.254", 26963)
 BEGIN = 1_700_000_000
 PAYLOADS = [bytes([i]) * n for i, n in enumerate((24, 24, 24, 1472, 1472, 9, 24, 200, 200, 1))]
@@ -564,6 +566,7 @@ def tool(name: str) -> str:
     return path
 
 
+@pytest.mark.slow
 def test_formats_of_editcap(tmp_path: Path) -> None:
     """pcap and pcapng are read; all others that it can write are refused, and the mend is named."""
     source = tmp_path / "source.pcap"
@@ -592,6 +595,7 @@ def test_formats_of_editcap(tmp_path: Path) -> None:
     assert all("editcap -F pcapng" in message for message in refused.values())
 
 
+@pytest.mark.slow
 def test_mergecap_makes_one_interface_of_each_file(tmp_path: Path) -> None:
     for i in range(3):
         (tmp_path / f"{i}.pcap").write_bytes(pcap([FRAMES[i]], tick=(1, 1000)[i % 2]))

@@ -29,6 +29,8 @@ from worker_lib.rl.plan import Plan
 from worker_lib.rl.setup import Workload, deterministic
 from worker_lib.rl.workloads import PAIRS
 
+pytestmark = pytest.mark.serial
+
 TRAIN = [sys.executable, "-m", "iswitch", "train"]
 SHORT = ["--set", "learning_starts=40"]
 QUICK = {"dqn": SHORT, "ddpg": SHORT, "ppo": ["--set", "steps=64"], "a2c": []}
@@ -66,7 +68,7 @@ def test_every_pair_runs(algorithm: str, env: str, mode: str, tmp_path: Path) ->
     assert " ok     weights of 2 workers equal to the last bit" in done.stdout
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="building namespaces needs root")
+@pytest.mark.root(reason="building namespaces needs root")
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize("strategy", ["iswitch", "gloo"])
 def test_on_a_network_of_three_switches(strategy: str) -> None:

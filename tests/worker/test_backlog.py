@@ -32,6 +32,8 @@ from tests.support.world import SWITCH, World, worker_address
 from worker_lib.protocol.session import Session
 from worker_lib.protocol.window import CEILING, TOGETHER
 
+pytestmark = pytest.mark.unit
+
 SHAPE = Shape.of(2000, DType.INT32, elements=4)  # 500 segments
 PLENTY = 1 << 40  # bytes in a socket
 MOST_AGAIN = 0.01  # of all contributions

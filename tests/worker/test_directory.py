@@ -8,6 +8,8 @@ import pytest
 from iswitch.core.format.wire import DType
 from worker_lib.asynchronous.directory import Directory
 
+pytestmark = pytest.mark.unit
+
 A, B = ("10.0.0.7", 40001), ("192.168.255.254", 65535)
 
 

@@ -16,6 +16,8 @@ from worker_lib.protocol.express import Express
 from worker_lib.protocol.session import BURSTS_IN_EXPRESS, Session
 from worker_lib.protocol.transfer import Contribution
 
+pytestmark = pytest.mark.unit
+
 SWITCH = Address("127.0.0.1", 26963)
 ROUND = 5
 NUMBERS = [1, 2, 7, 8, 9, 30]

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from worker_lib.protocol.recovery import AGAIN_FLOOR, MOST_COPIES, SLACK_FLOOR, Losses
 
+pytestmark = pytest.mark.unit
+
 RTT = 0.010
 
 

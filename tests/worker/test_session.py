@@ -38,6 +38,8 @@ from worker_lib.protocol.session import Answered, Dropped, Event, Gone, Halted, 
 from worker_lib.protocol.transfer import Contribution, Transfer
 from worker_lib.protocol.window import RoundTrip, SendWindow
 
+pytestmark = pytest.mark.unit
+
 SHAPE = Shape.of(9, DType.INT32, elements=2)  # five segments, the last with one element
 
 

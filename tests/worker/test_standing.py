@@ -16,6 +16,8 @@ from tests.support.world import SWITCH, Faults, World, worker_address
 from worker_lib.asynchronous.standing import Standing, Way, choose
 from worker_lib.protocol.versions import AsynchronousSession
 
+pytestmark = pytest.mark.unit
+
 SHAPE = Shape.of(3 * 7 + 3, DType.INT32, Op.SUM, Mode.ASYNCHRONOUS, elements=7)
 
 A, B, C = (Standing(identity, 5, True) for identity in (10, 20, 30))

@@ -37,6 +37,8 @@ from worker_lib.protocol.events import Answered, Behind, Halted, Told, WasReset
 from worker_lib.protocol.pacing import IN_FLIGHT
 from worker_lib.protocol.versions import AsynchronousSession
 
+pytestmark = pytest.mark.unit
+
 SHAPE = Shape.of(5 * 7 + 3, DType.INT32, Op.SUM, Mode.ASYNCHRONOUS, elements=7)
 
 

@@ -770,7 +770,7 @@ def test_a_flood_does_not_hold_off_the_timeout() -> None:
             worker.leave()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network namespace")
+@pytest.mark.root(reason="only root can make a network namespace")
 def test_a_way_with_a_small_mtu() -> None:
     """E is made to fit; a larger one, asked for, is cut by IP rather than lost."""
     code = """

@@ -18,8 +18,10 @@ from tests.support import ROOT
 from tests.training.test_demo import children, processes
 from topologies import Topology
 
+pytestmark = pytest.mark.serial
+
 PATIENCE = 100.0  # seconds
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces")
+as_root = pytest.mark.root(reason="only root can make namespaces")
 LOOPBACK = pytest.param("loopback", "star:3")
 WORLDS = [
     LOOPBACK,

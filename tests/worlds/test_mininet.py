@@ -25,7 +25,8 @@ from topologies.netns import clean
 PATIENCE = 60.0
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="Mininet needs root"),
+    pytest.mark.serial,
+    pytest.mark.root(reason="Mininet needs root"),
     pytest.mark.usefixtures("nothing_is_left"),
 ]
 

@@ -32,8 +32,8 @@ UDP_SEGMENT = 103  # linux/udp.h
 ETH_P_IP = 0x0800
 IFF_UP = 1  # linux/if.h
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="building namespaces needs root")
-pytestmark = pytest.mark.usefixtures("nothing_is_left")
+as_root = pytest.mark.root(reason="building namespaces needs root")
+pytestmark = [pytest.mark.usefixtures("nothing_is_left"), pytest.mark.serial]
 
 PING = """
 import os, socket, struct, sys

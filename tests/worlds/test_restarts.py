@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from math import inf
 
+import pytest
+
 from iswitch.lab.launch.restarts import Restarts
+
+pytestmark = pytest.mark.unit
 
 
 def test_pauses_grow_to_an_end() -> None:

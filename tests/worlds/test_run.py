@@ -15,9 +15,11 @@ import pytest
 from tests.conftest import heed_interrupts
 from tests.support import ROOT
 
+pytestmark = pytest.mark.serial
+
 PATIENCE = 60.0
 PREFIX = "isw-"
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces")
+as_root = pytest.mark.root(reason="only root can make namespaces")
 WORLDS = ["loopback", *(pytest.param(world, marks=as_root) for world in ("netns", "mininet"))]
 SUM = """
     import numpy as np
@@ -80,7 +82,7 @@ def test_two_runs_at_once_meet_at_ports_of_their_own(monkeypatch: pytest.MonkeyP
     assert run(*words)[1].splitlines() == ["h1 | 29517", "h2 | 29517"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces")
+@pytest.mark.root(reason="only root can make namespaces")
 @pytest.mark.parametrize("world", ["netns", "mininet"])
 def test_bad_links(tmp_path: Path, world: str) -> None:
     """As docs/links.md has it."""

@@ -25,6 +25,8 @@ from topologies import Topology
 from topologies.simulated import Simulation
 from worker_lib.protocol.session import Gone, Session
 
+pytestmark = pytest.mark.unit
+
 A, B = Address("10.0.0.1", 1000), Address("10.0.0.2", 2000)
 SHAPE = Shape.of(23, DType.INT32, elements=4)  # six segments
 BAD = "loss=5%,burst=2,delay=300us,jitter=200us,duplicate=5%,reorder=5%,corrupt=2%,rate=100Mbit"
@@ -348,6 +350,7 @@ def test_switches_in_two_levels_take_no_longer_than_the_wire(
     assert sum(s.stats["sent_again"] + s.stats["probes"] + s.stats["helps"] for s in sessions) == 0
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_trace() -> None:
     """To the last bit: again, and in a process that hashes differently."""
     first = digest(5)
@@ -381,6 +384,7 @@ def test_a_control_packet_on_the_timeline() -> None:
     assert trace.lines(names, 1) == lines[-1:]
 
 
+@pytest.mark.slow
 def test_wireshark_reads_the_capture(tmp_path: Path) -> None:
     """Every packet that was sent or came is there, with its ToS, times and sound checksums."""
     tshark = shutil.which("tshark")

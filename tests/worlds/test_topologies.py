@@ -14,6 +14,8 @@ from topologies.commands import impair_options, switch_options
 from topologies.specs import KINDS
 from topologies.toml import loads
 
+pytestmark = pytest.mark.unit
+
 S1 = (Switch("s1"),)
 H = tuple(Host(f"h{i}") for i in range(1, 5))
 

@@ -22,7 +22,7 @@ from topologies.namespaces import NAMESPACES
 PORT = "5201"  # iperf3's
 START, STOP = 20.0, 10.0  # seconds; what 64 hosts may take
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks need root")
+pytestmark = [pytest.mark.root(reason="networks need root"), pytest.mark.serial]
 worlds = pytest.mark.parametrize("world", ["netns", "mininet"])
 
 
