@@ -1,122 +1,163 @@
-"""A job whose sums are in the data plane: what the core asks of an accelerator, by way of that."""
+"""A job whose sums are in the data plane: the interface of the core, by way of the CPU port."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterator, Sequence
 
-from iswitch.core.format.packets import Cutter, Rows, Stretch
-from iswitch.core.format.wire import Mode, Shape
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.packets import Address, Cutter, Outgoing, Stretch
+from iswitch.core.format.wire import Mode, Shape, Status
 from iswitch.core.jobs.job import Job
-from iswitch.core.sums.accelerator import Held, Outcome, Run, SynchronousAccelerator, Table
+from iswitch.core.sums.plane import DataPlane, RoundAccelerator, Rule
+from iswitch.core.sums.runs import Held, Outcome, Run
+from iswitch.core.sums.states import RoundStates
 
-from .cpu import Flag
-
-if TYPE_CHECKING:
-    from .pipeline import Pipeline
+from .cpu import CpuHeader, Flag
+from .pipeline import Pipeline
 
 
-class PipelineAccelerator(SynchronousAccelerator):
-    """Looks at the data plane's state, and completes segments there.
+class PipelinePlane(DataPlane):
+    """Has a P4 program add up the vectors of jobs.
 
-    `state` is what was found there last; every question fetches anew what it is about.
+    It refuses jobs whose vectors the program cannot add up: with BAD_REQUEST more elements a
+    segment than fit an MTU of 1500, asynchronous jobs, and sums in rank order; with FULL more
+    segments, or jobs, than there is room for.
+
+    Args:
+        pipeline: the data plane.
+        job: finds a job by its number.
     """
 
-    def __init__(self, job: Job, shape: Shape, pipeline: Pipeline) -> None:
-        self.job = job
-        self.shape = shape
+    def __init__(self, pipeline: Pipeline, job: Callable[[int], Job]) -> None:
+        super().__init__(Counters(), pipeline.parent is not None)
         self.pipeline = pipeline
-        self.complete = job.is_complete
-        self.counters = job.counters
-        self.slots = self.SLOTS
-        self.reproducible = False
-        self.order = {}
-        self._finished = self.SENT if job.has_parent else self.COMPLETE
+        self._job = job
+
+    def refusal(self, shape: Shape, begins: bool) -> Status | None:
+        """Why a contributor of vectors of this shape cannot be served; None: it can."""
+        sizes = self.pipeline.sizes
+        if self.pipeline.slots(shape) > sizes.slots:
+            return Status.FULL
+        # In a job that has begun, another mode is answered with MISMATCH.
+        return None if (sizes.takes if begins else sizes.fits)(shape) else Status.BAD_REQUEST
+
+    def has_room(self, shape: Shape) -> bool:
+        """Whether the data plane has a place and slots for another job of this shape."""
+        return self.pipeline.has_room(shape)
+
+    def tells_ranks_apart(self, mode: Mode) -> bool:  # noqa: ARG002
+        """Whether sums can be in rank order: they are made as contributions arrive, so no."""
+        return False
+
+    def begin(self, job: int, shape: Shape, rule: Rule, reproducible: bool) -> PipelineAccelerator:  # noqa: ARG002
+        """Give a job a place in the data plane."""
+        accelerator = PipelineAccelerator(self, job, shape, rule, self._job)
+        self.pipeline.begin(job, shape)
+        return accelerator
+
+
+class PipelineAccelerator(RoundAccelerator):
+    """Reads a job's state in the data plane, and completes segments there.
+
+    `states` is what was found there last; each question first reads what it is about.
+    """
+
+    def __init__(
+        self, plane: PipelinePlane, number: int, shape: Shape, rule: Rule, job: Callable[[int], Job]
+    ) -> None:
+        self.shape = shape
+        self.counters = plane.counters
+        self.complete = rule
         self.cutter = Cutter(shape)
-        self.state = [Table(self.RECORD, shape.segments) for _ in range(self.SLOTS)]
+        self.number = number
+        self.pipeline = plane.pipeline
+        self.states = RoundStates(shape.segments)
+        self._job = job
+        self._finished = RoundStates.SENT if plane.has_parent else RoundStates.COMPLETE
+
+    @property
+    def job(self) -> Job:
+        """The job whose sums these are."""
+        return self._job(self.number)
 
     def join(self, seat: int) -> None:
         """The data plane needs nothing for one more seat."""
 
     def bits_held(self) -> int:
         """Bitmap of the seats whose contribution may be held in some segment."""
-        return self.pipeline.contributors(self.job)
+        return self.pipeline.contributors(self.number)
 
     def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:  # noqa: ARG002
-        """Let a contribution in that came to the control plane; its effects are there, too."""
+        """Pass contributions on that came to the control plane; their effects are there, too."""
         (member,) = self.job.members.seated(1 << seat)
         n, tail = len(stretch.rows), stretch.tail
         for i, row in enumerate(stretch.rows, 1):
-            self.pipeline.accept(member, row.tobytes() if i < n else row[:tail].tobytes())
+            self.pipeline.accept(member.address, row.tobytes() if i < n else row[:tail].tobytes())
 
     def reevaluate(self) -> list[Run]:
         """Complete what the rule, which has changed, now calls complete."""
         if not self.job.members.gathered or not self.bits_held():
             return []
-        for slot in range(self.SLOTS):
-            self._look(slot, 0, self.shape.segments)
         return super().reevaluate()
 
     def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
-        """What is held of these segments, run by run, with the contributors' bitmap."""
+        """Say what is held of segments start..stop-1, run by run, with the contributors' bitmap."""
         self._look(round_ & 1, start, stop)
-        return super().held(round_, start, stop)
+        return self.states.held(round_, start, stop)
 
-    def waiting(self) -> list[Run]:
-        """What was sent to the parent and whose aggregate has not come."""
-        for slot in range(self.SLOTS):
+    def begun(self) -> Iterator[tuple[Run, int, int]]:
+        """Give the runs of both sets that are not empty: how far each is, and its bitmap."""
+        for slot in range(RoundStates.SETS):
             self._look(slot, 0, self.shape.segments)
-        return super().waiting()
+        return self.states.begun()
 
-    def packed(self, runs: Sequence[Run], partial: bool = False) -> Iterator[tuple[Rows, int]]:
-        """Nothing: the data plane sends the sums of the members here to the parent."""
-        assert partial  # aggregates from the parent are its business altogether
-        for run in runs:
-            self.pipeline.contribute(self.job, run)
-        return iter(())
-
-    def reset(self, round_: int) -> None:
-        """Empty both sets."""
-        super().reset(round_)
-        self.pipeline.empty(self.job)
-
-    def _look(self, slot: int, start: int, stop: int) -> None:
-        for index, answer in enumerate(self.pipeline.look(self.job, slot, start, stop), start):
-            how_far = self.OPEN
-            if answer.flags & Flag.IS_COMPLETE:
-                how_far = self.COMPLETE
-            elif answer.flags & Flag.IS_SENT:
-                how_far = self.SENT
-            self.state[slot].set(index, index + 1, answer.round, how_far, answer.bitmap)
-
-    def _finish(self, run: Run, bitmap: int) -> Run:
-        """The data plane does it, and counts it, when it is told to send the aggregates."""
+    def finish(self, run: Run, bitmap: int) -> Run:
+        """Note what the data plane does, and counts, when it is told to deliver the run."""
         slot, round_, start, stop = run
-        self.state[slot].set(start, stop, round_, self._finished, bitmap)
+        self.states.sets[slot].set(start, stop, round_, self._finished, bitmap)
         return run
 
+    def take(self, stretch: Stretch) -> list[Run]:  # noqa: ARG002
+        """Keep nothing: aggregates from the parent stay in the data plane."""
+        return []
 
-@dataclass
-class PipelineJob(Job):
-    """A job that has a place in the data plane as long as it has contributors."""
+    def deliver(self, completed: Sequence[Run], peers: tuple[Address, ...]) -> list[Outgoing]:  # noqa: ARG002
+        """Have completed runs sent by the data plane, to the members or the parent."""
+        for run in completed:
+            self.pipeline.force(self.number, run)
+        return []
 
-    pipeline: Pipeline | None = None
+    def send(
+        self, runs: Sequence[Run], peers: tuple[Address, ...], partial: bool = False
+    ) -> list[Outgoing]:
+        """Have kept aggregates, or sums for the parent, sent again by the data plane."""
+        for run in runs:
+            if partial:
+                self.pipeline.contribute(self.number, run)
+            else:
+                for peer in peers:
+                    seat = self.job.members.by_address[peer].seat
+                    self.pipeline.resend(self.number, peer, seat, run)
+        return []
 
-    def make_accelerator(self, shape: Shape, reproducible: bool) -> PipelineAccelerator:  # noqa: ARG002
-        """In the data plane."""
-        return PipelineAccelerator(self, shape, cast("Pipeline", self.pipeline))
-
-    def begin(self, shape: Shape, reproducible: bool, seat: int) -> None:
-        """Take a place there, too."""
-        super().begin(shape, reproducible, seat)
-        cast("Pipeline", self.pipeline).begin(self)
-
-    def tells_ranks_apart(self, mode: Mode) -> bool:  # noqa: ARG002
-        """Sums are made as contributions arrive, never in rank order."""
-        return False
+    def reset(self, round_: int) -> None:  # noqa: ARG002  (rounds need no base)
+        """Empty both sets."""
+        self.states.clear()
+        self.pipeline.empty(self.number)
 
     def end(self) -> None:
-        """The last contributor has left: give the place back."""
-        cast("Pipeline", self.pipeline).end(self)
-        super().end()
+        """Give the job's place back: its last contributor has left."""
+        self.pipeline.end(self.number)
+
+    def _look(self, slot: int, start: int, stop: int) -> None:
+        answers = self.pipeline.look(self.number, slot, start, stop)
+        for index, answer in enumerate(answers, start):
+            self.states.sets[slot].set(
+                index, index + 1, answer.round, _how_far(answer), answer.bitmap
+            )
+
+
+def _how_far(answer: CpuHeader) -> int:
+    if answer.flags & Flag.IS_COMPLETE:
+        return RoundStates.COMPLETE
+    return RoundStates.SENT if answer.flags & Flag.IS_SENT else RoundStates.OPEN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from iswitch.core.format.packets import Address
-from iswitch.core.format.wire import ROUND_MASK, round_distance
+from iswitch.core.format.wire import ROUND_MASK, Shape, round_distance
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.membership import Member
 from p4.generate import kind
@@ -38,11 +38,15 @@ class Entry(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a job is in the data plane: its number there, its slots, and which sums are its."""
+    """Where a job is in the data plane.
+
+    Its number there, its first slot, the epoch that its sums are marked with, and their layout.
+    """
 
     number: int
     base: int
     epoch: int
+    shape: Shape
 
 
 def job_entries(
@@ -75,8 +79,7 @@ def _source(peer: Address) -> tuple[str, ...]:
 
 
 def _job(job: Job, place: Place, parent: Address | None) -> Entry:
-    shape = job.shape
-    assert shape is not None
+    shape = place.shape
     lowest = job.window.lowest
     parameters = (
         kind(shape.dtype, shape.op),

@@ -16,7 +16,7 @@ from iswitch.core.format.wire import TOS_DATA, Mode, Shape
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.membership import Member
 from iswitch.core.jobs.sources import Sources
-from iswitch.core.sums.accelerator import Run
+from iswitch.core.sums.runs import Run
 from iswitch.ethernet.frame import ETH, Route, sums
 
 from .cpu import CpuHeader, Flag
@@ -46,6 +46,7 @@ FATES = (  # of p4/headers.p4
     "to_parent",
 )
 DATA_FATES = {*FATES[1:9], "from_parent", "repeated"}
+NOBODY = Address("0.0.0.0", 0)
 SENT_FATES = {"aggregates", "retransmitted", "to_parent"}
 
 
@@ -101,7 +102,6 @@ class Pipeline:
         sizes: what it has room for.
         own: MAC and IPv4 address of the switch, and its UDP port.
         ports: how many it has.
-        counters: where what it has counted is added.
         parent: the switch above.
     """
 
@@ -112,7 +112,6 @@ class Pipeline:
         sizes: Sizes,
         own: tuple[bytes, bytes, int],
         ports: int,
-        counters: Counters,
         parent: Address | None = None,
     ) -> None:
         self.link = link
@@ -120,12 +119,11 @@ class Pipeline:
         self.sizes = sizes
         self.mac, self.address, self.port = own
         self.ports = ports
-        self.counters = counters
         self.parent = parent
-        self.mac_of: Callable[[str, int], bytes | None] = lambda _host, _ingress: None
+        self._mac_of: Callable[[str, int], bytes | None] = lambda _host, _ingress: None
         self.room = Room(sizes.slots)
-        self._places: dict[int, Job] = {}
-        self._of_job: dict[int, Place] = {}  # by id of the job
+        self._places: dict[int, int] = {}  # jobs, by their number in the data plane
+        self._of_job: dict[int, Place] = {}
         self._installed: dict[int, Installed] = {}
         self._shared = Installed()
         self._said: tuple[int, Place | None] | None = None  # of sources and parent, last
@@ -133,6 +131,10 @@ class Pipeline:
         self._epoch = 0
         self._orders: list[tuple[CpuHeader, bytes]] = []
         self._counted = [0] * len(FATES)
+
+    def resolve_by(self, mac_of: Callable[[str, int], bytes | None]) -> None:
+        """Ask this for the MAC of a host behind a port."""
+        self._mac_of = mac_of
 
     def start(self) -> None:
         """Say who the switch is, and where frames go that go everywhere."""
@@ -157,34 +159,32 @@ class Pipeline:
         """Whether another job of this shape has a place and slots."""
         return len(self._places) < self.sizes.jobs and self.room.fits(self.slots(shape))
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: int, shape: Shape) -> None:
         """Give a job a place; `has_room` has said that there is one."""
-        assert job.shape is not None
         number = next(n for n in range(self.sizes.jobs) if n not in self._places)
-        base = self.room.take(self.slots(job.shape))
+        base = self.room.take(self.slots(shape))
         self._places[number] = job
         self._installed.setdefault(number, Installed())
-        self._of_job[id(job)] = Place(number, base, self._next_epoch())
+        self._of_job[job] = Place(number, base, self._next_epoch(), shape)
 
-    def empty(self, job: Job) -> None:
-        """All that was contributed is void."""
-        place = self._of_job[id(job)]
-        self._of_job[id(job)] = place._replace(epoch=self._next_epoch())
+    def empty(self, job: int) -> None:
+        """Make void all that was contributed."""
+        place = self._of_job[job]
+        self._of_job[job] = place._replace(epoch=self._next_epoch())
 
-    def end(self, job: Job) -> None:
+    def end(self, job: int) -> None:
         """Take a job's place back."""
-        place = self._of_job.pop(id(job), None)
-        if place is not None:
-            del self._places[place.number]
-            self.room.give_back(place.base)
+        place = self._of_job.pop(job)
+        del self._places[place.number]
+        self.room.give_back(place.base)
 
     def _next_epoch(self) -> int:
         self._epoch += 1
         return self._epoch
 
-    def place(self, job: Job) -> Place | None:
-        """Where a job is; None: it has no sums."""
-        return self._of_job.get(id(job))
+    def place(self, job: int) -> Place | None:
+        """Find where a job is; None: it has no sums."""
+        return self._of_job.get(job)
 
     # Registers
 
@@ -193,7 +193,7 @@ class Pipeline:
 
         `only`: of this member, if it is one.
         """
-        place = self.place(job)
+        place = self.place(job.number)
         members = job.members.contributors()
         if place is None or not members:
             return
@@ -224,12 +224,10 @@ class Pipeline:
             member.last_seen = max(member.last_seen, now - ago)
         job.members.move_on(job.window.high)
 
-    def look(self, job: Job, slot_set: int, start: int, stop: int) -> list[CpuHeader]:
-        """What is held of segments start..stop-1, in the set of even or of odd rounds."""
-        place = self.place(job)
-        assert place is not None
-        assert job.shape is not None
-        base = place.base + slot_set * job.shape.segments
+    def look(self, job: int, slot_set: int, start: int, stop: int) -> list[CpuHeader]:
+        """Read what is held of segments start..stop-1, in the set of even or of odd rounds."""
+        place = self._of_job[job]
+        base = place.base + slot_set * place.shape.segments
         return self.link.ask(
             [
                 CpuHeader(Cpu.LOOK, job=place.number, slot=base + index, high=place.epoch)
@@ -237,45 +235,41 @@ class Pipeline:
             ]
         )
 
-    def contributors(self, job: Job) -> int:
+    def contributors(self, job: int) -> int:
         """Bitmap of the seats that have contributed since the job began, or was reset."""
         place = self.place(job)
         return 0 if place is None else self._installed[place.number].contributors
 
     # Aggregates
 
-    def force(self, job: Job, run: Run) -> None:
+    def force(self, job: int, run: Run) -> None:
         """Complete open segments and send them to all."""
         for index in range(run.start, run.stop):
-            self._order(job, Cpu.FORCE, run.round, index, None)
+            self._order(job, Cpu.FORCE, run.round, index)
 
-    def resend(self, job: Job, member: Member, run: Run) -> None:
+    def resend(self, job: int, peer: Address, seat: int, run: Run) -> None:
         """Send kept aggregates to one member."""
         for index in range(run.start, run.stop):
-            self._order(job, Cpu.RESEND, run.round, index, member)
+            self._order(job, Cpu.RESEND, run.round, index, peer, seat)
 
-    def contribute(self, job: Job, run: Run) -> None:
+    def contribute(self, job: int, run: Run) -> None:
         """Send the sums of the members here to the parent, once more."""
         for index in range(run.start, run.stop):
-            self._order(job, Cpu.CONTRIBUTE, run.round, index, None)
+            self._order(job, Cpu.CONTRIBUTE, run.round, index)
 
-    def accept(self, member: Member, packet: bytes) -> None:
-        """Let a contribution in that has come to the control plane."""
-        peer = member.address
+    def accept(self, peer: Address, packet: bytes) -> None:
+        """Let a member's contribution in that has come to the control plane."""
         frame = self._frame(peer, packet)
         self._orders.append((CpuHeader(Cpu.ACCEPT, port=peer.ingress), frame))
 
-    def _order(self, job: Job, op: Cpu, round_: int, index: int, member: Member | None) -> None:
-        place = self.place(job)
-        assert place is not None
-        assert job.shape is not None
-        last = index == job.shape.segments - 1
-        size = job.shape.last_size if last else job.shape.packet_size
+    def _order(
+        self, job: int, op: Cpu, round_: int, index: int, peer: Address = NOBODY, seat: int = 0
+    ) -> None:
+        place = self._of_job[job]
+        last = index == place.shape.segments - 1
+        size = place.shape.last_size if last else place.shape.packet_size
         packet = (round_ << 32 | index).to_bytes(8, "big").ljust(size, b"\0")
-        peer = member.address if member else Address("0.0.0.0", 0)
-        header = CpuHeader(
-            op, port=peer.ingress, job=place.number, rank=member.seat if member else 0
-        )
+        header = CpuHeader(op, port=peer.ingress, job=place.number, rank=seat)
         self._orders.append((header, self._frame(peer, packet)))
 
     def _frame(self, peer: Address, packet: bytes) -> bytes:
@@ -291,25 +285,30 @@ class Pipeline:
     # Tables
 
     def commit(
-        self, sources: Sources, learned: Mapping[bytes, int], fed: Job | None = None
+        self,
+        jobs: Mapping[int, Job],
+        sources: Sources,
+        learned: Mapping[bytes, int],
+        fed: Job | None = None,
     ) -> None:
-        """Bring the data plane to what the jobs say, then have done what was ordered.
+        """Bring the data plane to what the jobs say, then give it the orders.
 
         Args:
+            jobs: by number.
             sources: where members are.
             learned: ports behind which stations are, by MAC.
             fed: the job that aggregates from the parent are for.
         """
         for number, installed in self._installed.items():
             job = self._places.get(number)
-            self._commit_job(number, job, installed)
-        self._commit_shared(sources, learned, None if fed is None else self.place(fed))
+            self._commit_job(number, None if job is None else jobs[job], installed)
+        self._commit_shared(sources, learned, None if fed is None else self.place(fed.number))
         orders, self._orders = self._orders, []
         for header, frame in orders:
             self.link.tell(header, frame)
 
     def _commit_job(self, number: int, job: Job | None, installed: Installed) -> None:
-        place = None if job is None else self.place(job)
+        place = None if job is None else self.place(job.number)
         if job is None or place is None:
             self._install(installed, [])
             self._replicate(number, installed, {})
@@ -322,7 +321,7 @@ class Pipeline:
             peers.append(self.parent)
         macs = {}
         for peer in peers:
-            mac = self.mac_of(peer.host, peer.ingress)
+            mac = self._mac_of(peer.host, peer.ingress)
             if mac is not None:
                 macs[peer.host, peer.ingress] = mac
         self._install(installed, job_entries(job, place, macs, self.parent))
@@ -423,23 +422,23 @@ class Pipeline:
 
     # Counters
 
-    def count(self) -> None:
-        """Add what the data plane has counted since the last time."""
+    def count(self, counters: Counters) -> None:
+        """Add to `counters` what the data plane has counted since the last time."""
         lines = [f"counter_read fates {fate}" for fate in range(1, len(FATES))]
         lines += ["counter_read sent 0", "counter_read sent 1"]
         *fates, aggregates, ordinary = map(packets, self.runtime.run(lines))
         for fate, (name, total) in enumerate(zip(FATES[1:], fates, strict=True), 1):
             new, self._counted[fate] = total - self._counted[fate], total
             assert name is not None
-            self.counters[name] += new
+            counters[name] += new
             if name in DATA_FATES:
-                self.counters["data"] += new
-                self.counters["rx_packets"] += new
+                counters["data"] += new
+                counters["rx_packets"] += new
             if name not in SENT_FATES:
-                self.counters["rx_frames"] += new
-        self.counters["tx_packets"] += aggregates
-        self.counters["copies"] += ordinary
-        self.counters["tx_frames"] += aggregates + ordinary
+                counters["rx_frames"] += new
+        counters["tx_packets"] += aggregates
+        counters["copies"] += ordinary
+        counters["tx_frames"] += aggregates + ordinary
 
 
 def _flags(job: Job) -> int:

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from iswitch.core.format.counters import Counters
 from iswitch.core.format.keys import Keys
 from iswitch.core.format.packets import Address
 from iswitch.core.jobs.limits import Limits
 from iswitch.ports.engine import Engine
 from p4.sizes import SIZES
 
-from .control import PipelineChassis, PipelineSwitch
 from .link import Link
 from .pipeline import Pipeline, Sizes
 from .port import CpuPort
 from .process import start
+from .switch import PipelineChassis, PipelineSwitch
 
 
 def build(
@@ -42,13 +41,13 @@ def build(
     link = Link(bmv2.wire)
     sizes = Sizes.of(SIZES)
     own = mac, address, port
-    pipeline = Pipeline(link, bmv2.cli, sizes, own, len(ports), Counters(), parent)
+    pipeline = Pipeline(link, bmv2.cli, sizes, own, len(ports), parent)
     switch = PipelineSwitch(pipeline, limits, keys, incarnation)
     chassis = PipelineChassis(switch, pipeline, len(ports))
     pipeline.start()
 
     def close() -> None:
-        pipeline.count()
+        pipeline.count(switch.counters)
         bmv2.close()
 
     return Engine(chassis, CpuPort(link, bmv2.wire.socket.fileno(), close))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import copy_context
-from typing import Any
 
 import numpy as np
 
@@ -19,14 +18,16 @@ from iswitch.core.format.arbiter import Traffic, classify
 from iswitch.core.format.counters import DATA_DROPS, Counters
 from iswitch.core.format.keys import Keys
 from iswitch.core.format.packets import Address, Burst, Outgoing, Rows
-from iswitch.core.format.wire import SEG_SIZE, TOS_DATA
+from iswitch.core.format.wire import SEG_SIZE
 from iswitch.core.jobs.control import ControlPlane
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.jobs.membership import Member
 from iswitch.core.jobs.sources import Sources
-from iswitch.core.sums.accelerator import Outcome, Run
+from iswitch.core.sums.numpy_plane import NumPyPlane
 from iswitch.core.sums.paper import Counting
+from iswitch.core.sums.plane import DataPlane
+from iswitch.core.sums.runs import Outcome, Run
 
 
 class Switch:
@@ -41,6 +42,7 @@ class Switch:
         keys: of the jobs that are keyed, by number, or `Keys`.
         counting: exactly once each member's contribution, or packets, as the paper does; not with
             `reproducible`.
+        data_plane: what adds up instead of NumPy arrays; the counters are those it counts in.
 
     Raises:
         KeyUnusable: one of them cannot be a key.
@@ -54,32 +56,32 @@ class Switch:
         incarnation: int = 0,
         keys: Keys | Mapping[int, bytes] | None = None,
         counting: Counting = Counting.EXACT,
+        data_plane: DataPlane | None = None,
     ) -> None:
         if reproducible and counting is Counting.PAPER:
             raise ValueError(
                 "packets that are only counted cannot be summed in rank order; leave out "
                 "reproducible, or count exactly"
             )
-        self.counters = Counters()
+        limits = limits or Limits()
+        if data_plane is None:
+            data_plane = NumPyPlane(Counters(), parent is not None, counting, limits.buffers)
+        self.counters = data_plane.counters
         # Overflow, NaN and infinity are the members' business. (np.errstate would do the same for
         # ten times the price, on every burst.)
         quiet = copy_context()
         quiet.run(np.seterr, all="ignore")
         self._quietly = quiet.run
-        self.control = self.make_control(
+        self.control = ControlPlane(
             self.counters,
             self.deliver,
-            limits or Limits(),
+            limits,
             reproducible,
             parent,
             incarnation,
             keys if isinstance(keys, Keys) else Keys(keys),
-            counting,
+            data_plane,
         )
-
-    def make_control(self, *arguments: Any) -> ControlPlane:
-        """The control plane, of these arguments."""
-        return ControlPlane(*arguments)
 
     @property
     def jobs(self) -> dict[int, Job]:
@@ -144,12 +146,16 @@ class Switch:
                 handled += 1
                 payload = row.tobytes() if handled < count else row[:tail].tobytes()
                 try:
-                    sends += self.control.handle(peer, payload, now)
+                    sends += self.execute(peer, payload, now)
                 except MemoryError:  # it is repeated
                     self.counters["given_up"] += 1
                     self.control.lacks_memory(now)
         self.counters["throttled"] += count - handled
         return sends
+
+    def execute(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
+        """Execute one control packet. (Overridden where a data plane stands still meanwhile.)"""
+        return self.control.handle(peer, payload, now)
 
     def _data_at_last(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
         """Take data once what lacked memory before is made up for: a sum may be complete."""
@@ -196,14 +202,10 @@ class Switch:
         """Send completed runs to whom they are due: to the job's contributors, or the parent."""
         if not completed:
             return []
-        if self.control.hierarchy is not None:
-            return self.control.hierarchy.contribute(job, completed)
         assert job.accelerator is not None
-        peers = job.members.contributor_addresses()
-        if len(completed) == 1:
-            return [job.accelerator.broadcast(peers, completed[0])]
-        packed = job.accelerator.packed(completed)
-        return [Outgoing(peers, TOS_DATA, *packets) for packets in packed]
+        hierarchy = self.control.hierarchy
+        peers = job.members.contributor_addresses() if hierarchy is None else (hierarchy.parent,)
+        return job.accelerator.deliver(completed, peers)
 
     def deadline(self) -> float | None:
         """The time at which `handle_timer` wants to be called; None: not at all."""

@@ -136,6 +136,7 @@ class Chassis:
         mac: bytes,
         jacks: Sequence[Jack],
         port: int = PORT,
+        bridge: Bridge | None = None,
     ) -> None:
         self.switch = switch
         self.counters: Counters = switch.counters
@@ -143,7 +144,7 @@ class Chassis:
         self.mac = mac
         self.jacks = list(jacks)
         self.port = port
-        self.bridge = Bridge(len(self.jacks))
+        self.bridge = Bridge(len(self.jacks)) if bridge is None else bridge
         self.issuer = Issuer(self.jacks, address, mac, port, switch.counters)
         self.guard = SourceGuard(switch.control.sources, self.issuer.mac_of, address, mac)
         self._mac_row = np.frombuffer(mac, np.uint8)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from iswitch.core.format.packets import Address, Rows, Stretch
 from iswitch.core.format.wire import SEG_SIZE, DType, Op, Shape
 from iswitch.core.jobs.job import Job
-from iswitch.core.sums.accelerator import Held, Run
+from iswitch.core.sums.runs import Held, Run
 from iswitch.core.switch import Switch
 
 from .batch import Ints
@@ -162,8 +162,9 @@ class Comparison:
             theirs = stretch.rows[begin:stop]
             part = Stretch(run.round, run.start, theirs, stretch.tail if last else theirs.shape[1])
             if what is Held.COMPLETE or (to_parent and what is Held.SENT):
-                ours, tail = accelerator.outgoing(run, partial=to_parent)
-                self._rows(job, run, part, ours[:, : theirs.shape[1]], tail, bitmap, captured)
+                (ours,) = accelerator.send((run,), (), partial=to_parent)
+                rows = ours.rows[:, : theirs.shape[1]]
+                self._rows(job, run, part, rows, ours.tail, bitmap, captured)
             elif what is Held.GONE:
                 self.tally.unchecked += len(theirs)
             elif may_wait and self._pending_bytes < MOST_PENDING:
@@ -257,9 +258,9 @@ class Comparison:
         other = self.magnitudes.jobs.get(job.number)
         if other is None or other.accelerator is None:
             return None
-        rows, _ = other.accelerator.outgoing(run)
+        (kept,) = other.accelerator.send((run,), ())
         size = SEG_SIZE + count * shape.dtype.itemsize
-        sums = rows[0, SEG_SIZE:size].copy().view(shape.dtype.numpy).astype(np.float64)
+        sums = kept.rows[0, SEG_SIZE:size].copy().view(shape.dtype.numpy).astype(np.float64)
         g = (n - 1) * unit / (1 - (n - 1) * unit)
         bound: npt.NDArray[np.float64] = 2 * g * np.abs(sums) / (1 - g)
         return bound

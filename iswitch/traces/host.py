@@ -11,7 +11,7 @@ import numpy as np
 from iswitch.core.format.arbiter import Traffic, classify
 from iswitch.core.format.packets import Address, Cutter
 from iswitch.core.format.wire import RANKS, SEG_SIZE, Ack, Action, Join, Segments, WireError
-from iswitch.core.sums.accelerator import Run
+from iswitch.core.sums.runs import Run
 
 from .batch import gather
 from .groups import FROM_SWITCH, TO_SWITCH, Group

@@ -15,7 +15,7 @@ from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import NO_RANK, RANKS, SEG_SIZE, Ack, Action, DType, Mode, Op, Shape
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.membership import Member
-from iswitch.core.sums.accelerator import Run
+from iswitch.core.sums.runs import Run
 from iswitch.core.switch import Switch
 
 from .batch import Ints

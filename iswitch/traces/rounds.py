@@ -15,7 +15,7 @@ import numpy as np
 
 from iswitch.core.format.packets import Indices
 from iswitch.core.format.wire import round_distance
-from iswitch.core.sums.accelerator import Run
+from iswitch.core.sums.runs import Run
 
 OPEN = 4  # rounds of a job that may go on at a time; packets of older ones begin them anew
 MOST_ROUNDS = 10_000  # of a job, that are told one by one

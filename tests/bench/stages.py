@@ -24,7 +24,7 @@ import numpy as np
 
 import iswitch.ports.frames
 import iswitch.ports.kernel.mmsg
-from iswitch.core.sums.accelerator import Accelerator
+from iswitch.core.sums.accelerator import NumPyAccelerator
 from iswitch.core.switch import Switch
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ethernet.issuing import Issuer
@@ -46,7 +46,7 @@ SWITCH: Stages = [
     (iswitch.ports.kernel.mmsg, "_recvmmsg", "receive: the system call, a copy"),
     (Chassis, "receive", "headers: which flow, are they sound"),
     (Switch, "receive", "whose contribution, to what, is it new"),
-    (Accelerator, "_add", "add (the first: copy)"),
+    (NumPyAccelerator, "_add", "add (the first: copy)"),
     (Issuer, "issue", "headers of the broadcast"),
     (RawPorts, "push", "send: descriptions"),
     (iswitch.ports.frames, "sendmmsg", "send: the system call, a copy, delivery"),

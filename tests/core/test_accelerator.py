@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Stretch
 from iswitch.core.format.wire import DType, Op, Shape, Vector, round_distance
-from iswitch.core.sums.accelerator import Held, Outcome, Run, SynchronousAccelerator, Table, merge
+from iswitch.core.sums.runs import Held, Outcome, Run, merge
+from iswitch.core.sums.states import Table
+from iswitch.core.sums.synchronous import SynchronousAccelerator
 from tests.support.parts import rows_of, seg, stretch_of
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("quiet")]

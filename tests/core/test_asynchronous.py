@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.wire import DType, Mode, Op, Shape, round_distance
-from iswitch.core.sums.accelerator import Held, Outcome, Run
 from iswitch.core.sums.asynchronous import AsynchronousAccelerator
+from iswitch.core.sums.runs import Held, Outcome, Run
 from tests.support.parts import seg, stretch_of
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("quiet")]

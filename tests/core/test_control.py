@@ -40,8 +40,8 @@ from iswitch.core.format.wire import (
 )
 from iswitch.core.jobs.answers import LINGER, PER_MEMBER, REMEMBERED
 from iswitch.core.jobs.control import AWAKE
-from iswitch.core.jobs.job import memory_needed
 from iswitch.core.jobs.limits import Limits
+from iswitch.core.sums.numpy_plane import memory_needed
 from iswitch.core.switch import Switch
 from tests.support.parts import JOB, Bench, packets_of, peer, seg, segments_of
 

@@ -10,9 +10,12 @@ import pytest
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Cutter, Rows
 from iswitch.core.format.wire import SEG_SIZE, DType, MemberType, Mode, Shape
-from iswitch.core.jobs.job import Job, JobAccelerator, Window, memory_needed
+from iswitch.core.jobs.job import Job, Window
 from iswitch.core.jobs.membership import Member
-from iswitch.core.sums.accelerator import Outcome, SynchronousAccelerator
+from iswitch.core.sums.accelerator import NumPyAccelerator
+from iswitch.core.sums.numpy_plane import NumPyPlane, memory_needed
+from iswitch.core.sums.plane import Accelerator
+from iswitch.core.sums.runs import Outcome
 from tests.support.parts import peer, rows_of, seg, segments_of
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("quiet")]
@@ -22,13 +25,18 @@ SHAPE = Shape.of(10, DType.INT32, elements=4)  # 4, 4 and 2 elements
 ASYNC = Shape.of(10, DType.INT32, mode=Mode.ASYNCHRONOUS, elements=4)
 
 
+def empty_job() -> Job:
+    counters = Counters()
+    return Job(7, counters, NumPyPlane(counters))
+
+
 def take(job: Job, member: Member, rows: Rows, outcome: Outcome) -> None:
     for stretch in job.stretches(rows, rows.shape[1]):
         job.contribute(member, stretch, outcome)
 
 
 def a_job(workers: int = 1, shape: Shape = SHAPE, expected: int = 0) -> Job:
-    job = Job(7, Counters())
+    job = empty_job()
     job.begin(shape, reproducible=False, seat=0)
     assert job.accelerator is not None
     for rank in range(workers):
@@ -274,7 +282,7 @@ def test_end_frees_and_keeps_the_place() -> None:
 
 
 def test_asynchronous_job_goes_on_from_its_place() -> None:
-    job = Job(7, Counters())
+    job = empty_job()
     job.window.name(41, False)
     job.begin(ASYNC, reproducible=False, seat=0)
     assert job.accelerator is not None
@@ -290,16 +298,10 @@ def test_asynchronous_job_goes_on_from_its_place() -> None:
 # Memory
 
 
-def arrays_of(accelerator: JobAccelerator) -> int:
+def arrays_of(accelerator: Accelerator) -> int:
     """Bytes of all that grows with the number of segments, headers of rounds aside."""
-    states = accelerator.state
-    tables = states if isinstance(states, list) else [states, *accelerator._last.values()]
-    parts = accelerator._parts if isinstance(accelerator, SynchronousAccelerator) else {}
-    return (
-        accelerator.packets.nbytes
-        + sum(len(table.bytes) for table in tables)
-        + sum(part.nbytes for part in parts.values())
-    )
+    assert isinstance(accelerator, NumPyAccelerator)
+    return accelerator.nbytes()
 
 
 @pytest.mark.parametrize("members", [1, 3])
@@ -314,7 +316,7 @@ def test_memory_needed_is_what_is_allocated(
 ) -> None:
     """Never less than the sums, states, headers and copies take, and little more."""
     shape = Shape.of(numel, dtype, mode=mode, elements=elements)
-    job = Job(7, Counters())
+    job = empty_job()
     job.begin(shape, reproducible, 0)
     assert job.accelerator is not None
     for rank in range(members):

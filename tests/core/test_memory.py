@@ -41,9 +41,9 @@ from iswitch.core.format.wire import (
     Shape,
     Status,
 )
-from iswitch.core.jobs.job import memory_needed
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.sums.buffers import HEADROOM, REQUEST, Buffers
+from iswitch.core.sums.numpy_plane import memory_needed
 from iswitch.core.switch import Switch
 from iswitch.ports import reserved
 from iswitch.ports.reserved import SLACK, SMALL, UNLIMITED, SystemBuffers, room
@@ -57,7 +57,14 @@ from worker_lib.protocol.session import Session
 WORKERS = 3
 ROUNDS = 4
 STEP = int(os.environ.get("ISWITCH_MEMORY_STEP", "149"))  # lines; `make fuzz` takes all of them
-MODULES = ("accelerator.py", "asynchronous.py", "packets.py", "job.py", "switch.py")
+MODULES = (
+    "accelerator.py",
+    "synchronous.py",
+    "asynchronous.py",
+    "packets.py",
+    "job.py",
+    "switch.py",
+)
 # What may not be interrupted, and needs nothing but small objects, for which a Join has left room.
 INDIVISIBLE = {"_count_in", "_keep", "write", "_add", "_given_up", "_count_in_each"}
 # Not for data: what is called there belongs to members, not to packets.

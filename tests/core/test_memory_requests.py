@@ -23,7 +23,7 @@ from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import TOS_CONTROL, Action, Control, Join, Shape, Status, Threshold
 from iswitch.core.jobs.control import ControlPlane
 from iswitch.core.jobs.limits import Limits
-from iswitch.core.sums import accelerator, asynchronous, buffers
+from iswitch.core.sums import accelerator, asynchronous, buffers, plane, runs, states, synchronous
 from iswitch.core.sums.buffers import HEADROOM, PASSING, REQUEST, Buffers
 from iswitch.core.switch import Switch
 from iswitch.lab.soak import run as playing
@@ -37,9 +37,20 @@ pytestmark = pytest.mark.unit
 
 SEEDS = int(os.environ.get("ISWITCH_MEMORY_SEEDS", "24"))  # `make fuzz` takes more
 GAP = 300  # lines between two shortages, at most
-ARRAYS = {module.__file__ for module in (accelerator, asynchronous, packets, buffers)}
+SUMS = (accelerator, asynchronous, synchronous, plane, runs, states)
+ARRAYS = {module.__file__ for module in (*SUMS, packets, buffers)}
 # Those that only assign, or take what lasts: test_memory.py has these fail at each buffer.
-ATOMIC = INDIVISIBLE | {"begin", "join", "__init__", "prepare", "reset", "clear", "_write_headers"}
+ATOMIC = INDIVISIBLE | {
+    "begin",
+    "join",
+    "rank",
+    "end",
+    "__init__",
+    "prepare",
+    "reset",
+    "clear",
+    "_write_headers",
+}
 
 
 class Shortages:

@@ -14,7 +14,7 @@ import pytest
 
 from iswitch import cli
 from iswitch.core.format.wire import Shape
-from iswitch.core.jobs.job import memory_needed
+from iswitch.core.sums.numpy_plane import memory_needed
 from tests.conftest import Where, running_switch
 from tests.docs.test_docs import BLOCK, COOKBOOK, ROOT, blocks
 from tests.support.ranks import free_port

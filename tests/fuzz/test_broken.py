@@ -14,7 +14,9 @@ from iswitch.core.jobs.control import ControlPlane
 from iswitch.core.jobs.job import Job, Window
 from iswitch.core.jobs.membership import Membership
 from iswitch.core.jobs.relay import Relays
-from iswitch.core.sums.accelerator import Outcome, SynchronousAccelerator, Table
+from iswitch.core.sums.runs import Outcome
+from iswitch.core.sums.states import Table
+from iswitch.core.sums.synchronous import SynchronousAccelerator
 from tests.fuzz.profile import FUZZ
 from tests.fuzz.test_rounds import Rounds
 from tests.fuzz.test_switch import Anything

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +21,9 @@ from iswitch.core.format.packets import Address, Indices, Outgoing, Stretch
 from iswitch.core.format.wire import SEG_SIZE, DType, Shape, Vector
 from iswitch.core.jobs.answers import Answers
 from iswitch.core.jobs.control import Answer, ControlPlane, Request
-from iswitch.core.sums.accelerator import Held, Outcome, Run, SynchronousAccelerator
 from iswitch.core.sums.asynchronous import AsynchronousAccelerator
+from iswitch.core.sums.runs import Held, Outcome, Run
+from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.lab.soak.drawing import LARGE
 from iswitch.lab.soak.generate import generate
 from iswitch.lab.soak.many import AT_ONCE, play
@@ -187,13 +188,15 @@ def executes_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stale_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broadcasts go to those who were there when the job began."""
-    original = SynchronousAccelerator.broadcast
+    original = SynchronousAccelerator.deliver
     first: dict[SynchronousAccelerator, tuple[Address, ...]] = {}
 
-    def broadcast(self: SynchronousAccelerator, peers: tuple[Address, ...], run: Run) -> Outgoing:
-        return original(self, first.setdefault(self, peers), run)
+    def deliver(
+        self: SynchronousAccelerator, completed: Sequence[Run], peers: tuple[Address, ...]
+    ) -> list[Outgoing]:
+        return original(self, completed, first.setdefault(self, peers))
 
-    monkeypatch.setattr(SynchronousAccelerator, "broadcast", broadcast)
+    monkeypatch.setattr(SynchronousAccelerator, "deliver", deliver)
 
 
 # The violations by which each must be caught: what it breaks, and nothing else.

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from iswitch.bmv2.control import PipelineSwitch
 from iswitch.bmv2.cpu import FORMAT, CpuHeader, Flag, Op
 from iswitch.bmv2.entries import Entry, Place, job_entries, parent_entry
 from iswitch.bmv2.link import AT_ONCE, Link, PipelineSilent
 from iswitch.bmv2.pipeline import FATES, Pipeline, Sizes
 from iswitch.bmv2.room import Room
 from iswitch.bmv2.runtime import Cli, RuntimeRefused, handle, packets
+from iswitch.bmv2.switch import PipelineSwitch
 from iswitch.core.format.counters import COUNTERS, DROPS, Counters
 from iswitch.core.format.packets import Address, Burst
 from iswitch.core.format.wire import (
@@ -34,6 +34,7 @@ from iswitch.core.format.wire import (
 from iswitch.core.format.wire import Op as ReduceOp
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.membership import Member
+from iswitch.core.sums.numpy_plane import NumPyPlane
 from p4.generate import FORMATS, OPERATIONS, kind
 from p4.sizes import PROGRAM, SIZES
 from p4.tools import HOME, ToolMissing, find, sources
@@ -86,11 +87,14 @@ def test_a_tool_that_is_missing_is_looked_for_in_both_places(
 
 # Entries
 
+SHAPE = Shape.of(200, DType.FLOAT32, elements=64)
+
 
 def a_job(*firsts: int | None, high: int = 0) -> Job:
     """With a worker for each first round."""
-    job = Job(7, Counters())
-    job.shape = Shape.of(200, DType.FLOAT32, elements=64)
+    counters = Counters()
+    job = Job(7, counters, NumPyPlane(counters))
+    job.shape = SHAPE
     job.window.high = high
     for rank, first in enumerate(firsts):
         address = Address(f"10.0.0.{rank + 1}", 5000 + rank, rank)
@@ -98,7 +102,7 @@ def a_job(*firsts: int | None, high: int = 0) -> Job:
     return job
 
 
-PLACE = Place(3, 100, 9)
+PLACE = Place(3, 100, 9, SHAPE)
 
 
 def rules(job: Job) -> list[tuple[str, tuple[str, ...]]]:
@@ -280,7 +284,7 @@ def test_only_a_contribution_says_that_a_member_has_heard_its_ack() -> None:
     wire = Registers()
     wire.held = {}
     own = b"\2\0\0\0\0\1", b"\n\x1a\xff\xfe", 26963
-    pipeline = Pipeline(Link(wire, 0.0), Tables(), Sizes.of(SIZES), own, 2, Counters())
+    pipeline = Pipeline(Link(wire, 0.0), Tables(), Sizes.of(SIZES), own, 2)
     switch = PipelineSwitch(pipeline)
     join = Control(Action.JOIN, 7, 1000, Join.for_shape(Shape.of(4), flags=FLAG_NEW)).build()
 
@@ -302,7 +306,7 @@ def test_a_request_of_one_member_has_no_other_one_looked_at() -> None:
     wire = Registers()
     wire.held = {}
     own = b"\2\0\0\0\0\1", b"\n\x1a\xff\xfe", 26963
-    pipeline = Pipeline(Link(wire, 0.0), Tables(), Sizes.of(SIZES), own, 2, Counters())
+    pipeline = Pipeline(Link(wire, 0.0), Tables(), Sizes.of(SIZES), own, 2)
     switch = PipelineSwitch(pipeline)
     peers = [Address(f"10.0.0.{host}", 5000, host) for host in range(64)]
 

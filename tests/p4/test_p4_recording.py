@@ -59,10 +59,10 @@ def test_the_control_plane_says_what_it_said_to_a_running_switch() -> None:
         if name == START:
             plane.pipeline.start()
         elif name == COUNT:
-            plane.pipeline.count()
+            plane.pipeline.count(plane.chassis.counters)
         while player.lines:
             plane.turn(float(now))
-    counters = plane.pipeline.counters
+    counters = plane.chassis.counters
     assert counters["accumulated"] == 9
     assert counters["retransmitted"] == 2
 

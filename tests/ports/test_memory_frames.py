@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iswitch.bmv2.control import PipelineChassis, PipelineSwitch
 from iswitch.bmv2.link import Link
 from iswitch.bmv2.pipeline import Pipeline, Sizes
-from iswitch.core.format.counters import Counters
+from iswitch.bmv2.switch import PipelineChassis, PipelineSwitch
 from iswitch.core.format.packets import Outgoing
 from iswitch.ethernet.bridge import Bridge
 from iswitch.ethernet.chassis import Chassis
@@ -156,7 +155,7 @@ def test_frames_for_which_the_control_plane_of_a_p4_program_has_no_memory(
     wire.held = {}
     own = slow.SWITCH_MAC, slow.SWITCH_IP, 26963
     tables = Tables()
-    pipeline = Pipeline(Link(wire, 0.0), tables, Sizes.of(SIZES), own, 3, Counters())
+    pipeline = Pipeline(Link(wire, 0.0), tables, Sizes.of(SIZES), own, 3)
     chassis = PipelineChassis(PipelineSwitch(pipeline), pipeline, 3)
     lacking(monkeypatch, owner, name, 0)
     frames = Frames.of(0, [FRAME])
@@ -169,7 +168,7 @@ def test_frames_for_which_the_control_plane_of_a_p4_program_has_no_memory(
         assert chassis.counters["tx_failed"] + chassis.counters["rx_no_memory"] >= 1
     (step,) = chassis.receive(frames, 0.0)
     assert sorted(send.port for send in step) == [1, 2]
-    assert not chassis.switch.control.learned
+    assert not chassis.switch.learned
     assert any("forward" in line for line in tables.lines)
 
 

@@ -22,13 +22,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from iswitch.bmv2.control import PipelineChassis, PipelineSwitch
 from iswitch.bmv2.cpu import CpuHeader, Op
 from iswitch.bmv2.link import Link, Wire
 from iswitch.bmv2.pipeline import Pipeline, Sizes
 from iswitch.bmv2.port import CpuPort
 from iswitch.bmv2.runtime import Runtime
-from iswitch.core.format.counters import Counters
+from iswitch.bmv2.switch import PipelineChassis, PipelineSwitch
 from iswitch.core.format.wire import (
     TOS_CONTROL,
     TOS_DATA,
@@ -191,7 +190,7 @@ class Plane:
     def __init__(self, both: Recorder | Player) -> None:
         link = Link(both)
         own = SWITCH_MAC, SWITCH_IP, 26963
-        self.pipeline = Pipeline(link, both, Sizes.of(SIZES), own, PORTS, Counters())
+        self.pipeline = Pipeline(link, both, Sizes.of(SIZES), own, PORTS)
         self.chassis = PipelineChassis(PipelineSwitch(self.pipeline), self.pipeline, PORTS)
         self.port = CpuPort(link, -1, lambda: None)
 

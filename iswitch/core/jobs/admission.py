@@ -31,9 +31,10 @@ from iswitch.core.format.wire import (
     later,
     round_distance,
 )
+from iswitch.core.sums.numpy_plane import memory_needed
 
 from .answers import Answers
-from .job import Job, memory_needed
+from .job import Job
 from .membership import Member
 from .requests import Refusal, Request
 
@@ -53,6 +54,11 @@ class Admission:
             type_, shape = join.checked()
         except ValueError:
             return [self.plane.bare_answer(peer, packet, Status.BAD_REQUEST)]
+        job = self.plane.jobs.get(packet.job)
+        begins = job is None or job.shape is None
+        refusal = self.plane.data_plane.refusal(shape, begins) if shape is not None else None
+        if refusal is not None:
+            return [self.plane.bare_answer(peer, packet, refusal)]
         sends: list[Outgoing] = []
         try:
             return self._join(peer, packet, join, type_, shape, sends, now)
@@ -314,7 +320,7 @@ class Admission:
             raise Refusal(Status.FULL)
         asks_rank_order = bool(join.flags & FLAG_REPRODUCIBLE)
         begins = shape if job.shape is None else None
-        if begins and asks_rank_order and not job.tells_ranks_apart(begins.mode):
+        if begins and asks_rank_order and not job.data_plane.tells_ranks_apart(begins.mode):
             raise Refusal(Status.BAD_REQUEST)
         taken = 0
         if contributes and job.accelerator is not None and self._is_early(job, join):
@@ -379,9 +385,11 @@ class Admission:
         begins = job.shape is None
         if not begins:
             reproducible = job.reproducible
+        elif not self.plane.data_plane.has_room(shape):
+            raise Refusal(Status.FULL)
         needed = 0
         if seat not in job.reserved:
-            needed = memory_needed(shape, reproducible, begins, job.has_parent)
+            needed = memory_needed(shape, reproducible, begins, job.data_plane.has_parent)
             if self.plane.reserved + needed > self.plane.limits.memory:
                 raise self._lacks_memory(needed)
         window = job.window

@@ -18,7 +18,6 @@ from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import (
     MAX_MEMBERS,
     ROUND_MASK,
-    TOS_DATA,
     Ack,
     AckWho,
     Action,
@@ -34,9 +33,9 @@ from iswitch.core.format.wire import (
     Who,
     WireError,
 )
-from iswitch.core.sums.accelerator import Held, Run, merge
 from iswitch.core.sums.buffers import REQUEST
-from iswitch.core.sums.paper import Counting
+from iswitch.core.sums.plane import DataPlane
+from iswitch.core.sums.runs import Held, Run, merge
 
 from .admission import Admission
 from .answers import Former, FormerMembers
@@ -65,7 +64,7 @@ class ControlPlane:
         parent: the switch above.
         incarnation: of this switch, as a member of jobs there.
         keys: of the keyed jobs.
-        counting: how contributions are counted.
+        data_plane: adds up the vectors of the jobs.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class ControlPlane:
         parent: Address | None,
         incarnation: int,
         keys: Keys,
-        counting: Counting,
+        data_plane: DataPlane,
     ) -> None:
         self.hierarchy = Hierarchy(self, parent, incarnation) if parent else None
         self.keys = keys
@@ -89,7 +88,7 @@ class ControlPlane:
         self.deliver = deliver
         self.limits = limits
         self.reproducible = reproducible
-        self.counting = counting
+        self.data_plane = data_plane
         self.jobs = Jobs(keys)
         self.reserved = 0  # bytes of buffers, by members of all jobs
         self.by_source: dict[Address, tuple[Job, Member]] = {}
@@ -111,8 +110,7 @@ class ControlPlane:
 
     def new_job(self, number: int) -> Job:
         """A job without members."""
-        parent, buffers = bool(self.hierarchy), self.limits.buffers
-        return Job(number, self.counters, parent, self.counting, buffers)
+        return Job(number, self.counters, self.data_plane)
 
     def handle(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
         """Execute and answer a control packet of at least eight bytes.
@@ -450,9 +448,9 @@ class ControlPlane:
     def retransmit(self, job: Job, member: Member, kept: list[Run]) -> list[Outgoing]:
         """Kept aggregates, for one member."""
         assert job.accelerator is not None
-        packed = list(job.accelerator.packed(kept))
-        self.counters["retransmitted"] += sum(len(rows) for rows, _ in packed)
-        return [Outgoing((member.address,), TOS_DATA, *packets) for packets in packed]
+        sends = job.accelerator.send(kept, (member.address,))
+        self.counters["retransmitted"] += sum(len(out.rows) for out in sends)
+        return sends
 
     # Time
 

@@ -19,7 +19,6 @@ from iswitch.core.format.wire import (
     HEARTBEAT,
     MAX_MEMBERS,
     ROUND_MASK,
-    TOS_DATA,
     Ack,
     AckRanks,
     AckWho,
@@ -38,7 +37,8 @@ from iswitch.core.format.wire import (
     later,
     round_distance,
 )
-from iswitch.core.sums.accelerator import Held, Run, SynchronousAccelerator, merge
+from iswitch.core.sums.plane import RoundAccelerator
+from iswitch.core.sums.runs import Held, Run, merge
 
 from .job import Job
 from .ranks import taken
@@ -178,7 +178,7 @@ class Hierarchy:
         if job is None or job.shape is None or not uplink.member:
             return []
         at = job.stands_at()
-        assert isinstance(job.accelerator, SynchronousAccelerator)
+        assert isinstance(job.accelerator, RoundAccelerator)
         last = (at - 1) & ROUND_MASK
         before = job.accelerator.has_all(last) or any(
             # Those below may have had it from a former process of this switch.
@@ -195,7 +195,7 @@ class Hierarchy:
         job = self.plane.jobs.get(uplink.job)
         if uplink.member or job is None or job.shape is None:
             return None
-        assert isinstance(job.accelerator, SynchronousAccelerator)
+        assert isinstance(job.accelerator, RoundAccelerator)
         return job.stands_at(), job.accelerator.waiting()
 
     def _joined(
@@ -300,13 +300,10 @@ class Hierarchy:
     # Data
 
     def contribute(self, job: Job, completed: list[Run]) -> list[Outgoing]:
-        """What is complete here, as our contribution to the parent."""
-        if not completed:
-            return []
+        """Send the parent once more what is complete here: our contribution."""
         assert job.accelerator is not None
         self.plane.counters["to_parent"] += sum(run.segments for run in completed)
-        packed = job.accelerator.packed(completed, partial=True)
-        return [Outgoing((self.parent,), TOS_DATA, *packets) for packets in packed]
+        return job.accelerator.send(completed, (self.parent,), partial=True)
 
     def fed(self) -> Job | None:
         """The job that data from the parent is for.
@@ -329,8 +326,7 @@ class Hierarchy:
         several = len({stretch.round for stretch in stretches}) > 1
         sends: list[Outgoing] = []
         for stretch in stretches:
-            taken = job.accelerator.packed(job.take(stretch))
-            outs = [Outgoing(peers, TOS_DATA, *packets) for packets in taken]
+            outs = job.accelerator.send(job.take(stretch), peers)
             # The next round may take over the sets that are to be sent: copy them.
             sends += [out.copy() for out in outs] if several else outs
         return sends

@@ -25,14 +25,10 @@ from iswitch.core.format.wire import (
     later,
     round_distance,
 )
-from iswitch.core.sums.accelerator import Outcome, Run, SynchronousAccelerator
-from iswitch.core.sums.asynchronous import AsynchronousAccelerator
-from iswitch.core.sums.buffers import PLAIN, Buffers
-from iswitch.core.sums.paper import Counting, PaperAccelerator
+from iswitch.core.sums.plane import Accelerator, DataPlane, RoundAccelerator, VersionAccelerator
+from iswitch.core.sums.runs import Outcome, Run
 
 from .membership import Member, Membership, lowest
-
-JobAccelerator = SynchronousAccelerator | AsynchronousAccelerator
 
 
 @dataclass(slots=True)
@@ -115,9 +111,7 @@ class Job:
 
     number: int
     counters: Counters
-    has_parent: bool = False  # its sums go on to another switch
-    counting: Counting = Counting.EXACT
-    buffers: Buffers = PLAIN
+    data_plane: DataPlane
     members: Membership = field(default_factory=Membership)
     window: Window = field(default_factory=Window)
     threshold: int = 0  # H; 0: every current member
@@ -126,14 +120,14 @@ class Job:
     synchronous: bool = True  # counts in rounds
     reproducible: bool = False
     reserved: dict[int, int] = field(default_factory=dict)  # bytes by seat
-    accelerator: JobAccelerator | None = None
+    accelerator: Accelerator | None = None
     completed_any: bool = False
     awaits_reset: bool = False  # by the switch above; until then nothing completes
     dormant_since: float | None = None  # when the last member left
     reset_to: int | None = None  # the round from which the last Reset had it go on
 
     def __post_init__(self) -> None:
-        if self.has_parent:
+        if self.data_plane.has_parent:
             self.members.above = 0
 
     def begin(self, shape: Shape, reproducible: bool, seat: int) -> None:
@@ -142,13 +136,8 @@ class Job:
         Raises:
             MemoryError: there is none for it; nothing has changed.
         """
-        accelerator: JobAccelerator
-        if shape.mode is Mode.SYNCHRONOUS:
-            accelerator = self.make_accelerator(shape, reproducible)
-        else:
-            accelerator = AsynchronousAccelerator(
-                shape, self.is_complete, self.counters, self.buffers
-            )
+        accelerator = self.data_plane.begin(self.number, shape, self.is_complete, reproducible)
+        if shape.mode is Mode.ASYNCHRONOUS:
             accelerator.reset(self.window.high)
         accelerator.join(seat)
         self.shape = shape
@@ -157,18 +146,13 @@ class Job:
         self.synchronous = shape.mode is Mode.SYNCHRONOUS
         self.accelerator = accelerator
 
-    def make_accelerator(self, shape: Shape, reproducible: bool) -> SynchronousAccelerator:
-        """What adds up the vectors of a synchronous job."""
-        kind = PaperAccelerator if self.counts_packets else SynchronousAccelerator
-        return kind(
-            shape, self.is_complete, self.counters, reproducible, self.has_parent, self.buffers
-        )
-
     def end(self) -> None:
         """The last contributor has left: free the buffers, keep the place in the rounds.
 
         What a controller that is still there has set stays set.
         """
+        if self.accelerator is not None:
+            self.accelerator.end()
         self.shape = None
         self.synchronous = True
         self.accelerator = None
@@ -187,17 +171,8 @@ class Job:
     def give(self, member: Member, ranks: int) -> None:
         """A member has these ranks from now on; a switch's place in rank order is its lowest."""
         member.ranks = ranks
-        if ranks and isinstance(self.accelerator, SynchronousAccelerator):
-            self.accelerator.order[member.seat] = lowest(ranks)
-
-    @property
-    def counts_packets(self) -> bool:
-        """Whether nothing tells whose contributions a sum holds."""
-        return self.counting is Counting.PAPER
-
-    def tells_ranks_apart(self, mode: Mode) -> bool:
-        """Whether sums of this mode can be in rank order."""
-        return mode is Mode.SYNCHRONOUS and not self.counts_packets
+        if ranks and self.accelerator is not None:
+            self.accelerator.rank(member.seat, lowest(ranks))
 
     @property
     def threshold_in_force(self) -> int:
@@ -211,7 +186,7 @@ class Job:
         """
         if not self.members.gathered or self.awaits_reset:
             return False
-        if not self.synchronous or self.counts_packets:
+        if not self.synchronous or self.data_plane.counts_packets:
             return held >= self.threshold_in_force
         if self.threshold:
             return held.bit_count() >= self.threshold
@@ -334,7 +309,7 @@ class Job:
 
     def take(self, stretch: Stretch) -> list[Run]:
         """Take aggregates from the parent; what is new, to be sent to the members."""
-        assert isinstance(self.accelerator, SynchronousAccelerator)
+        assert isinstance(self.accelerator, RoundAccelerator)
         round_, rows = stretch.round, stretch.rows
         if self.halted or round_ not in self.window:
             self.counters["halted" if self.halted else "out_of_window"] += len(rows)
@@ -349,7 +324,7 @@ class Job:
 
     def stands_at(self) -> int:
         """The first round of which an aggregate from the parent is missing."""
-        assert isinstance(self.accelerator, SynchronousAccelerator)
+        assert isinstance(self.accelerator, RoundAccelerator)
         high = self.window.high
         before = (high - 1) & ROUND_MASK
         if before in self.window and round_distance(self.window.base, before) <= 0:
@@ -366,7 +341,7 @@ class Job:
         for member in self.members.contributors():
             if self.synchronous and self._is_overtaken(member):  # as if it had joined only now
                 self.members.begin_at(member, self.window.base)
-        if isinstance(self.accelerator, AsynchronousAccelerator):
+        if isinstance(self.accelerator, VersionAccelerator):
             self.accelerator.name(self.window.high)
 
     def place(self, member: Member, join: Join, early: bool, former: Member | None) -> None:
@@ -444,14 +419,14 @@ class Job:
         """Remember that segments completed; in an asynchronous job, the version they made."""
         if completed:
             self.completed_any = True
-            if isinstance(self.accelerator, AsynchronousAccelerator):
+            if isinstance(self.accelerator, VersionAccelerator):
                 self.window.name(self.accelerator.version, False)
         return completed
 
     def resume(self) -> None:
         """Something may have completed of which nobody took note, for want of memory."""
         self.completed_any |= self.accelerator is not None and self.members.gathered
-        if isinstance(self.accelerator, AsynchronousAccelerator):
+        if isinstance(self.accelerator, VersionAccelerator):
             self.window.name(self.accelerator.version, False)
 
     def reset(self, round_: int | None = None) -> None:
@@ -471,14 +446,3 @@ class Job:
         self.members.all_begin_anew()
         if self.accelerator is not None:
             self.accelerator.reset(self.window.high)
-
-
-def memory_needed(shape: Shape, reproducible: bool, first: bool, has_parent: bool = False) -> int:
-    """Bytes to reserve for one more contributor, with the job's buffers if it is the first."""
-    if shape.mode is Mode.ASYNCHRONOUS:
-        base = AsynchronousAccelerator.memory(shape)
-        each = AsynchronousAccelerator.memory_per_member(shape)
-    else:
-        base = SynchronousAccelerator.memory(shape, has_parent)
-        each = SynchronousAccelerator.memory_per_member(shape, reproducible)
-    return base * first + each

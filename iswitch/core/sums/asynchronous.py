@@ -12,7 +12,7 @@ kept, and some are left for workers that have missed them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -26,11 +26,14 @@ from iswitch.core.format.wire import (
     round_distance,
 )
 
-from .accelerator import Accelerator, Held, Outcome, Run, Table
+from .accelerator import NumPyAccelerator
 from .buffers import PLAIN, Buffers
+from .plane import Rule, VersionAccelerator
+from .runs import Held, Outcome, Run
+from .states import Table
 
 
-class AsynchronousAccelerator(Accelerator):
+class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
     """Counts contributions per segment; state: version made, open slot, contributions, kept."""
 
     KEPT = VERSIONS_KEPT
@@ -42,7 +45,7 @@ class AsynchronousAccelerator(Accelerator):
     def __init__(
         self,
         shape: Shape,
-        complete: Callable[[int, int], bool],
+        complete: Rule,
         counters: Counters,
         buffers: Buffers = PLAIN,
     ) -> None:
@@ -62,6 +65,11 @@ class AsynchronousAccelerator(Accelerator):
     def memory_per_member(cls, shape: Shape) -> int:
         """Bytes that each member needs on top."""
         return shape.segments * cls.LAST.size
+
+    def nbytes(self) -> int:
+        """Bytes of all arrays and states, headers of rounds aside."""
+        last = sum(len(table.bytes) for table in self._last.values())
+        return super().nbytes() + len(self.state.bytes) + last
 
     def join(self, seat: int) -> None:
         """Whatever the seat's former owner sent is forgotten."""

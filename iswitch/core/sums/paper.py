@@ -16,7 +16,8 @@ import numpy as np
 
 from iswitch.core.format.packets import Rows, Stretch
 
-from .accelerator import Held, Outcome, Run, SynchronousAccelerator
+from .runs import Held, Outcome, Run
+from .synchronous import SynchronousAccelerator
 
 
 class Counting(Enum):
@@ -53,7 +54,7 @@ class PaperAccelerator(SynchronousAccelerator):
         mark = state.mark(start, stop, round_, self.OPEN, count + 1)
         self._count_in(self._words[slot, start:stop], rows, not count, mark)
         if self.complete(round_, count + 1):
-            outcome.completed.append(self._finish(Run(slot, round_, start, stop), count + 1))
+            outcome.completed.append(self.finish(Run(slot, round_, start, stop), count + 1))
 
     def force(self, round_: int, start: int, stop: int) -> tuple[list[Run], int]:
         """Complete open segments as they are; the runs, and the fewest packets in one."""

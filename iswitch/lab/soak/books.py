@@ -7,7 +7,7 @@ from iswitch.core.format.packets import Cutter
 from iswitch.core.jobs.answers import PER_MEMBER, REMEMBERED
 from iswitch.core.jobs.job import Job as SwitchJob
 from iswitch.core.jobs.limits import STRANGERS
-from iswitch.core.sums.accelerator import SynchronousAccelerator
+from iswitch.core.sums.accelerator import NumPyAccelerator
 from iswitch.core.switch import Switch
 from iswitch.sim.network import Network, Node
 from iswitch.sim.plugged import SPARE, Plugged
@@ -143,16 +143,8 @@ def bytes_held(job: SwitchJob) -> int:
     accelerator = job.accelerator
     if accelerator is None:
         return 0
-    held = accelerator.rows.nbytes + accelerator.shape.segments * Cutter.MEMORY
-    if accelerator.aggregates is not accelerator.rows:
-        held += accelerator.aggregates.nbytes
-    if isinstance(accelerator, SynchronousAccelerator):
-        held += sum(len(table.bytes) for table in accelerator.state)
-        held += sum(part.nbytes for part in accelerator._parts.values())
-    else:
-        held += len(accelerator.state.bytes)
-        held += sum(len(table.bytes) for table in accelerator._last.values())
-    return held
+    assert isinstance(accelerator, NumPyAccelerator)
+    return accelerator.nbytes() + accelerator.shape.segments * Cutter.MEMORY
 
 
 def check_links(network: Network) -> None:

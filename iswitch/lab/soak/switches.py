@@ -25,8 +25,8 @@ from iswitch.core.jobs.answers import PER_MEMBER, Answers
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.membership import Member
 from iswitch.core.jobs.uplink import REMEMBERED, Uplink
-from iswitch.core.sums.accelerator import SynchronousAccelerator
 from iswitch.core.sums.asynchronous import AsynchronousAccelerator
+from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.switch import Switch
 from iswitch.sim.plugged import SPARE
 

@@ -1,0 +1,166 @@
+"""A switch whose data plane is a P4 program.
+
+Jobs, members, Acks, rounds, leases and keys are the core's own code. Two things differ: the sums
+are in the data plane, and before each control packet the core is told what has happened there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from iswitch.core.format.arbiter import Traffic, classify
+from iswitch.core.format.keys import Keys
+from iswitch.core.format.packets import Address, Burst, Outgoing
+from iswitch.core.format.wire import Action, Header
+from iswitch.core.jobs.job import Job
+from iswitch.core.jobs.limits import Limits
+from iswitch.core.switch import Switch
+from iswitch.ethernet.bridge import Bridge
+from iswitch.ethernet.chassis import Chassis, Sends
+from iswitch.ethernet.frame import Frames
+from iswitch.ethernet.issuing import Jack
+
+from .accelerator import PipelinePlane
+from .pipeline import Pipeline
+
+Result = TypeVar("Result")
+OF_ONE = (Action.HELP, Action.FBCAST, Action.ACK)  # of no other member's lease or last round
+
+
+class PipelineSwitch(Switch):
+    """A switch whose data plane is a P4 program.
+
+    Args:
+        pipeline: the data plane.
+        limits: what members may reserve.
+        keys: of the jobs that are keyed.
+        incarnation: of this switch, as a member of jobs at the pipeline's parent.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        limits: Limits | None = None,
+        keys: Keys | None = None,
+        incarnation: int = 0,
+    ) -> None:
+        plane = PipelinePlane(pipeline, lambda number: self.jobs[number])
+        super().__init__(
+            limits,
+            parent=pipeline.parent,
+            incarnation=incarnation,
+            keys=keys,
+            data_plane=plane,
+        )
+        self.pipeline = pipeline
+        self.learned: dict[bytes, int] = {}  # since the last commit
+
+    def receive(self, burst: Burst, now: float) -> list[Outgoing]:
+        """Take packets; data is what the data plane leaves to us: a newcomer's first round."""
+        if classify(burst.tos) is not Traffic.DATA:
+            return super().receive(burst, now)
+        found = self.control.by_source.get(burst.peer)
+        jobs = [found[0]] if found else []
+        receive = super().receive
+        return self._between(jobs, now, lambda: receive(burst, now))
+
+    def execute(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
+        """Execute a control packet, between two packets of data."""
+        header = Header.parse(payload)
+        job = self.jobs.get(header.job)
+        other, _ = self.control.by_source.get(peer, (None, None))  # a Join may end it there
+        jobs = [one for one in (job, other) if one is not None]
+        if job is other:
+            del jobs[1:]
+        execute = super().execute
+        only = peer if header.action in OF_ONE and self.control.hierarchy is None else None
+        return self._between(jobs, now, lambda: execute(peer, payload, now), only)
+
+    def handle_timer(self, now: float) -> list[Outgoing]:
+        """Do what is due."""
+        handle_timer = super().handle_timer
+        return self._between(list(self.jobs.values()), now, lambda: handle_timer(now))
+
+    def _between(
+        self,
+        jobs: list[Job],
+        now: float,
+        action: Callable[[], Result],
+        only: Address | None = None,
+    ) -> Result:
+        """Let the core act while no data is handled, and the data plane follow.
+
+        Args:
+            jobs: what it is about.
+            now: the time.
+            action: what the core does.
+            only: the member that it concerns, if it concerns no other. Then only that is asked
+                about, unless another one would seem to have been silent for a lease time.
+        """
+        self.pipeline.link.hold()
+        try:
+            for job in jobs:
+                lost = only is not None and job.lost(now, self.control.limits.lease)
+                self.pipeline.sync(job, now, None if lost else only)
+            result = action()
+            self.commit()
+        finally:
+            self.pipeline.link.go()
+        return result
+
+    def learn(self, station: bytes, port: int) -> None:
+        """Note where a station is; the data plane is told with the next commit."""
+        self.learned[station] = port
+
+    def commit(self) -> None:
+        """Bring the data plane to what the jobs say."""
+        hierarchy = self.control.hierarchy
+        fed = hierarchy.fed() if hierarchy else None
+        self.pipeline.commit(self.jobs, self.sources, self.learned, fed)
+        self.learned = {}  # if memory ran out, the next commit tells of them
+
+
+class LearningBridge(Bridge):
+    """A bridge that tells where stations are.
+
+    Args:
+        ports: how many there are.
+        learned: is given the port of each station that is new, or has moved.
+    """
+
+    def __init__(self, ports: int, learned: Callable[[bytes, int], None]) -> None:
+        super().__init__(ports)
+        self._learned = learned
+
+    def learn(self, source: bytes, ingress: int, now: float) -> None:
+        """A frame of this station came in here."""
+        before = self._stations.get(source)
+        super().learn(source, ingress, now)
+        if source in self._stations and (before is None or before[0] != ingress):
+            self._learned(source, ingress)
+
+
+class PipelineChassis(Chassis):
+    """Ethernet around a `PipelineSwitch`: what the data plane leaves to the control plane."""
+
+    switch: PipelineSwitch
+
+    def __init__(self, switch: PipelineSwitch, pipeline: Pipeline, ports: int) -> None:
+        jacks = [Jack(offload=False)] * ports
+        bridge = LearningBridge(ports, switch.learn)
+        super().__init__(switch, pipeline.address, pipeline.mac, jacks, pipeline.port, bridge)
+        pipeline.resolve_by(self.issuer.mac_of)
+
+    def receive(self, frames: Frames, now: float) -> list[Sends]:
+        """Take frames of one port; then tell the data plane which stations were new."""
+        steps: list[Sends] = []
+        for step in super().receive(frames, now):
+            try:
+                steps.append([send.copy() for send in step])
+            except MemoryError:
+                self.counters["given_up"] += 1
+                self.counters["tx_failed"] += sum(sum(send.counts) for send in step)
+        if self.switch.learned:
+            self.switch.commit()
+        return steps

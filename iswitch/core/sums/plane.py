@@ -1,0 +1,189 @@
+"""What adds up: the interface between a switch's control plane and its data plane.
+
+A `DataPlane` serves one switch; it makes an `Accelerator` for each job that has contributors. Two
+data planes exist: NumPy arrays (`numpy_plane`), and the P4 program in a bmv2 (`iswitch.bmv2`).
+The control plane decides who takes part and what is complete. It calls the accelerator with whole
+bursts, and sends what the accelerator returns; a data plane that sends packets itself returns none.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.packets import Address, Cutter, Outgoing, Stretch
+from iswitch.core.format.wire import Mode, Shape, Status
+
+from .runs import Held, Outcome, Run
+from .states import RoundStates
+
+Rule = Callable[[int, int], bool]
+"""Tell whether a segment is complete: of a round and the bitmap of its contributors.
+
+Asynchronous jobs, and planes that count packets, give the number of contributions for the bitmap.
+"""
+
+
+class Accelerator(ABC):
+    """The sums of one job."""
+
+    shape: Shape
+    cutter: Cutter
+
+    @abstractmethod
+    def join(self, seat: int) -> None:
+        """Prepare for a new member on this seat.
+
+        Raises:
+            MemoryError: there is none for it; nothing has changed.
+        """
+
+    def rank(self, seat: int, rank: int) -> None:  # noqa: B027  (only some sum in rank order)
+        """Add what comes from this seat in the place of this rank, where sums are in rank order."""
+
+    @abstractmethod
+    def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
+        """Count one member's contributions, and note in `outcome` what they lead to."""
+
+    @abstractmethod
+    def reevaluate(self) -> list[Run]:
+        """Complete what the rule, which has changed, now calls complete."""
+
+    @abstractmethod
+    def force(self, round_: int, start: int, stop: int) -> tuple[list[Run], int]:
+        """Complete open segments as they are; the runs, and the fewest contributions in one."""
+
+    @abstractmethod
+    def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
+        """Say what is held of segments start..stop-1, run by run, with the contributors' bitmap."""
+
+    def bits_held(self) -> int:
+        """Bitmap of the seats whose contribution is held in some segment, where that is known."""
+        return 0
+
+    @abstractmethod
+    def reset(self, round_: int) -> None:
+        """Empty all sums; an asynchronous job continues from version `round_`."""
+
+    def end(self) -> None:  # noqa: B027  (arrays are freed by themselves)
+        """Give back what the job has in the data plane: its last contributor has left."""
+
+    @abstractmethod
+    def deliver(self, completed: Sequence[Run], peers: tuple[Address, ...]) -> list[Outgoing]:
+        """Send runs that have just completed: to the contributors, or as a sum to the parent."""
+
+    @abstractmethod
+    def send(
+        self, runs: Sequence[Run], peers: tuple[Address, ...], partial: bool = False
+    ) -> list[Outgoing]:
+        """Send kept aggregates again.
+
+        Args:
+            runs: of what; without gaps or not.
+            peers: to whom.
+            partial: send not the aggregates but the sums of the members here, for the parent.
+        """
+
+
+class RoundAccelerator(Accelerator):
+    """The sums of a synchronous job: sets of two rounds, and under a parent its aggregates."""
+
+    counters: Counters
+    complete: Rule
+
+    @abstractmethod
+    def begun(self) -> Iterator[tuple[Run, int, int]]:
+        """Give the runs of both sets that are not empty: how far each is, and its bitmap."""
+
+    @abstractmethod
+    def finish(self, run: Run, bitmap: int) -> Run:
+        """Make aggregates of a run's sums."""
+
+    @abstractmethod
+    def take(self, stretch: Stretch) -> list[Run]:
+        """Keep consecutive aggregates that came from the parent; the runs that are new."""
+
+    def waiting(self) -> list[Run]:
+        """List the runs that were sent to the parent and whose aggregates have not come."""
+        return [run for run, how_far, _ in self.begun() if how_far == RoundStates.SENT]
+
+    def has_all(self, round_: int) -> bool:
+        """Whether every aggregate of a round is here."""
+        held = self.held(round_, 0, self.shape.segments)
+        return all(what is Held.COMPLETE for _, what, _ in held)
+
+    def reevaluate(self) -> list[Run]:
+        """Complete what the rule, which has changed, now calls complete."""
+        return [
+            self.finish(run, bitmap)
+            for run, how_far, bitmap in self.begun()
+            if not how_far and self.complete(run.round, bitmap)
+        ]
+
+    def force(self, round_: int, start: int, stop: int) -> tuple[list[Run], int]:
+        """Complete open segments as they are; the runs, and the fewest contributions in one."""
+        held = list(self.held(round_, start, stop))
+        forced = [
+            (self.finish(run, bitmap), bitmap.bit_count())
+            for run, what, bitmap in held
+            if what is Held.OPEN
+        ]
+        self.counters["partial_aggregates"] += sum(run.segments for run, _ in forced)
+        return [run for run, _ in forced], min((count for _, count in forced), default=0)
+
+
+class VersionAccelerator(Accelerator):
+    """The sums of an asynchronous job: the open version of each segment, and the last few made."""
+
+    version: int  # the highest made
+
+    @abstractmethod
+    def name(self, version: int) -> None:
+        """Make only versions newer than this, where a member that comes back stands."""
+
+
+class DataPlane(ABC):
+    """What adds up the vectors of a switch's jobs.
+
+    Args:
+        counters: where contributions are counted.
+        has_parent: whether sums go on to another switch.
+    """
+
+    counts_packets = False  # instead of each member's contribution once
+
+    def __init__(self, counters: Counters, has_parent: bool) -> None:
+        self.counters = counters
+        self.has_parent = has_parent
+
+    def refusal(self, shape: Shape, begins: bool) -> Status | None:  # noqa: ARG002
+        """Why a contributor of vectors of this shape cannot be served; None: it can.
+
+        Args:
+            shape: the one its Join names.
+            begins: whether the job would begin with it.
+        """
+        return None
+
+    def has_room(self, shape: Shape) -> bool:  # noqa: ARG002
+        """Whether another job of this shape can begin; memory is asked for by `begin`."""
+        return True
+
+    @abstractmethod
+    def tells_ranks_apart(self, mode: Mode) -> bool:
+        """Whether sums of this mode can be in rank order."""
+
+    @abstractmethod
+    def begin(self, job: int, shape: Shape, rule: Rule, reproducible: bool) -> Accelerator:
+        """Make what adds up the vectors of a job whose first contributor joins.
+
+        Args:
+            job: its number.
+            shape: the layout of its vectors.
+            rule: which segments are complete.
+            reproducible: sum in rank order.
+
+        Raises:
+            MemoryError: there is none for it; nothing has changed.
+        """

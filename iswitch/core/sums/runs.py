@@ -1,0 +1,60 @@
+"""Runs of segments, and what a switch may hold of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import NamedTuple
+
+from iswitch.core.format.packets import Indices, spans
+
+
+class Run(NamedTuple):
+    """Segments start..stop-1 of one round (or version), held in buffer `slot`."""
+
+    slot: int
+    round: int
+    start: int
+    stop: int
+
+    @property
+    def segments(self) -> int:
+        """The number of its segments."""
+        return self.stop - self.start
+
+
+class Outcome(NamedTuple):
+    """What contributions led to: runs that are now complete, and runs they came too late for."""
+
+    completed: list[Run]
+    late: list[Run]
+
+
+class Held(Enum):
+    """What the switch holds of a segment in a given round."""
+
+    COMPLETE = "complete"
+    SENT = "sent to the parent"
+    OPEN = "open"
+    NOTHING = "not begun"
+    GONE = "no longer kept"
+
+
+def merge(runs: Iterable[Run]) -> list[Run]:
+    """Join neighbouring runs where one continues the other."""
+    merged: list[Run] = []
+    for run in runs:
+        if merged:
+            slot, round_, start, stop = merged[-1]
+            if (slot, round_, stop) == run[:3]:
+                merged[-1] = Run(slot, round_, start, run.stop)
+                continue
+        merged.append(run)
+    return merged
+
+
+def runs(slot: int, round_: int, indices: Indices) -> list[Run]:
+    """Express ascending segments, (n,), as runs."""
+    return [
+        Run(slot, round_, int(indices[a]), int(indices[b - 1]) + 1) for a, b in spans(indices, 1)
+    ]

@@ -1,0 +1,275 @@
+"""The accelerator of a synchronous job: rounds (section 4 of the protocol)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.packets import Cutter, Indices, Rows, Stretch, spans
+from iswitch.core.format.wire import ROUND_MASK, Shape, Vector
+
+from .accelerator import NumPyAccelerator
+from .buffers import PLAIN, Buffers
+from .plane import RoundAccelerator, Rule
+from .runs import Held, Outcome, Run, runs
+from .states import Bitmaps, Mark, RoundStates
+
+STEPS = np.array((1, 0))  # for `spans` of consecutive segments that have something in common
+
+
+class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
+    """Two sets of sums, chosen by round mod 2 (section 4 of the protocol).
+
+    With a parent the sum of the members here is a contribution to it, and the aggregate comes from
+    there; both are kept, since either may have to be sent again.
+    """
+
+    OPEN, SENT, COMPLETE = RoundStates.OPEN, RoundStates.SENT, RoundStates.COMPLETE
+    SLOTS = RoundStates.SETS
+    RECORD = RoundStates.RECORD
+
+    def __init__(
+        self,
+        shape: Shape,
+        complete: Rule,
+        counters: Counters,
+        reproducible: bool = False,
+        has_parent: bool = False,
+        buffers: Buffers = PLAIN,
+    ) -> None:
+        super().__init__(shape, self.SLOTS, complete, counters, buffers)
+        self._finished = self.SENT if has_parent else self.COMPLETE
+        if has_parent:
+            self.aggregates = self._vectors()
+        self._has_parent = has_parent
+        self.states = RoundStates(shape.segments)
+        self.state = self.states.sets
+        self.reproducible = reproducible
+        self._parts: dict[int, Vector] = {}  # by seat, shaped as `_words`
+        self.order: dict[int, int] = {}  # what seats are sorted by when sums are in rank order
+
+    @classmethod
+    def memory(cls, shape: Shape, has_parent: bool = False) -> int:
+        """Bytes that a job of this shape needs."""
+        packets = shape.packet_size * (1 + has_parent)
+        per_segment = cls.SLOTS * (packets + cls.RECORD.size) + Cutter.MEMORY
+        return shape.segments * per_segment
+
+    @classmethod
+    def memory_per_member(cls, shape: Shape, reproducible: bool) -> int:
+        """Bytes that each member needs on top."""
+        return cls.SLOTS * shape.segments * shape.packet_size if reproducible else 0
+
+    def nbytes(self) -> int:
+        """Bytes of all arrays and states, headers of rounds aside."""
+        parts = sum(part.nbytes for part in self._parts.values())
+        return super().nbytes() + sum(len(table.bytes) for table in self.state) + parts
+
+    def join(self, seat: int) -> None:
+        """A new member has this seat."""
+        lacks = self.reproducible and seat not in self._parts
+        parts = self._vectors().view(self._dtype) if lacks else None
+        self._buffers.leave_room(self.shape.segments)
+        if parts is not None:
+            self._parts[seat] = parts
+
+    def rank(self, seat: int, rank: int) -> None:
+        """Add what comes from this seat in the place of this rank, where sums are in rank order."""
+        self.order[seat] = rank
+
+    def bits_held(self) -> int:
+        """Bitmap of the seats whose contribution is held in some segment."""
+        return self.states.bits()
+
+    def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
+        """Count one member's contribution, at most once per segment."""
+        round_, start, rows, _, indices = stretch
+        if indices is None:
+            stop = start + len(rows)
+            if self.state[round_ & 1].is_uniform(start, stop):
+                self._accumulate_run(seat, round_, start, stop, rows, outcome)
+                return
+            indices = np.arange(start, stop)
+        self._accumulate_each(seat, round_, indices, rows, outcome)
+
+    def _accumulate_run(
+        self, seat: int, round_: int, start: int, stop: int, rows: Rows, outcome: Outcome
+    ) -> None:
+        slot = round_ & 1
+        state = self.state[slot]
+        holds, how_far, bitmap = state.get(start)
+        if holds != round_ or not (bitmap or how_far):
+            how_far = bitmap = 0
+        if how_far == self.COMPLETE:
+            self.counters["late"] += len(rows)
+            outcome.late.append(Run(slot, round_, start, stop))
+            return
+        if how_far or bitmap >> seat & 1:
+            self.counters["duplicate" if bitmap >> seat & 1 else "late"] += len(rows)
+            return
+        into = self._parts[seat] if self.reproducible else self._words
+        first = self.reproducible or not bitmap
+        bitmap |= 1 << seat
+        mark = state.mark(start, stop, round_, self.OPEN, bitmap)
+        self._count_in(into[slot, start:stop], rows, first, mark)
+        if self.complete(round_, bitmap):
+            outcome.completed.append(self.finish(Run(slot, round_, start, stop), bitmap))
+
+    def _accumulate_each(
+        self, seat: int, round_: int, indices: Indices, rows: Rows, outcome: Outcome
+    ) -> None:
+        """The same for segments that are not consecutive, or not all in one state."""
+        slot = round_ & 1
+        words = self.state[slot].words
+        held = words[indices]
+        bit = np.uint64(1 << seat)
+        bitmaps = held[:, 1]
+        other = held[:, 0] != round_  # not open in this round
+        if other.any():
+            held[held[:, 0] & np.uint64(ROUND_MASK) != round_] = 0
+            other = held[:, 0] > ROUND_MASK  # past being open
+        refused = other | (bitmaps & bit != 0)
+        if refused.any():
+            late = refused & (held[:, 0] >> np.uint64(32) == self.COMPLETE)
+            duplicates = int((refused & ~late & (bitmaps & bit != 0)).sum())
+            self.counters["duplicate"] += duplicates
+            self.counters["late"] += int(refused.sum()) - duplicates
+            outcome.late.extend(runs(slot, round_, indices[late]))
+            taken = ~refused
+            indices, rows, bitmaps = indices[taken], rows[taken], bitmaps[taken]
+            if not len(indices):
+                return
+        into = self._parts[seat] if self.reproducible else self._words
+        first = (bitmaps == 0) | self.reproducible
+        states = np.empty((len(indices), 2), np.uint64)
+        states[:, 0] = round_
+        bitmaps = states[:, 1] = bitmaps | bit
+        self._add_each(into[slot], indices, rows, first, words, states)
+        if self.complete(round_, int(np.bitwise_or.reduce(bitmaps))):  # else not one of them is
+            done = np.zeros(len(bitmaps), bool)
+            for bitmap in set(bitmaps.tolist()):
+                if self.complete(round_, bitmap):
+                    done |= bitmaps == bitmap
+            if done.any():
+                outcome.completed.extend(self._finish_each(round_, indices[done], bitmaps[done]))
+
+    def _add_each(
+        self,
+        into: Vector,
+        indices: Indices,
+        rows: Rows,
+        first: npt.NDArray[np.bool_],
+        words: Bitmaps,
+        states: Bitmaps,
+    ) -> None:
+        """Accumulate whole packets of ascending segments; the `first` of a segment are copied.
+
+        Stretches of consecutive segments are added (or copied) as if all in them were as most are;
+        the few others are set right, all at once. All that takes memory is done before.
+        """
+        data = rows.view(self._dtype)
+        width = data.shape[1]
+        firsts = int(np.count_nonzero(first))
+        copies = 2 * firsts > len(first)
+        few = np.flatnonzero(first != copies) if 0 < firsts < len(first) else None
+        if few is not None:
+            at = indices[few]
+            exact = data[few]
+            if copies:
+                exact = self._combine(into[at, :width], exact)
+        stretches = [(int(indices[a]), a, b) for a, b in spans(indices, 1)]
+        repair = None if few is None else (at, exact)
+        self._count_in_each(into, stretches, rows, copies, repair, words, indices, states)
+
+    def _count_in_each(
+        self,
+        into: Vector,
+        stretches: list[tuple[int, int, int]],
+        rows: Rows,
+        copies: bool,
+        repair: tuple[Indices, Vector] | None,
+        words: Bitmaps,
+        indices: Indices,
+        states: Bitmaps,
+    ) -> None:
+        """Do what `_add_each` has prepared, and mark it as counted: all of it or nothing."""
+        for start, a, b in stretches:
+            self._add(into[start : start + b - a], rows[a:b], copies)
+        if repair is not None:
+            at, exact = repair
+            into[at, : exact.shape[1]] = exact
+        words[indices] = states
+        self.counters["accumulated"] += len(rows)
+
+    def _finish_each(self, round_: int, indices: Indices, bitmaps: Bitmaps) -> list[Run]:
+        slot = round_ & 1
+        if self.reproducible:
+            for a, b in spans(np.stack((indices, bitmaps.astype(np.int64)), axis=1), STEPS):
+                start = int(indices[a])
+                self._add_up(slot, start, start + b - a, int(bitmaps[a]))
+        self._segs[slot, indices] = self.cutter.headers(round_, 0, self.shape.segments)[indices]
+        self.state[slot].words[indices, 0] = round_ | self._finished << 32
+        self.counters["aggregates"] += len(indices)
+        return runs(slot, round_, indices)
+
+    def _add_up(self, slot: int, start: int, stop: int, bitmap: int) -> None:
+        """Sum in rank order; who has no rank comes by its seat."""
+        held = [seat for seat in range(bitmap.bit_length()) if bitmap >> seat & 1]
+        first, *others = sorted(held, key=lambda seat: (self.order.get(seat, seat), seat))
+        total = self._words[slot, start:stop]
+        total[...] = self._parts[first][slot, start:stop]
+        for seat in others:
+            self._combine(total, self._parts[seat][slot, start:stop], out=total)
+
+    def finish(self, run: Run, bitmap: int) -> Run:
+        """Make aggregates of a run's sums."""
+        slot, round_, start, stop = run
+        if self.reproducible:
+            self._add_up(slot, start, stop, bitmap)
+        self._write_headers(slot, round_, start, stop)
+        self.state[slot].set(start, stop, round_, self._finished, bitmap)
+        self.counters["aggregates"] += stop - start
+        return run
+
+    def take(self, stretch: Stretch) -> list[Run]:
+        """Keep consecutive aggregates that came from the parent; the runs that are new.
+
+        None is of an older round than its set: that has raised `high` to its own, and the window
+        takes none two rounds before.
+        """
+        round_, index, rows, *_ = stretch
+        slot = round_ & 1
+        state = self.state[slot]
+        taken = []
+        for start, stop in state.uniform(index, index + len(rows)):
+            holds, how_far, bitmap = state.get(start)
+            if holds == round_ and how_far == self.COMPLETE:
+                self.counters["repeated"] += stop - start
+            else:
+                part = rows[start - index : stop - index]
+                into = self.aggregates[slot, start:stop, : part.shape[1]]
+                bits = bitmap if holds == round_ else 0
+                self._keep(into, part, state.mark(start, stop, round_, self.COMPLETE, bits))
+                taken.append(Run(slot, round_, start, stop))
+        return taken
+
+    def _keep(self, into: Rows, rows: Rows, mark: Mark) -> None:
+        """Keep aggregates and say so, both or neither."""
+        into[...] = rows
+        mark.write()
+        self.counters["from_parent"] += len(rows)
+
+    def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
+        """Say what is held of segments start..stop-1, run by run, with the contributors' bitmap."""
+        return self.states.held(round_, start, stop)
+
+    def begun(self) -> Iterator[tuple[Run, int, int]]:
+        """Give the runs of both sets that are not empty: how far each is, and its bitmap."""
+        return self.states.begun()
+
+    def reset(self, round_: int) -> None:  # noqa: ARG002  (rounds need no base)
+        """Empty both sets."""
+        self.states.clear()
