@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import ClassVar, Self
 
+from iswitch.core.exchange.requests import Numbers, Requests, Unanswered
 from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import (
     FLAG_NEW,
     MAX_MEMBERS,
     NO_RANK,
-    ROUND_MASK,
     TOS_CONTROL,
     TOS_MASK,
     Ack,
@@ -36,11 +36,10 @@ from iswitch.core.format.wire import (
     Value,
     Who,
     WireError,
-    later,
     round_distance,
 )
 from iswitch.ports.udp import UdpPort
-from worker_lib.protocol.session import REPEAT_CEILING, REPEAT_PAUSE
+from worker_lib.protocol.member import BACKOFF
 
 from . import arguments
 from .errors import Refused, SwitchUnreachable, WorkerError
@@ -149,7 +148,8 @@ class Controller:
         self._port = UdpPort(bind, connect=switch)
         self._poller = select.poll()
         self._poller.register(self._port, select.POLLIN)
-        self._incarnation = self._request = incarnation
+        self._incarnation = incarnation
+        self._requests = Requests(self.switch, Numbers(incarnation), BACKOFF)
         self._settled = False  # has been a member with this incarnation
 
     def __enter__(self) -> Self:
@@ -178,7 +178,7 @@ class Controller:
         packet = Control(Action.JOIN, self.job, self._incarnation, join)
         ack = self._ask(packet, self.timeout)
         if not self._settled:
-            self._settled, self._incarnation = True, self._request
+            self._settled, self._incarnation = True, self._requests.numbers.last
         return ack
 
     def request(self, action: Action, value: Value = None) -> Ack:
@@ -287,7 +287,7 @@ class Controller:
             yield ack
 
     def _begin_anew(self) -> None:
-        self._incarnation = self._request = (self._request + 1) & ROUND_MASK
+        self._incarnation = self._requests.numbers.next()
         self._settled = False
 
     def close(self) -> None:
@@ -295,47 +295,52 @@ class Controller:
         self._port.close()
 
     def _next(self, action: Action, value: Value, timeout: float) -> Ack:
-        self._request = (self._request + 1) & ROUND_MASK
-        return self._ask(Control(action, self.job, self._request, value), timeout)
+        number = self._requests.numbers.next()
+        return self._ask(Control(action, self.job, number, value), timeout)
 
     def _ask(self, packet: Control, timeout: float) -> Ack:
-        port = self._port
-        port.refused = False
-        denied = False
-        due = began = time.monotonic()
-        pause = REPEAT_PAUSE
-        while (now := time.monotonic()) < began + timeout:
-            if due <= now:
-                out = Outgoing.control(self.switch, packet.build())
-                port.push([self._key.sealed(out) if self._key else out])
-                due = now + pause
-                pause = min(2 * pause, REPEAT_CEILING)
-            self._poller.poll((min(due, began + timeout) - now) * 1000)
-            for found in self._answers(packet):
-                if found is None:
-                    denied = True
-                    continue
-                status, ack = found
-                if status is Status.DENIED and self._outdoes(packet, ack):
-                    # A process before used up so many numbers here.
-                    self._request = (later(self._request, ack.round) + 1) & ROUND_MASK
-                    packet, due = packet._replace(request=self._request), now
-                    break
-                if status is not Status.OK:
-                    raise CommandRefused(packet.action, status, self.job, ack)
-                return ack
-        raise SwitchUnreachable.silent(self.switch, f"{timeout:g}", port.refused, denied=denied)
+        self._port.refused = False
+        now = time.monotonic()
+        limit, denied = now + timeout, False
+        self._send([self._requests.ask(packet, now)])
+        try:
+            while now < limit:
+                self._poller.poll((min(self._requests.deadline() or limit, limit) - now) * 1000)
+                for found in self._answers():
+                    if found is None:
+                        denied = True
+                        continue
+                    asked, status, ack = found
+                    if status is Status.DENIED and self._outdoes(asked.packet, ack):
+                        self._requests.numbers.exceed(ack.round)
+                        self._send([self._requests.ask_anew(asked, time.monotonic())])
+                        continue
+                    if status is not Status.OK:
+                        raise CommandRefused(packet.action, status, self.job, ack)
+                    return ack
+                now = time.monotonic()
+                self._send(self._requests.repeat(now))
+        finally:
+            self._requests.clear()
+        refused = self._port.refused
+        raise SwitchUnreachable.silent(self.switch, f"{timeout:g}", refused, denied=denied)
+
+    def _send(self, sends: list[Outgoing]) -> None:
+        self._port.push([self._key.sealed(out) if self._key else out for out in sends])
 
     def _outdoes(self, packet: Control, ack: Ack) -> bool:
-        """Whether a larger number may help, which is then also the incarnation of a Join."""
+        """Whether a larger number may help; that of a Join is then also the incarnation."""
         if packet.action is not Action.JOIN:
             return self._key is not None
         return (
             not self._settled and ack.round != 0 and round_distance(ack.round, packet.request) >= 0
         )
 
-    def _answers(self, asked: Control) -> Iterator[tuple[Status, Ack] | None]:
-        """What has come in answer to a request; None: a refusal without a MAC, in a keyed job."""
+    def _answers(self) -> Iterator[tuple[Unanswered, Status, Ack] | None]:
+        """What was answered by the packets that have come.
+
+        None stands for a refusal without a MAC, in a keyed job.
+        """
         for burst in self._port.pull():
             if burst.tos & TOS_MASK != TOS_CONTROL:
                 continue
@@ -343,29 +348,22 @@ class Controller:
                 for row in rows:
                     payload = row.tobytes()
                     opened = self._key.opened(payload) if self._key else payload
-                    found = _answer(asked, payload if opened is None else opened)
+                    found = self._answered_by(payload if opened is None else opened)
                     if found is None:
                         continue
                     if opened is not None:
                         yield found
-                    elif found[0] in (Status.DENIED, Status.BAD_REQUEST):
+                    elif found[1] in (Status.DENIED, Status.BAD_REQUEST):
                         yield None
 
-
-def _answer(asked: Control, payload: bytes) -> tuple[Status, Ack] | None:
-    """What a control packet answers to a request; None: nothing."""
-    try:
-        packet = Control.parse(payload)
-    except WireError:
-        return None
-    ack, join = packet.value, asked.value
-    is_new = isinstance(join, Join) and bool(join.flags & FLAG_NEW)
-    if isinstance(ack, Ack) and ack.known and is_new:
-        return None  # to a former process, which began in the same second
-    if (
-        isinstance(ack, Ack)
-        and (packet.job, packet.request) == (asked.job, asked.request)
-        and ack.action == asked.action
-    ):
-        return Status.of(packet.status), ack
-    return None
+    def _answered_by(self, payload: bytes) -> tuple[Unanswered, Status, Ack] | None:
+        """The request that a packet answers, and how; None: it answers none."""
+        try:
+            packet = Control.parse(payload)
+        except WireError:
+            return None
+        ack = packet.value
+        asked = self._requests.answered_by(packet) if isinstance(ack, Ack) else None
+        if asked is None or not isinstance(ack, Ack):
+            return None
+        return asked, Status.of(packet.status), ack

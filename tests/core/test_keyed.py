@@ -153,7 +153,7 @@ class Keyed:
             [list(m.answers._payloads) for m in members],
             (job.threshold, job.halted, job.window.high, job.members.expected),
             len(self.switch.control.former),
-            dict(self.switch.control.relays._outstanding),
+            {to: one.packets() for to, one in self.switch.control.relays._unanswered.items()},
         )
 
 
@@ -399,13 +399,13 @@ def test_requests_go_on_above_those_of_the_process_before() -> None:
     there = world()
     there.gather(sessions(there))
     first = sessions(there)[0]
-    first._request += 500
+    first.requests.numbers.last += 500
     first.request(A.SETH, Threshold(0), there.now)
-    there.run(lambda: not first._pending)
+    there.run(lambda: not first.requests)
     second = there.join(0, SHAPE, expected=2, key=KEY, incarnation=1100)
     there.gather([second])
     asked = second.request(A.SETH, Threshold(2), there.now)
-    there.run(lambda: not second._pending)
+    there.run(lambda: not second.requests)
     last = there.events[worker_address(0)][-1]
     assert isinstance(last, Answered)
     assert (last.request, last.status) == (asked, S.OK)
@@ -435,9 +435,9 @@ def test_a_session_takes_nothing_without_the_right_mac(packet: Control, key: byt
     there.run(lambda: bool(a._help_requests))  # 1001: B does not come
     a.join(there.now)
     a.transmissions(there.now)
-    before = (a.member, a.halted, a.round, dict(a._pending), set(a._help_requests))
+    before = (a.member, a.halted, a.round, a.requests.packets(), set(a._help_requests))
     hand(a, there.now, packet, key)
-    assert (a.member, a.halted, a.round, dict(a._pending), set(a._help_requests)) == before
+    assert (a.member, a.halted, a.round, a.requests.packets(), set(a._help_requests)) == before
     assert a.next_event() is None
     assert a.transmissions(there.now) == []  # nothing is acknowledged
     a.abandon()
@@ -480,9 +480,9 @@ def test_old_halts_and_resets_are_not_obeyed_again() -> None:
         b.request(A.HALT, None, there.now)
         there.run(lambda: a.halted and b.halted)
         b.request(A.RESET, None, there.now)
-        there.run(lambda: not a.halted and not b.halted and not b._pending)
+        there.run(lambda: not a.halted and not b.halted and not b.requests)
     rounds(there, 100)  # more relays than a session remembers may have come in between
-    a._relays.clear()
+    a._relayed._seen.clear()
     there.events[worker_address(0)].clear()
     round_ = a.round
     replays = [packet for packet in relayed if packet.action in (A.HALT, A.RESET)]
@@ -516,10 +516,10 @@ def test_after_a_restart_old_requests_are_refused() -> None:
     a = sessions(there)[0]
     rounds(there)
     a.request(A.SETH, Threshold(1), there.now)
-    there.run(lambda: not a._pending)
-    old = Control(A.SETH, 7, a._request, Threshold(1))
+    there.run(lambda: not a.requests)
+    old = Control(A.SETH, 7, a.requests.numbers.last, Threshold(1))
     a.request(A.SETH, Threshold(0), there.now)
-    there.run(lambda: not a._pending)
+    there.run(lambda: not a.requests)
     there.switch = Switch(Limits(lease=1e6), keys={7: KEY})
     rounds(there)
     payload = old.build()
@@ -591,14 +591,14 @@ def test_a_child_obeys_no_replay_of_its_parent() -> None:
     above = sessions(there)[2]
     for action in (A.HALT, A.RESET, A.HALT, A.RESET):
         above.request(action, None, there.now)
-        there.run(lambda: not above._pending)
+        there.run(lambda: not above.requests)
         halted = action is A.HALT
         there.run(lambda halted=halted: all(s.halted is halted for s in sessions(there)))
     rounds(there)
     high = child.jobs[7].window.high
     relayed = [Control.parse(payload[:-MAC]).action for payload in packets]
     assert relayed.count(A.HALT) == relayed.count(A.RESET) == 2
-    child.control.hierarchy.uplinks[7]._seen.clear()  # long ago
+    child.control.hierarchy.uplinks[7].relayed._seen.clear()  # long ago
     for payload in packets:
         true_receive(Burst.single(SWITCH, TOS_CONTROL, payload), there.now)
         assert not child.jobs[7].halted
@@ -628,10 +628,10 @@ def test_a_child_goes_on_above_the_numbers_of_its_process_before() -> None:
     assert child.control.hierarchy is not None
     uplink = child.control.hierarchy.uplinks[7]
     below = sessions(there)[0]
-    for last in (uplink._last + 100, uplink._last):
-        uplink._last = last
+    for last in (uplink.requests.numbers.last + 100, uplink.requests.numbers.last):
+        uplink.requests.numbers.last = last
         below.request(A.RESET, None, there.now)
-        there.run(lambda: not below._pending)
+        there.run(lambda: not below.requests)
     assert there.switch.counters["replayed"] == 1
     assert [e.status for e in there.events[worker_address(0)] if isinstance(e, Answered)][-2:] == [
         S.OK,
@@ -646,7 +646,7 @@ def test_a_command_under_way_to_the_parent_is_not_taken_for_a_replay() -> None:
     there.gather(sessions(there))
     there.run(lambda: all(s.joined == 3 for s in sessions(there)) or bool(there.pump()))
     child = there.switches[CHILD]
-    number = sessions(there)[0]._request
+    number = sessions(there)[0].requests.numbers.last
 
     def send(packet: Control) -> list[Outgoing]:
         payload = packet.build()

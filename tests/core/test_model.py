@@ -166,7 +166,7 @@ class History:
             life.session.abandon()
             request = life.session.request(Action.LEAVE, None, self.world.now)
             for _ in range(10_000):
-                if request not in life.session._pending:
+                if not life.session.requests.has(request):
                     break
                 for other in self.lives.values():
                     other.go_on()
@@ -334,7 +334,7 @@ def test_whole_jobs(seed: int) -> None:
             history.be_born(newcomer, workers)
             while not history.lives[newcomer].session.member:
                 history.live(LEASE / 4)
-                if not history.lives[newcomer].session._pending:  # its place is not free yet
+                if not history.lives[newcomer].session.requests:  # its place is not free yet
                     history.lives[newcomer].session.join(history.world.now)
         history.everybody_gets_on()
         history.world.faults = TYPICAL

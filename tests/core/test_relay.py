@@ -150,4 +150,4 @@ def test_nothing_is_kept_of_members_all_of_whose_relays_ended() -> None:
         relays.send(peer(to), Action.HALT, 7, None, 0.0)
     relays.acked(peer(0), 1)
     relays.cancel(peer(1), 7)
-    assert list(relays._outstanding) == [peer(2)]
+    assert list(relays._unanswered) == [peer(2)]

@@ -358,7 +358,7 @@ def test_who_leaves_when_all_is_done_is_not_missed_by_one_that_lacks_aggregates(
     world.run(lambda: world.switch.counters["aggregates"] == SHAPE.segments)
     leaver.abandon()
     leaver.request(Action.LEAVE, None, world.now)
-    world.run(lambda: not leaver._pending)
+    world.run(lambda: not leaver.requests)
     del world.sessions[worker_address(1)]
     noticed = False
     transfer = sessions[0].transfer

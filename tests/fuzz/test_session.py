@@ -13,6 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from iswitch.core.exchange.requests import is_heartbeat
 from iswitch.core.format.packets import Burst
 from iswitch.core.format.wire import (
     TOS_CONTROL,
@@ -79,7 +80,7 @@ class AnySwitch(RuleBasedStateMachine):
         self, action: Action, back: int, status: int, further: int, missing: int
     ) -> None:  # fmt: skip
         """An Ack to one of the last requests."""
-        request = (self.session._request - back) % ROUNDS
+        request = (self.session.requests.numbers.last - back) % ROUNDS
         ack = Ack(action, 0, 1, missing, self.at(further), missing)
         self.control(Control(Action.ACK, JOB, request, ack, status))
 
@@ -144,13 +145,12 @@ class AnySwitch(RuleBasedStateMachine):
         round_ = (session.round + 2) % ROUNDS
         for _ in range(20):  # until it is a member, and nothing it asked for is open
             world.pass_time(2.0, begin=False)
-            for request, pending in list(session._pending.items()):
-                action = pending.packet.action
-                heartbeat = pending.heartbeat
+            for packet in session.requests.packets():
+                action, request = packet.action, packet.request
                 ack = Ack(action, 0, 1, 2, session.round, 2)
                 self.control(Control(Action.ACK, JOB, request, ack))
-                assert heartbeat or request not in session._pending
-            if not session._pending:
+                assert is_heartbeat(packet) or not session.requests.has(request)
+            if not session.requests:
                 if session.member:
                     break
                 session.join(world.now)  # it was refused: the application tries again

@@ -52,7 +52,7 @@ def gathered(workers: int, seed: int = 0) -> tuple[World, list[Session]]:
 def rejoined(world: World, sessions: list[Session]) -> list[Session]:
     """Have those ask again who came before the others, as `Worker` does."""
     for session in sessions:
-        if session.member and session.joined < len(sessions) and not session._pending:
+        if session.member and session.joined < len(sessions) and not session.requests:
             session.join(world.now)
     return sessions
 

@@ -463,7 +463,7 @@ def test_lost_request_or_its_ack(lost: str) -> None:
     scene.quiet().news(0)
     scene.lose(lost)
     number = scene.workers[0].request(Action.SETH, Threshold(1), scene.now)
-    scene.run(lambda: not scene.workers[0]._pending)
+    scene.run(lambda: not scene.workers[0].requests)
     scene.let_pass(3.0)
     answered = 2 if lost == "A< ack seth" else 1
     assert sorted(scene.told()) == ["A< ack seth"] * answered + ["A> seth 1"] * 2

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Generic, TypeVar
 
+from iswitch.core.exchange.relayed import Relayed
+from iswitch.core.exchange.requests import Backoff, Numbers, Requests, Unanswered, is_heartbeat
 from iswitch.core.format.keys import Key
 from iswitch.core.format.packets import MAX_SEGMENTS, Address, Burst, Outgoing, Rows, super_packets
 from iswitch.core.format.wire import (
@@ -38,7 +40,6 @@ from iswitch.core.format.wire import (
     Status,
     Value,
     WireError,
-    later,
     round_distance,
 )
 
@@ -48,25 +49,11 @@ from .window import CEILING, TOGETHER, RoundTrip, SendWindow
 RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
 REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
 REPEAT_CEILING = 1.0
-REMEMBERED_RELAYS = 64
+BACKOFF = Backoff(REPEAT_PAUSE, REPEAT_CEILING)
 TAKEN_PAUSE = 0.5  # seconds before asking again for a rank whose owner may be dead
 MOST_OUTDONE = 16  # larger incarnations tried; one is enough where a switch is in its senses
 
 E = TypeVar("E")
-
-
-@dataclass(slots=True)
-class _Pending:
-    packet: Control
-    due: float
-    pause: float
-    asked: int  # the Request it had at first
-
-    @property
-    def heartbeat(self) -> bool:
-        """Whether it is a Join that asks to be a member still."""
-        join = self.packet.value
-        return isinstance(join, Join) and bool(join.flags & FLAG_HEARTBEAT)
 
 
 class Member(ABC, Generic[E]):
@@ -134,11 +121,9 @@ class Member(ABC, Generic[E]):
         self._burst = super_packets(shape.packet_size, most)
         self._out: deque[Outgoing] = deque()
         self._events: deque[E | Answered | Halted] = deque()
-        self._pending: dict[int, _Pending] = {}
+        self.requests = Requests(switch, Numbers(incarnation), BACKOFF)
         self._help_requests: dict[int, tuple[Segments, float]] = {}  # what, and when
-        self._relays: deque[int] = deque(maxlen=REMEMBERED_RELAYS)
-        self._halt: int | None = None  # Request of the newest Halt
-        self._request = incarnation
+        self._relayed = Relayed()
         self._flags = flags
         self._begins_at = begins_at
         self._next_heartbeat = float("inf")
@@ -167,24 +152,24 @@ class Member(ABC, Generic[E]):
             join = join.asking(self.asks_for if self.rank == NO_RANK else self.rank)
         self._next_heartbeat = now + self.heartbeat
         packet = Control(Action.JOIN, self.job, self.incarnation, join)
-        self._ask(packet, now)
+        self._out.append(self.requests.ask(packet, now))
 
     def request(self, action: Action, value: Value, now: float) -> int:
         """Send a request, repeated until it is answered; returns its number."""
         if action is Action.LEAVE:
             self.leaving = True
             self.abandon()
-        number = self._number()
-        self._ask(Control(action, self.job, number, value), now)
+        number, out = self.requests.ask_next(self.job, action, value, now)
+        self._out.append(out)
         return number
 
     def asks(self, action: Action) -> bool:
         """Whether a request of this action is to be answered still."""
-        return any(pending.packet.action is action for pending in self._pending.values())
+        return any(packet.action is action for packet in self.requests.packets())
 
     def forget(self, request: int) -> None:
         """Stop repeating a request."""
-        self._pending.pop(request, None)
+        self.requests.forget(request)
 
     @abstractmethod
     def abandon(self) -> None:
@@ -223,18 +208,12 @@ class Member(ABC, Generic[E]):
         due = self._next_heartbeat if self.member and not self.leaving else None
         if self.taken is not None:
             due = self._ask_again
-        for pending in self._pending.values():
-            if due is None or pending.due < due:
-                due = pending.due
-        return due
+        repeat = self.requests.deadline() if self.requests else None
+        return repeat if due is None or (repeat is not None and repeat < due) else due
 
     def handle_timer(self, now: float) -> None:
         """Repeat unanswered requests; do what is due; be a member still."""
-        for pending in self._pending.values():
-            if pending.due <= now:
-                pending.pause = min(2 * pending.pause, REPEAT_CEILING)
-                pending.due = now + pending.pause
-                self._out.append(Outgoing.control(self.switch, pending.packet.build()))
+        self._out += self.requests.repeat(now)
         self._do_what_is_due(now)
         if self.taken is not None and self._ask_again <= now:
             self._ask_again = now + TAKEN_PAUSE
@@ -288,23 +267,13 @@ class Member(ABC, Generic[E]):
 
     # Requests and answers
 
-    def _number(self) -> int:
-        self._request = (self._request + 1) & ROUND_MASK
-        return self._request
-
-    def _ask(self, packet: Control, now: float, asked: int | None = None) -> None:
-        asked = packet.request if asked is None else asked
-        self._pending[packet.request] = _Pending(packet, now + REPEAT_PAUSE, REPEAT_PAUSE, asked)
-        self._out.append(Outgoing.control(self.switch, packet.build()))
-
     def _help(self, named: Segments, now: float) -> None:
         """Ask for Help, once; whoever asks sees to it that it is asked again."""
-        number = self._number()
         if len(self._help_requests) > 4 * RANGES_PER_HELP:
             self._help_requests.clear()
+        number, out = self.requests.ask_once(self.job, Action.HELP, named)
         self._help_requests[number] = named, now
-        packet = Control(Action.HELP, self.job, number, named)
-        self._out.append(Outgoing.control(self.switch, packet.build()))
+        self._out.append(out)
 
     def _given_out(self) -> list[Outgoing]:
         """Control packets that wait to be sent."""
@@ -332,13 +301,10 @@ class Member(ABC, Generic[E]):
             return
         ack = Control(Action.ACK, self.job, packet.request, Ack(packet.action, rank=self.rank))
         self._out.append(Outgoing.control(self.switch, ack.build()))
-        if packet.request in self._relays:  # repeated: our Ack was lost
+        if not self._relayed.is_new(packet):
             return
-        self._relays.append(packet.request)
         if packet.action is Action.HALT:
-            if self._halt is None or round_distance(packet.request, self._halt) > 0:
-                self._halt = packet.request
-                self._was_halted(now)
+            self._was_halted(now)
         elif isinstance(packet.value, Round):
             self._was_reset(packet.value.round)
         elif isinstance(packet.value, Segments):
@@ -354,16 +320,16 @@ class Member(ABC, Generic[E]):
             Status.DENIED,
             Status.BAD_REQUEST,
         )
-        asked = packet.request in self._pending or packet.request in self._help_requests
+        asked = self.requests.has(packet.request) or packet.request in self._help_requests
         self.denied |= refused and asked and packet.job == self.job
 
     def _ask_anew(self, request: int, last: int, now: float) -> None:
         """The switch wants a Request above `last`: a process before used up so many here."""
-        self._request = later(self._request, last)
+        self.requests.numbers.exceed(last)
         self._help_requests.pop(request, None)
-        pending = self._pending.pop(request, None)
-        if pending is not None:
-            self._ask(pending.packet._replace(request=self._number()), now, pending.asked)
+        one = self.requests.find(request)
+        if one is not None:
+            self._out.append(self.requests.ask_anew(one, now))
 
     def _answered(self, packet: Control, ack: Ack, now: float) -> None:
         status = Status.of(packet.status)
@@ -379,34 +345,33 @@ class Member(ABC, Generic[E]):
             else:
                 self._help_answered(named, asked, status, ack, now)
             return
-        pending = self._pending.get(packet.request)
-        if pending is None or pending.packet.action != ack.action:
-            return  # to a request answered already, or of a former process at this address
+        one = self.requests.answered_by(packet)
+        if one is None:
+            return
+        heartbeat = is_heartbeat(one.packet)
         if ack.action == Action.JOIN and status is Status.NOT_MEMBER:
-            if pending.heartbeat:  # else it is a late answer to one, and joining anew under way
-                del self._pending[packet.request]
+            if heartbeat:  # else it is a late answer to one, and joining anew under way
+                self.requests.close(one)
                 self._rejoin(now)
             return
-        if ack.known and not self._settled:
-            return  # to a former process, which began in the same second
         denied = status is Status.DENIED
-        if pending.heartbeat and (denied or (self.key and status is not Status.OK)):
+        if heartbeat and (denied or (self.key and status is not Status.OK)):
             return  # answered long ago, or to a late copy: a heartbeat is not refused
-        if denied and pending.packet.action is Action.JOIN and self._outdo(ack, now):
+        if denied and one.packet.action is Action.JOIN and self._outdo(one, ack, now):
             return
-        del self._pending[packet.request]
+        self.requests.close(one)
         if status is Status.RANK_TAKEN and self._is_to_ask_again(ack, now):
             return
-        if pending.packet.action is Action.JOIN:
+        if one.packet.action is Action.JOIN:
             if status is Status.OK:
                 self._joined(ack, now)
             else:
                 self.member = False
-        elif status is Status.NOT_MEMBER and pending.packet.action is not Action.LEAVE:
+        elif status is Status.NOT_MEMBER and one.packet.action is not Action.LEAVE:
             self._rejoin(now)
-        elif pending.packet.action is Action.RESET and status is Status.OK:
+        elif one.packet.action is Action.RESET and status is Status.OK:
             self._has_reset(ack.round)
-        self._events.append(Answered(pending.asked, pending.packet.action, status, ack))
+        self._events.append(Answered(one.asked, one.packet.action, status, ack))
 
     def _is_to_ask_again(self, ack: Ack, now: float) -> bool:
         """Another worker has our rank: whether to join once more, now or soon.
@@ -427,7 +392,7 @@ class Member(ABC, Generic[E]):
         self.taken, self._ask_again = ack, now + TAKEN_PAUSE
         return True
 
-    def _outdo(self, ack: Ack, now: float) -> bool:
+    def _outdo(self, one: Unanswered, ack: Ack, now: float) -> bool:
         """Ask anew with a larger incarnation than the process before had at this address.
 
         Who has been a member already does not: the larger one is of a process after it.
@@ -436,7 +401,7 @@ class Member(ABC, Generic[E]):
         if self._settled or not ack.round or behind < 0 or self._outdone >= MOST_OUTDONE:
             return False
         self._outdone += 1
-        del self._pending[self.incarnation]
+        self.requests.close(one)
         if self.clock_behind is None:
             self.clock_behind = round_distance(ack.threshold, self.incarnation)
         self._be_called((ack.round + 1) & ROUND_MASK)
@@ -445,7 +410,7 @@ class Member(ABC, Generic[E]):
 
     def _be_called(self, incarnation: int) -> None:
         """Take another incarnation; nothing has been asked for but to join."""
-        self.incarnation = self._request = incarnation
+        self.incarnation = self.requests.numbers.last = incarnation
 
     def _joined(self, ack: Ack, now: float) -> None:
         self.rank, self.taken = ack.rank, None
@@ -463,7 +428,7 @@ class Member(ABC, Generic[E]):
         self._rejoining = False
         if self.key is not None:  # no request of before may be repeated to it by others
             nothing = Segments(self._standing()[1], 0, 0)
-            self._ask(Control(Action.HELP, self.job, self._number(), nothing), now)
+            self._out.append(self.requests.ask_next(self.job, Action.HELP, nothing, now)[1])
         self._take_place_again(ack, now)
 
     def _share(self, workers: int) -> None:
@@ -478,8 +443,7 @@ class Member(ABC, Generic[E]):
         if self.member and not self.leaving:
             self.member = False
             self._rejoining = True
-            self._relays.clear()  # a switch that was restarted numbers from the start again
-            self._halt = None
+            self._relayed.begin_anew()
             self._lost_place()
             self.stats["rejoins"] += 1
             self.join(now)

@@ -50,14 +50,12 @@ from iswitch.core.format.wire import (
 
 from .events import Answered, Dropped, Event, Gone, Halted, WasReset
 from .express import Express
-from .member import RANGES_PER_HELP, REPEAT_CEILING, REPEAT_PAUSE, Member, bridged
+from .member import RANGES_PER_HELP, Member, bridged
 from .transfer import Contribution, Transfer
 from .window import CEILING, TOGETHER
 
 __all__ = [  # what those that deal with a session need
     "RANGES_PER_HELP",
-    "REPEAT_CEILING",
-    "REPEAT_PAUSE",
     "Answered",
     "Dropped",
     "Event",
@@ -172,7 +170,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         come again.
         """
         self._begin_round()
-        if self._rejoining and not self._pending:  # a switch that refused us may take us now
+        if self._rejoining and not self.requests:  # a switch that refused us may take us now
             self.join(now)
         self.transfer = Transfer(self._contributions[0], vector, out)
         given_up, self._given_up = self._given_up, None

@@ -198,9 +198,9 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
             )
         # The next process here begins above the last Request that the switch has seen, and with
         # its contributions above ours.
-        following = (self._request + 1) * NUMBERS & ROUND_MASK
+        following = (self.requests.numbers.last + 1) * NUMBERS & ROUND_MASK
         if round_distance(self.number + IN_FLIGHT, following) >= 0:
-            self._number()
+            self.requests.numbers.next()
         self._outbox.put(self.number, vector)
         self.number = (self.number + 1) & ROUND_MASK
         self.stats["contributed"] += 1

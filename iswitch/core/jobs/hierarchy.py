@@ -426,7 +426,7 @@ class Hierarchy:
         if ack.action == Action.JOIN and status is Status.NOT_MEMBER and not uplink.member:
             return []  # a late answer to a heartbeat, joining anew is under way
         standing = self._standing(uplink)  # memory may run out: as long as the Ack can be repeated
-        request = uplink.answered(packet, ack)
+        request = uplink.answered(packet)
         if request is None:
             plane.counters["unmatched_ack"] += 1
             return []
@@ -524,7 +524,7 @@ class Hierarchy:
         """Repeat requests; be a member still; ask whether all workers are there."""
         sends: list[Outgoing] = []
         for uplink in list(self.uplinks.values()):
-            sends += uplink.repeat(now)
+            sends += uplink.requests.repeat(now)
             job = self.plane.jobs.get(uplink.job)
             due = uplink.member and uplink.next_join is not None and uplink.next_join <= now
             if due and job is not None:

@@ -1,92 +1,79 @@
-"""Control packets from the switch to its workers, repeated until acked.
-
-Help, Halt and Reset are relayed with request numbers of the switch's own, and repeated with a
-growing pause, at most ten times in all.
-"""
+"""Relay Help, Halt and Reset to members, and repeat them until they are acknowledged."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from iswitch.core.exchange.requests import Backoff, Numbers, Requests
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Address, Outgoing
-from iswitch.core.format.wire import ROUND_MASK, Action, Control, Value
+from iswitch.core.format.wire import Action, Control, Value
 
 FIRST_PAUSE = 0.02  # seconds; doubles with every repeat
 MAX_SENDS = 10
-MAX_PER_MEMBER = 64  # outstanding; a Help beyond is not relayed, its asker will ask again
-
-
-@dataclass(slots=True)
-class _Outstanding:
-    packet: Control
-    due: float
-    pause: float
-    sends: int
+MAX_PER_MEMBER = 64  # unanswered; a Help beyond is not relayed, its asker will ask again
+BACKOFF = Backoff(FIRST_PAUSE, sends=MAX_SENDS)
 
 
 class Relays:
-    """What has been relayed and not been acked yet."""
+    """What was relayed to each member, and is not acknowledged yet.
+
+    One counter numbers the packets to all members.
+    """
 
     def __init__(self, counters: Counters) -> None:
         self.counters = counters
-        self._outstanding: dict[Address, dict[int, _Outstanding]] = {}
-        self._request = 0
+        self._unanswered: dict[Address, Requests] = {}
+        self._numbers = Numbers(0)
 
     def send(
         self, peer: Address, action: Action, job: int, value: Value, now: float
     ) -> list[Outgoing]:
-        """Relay a control packet, unless the very same is under way to this member already."""
-        pending = self._outstanding.setdefault(peer, {})
-        same = any(
-            o.packet.action is action and o.packet.job == job and o.packet.value == value
-            for o in pending.values()
-        )
-        if same or (action is Action.HELP and len(pending) >= MAX_PER_MEMBER):
+        """Relay a control packet, unless an equal one to this member is unanswered.
+
+        Args:
+            peer: the member.
+            action: Help, Halt or Reset.
+            job: its job's number.
+            value: what the packet says.
+            now: the time.
+        """
+        asked = self._unanswered.get(peer) or Requests(peer, self._numbers, BACKOFF)
+        relayed = ((one.action, one.job, one.value) for one in asked.packets())
+        full = action is Action.HELP and len(asked) >= MAX_PER_MEMBER
+        if full or (action, job, value) in relayed:
             return []
-        self._request = (self._request + 1) & ROUND_MASK
-        packet = Control(action, job, self._request, value)
-        pending[self._request] = _Outstanding(packet, now + FIRST_PAUSE, FIRST_PAUSE, 1)
-        return [Outgoing.control(peer, packet.build())]
+        self._unanswered[peer] = asked
+        return [asked.ask_next(job, action, value, now)[1]]
 
     def acked(self, peer: Address, request: int) -> Control | None:
-        """What an Ack that came answers; None: nothing with this number is outstanding."""
-        pending = self._outstanding.get(peer, {})
-        found = pending.pop(request, None)
-        if not pending:
-            self._outstanding.pop(peer, None)
-        return found.packet if found else None
+        """Take an Ack from a member; the packet that it answers, or None."""
+        asked = self._unanswered.get(peer)
+        one = asked.find(request) if asked is not None else None
+        if asked is None or one is None:
+            return None
+        asked.close(one)
+        self._drop_if_empty(asked)
+        return one.packet
 
     def cancel(self, peer: Address, job: int) -> None:
-        """Stop repeating what is under way to a member of this job."""
-        pending = self._outstanding.get(peer, {})
-        for request in [r for r, o in pending.items() if o.packet.job == job]:
-            del pending[request]
-        if not pending:
-            self._outstanding.pop(peer, None)
+        """Stop repeating what was relayed to a member of this job."""
+        if (asked := self._unanswered.get(peer)) is not None:
+            asked.forget_job(job)
+            self._drop_if_empty(asked)
 
     def deadline(self) -> float | None:
         """When the next repeat is due."""
-        return min(
-            (o.due for pending in self._outstanding.values() for o in pending.values()),
-            default=None,
-        )
+        due = (asked.deadline() for asked in self._unanswered.values())
+        return min((when for when in due if when is not None), default=None)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """Repeat what is due."""
+        """Repeat what is due, and give up what was sent `MAX_SENDS` times."""
         sends = []
-        for peer, pending in list(self._outstanding.items()):
-            for request, o in list(pending.items()):
-                if o.due > now:
-                    continue
-                if o.sends >= MAX_SENDS:
-                    del pending[request]
-                    self.counters["relays_given_up"] += 1
-                    if not pending:
-                        del self._outstanding[peer]
-                    continue
-                o.sends += 1
-                o.pause *= 2
-                o.due = now + o.pause
-                sends.append(Outgoing.control(peer, o.packet.build()))
+        for asked in list(self._unanswered.values()):
+            self.counters["relays_given_up"] += asked.give_up(now)
+            sends += asked.repeat(now)
+            self._drop_if_empty(asked)
         return sends
+
+    def _drop_if_empty(self, asked: Requests) -> None:
+        if not asked:
+            del self._unanswered[asked.peer]

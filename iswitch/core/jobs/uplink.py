@@ -7,9 +7,10 @@ what only the parent can help with is passed on.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field, replace
 
+from iswitch.core.exchange.relayed import Relayed
+from iswitch.core.exchange.requests import Backoff, Numbers, Requests
 from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import (
     FLAG_NEW,
@@ -24,7 +25,6 @@ from iswitch.core.format.wire import (
     SwitchJoin,
     Value,
     Who,
-    later,
     round_distance,
 )
 
@@ -33,16 +33,10 @@ from .ranks import Statement
 
 FIRST_PAUSE = 0.02  # seconds before an unanswered request is repeated; doubles
 LONGEST_PAUSE = 1.0
+BACKOFF = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 GATHER_PAUSE = 0.02  # seconds between two questions whether all workers are there
 HELP_PAUSE = 0.01  # seconds in which the same segments are not asked for again
-REMEMBERED = 64  # of what the parent relayed
-
-
-@dataclass(slots=True)
-class _Pending:
-    packet: Control
-    due: float
-    pause: float
+REMEMBERED = 64  # questions for whom segments wait
 
 
 @dataclass
@@ -68,15 +62,12 @@ class Uplink:
     told: int = 0  # workers, by our last Join
     statement: Statement = field(default_factory=Statement)  # of ranks
     next_join: float | None = None  # when to ask who is there, or to be a member still
-    _pending: dict[tuple[bool, int], _Pending] = field(default_factory=dict)  # a Join? Request
-    _seen: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    relayed: Relayed = field(default_factory=Relayed)  # by the parent
     _helped: dict[Segments, float] = field(default_factory=dict)
     _asked: dict[int, Who] = field(default_factory=dict)  # by our Request
-    _last: int = 0
-    _halt: int | None = None  # Request of the newest Halt
 
     def __post_init__(self) -> None:
-        self._last = self.incarnation
+        self.requests = Requests(self.parent, Numbers(self.incarnation), BACKOFF)
 
     def join(self, value: SwitchJoin, gathered: bool, now: float) -> list[Outgoing]:
         """Join, be a member still, or tell how many workers there are now."""
@@ -86,7 +77,7 @@ class Uplink:
         self.told = value.workers
         settled = gathered and self.statement.decided
         self.next_join = now + (HEARTBEAT if settled else GATHER_PAUSE)
-        return self._ask(Control(Action.JOIN, self.job, self.incarnation, value), now)
+        return [self.requests.ask(Control(Action.JOIN, self.job, self.incarnation, value), now)]
 
     def lacks(self, rank: int) -> bool:
         """Whether the parent has not confirmed a rank that a newcomer asks for."""
@@ -105,7 +96,7 @@ class Uplink:
     def be_called(self, incarnation: int) -> None:
         """Join with another Request from now on; those of other requests are beyond it."""
         self.incarnation = incarnation
-        self._last = later(self._last, incarnation)
+        self.requests.numbers.exceed(incarnation)
 
     def window(self) -> Window:
         """Where the job begins here: if the parent was moved on meanwhile, no earlier."""
@@ -115,8 +106,8 @@ class Uplink:
 
     def request(self, action: Action, value: Value, now: float) -> tuple[int, list[Outgoing]]:
         """Have the parent do something; the Request, and what to send."""
-        self._last = (self._last + 1) & ROUND_MASK
-        return self._last, self._ask(Control(action, self.job, self._last, value), now)
+        number, out = self.requests.ask_next(self.job, action, value, now)
+        return number, [out]
 
     def help(self, named: Segments, now: float) -> list[Outgoing]:
         """Ask for aggregates, once: who waits for them asks again."""
@@ -124,93 +115,66 @@ class Uplink:
         if named in self._helped:
             return []
         self._helped[named] = now
-        self._last = (self._last + 1) & ROUND_MASK
-        return [self._out(Control(Action.HELP, self.job, self._last, named))]
+        return [self.requests.ask_once(self.job, Action.HELP, named)[1]]
 
     def ask_for_whom(self, who: Who) -> list[Outgoing]:
         """Ask for whom segments wait, once: who wants to know asks again."""
         while len(self._asked) >= REMEMBERED:
             del self._asked[next(iter(self._asked))]
-        self._last = (self._last + 1) & ROUND_MASK
-        self._asked[self._last] = who
-        return [self._out(Control(Action.HELP, self.job, self._last, who))]
+        number, out = self.requests.ask_once(self.job, Action.HELP, who)
+        self._asked[number] = who
+        return [out]
 
     @property
     def last_request(self) -> int:
         """The largest number that a Request of ours has had."""
-        return self._last
+        return self.requests.numbers.last
 
     def was_asked(self, request: int) -> Who | None:
         """Which question a Request of ours asked, if it was one and is not answered yet."""
         return self._asked.pop(request, None)
 
-    def answered(self, packet: Control, ack: Ack) -> Control | None:
-        """What an Ack answers; None: nothing that is open. (An answer to Help has no request.)"""
-        key = ack.action == Action.JOIN, packet.request
-        pending = self._pending.get(key)
-        if pending is None or pending.packet.action != ack.action:
+    def answered(self, packet: Control) -> Control | None:
+        """The request that an Ack answers, which is then repeated no more; None: none is open.
+
+        Help is not among them: it is asked once.
+        """
+        one = self.requests.answered_by(packet)
+        if one is None:
             return None
-        asked = pending.packet.value
-        if ack.known and isinstance(asked, Join) and asked.flags & FLAG_NEW:
-            return None  # to a former process, which began in the same second
-        del self._pending[key]
-        return pending.packet
+        self.requests.close(one)
+        return one.packet
 
     def ask_anew(self, request: int, last: int, now: float) -> list[Outgoing]:
-        """The parent wants a number above `last`: our process before had used up so many."""
-        self._last = later(self._last, last)
-        pending = self._pending.pop((False, request), None)
-        if pending is None:  # Help: who waits asks again
+        """Ask with a number above `last`, the largest that an earlier process used here."""
+        self.requests.numbers.exceed(last)
+        one = self.requests.find(request)
+        if one is None:  # Help: whoever waits asks again
             return []
-        number, sends = self.request(pending.packet.action, pending.packet.value, now)
+        out = self.requests.ask_anew(one, now)
         if request in self.forwarded:
-            self.forwarded[number] = self.forwarded.pop(request)
-        return sends
+            self.forwarded[self.last_request] = self.forwarded.pop(request)
+        return [out]
 
     def acknowledge(self, packet: Control, value: Ack | None = None) -> tuple[Outgoing, bool]:
-        """The Ack to what the parent relayed, and whether it is new."""
+        """The Ack to what the parent relayed, and whether that is new."""
         ack = Control(Action.ACK, self.job, packet.request, value or Ack(packet.action))
-        new = packet.request not in self._seen
-        if packet.action is Action.HALT:  # an old one must not come again: nothing here ends it
-            new = self._halt is None or round_distance(packet.request, self._halt) > 0
-            self._halt = packet.request if new else self._halt
-        if new:
-            self._seen.append(packet.request)
-        return self._out(ack), new
+        return Outgoing.control(self.parent, ack.build()), self.relayed.is_new(packet)
 
     def begin_anew(self) -> None:
         """The parent does not know us: it was restarted, or our lease ran out."""
         self.member = False
-        self._halt = None
-        self._seen.clear()  # a switch that was restarted numbers from the start again
+        self.relayed.begin_anew()
         self.forget_join()
 
     def forget_join(self) -> None:
         """Repeat no Join that is under way."""
         self.next_join = None
-        self._pending = {key: p for key, p in self._pending.items() if not key[0]}
+        self.requests.forget_joins()
 
     def deadline(self) -> float | None:
-        """When something is due."""
-        due = [pending.due for pending in self._pending.values()]
+        """When a request is to be repeated, or a Join due."""
+        due = self.requests.deadline()
         if self.next_join is not None and self.member:
-            due.append(self.next_join)
-        return min(due, default=None)
-
-    def repeat(self, now: float) -> list[Outgoing]:
-        """Repeat what was not answered in time."""
-        sends = []
-        for pending in self._pending.values():
-            if pending.due <= now:
-                pending.pause = min(2 * pending.pause, LONGEST_PAUSE)
-                pending.due = now + pending.pause
-                sends.append(self._out(pending.packet))
-        return sends
-
-    def _ask(self, packet: Control, now: float) -> list[Outgoing]:
-        key = packet.action is Action.JOIN, packet.request
-        self._pending[key] = _Pending(packet, now + FIRST_PAUSE, FIRST_PAUSE)
-        return [self._out(packet)]
-
-    def _out(self, packet: Control) -> Outgoing:
-        return Outgoing.control(self.parent, packet.build())
+            due = self.next_join if due is None else min(due, self.next_join)
+        return due

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
+from iswitch.core.exchange.relayed import REMEMBERED
 from iswitch.core.format.packets import Burst, Outgoing
 from iswitch.core.format.wire import SEG_SIZE, TOS_DATA, Ack, Action, Control, Round, Status
-from iswitch.core.jobs.uplink import REMEMBERED
 from worker_lib.protocol.session import Session
 
 from .said import parsed

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from iswitch.core.exchange.relayed import REMEMBERED
 from iswitch.core.format.packets import Burst, Outgoing
 from iswitch.core.format.wire import (
     ROUND_MASK,
@@ -24,7 +25,7 @@ from iswitch.core.format.wire import (
 from iswitch.core.jobs.answers import PER_MEMBER, Answers
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.membership import Member
-from iswitch.core.jobs.uplink import REMEMBERED, Uplink
+from iswitch.core.jobs.uplink import Uplink
 from iswitch.core.sums.asynchronous import AsynchronousAccelerator
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.switch import Switch
