@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -68,7 +69,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Take the groups out of the names again, so that a name of a failed test can be run."""
     for item in session.items:
         if item.get_closest_marker("xdist_group"):
-            item._nodeid = item.nodeid.rpartition("@")[0]
+            named = cast(Any, item)
+            named._nodeid = item.nodeid.rpartition("@")[0]
 
 
 AGAIN = "judged again"

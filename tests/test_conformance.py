@@ -17,7 +17,8 @@ from tests.conformance.__main__ import main
 from tests.conformance.case import run
 from tests.conformance.cases import CASES
 from tests.conformance.client import Address, CaseSkipped
-from tests.conftest import ROOT, StartSwitch, running_switch
+from tests.conftest import StartSwitch, running_switch
+from tests.support import ROOT
 
 KEYED = {60_000 + n: f"key {n} of these tests".encode() for n in range(3)}
 PARTS = 4  # of the cases under loss, each with a switch of its own, side by side

@@ -121,8 +121,8 @@ def main() -> None:
         for rank in range(args.workers):
             end, other = context.Pipe()
             places = [(place(n, f"h{rank + 1}"), str(topology.address("s1"))) for n in networks]
-            target = (rank, args.workers, sizes, rounds, places, start, other)
-            workers.append(context.Process(target=work, args=target))
+            given_work = (rank, args.workers, sizes, rounds, places, start, other)
+            workers.append(context.Process(target=work, args=given_work))
             workers[-1].start()
             pipes.append(end)
         report(losses, sizes, pipes)

@@ -69,7 +69,7 @@ def work(
         state = SwitchState(switch, job=100)
         sizes = []  # of the buckets that came to the hook
 
-        def counted(state: SwitchState, bucket: distributed.GradBucket) -> Any:
+        def counted(state: SwitchState, bucket: Any) -> Any:
             sizes.append(bucket.buffer().numel())
             return ddp_hook(state, bucket)
 

@@ -50,11 +50,10 @@ def serve(report: Connection) -> None:
     from iswitch.ports.udp import UdpPort
 
     switch = Switch()
-    engine = Engine(
-        switch, UdpPort(("127.0.0.1", 0), counters=switch.counters, members=switch.sources)
-    )
+    port = UdpPort(("127.0.0.1", 0), counters=switch.counters, members=switch.sources)
+    engine = Engine(switch, port)
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
-    report.send(tuple(engine.port.address[:2]))
+    report.send(tuple(port.address[:2]))
     engine.run()
     engine.port.close()
     usage = os.times()
@@ -163,7 +162,7 @@ def measure(context: Any, task: Task, places: list[Place | None], job: int) -> N
     for rank, where in enumerate(places):
         end, other = context.Pipe()
         last = rank == task.workers
-        arguments = (task, where, mode, other)
+        arguments: tuple[Any, ...] = (task, where, mode, other)
         if not last:
             arguments = (task, rank, where, job, start, mode, other)
         processes.append(context.Process(target=flood if last else work, args=arguments))
@@ -249,7 +248,7 @@ def main() -> None:
                     print(f"{kind} from {ports}, {name}", flush=True)
                     rounds = max(5, min(300, int(args.seconds * 1e7 / (numel + 2e4) / 3)))
                     task = Task(kind, many, args.rate, numel, args.workers, args.blocks, rounds,
-                                switch, server.pid)  # fmt: skip
+                                switch, server.pid or 0)  # fmt: skip
                     measure(context, task, places, job)
         server.terminate()
         user, system, counters = end.recv()

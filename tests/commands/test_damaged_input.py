@@ -34,7 +34,7 @@ from iswitch.lab.training import train_record
 from iswitch.outside import OutsideError
 from iswitch.ports import engine
 from iswitch.system import boundary, files
-from tests.conftest import ROOT
+from tests.support import ROOT
 from topologies import Topology, synthetic
 from worker_lib import controller
 from worker_lib.rl import checkpoint
@@ -121,6 +121,11 @@ def words(command: str, action: argparse.Action, value: str, folder: Path) -> li
     return [*line, "--", "true"] if name in ("run", "record") else line
 
 
+def arrays(*values: np.ndarray) -> dict[str, Any]:
+    """The arrays of a checkpoint, by their numbers."""
+    return {str(number): value for number, value in enumerate(values)}
+
+
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a sound file of every kind."""
@@ -141,7 +146,7 @@ Told = Callable[..., tuple[int | None, str]]
 @pytest.fixture
 def tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Told:
+) -> Iterator[Told]:
     """Run a command line that must not end as a defect: its status (None: started), its words."""
 
     def started(*_: object, **__: object) -> None:
@@ -469,7 +474,7 @@ def test_crafted_checkpoints(what: str, tell: Told, tmp_path: Path) -> None:
 
 def test_checkpoints_with_bits_flipped(tell: Told, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.npz"
-    np.savez(path, names=NAMES, **{"0": np.zeros(300, np.float32), "1": UPDATES})
+    np.savez(path, names=NAMES, **arrays(np.zeros(300, np.float32), UPDATES))
     names = json.loads(NAMES.item())
     assert [array.size for array in checkpoint._read(str(path), names)] == [300, 1]
     whole = path.read_bytes()
@@ -497,7 +502,7 @@ def test_damaged_tables_of_a_training(name: str, tell: Told, tmp_path: Path) -> 
     row = ",".join(["1"] * len(columns))
     names = np.array(json.dumps({"algorithm": "ppo", "env": "CartPole-v1"}))
     line = ["train", "ppo", "--env", "CartPole-v1", "--out", str(tmp_path), "--resume"]
-    np.savez(tmp_path / "checkpoint.npz", names=names, **{"0": np.zeros(3), "1": UPDATES})
+    np.savez(tmp_path / "checkpoint.npz", names=names, **arrays(np.zeros(3), UPDATES))
     path = tmp_path / name
     damaged = [
         b"\xff\xfe\r\n", bytes(100) + b"\n", b"seconds\r\n1\r\n", table(columns, row, "1"),
@@ -579,7 +584,7 @@ def as_npy(version: int) -> bytes:
 
 def compressed() -> bytes:
     file = io.BytesIO()
-    np.savez_compressed(file, names=NAMES, **{"0": UPDATES})
+    np.savez_compressed(file, names=NAMES, **arrays(UPDATES))
     return file.getvalue()
 
 
@@ -617,7 +622,7 @@ def test_why_a_file_is_no_checkpoint(content: Any, why: str, tell: Told, tmp_pat
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_training_that_diverged_is_not_resumed(value: float, tell: Told, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.npz"
-    np.savez(path, names=NAMES, **{"0": np.array([1.0, value], np.float32), "1": UPDATES})
+    np.savez(path, names=NAMES, **arrays(np.array([1.0, value], np.float32), UPDATES))
     line = ["train", "ppo", "--env", "CartPole-v1", "--out", str(tmp_path), "--resume"]
     _, said = tell(line, refused=True, named="checkpoint.npz")
     assert said.endswith("that training diverged; begin anew, with another --out\n")
@@ -656,7 +661,7 @@ def test_statuses(
         raise error
 
     monkeypatch.setattr(doctor, "run", broken)
-    monkeypatch.setattr(boundary.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("iswitch.system.boundary.tempfile.tempdir", str(tmp_path))
     assert main(["doctor"]) == status
     said = capsys.readouterr().err
     assert said.startswith(f"iswitch doctor: {words}") if words else not said

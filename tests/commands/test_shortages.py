@@ -33,7 +33,8 @@ from iswitch.outside import OutsideError
 from iswitch.ports.capture import Capture
 from iswitch.traces.reader import Reader
 from tests.commands.test_damaged_input import CRAFTED, OF, options
-from tests.conftest import ROOT, heed_interrupts
+from tests.conftest import heed_interrupts
+from tests.support import ROOT
 
 pytestmark = pytest.mark.serial
 

@@ -341,7 +341,11 @@ class Peer:
 
     def _ask_for(self, round_: int, indexes: Sequence[int]) -> None:
         """Help for those of these aggregates that have not come; its Ack is of no interest."""
-        come = {packet.index for _, packet in self._inbox if is_data(round_)(packet)}
+        come = {
+            packet.index
+            for _, packet in self._inbox
+            if isinstance(packet, Data) and packet.round == round_
+        }
         missing = sorted(set(indexes) - come)
         runs = itertools.groupby(enumerate(missing), lambda pair: pair[1] - pair[0])
         for _, run in runs:

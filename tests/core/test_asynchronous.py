@@ -195,7 +195,7 @@ class Pair:
         assert -oldest <= AHEAD  # so what makes a vector whole is kept
         for step in range(-2, 40, 3):
             for version in {self.at(step), (self.model.version - step) % TOP}:
-                found = {}
+                found: dict[int, Held] = {}
                 for run, what, bitmap in self.real.held(version, 0, self.shape.segments):
                     assert (run.round, bitmap) == (version, 0)
                     found |= dict.fromkeys(range(run.start, run.stop), what)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -124,8 +124,8 @@ def effects(sends: list[Outgoing]) -> list[str]:
         for packet in packets_of(out):
             if out.tos == TOS_DATA:
                 round_, index = (int.from_bytes(packet[a : a + 4], "big") for a in (0, 4))
-                value = int.from_bytes(packet[8:12], "little")
-                found.append(f"{to}: {round_}.{index} = {value}")
+                number = int.from_bytes(packet[8:12], "little")
+                found.append(f"{to}: {round_}.{index} = {number}")
                 continue
             relayed = Control.parse(packet)
             value = relayed.value
@@ -325,7 +325,7 @@ def test_ack_ends_a_relay() -> None:
     ack = Control(A.ACK, JOB, request, Ack(A.HELP)).build()
     assert bench.send(0, TOS_CONTROL, ack) == []  # from somebody else
     assert bench.counters["unmatched_ack"] == 1
-    assert bench.switch.deadline() < LEASE
+    assert (bench.switch.deadline() or 0.0) < LEASE
     assert bench.send(1, TOS_CONTROL, ack) == []
     assert bench.counters["unmatched_ack"] == 1
     assert bench.switch.deadline() == LEASE
@@ -339,7 +339,14 @@ def join(**fields: int) -> Join:
     return Join(**(named | fields))
 
 
-MISFITS = [{"dtype": 0}, {"op": Op.MAX}, {"mode": 1}, {"elements": 3}, {"last": 1}, {"segments": 4}]
+MISFITS: list[dict[str, Any]] = [
+    {"dtype": 0},
+    {"op": Op.MAX},
+    {"mode": 1},
+    {"elements": 3},
+    {"last": 1},
+    {"segments": 4},
+]
 JOINS = [
     # state, who, job, Join, status, rank, threshold, round, contributors
     (nothing, 0, JOB, join(), S.OK, 0, 1, 0, 1),

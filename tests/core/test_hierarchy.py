@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ class Tree(World):
                     below.append(address)
             level = below
         places = [address for address in level for _ in range(fan_outs[-1])]
-        ways = {"expected": len(places), "heartbeat": 1.0, **kwargs}
+        ways: dict[str, Any] = {"expected": len(places), "heartbeat": 1.0, **kwargs}
         self.workers = [self.join(i, shape, at=at, **ways) for i, at in enumerate(places)]
 
     def new_switch(self, address: Address) -> Switch:
@@ -257,7 +258,7 @@ def test_each_packet_lost_in_turn(say: Callable[[Tree], None]) -> None:
         tree.all_there()
         tree.round_of_all()
         sent = itertools.count()
-        tree.faults = Faults(lose=lambda *_, sent=sent, victim=victim: next(sent) == victim)  # type: ignore[misc]
+        tree.faults = Faults(lose=lambda *_, sent=sent, victim=victim: next(sent) == victim)
         say(tree)
         tree.round_of_all()
         tree.round_of_all()
@@ -314,7 +315,7 @@ def test_a_rack_that_leaves_and_comes_back() -> None:
     assert len(tree.switch.jobs[7].members) == 1
     for _ in range(3):
         tree.round_of_all()
-    ways = {"heartbeat": 1.0, "incarnation": 2000}
+    ways: dict[str, Any] = {"heartbeat": 1.0, "incarnation": 2000}
     tree.workers += [tree.join(i, SHAPE, at=switch_address(2), **ways) for i in (2, 3)]
     tree.all_there()
     while len(rounds := {s.round for s in tree.workers}) > 1:  # the newcomers begin at the next

@@ -25,7 +25,7 @@ from iswitch.core.switch import Switch
 from tests.conftest import StartSwitch
 from tests.support.parts import JOB, Below, Bench, packets_of, peer
 from tests.support.world import World, worker_address
-from worker_lib import Worker, arguments
+from worker_lib import Worker
 from worker_lib.controller import Controller
 from worker_lib.errors import Refused
 from worker_lib.protocol.session import Answered
@@ -54,13 +54,13 @@ def test_the_next_process_outdoes_the_one_before(
     ways = {"timeout": 10.0, "key": key}
     with Worker(switch, 1, 8, **ways) as other:  # type: ignore[arg-type]
         now = 2_000_000_000.0
-        monkeypatch.setattr(arguments.time, "time", lambda: now)
+        monkeypatch.setattr("worker_lib.arguments.time.time", lambda: now)
         first = Worker(switch, 1, 8, **ways)  # type: ignore[arg-type]
         here = first._port.address.host, first._port.address.port
         vector = np.ones(8, np.float32)
         first._left.set()  # as if killed: it says no more
         first._port.close()
-        monkeypatch.setattr(arguments.time, "time", lambda: now - back)
+        monkeypatch.setattr("worker_lib.arguments.time.time", lambda: now - back)
         with caplog.at_level(logging.WARNING):
             second = Worker(switch, 1, 8, bind=here, **ways)  # type: ignore[arg-type]
         if back:
@@ -86,7 +86,7 @@ def test_processes_that_follow_at_once_raise_no_alarm(
 ) -> None:
     """Each takes a number above all that the one before used, so they run ahead of the seconds."""
     _, switch = start_switch("127.0.0.1:0")
-    monkeypatch.setattr(arguments.time, "time", lambda: 2_000_000_000.0)
+    monkeypatch.setattr("worker_lib.arguments.time.time", lambda: 2_000_000_000.0)
     here: tuple[str, int] = ("127.0.0.1", 0)
     for start in range(5):
         with Worker(switch, 1, 8, bind=here, timeout=10) as worker:
@@ -104,7 +104,7 @@ def test_a_controller_outdoes_the_one_before(
     _, switch = start_switch("127.0.0.1:0")
     here: tuple[str, int] = ("127.0.0.1", 0)
     for second in (5_000, 4_000, 4_000):
-        monkeypatch.setattr(arguments.time, "time", lambda second=second: float(second))
+        monkeypatch.setattr("worker_lib.arguments.time.time", lambda second=second: float(second))
         with Controller(switch, 1, bind=here, key=b"of the job") as controller:
             here = controller.address.host, controller.address.port
             assert controller.join().rank == NO_RANK

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,8 +102,11 @@ def test_a_packet_is_opened_by_its_key_only() -> None:
 
 def test_jobs_have_keys_of_their_own_or_the_default() -> None:
     keys = Keys({7: b"seven"}, b"others")
-    assert keys.of(7).mac(b"") == mac(b"", b"seven")
-    assert keys.of(8).mac(b"") == mac(b"", b"others")
+    seven, eight = keys.of(7), keys.of(8)
+    assert seven is not None
+    assert eight is not None
+    assert seven.mac(b"") == mac(b"", b"seven")
+    assert eight.mac(b"") == mac(b"", b"others")
     assert Keys({7: b"seven"}).of(8) is None
     assert not Keys()
     with pytest.raises(KeyUnusable):
@@ -353,7 +358,7 @@ def test_what_is_not_promised_a_recorded_join_from_another_address() -> None:
 # Sessions
 
 
-def world(workers: int = 2, faults: Faults | None = None, seed: int = 0, **kwargs: object) -> World:
+def world(workers: int = 2, faults: Faults | None = None, seed: int = 0, **kwargs: Any) -> World:
     found = World(Switch(Limits(lease=1e6), keys={7: KEY}), faults or Faults(), seed)
     for i in range(workers):
         found.join(i, SHAPE, expected=workers, key=KEY, **kwargs)
@@ -362,6 +367,17 @@ def world(workers: int = 2, faults: Faults | None = None, seed: int = 0, **kwarg
 
 def sessions(of: World) -> list[Session]:
     return list(of.sessions.values())
+
+
+def run_until_joined(of: World, count: int) -> None:
+    """Let time pass until every session has joined with as many others."""
+    while not all(session.joined == count for session in sessions(of)):
+        of.pump()
+        of.step()
+
+
+def all_halted(of: World, halted: bool) -> bool:
+    return all(session.halted is halted for session in sessions(of))
 
 
 def rounds(of: World, count: int = 3) -> None:
@@ -551,7 +567,7 @@ def tree(child_key: bytes = KEY, faults: Faults | None = None, seed: int = 0) ->
 def test_a_tree_shares_the_key_of_a_job(seed: int) -> None:
     there = tree(faults=Faults(loss=0.1, duplicate=0.1, jitter=0.01), seed=seed)
     there.gather(sessions(there))
-    there.run(lambda: all(s.joined == 3 for s in sessions(there)) or bool(there.pump()))
+    run_until_joined(there, 3)
     rounds(there, 5)
     below = sessions(there)[0]
     asked = below.request(A.RESET, None, there.now)
@@ -576,7 +592,7 @@ def test_a_parent_with_another_key_takes_no_child() -> None:
 def test_a_child_obeys_no_replay_of_its_parent() -> None:
     there = tree()
     there.gather(sessions(there))
-    there.run(lambda: all(s.joined == 3 for s in sessions(there)) or bool(there.pump()))
+    run_until_joined(there, 3)
     rounds(there)
     child = there.switches[CHILD]
     packets: list[bytes] = []
@@ -593,12 +609,14 @@ def test_a_child_obeys_no_replay_of_its_parent() -> None:
         above.request(action, None, there.now)
         there.run(lambda: not above.requests)
         halted = action is A.HALT
-        there.run(lambda halted=halted: all(s.halted is halted for s in sessions(there)))
+        there.run(partial(all_halted, there, halted))
     rounds(there)
     high = child.jobs[7].window.high
     relayed = [Control.parse(payload[:-MAC]).action for payload in packets]
     assert relayed.count(A.HALT) == relayed.count(A.RESET) == 2
-    child.control.hierarchy.uplinks[7].relayed._seen.clear()  # long ago
+    hierarchy = child.control.hierarchy
+    assert hierarchy is not None
+    hierarchy.uplinks[7].relayed._seen.clear()  # long ago
     for payload in packets:
         true_receive(Burst.single(SWITCH, TOS_CONTROL, payload), there.now)
         assert not child.jobs[7].halted
@@ -623,7 +641,7 @@ def test_a_child_does_not_answer_a_forgery_of_its_parent() -> None:
 def test_a_child_goes_on_above_the_numbers_of_its_process_before() -> None:
     there = tree()
     there.gather(sessions(there))
-    there.run(lambda: all(s.joined == 3 for s in sessions(there)) or bool(there.pump()))
+    run_until_joined(there, 3)
     child = there.switches[CHILD]
     assert child.control.hierarchy is not None
     uplink = child.control.hierarchy.uplinks[7]
@@ -644,7 +662,7 @@ def test_a_command_under_way_to_the_parent_is_not_taken_for_a_replay() -> None:
     """Its repeat comes when a later request has been answered, and before the parent's answer."""
     there = tree()
     there.gather(sessions(there))
-    there.run(lambda: all(s.joined == 3 for s in sessions(there)) or bool(there.pump()))
+    run_until_joined(there, 3)
     child = there.switches[CHILD]
     number = sessions(there)[0].requests.numbers.last
 

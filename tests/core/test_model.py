@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ class History:
         workers: int,
         expected: bool = True,
         switch: Switch | None = None,
-        **ways: object,
+        **ways: Any,
     ) -> None:
         self.rng = random.Random(seed)
         self.world = World(switch or patient_switch(), TYPICAL, seed)
@@ -119,7 +120,9 @@ class History:
             inside = np.flatnonzero(counts[index]).tolist()
             tokens = [self.tokens.get((identity, round_)) for identity in inside]
             assert None not in tokens, f"{inside} in round {round_}: {tokens}"
-            assert sums[index, -1] == sum(tokens), f"round {round_} holds others: {inside}"
+            assert sums[index, -1] == sum(token or 0 for token in tokens), (
+                f"round {round_} holds others: {inside}"
+            )
             mine = sums[index].tobytes()
             seen, who = self.seen.setdefault((round_, index), (mine, life.identity))
             if self.agree:

@@ -6,6 +6,7 @@ import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -217,7 +218,7 @@ def test_a_repeat_changes_nothing() -> None:
 
 def test_sums_in_rank_order() -> None:
     """The seats are in the order of joining, the sum is not: its bits tell."""
-    values = np.float32([1e8, 1.0, -1e8])
+    values = np.array([1e8, 1.0, -1e8], np.float32)
     order = [2, 0, 1]  # ranks by worker; 64 more: seats are other numbers
     bench = Bench(Switch(reproducible=True))
     for who, rank in enumerate(order):
@@ -237,8 +238,9 @@ def state(
     bench: Bench, who: int, statement: int, ranks: int, unranked: int = 0, request: int = 1000
 ) -> AckRanks:
     join = Join.for_shape(SHAPE, MemberType.SWITCH)
-    fields = (getattr(join, name) for name in Join.__match_args__)
-    value = TreeJoin(*fields, 1, statement, unranked, ranks)
+    fields = [getattr(join, name) for name in Join.__match_args__]
+    fields += [1, statement, unranked, ranks]
+    value = TreeJoin(*fields)
     status, ack, _ = bench.control(who, Action.JOIN, value, request=request)
     assert status is OK
     assert isinstance(ack, AckRanks)
@@ -626,7 +628,7 @@ class Node:
     def __init__(self, simulation: Simulation, host: str, number: int, many: int) -> None:
         self.network, self.address = simulation.network, simulation.address(host)
         self.switch = simulation.switch_of(host)
-        ways = {"expected": many, "rank": number if number % 2 else NO_RANK}
+        ways: dict[str, Any] = {"expected": many, "rank": number if number % 2 else NO_RANK}
         self.session = Session(self.switch, 1, MANY, 1000 + number, **ways)
         self.vector = np.arange(MANY.numel, dtype=np.float32) % 7 + number
         self.out = np.zeros_like(self.vector)
@@ -696,7 +698,7 @@ def test_many_workers_below_one_root() -> None:
 
 def test_a_reproducible_sum_in_a_tree_is_by_rack_then_rank() -> None:
     """Whoever joins first: the values tell the order."""
-    values = np.float32([1e8, 1.0, -1e8, 3.0])
+    values = np.array([1e8, 1.0, -1e8, 3.0], np.float32)
     in_order = (values[0] + values[1]) + (values[2] + values[3])
     assert in_order != ((values[0] + values[2]) + values[1]) + values[3]  # as in a star
     for order in ((0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)):
@@ -704,7 +706,7 @@ def test_a_reproducible_sum_in_a_tree_is_by_rack_then_rank() -> None:
         racks = [Address(f"10.0.1.{n}", 26963) for n in (1, 2)]
         for rack in racks:
             world.switches[rack] = Switch(Limits(), False, SWITCH, 1000)
-        ways = {"expected": 4, "reproducible": True}
+        ways: dict[str, Any] = {"expected": 4, "reproducible": True}
         sessions: dict[int, Session] = {}
         for rank in order:
             sessions[rank] = world.join(rank, SHAPE, at=racks[rank // 2], rank=rank, **ways)

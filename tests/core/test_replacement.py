@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -280,7 +281,7 @@ def until_lost(world: World, watching: list[Waiting], limit: float = 20.0) -> li
                 next(a for a, s in world.sessions.items() if s is waiting.session)
             ]
             for event in events:
-                if hasattr(event, "request"):
+                if isinstance(event, Answered):
                     waiting.answered(event)
             events.clear()
             if i not in lost and (found := waiting.lost(world.now)) is not None:
@@ -419,7 +420,7 @@ class History(Tree):
     def be_born(self, place: int) -> None:
         identity = len(self.born)
         self.born.append(self.now)
-        ways = {"expected": len(self.places), "heartbeat": 1.0, "whole": True}
+        ways: dict[str, Any] = {"expected": len(self.places), "heartbeat": 1.0, "whole": True}
         second = 1000 + identity - self.random.choice((0, 0, 1, 2, 5, 900))  # clocks step back
         self.join(place, SHAPE, at=self.places[place][1], incarnation=second, **ways)
         out = np.zeros(SHAPE.numel, np.int32)

@@ -29,6 +29,7 @@ from iswitch.core.format.wire import (
 )
 from iswitch.core.jobs.answers import PER_MEMBER, REMEMBERED
 from iswitch.core.jobs.limits import Limits
+from iswitch.core.sums.accelerator import NumPyAccelerator
 from iswitch.core.switch import Switch
 from tests.support.parts import (
     JOB,
@@ -114,12 +115,12 @@ def requests(draw: st.DrawFn) -> bytes:
         return Control(Action.JOIN, draw(others), number, join).build()
     job = draw(st.one_of(st.just(JOB), others))
     action = draw(st.sampled_from([a for a in Action if a not in (Action.JOIN, Action.ACK)]))
-    value = {
+    values: dict[Action, Threshold | Segments] = {
         Action.SETH: Threshold(draw(near)),
         Action.HELP: Segments(draw(near), draw(near), draw(near)),
         Action.FBCAST: Segments(draw(near), draw(near), draw(near)),
-    }.get(action)
-    return Control(action, job, number, value).build()
+    }
+    return Control(action, job, number, values.get(action)).build()
 
 
 @st.composite
@@ -190,7 +191,9 @@ def is_bounded(bench: Bench) -> None:
     for job in bench.switch.jobs.values():
         assert (job.accelerator is None) == (not job.members.contributors())
         assert bool(job.reserved) == (job.accelerator is not None)
-        buffers += 0 if job.accelerator is None else job.accelerator.packets.nbytes
+        if job.accelerator is not None:
+            assert isinstance(job.accelerator, NumPyAccelerator)
+            buffers += job.accelerator.packets.nbytes
     assert buffers <= control.reserved
 
 

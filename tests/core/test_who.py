@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -300,9 +301,10 @@ def test_more_than_an_ack_names_are_counted() -> None:
 
 
 def test_switches_are_named_first_and_an_answer_is_kept_until_a_later_one() -> None:
-    neighbours, who, sent = Neighbours(), Who(1, 0, 3, 4), ["request"]
+    neighbours, who = Neighbours(), Who(1, 0, 3, 4)
+    sent: Any = ["request"]
     at = switch_address(1)
-    silent, sends = neighbours.ask(at, 7, who, lambda: sent)  # type: ignore[arg-type, return-value]
+    silent, sends = neighbours.ask(at, 7, who, lambda: sent)
     assert (silent.settled, sends) == (False, sent)
     parts = [Awaiting(1, (Awaited(*worker_address(n)[:2], n),)) for n in range(MOST_AWAITED)]
     joined = together([*parts, silent])
@@ -310,11 +312,11 @@ def test_switches_are_named_first_and_an_answer_is_kept_until_a_later_one() -> N
     assert together([]) == NOBODY == Awaiting(0, ())
     ack = AckWho(Action.HELP, total=1, awaited=(Awaited("10.0.0.1", 40000, 0),))
     neighbours.answered(at, 7, who, ack)
-    told, sends = neighbours.ask(at, 7, who, lambda: sent)  # type: ignore[arg-type, return-value]
+    told, sends = neighbours.ask(at, 7, who, lambda: sent)
     assert told.awaited == (Awaited("10.0.0.1", 40000, 0, at.host, at.port),)
     assert told.settled
     assert not sends
-    other, _ = neighbours.ask(at, 7, Who(1, 0, 3, 5), lambda: sent)  # type: ignore[arg-type, return-value]
+    other, _ = neighbours.ask(at, 7, Who(1, 0, 3, 5), lambda: sent)
     assert not other.settled
 
 

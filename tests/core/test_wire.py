@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import astuple, fields
 from itertools import pairwise
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -54,7 +55,7 @@ shorts = st.integers(0, 2**16 - 1)
 awaited = st.builds(Awaited, hosts, shorts, shorts, hosts, shorts)
 
 
-def values(kind: type | None) -> st.SearchStrategy:
+def values(kind: Any) -> st.SearchStrategy[Any]:
     """Any value of a kind, every field over all that its bytes can hold."""
     if kind is None:
         return st.none()
@@ -328,7 +329,9 @@ def test_packet_layout() -> None:
     record = np.zeros(1, Shape.of(2, elements=2).packet)
     record["seg"], record["data"] = 5 << 32 | 1, [[1.0, 2.5]]
     assert record.tobytes().hex() == "00000005000000010000803f00002040"
-    assert record.dtype.fields["data"][1] == SEG_SIZE
+    fields = record.dtype.fields
+    assert fields is not None
+    assert fields["data"][1] == SEG_SIZE
 
 
 # Serial numbers
@@ -387,7 +390,7 @@ def test_dtype_of_its_own(dtype: DType) -> None:
         (np.zeros(0, np.float32).dtype, DType.FLOAT32),
     ],
 )
-def test_dtype_of(given_: object, wanted: DType) -> None:
+def test_dtype_of(given_: Any, wanted: DType) -> None:
     assert DType.of(given_) is wanted
 
 

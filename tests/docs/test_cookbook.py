@@ -16,7 +16,8 @@ from iswitch import cli
 from iswitch.core.format.wire import Shape
 from iswitch.core.sums.numpy_plane import memory_needed
 from tests.conftest import Where, running_switch
-from tests.docs.test_docs import BLOCK, COOKBOOK, ROOT, blocks
+from tests.docs.test_docs import BLOCK, COOKBOOK, blocks
+from tests.support import ROOT
 from tests.support.ranks import free_port
 from worker_lib import Refused, Worker
 

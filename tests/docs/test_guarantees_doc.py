@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.support import ROOT
 
 pytestmark = pytest.mark.unit
 

@@ -50,7 +50,7 @@ class Both:
             return found
 
         self.pair[0]._express = counted  # type: ignore[method-assign, assignment]
-        self.pair[1]._express = lambda _frames, _now: None  # type: ignore[method-assign]
+        self.pair[1]._express = lambda _frames, _now: None  # type: ignore[method-assign, assignment]
         for host in range(workers):
             join = Join.for_shape(shape, MemberType.WORKER, workers, 0)
             packet = Control(Action.JOIN, 0, 7, join).build()
@@ -204,7 +204,7 @@ def test_super_datagrams_of_any_lengths_take_the_short_way(seed: int) -> None:
             rows = packets(shape, round_, np.full(245, host + round_, np.float32))
             late = set(chance.sample(range(len(rows) - 1), 5))  # they come behind others
             rows = [row for i, row in enumerate(rows) if i not in late]
-            left = []
+            left: list[bytes] = []
             while rows:
                 n = chance.randint(1, AT_ONCE)
                 left.append(super_frame(host, rows[:n], 7 + len(left)))

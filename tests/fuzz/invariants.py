@@ -24,6 +24,7 @@ from iswitch.core.format.wire import (
     Shape,
     Status,
 )
+from iswitch.core.sums.accelerator import NumPyAccelerator
 from iswitch.core.switch import Switch
 from tests.support.parts import assert_accounted, packets_of
 
@@ -67,6 +68,7 @@ def check_memory(switch: Switch) -> None:
             assert not job.reserved
             continue
         held = job.accelerator
+        assert isinstance(held, NumPyAccelerator)
         buffers = held.rows.nbytes
         if held.aggregates is not held.rows:
             buffers += held.aggregates.nbytes

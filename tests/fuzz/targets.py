@@ -37,7 +37,7 @@ from iswitch.core.format.wire import (
     WireError,
     split_seg,
 )
-from iswitch.core.jobs.control import Limits
+from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ethernet.frame import ETH_HEADER, NEEDS_CSUM, Frames

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
@@ -47,7 +48,7 @@ def sets_not_taken_over(patch: pytest.MonkeyPatch) -> None:
     """What an older round left in a set stays in the sum."""
     right = SynchronousAccelerator._add
 
-    def wrong(self: SynchronousAccelerator, into: object, rows: Rows, first: bool) -> None:
+    def wrong(self: SynchronousAccelerator, into: Any, rows: Rows, first: bool) -> None:
         right(self, into, rows, False)
 
     patch.setattr(SynchronousAccelerator, "_add", wrong)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
 from tests.fuzz import corpus
 from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import TARGETS
+from tests.support import ROOT
 
 pytestmark = pytest.mark.unit
 

@@ -58,14 +58,18 @@ def six(mac: bytes) -> str:
 Said = tuple[Packet, list[Claim]]
 TYPES = {ARP: 0x0806, IP: 0x0800, IPv6: 0x86DD}
 TAGS = (0x8100, 0x88A8, 0x9100)
-NAMED = {ICMPv6ND_NS: ["tgt"], ICMPv6ND_NA: ["tgt"], ICMPv6ND_Redirect: ["tgt", "dst"]}
+NAMED: dict[Any, list[str]] = {
+    ICMPv6ND_NS: ["tgt"],
+    ICMPv6ND_NA: ["tgt"],
+    ICMPv6ND_Redirect: ["tgt", "dst"],
+}
 
 
 @st.composite
 def arp(draw: st.DrawFn) -> Said:
     mac, ip, operation = draw(macs), draw(ips), draw(st.integers(1, 9))
-    target = {"hwdst": name(draw(macs)), "pdst": dotted(draw(ips))}
-    packet = ARP(op=operation, hwsrc=name(mac), psrc=dotted(ip), **target)
+    whose, where = name(draw(macs)), dotted(draw(ips))
+    packet = ARP(op=operation, hwsrc=name(mac), psrc=dotted(ip), hwdst=whose, pdst=where)
     return packet, [("mac", mac), ("ip", ip)]
 
 
@@ -85,7 +89,7 @@ def ipv6(draw: st.DrawFn) -> Said:
     source = draw(st.none() | macs)
     own = bytes(8) if source is None else eui64(source)
     said: list[Claim] = [("interface", own)]
-    packet = IPv6(src="::" if source is None else six(source), dst="ff02::1")
+    packet: Packet = IPv6(src="::" if source is None else six(source), dst="ff02::1")
     empty = (IPv6ExtHdrDestOpt, IPv6ExtHdrHopByHop, IPv6ExtHdrRouting, IPv6ExtHdrFragment)
     depth = draw(depths)
     for _ in range(depth):
@@ -114,7 +118,7 @@ def framed(draw: st.DrawFn) -> tuple[bytes, list[Claim]]:
     """A frame, and what it claims."""
     packet, said = draw(arp() | ipv4() | ipv6() | ipv6() | ipv6())
     source = draw(macs)
-    wraps = [draw(st.sampled_from((*TAGS, SNAP))) for _ in range(draw(depths))]
+    wraps: list[Any] = [draw(st.sampled_from((*TAGS, SNAP))) for _ in range(draw(depths))]
     body = bytes(packet)
     kind = TYPES[type(packet)]
     for wrap in reversed(wraps):
@@ -122,8 +126,8 @@ def framed(draw: st.DrawFn) -> tuple[bytes, list[Claim]]:
             body = bytes(LLC(dsap=0xAA, ssap=0xAA, ctrl=3) / SNAP(code=kind) / Raw(body))
             kind = len(body)
         else:
-            tci = {"vlan": draw(st.sampled_from((0, 5, 4095))), "prio": draw(st.integers(0, 7))}
-            body = bytes(Dot1Q(**tci, type=kind) / Raw(body))
+            vlan, priority = draw(st.sampled_from((0, 5, 4095))), draw(st.integers(0, 7))
+            body = bytes(Dot1Q(vlan=vlan, prio=priority, type=kind) / Raw(body))
             kind = wrap
     frame = bytes(Ether(src=name(source), dst=name(slow.MACS[3]), type=kind) / Raw(body))
     if len(wraps) > DEEPEST:

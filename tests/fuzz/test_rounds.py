@@ -8,6 +8,7 @@ invariants.py.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from iswitch.core.format.wire import (
     Threshold,
     Value,
 )
-from iswitch.core.jobs.control import Limits
+from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
 from tests.fuzz.invariants import check_sends, check_state
 from tests.fuzz.oracle import Answer, Elements, Oracle, Sends
@@ -71,11 +72,14 @@ class Rounds(RuleBasedStateMachine):
         for rank in range(workers):
             flags = 0 if start is None else FLAG_STANDS_AT
             join = Join.for_shape(self.shape, expected=workers, flags=flags)
-            join = Join(*(getattr(join, f) for f in Join.__match_args__[:-1]), start or 0)
+            fields = [getattr(join, name) for name in Join.__match_args__[:-1]]
+            fields.append(start or 0)
+            join = Join(*fields)
             ack, _ = self.ask(rank, Action.JOIN, join, 1000)
             assert ack.status == Status.OK
-            assert ack.value.rank == (rank if rank == workers - 1 else NO_RANK)
-            assert ack.value.round == (start or 0)
+            value: Any = ack.value
+            assert value.rank == (rank if rank == workers - 1 else NO_RANK)
+            assert value.round == (start or 0)
 
     def put(self, who: int, tos: int, rows: np.ndarray, tail: int) -> list[Outgoing]:
         sends = self.switch.receive(Burst(peer(who), tos, rows, tail), self.now)

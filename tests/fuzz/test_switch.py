@@ -13,6 +13,7 @@ That of a child is what it sends to its parent, which itself says anything.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ from iswitch.core.format.wire import (
     Value,
     split_seg,
 )
-from iswitch.core.jobs.control import Limits
+from iswitch.core.jobs.limits import Limits
 from iswitch.core.jobs.membership import Member
 from iswitch.core.switch import Switch
 from tests.fuzz.invariants import check_sends, check_state, layouts
@@ -160,12 +161,14 @@ class Anything(RuleBasedStateMachine):
         self, who: int, job: int, type_: int, shape: Shape | None, expected: int, flags: int,
         incarnation: int, workers: int | None, further: int,
     ) -> None:  # fmt: skip
-        fields = [type_, 0, 0, 0, 0, 0, 0]
+        fields: list[Any] = [type_, 0, 0, 0, 0, 0, 0]
         if shape is not None:
             layout = (shape.dtype, shape.op, shape.mode, shape.elements, shape.last)
             fields = [type_, *layout, shape.segments]
         fields += [expected, flags, self.at(job, further)]
-        value = Join(*fields) if workers is None else SwitchJoin(*fields, workers)
+        if workers is not None:
+            fields.append(workers)
+        value = Join(*fields) if workers is None else SwitchJoin(*fields)
         self.ask(who, job, Action.JOIN, value, incarnation)
 
     @rule(n=st.integers(1, 4), flags=st.sampled_from((0, 0, 2, 8)), incarnation=st.integers(1, 4))

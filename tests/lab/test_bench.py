@@ -596,7 +596,9 @@ def test_what_a_switch_has_started_is_counted_with_it() -> None:
 
 def test_all_that_can_be_had_is_measured_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "find_spec", lambda name: None if name == "scipy" else name)
-    monkeypatch.setattr(base.shutil, "which", lambda name: None if name == "orted" else name)
+    monkeypatch.setattr(
+        "worker_lib.strategies.base.shutil.which", lambda name: None if name == "orted" else name
+    )
     assert [way.name for way in everything()] == ["iswitch", "ring", "ps", "gloo"]
     with pytest.raises(UsageError, match=r"the strategy tree needs scipy: .* or leave it out"):
         check_ways([Way.parse("tree")], of_paper=False)

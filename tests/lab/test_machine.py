@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -172,7 +173,8 @@ def test_a_process_that_does_not_end_is_waited_for_where_the_machine_is_busy() -
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     with ends_after(0.5) as process, untold() as repeated:
-        assert machine.communicated(process, 0.1, told(BUSY)) == ("", None)
+        said: tuple[str, Any] = machine.communicated(process, 0.1, told(BUSY))
+        assert said == ("", None)
         assert len(repeated) == len(asked) > 0
         assert repeated[0].startswith("not done in 0.1 s (bare sleeps 4.00 ms late")
     with ends_after(60) as process, untold(), pytest.raises(subprocess.TimeoutExpired):

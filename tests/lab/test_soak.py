@@ -20,7 +20,8 @@ from iswitch.cli import main
 from iswitch.core.format.packets import Address, Indices, Outgoing, Stretch
 from iswitch.core.format.wire import SEG_SIZE, DType, Shape, Vector
 from iswitch.core.jobs.answers import Answers
-from iswitch.core.jobs.control import Answer, ControlPlane, Request
+from iswitch.core.jobs.control import ControlPlane
+from iswitch.core.jobs.requests import Answer, Request
 from iswitch.core.sums.asynchronous import AsynchronousAccelerator
 from iswitch.core.sums.runs import Held, Outcome, Run
 from iswitch.core.sums.synchronous import SynchronousAccelerator
@@ -400,7 +401,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_processes_find_what_one_does() -> None:
-    def by_seed(processes: int) -> list[object]:
+    def by_seed(processes: int) -> list[Result]:
         return sorted(play(range(AT_ONCE + 2), processes), key=lambda result: result.seed)
 
     assert by_seed(2) == by_seed(1)

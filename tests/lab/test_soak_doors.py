@@ -14,7 +14,7 @@ from iswitch.core.jobs.answers import Answers
 from iswitch.core.jobs.job import Job as SwitchJob
 from iswitch.core.switch import Switch
 from iswitch.ethernet import guard
-from iswitch.ethernet.claims import TAGS, Inner
+from iswitch.ethernet.claims import TAGS, Inner, innermost
 from iswitch.ethernet.frame import IP
 from iswitch.ethernet.guard import SourceGuard
 from iswitch.lab.soak.absence import TOLD, Absences
@@ -59,17 +59,16 @@ def outermost(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_tag(monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks behind one tag, or none."""
 
-    def innermost(row: bytes) -> Inner:
+    def wrong(row: bytes) -> Inner:
         at = IP + 4 if row[IP - 2 : IP] in TAGS else IP
         return Inner(row[at - 2 : at], at)
 
-    monkeypatch.setattr(guard, "innermost", innermost)
+    monkeypatch.setattr(guard, "innermost", wrong)
 
 
 def too_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes what it does not look behind for harmless."""
-    original = guard.innermost
-    monkeypatch.setattr(guard, "innermost", lambda row: original(row) or Inner(b"", IP))
+    monkeypatch.setattr(guard, "innermost", lambda row: innermost(row) or Inner(b"", IP))
 
 
 def unjudged(*kinds: str) -> Break:

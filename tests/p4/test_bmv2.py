@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -255,7 +256,7 @@ class Stub:
 class Registers(Stub):
     """A data plane that answers with these registers, whatever it is asked about."""
 
-    held: dict[str, int]
+    held: dict[str, Any]
 
     def send(self, frame: bytes) -> None:
         super().send(frame)

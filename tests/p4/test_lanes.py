@@ -2,6 +2,7 @@
 
 import os
 import re
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -71,10 +72,11 @@ def expected(a: np.ndarray, b: np.ndarray, form: Format) -> np.ndarray:
     """
     kind = NUMPY[form]
     with np.errstate(all="ignore"):
-        sums = (a.view(kind) + b.view(kind)).view(a.dtype)
+        sums: np.ndarray = (a.view(kind) + b.view(kind)).view(a.dtype)
     a_is, b_is = is_nan(a, form), is_nan(b, form)
     quiet = np.where(a_is, a, b) | a.dtype.type(1 << (form.mantissa - 1))
-    return np.where(a_is | b_is, quiet, sums)
+    found: np.ndarray = np.where(a_is | b_is, quiet, sums)
+    return found
 
 
 def check(a: np.ndarray, b: np.ndarray, form: Format) -> None:
@@ -103,13 +105,14 @@ def special(form: Format) -> np.ndarray:
 
 def pairs(form: Format, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Random codes; half of the pairs have exponents close to one another."""
-    kind = CODES[form.lane]
+    kind: Any = CODES[form.lane]
     rng = np.random.default_rng(seed)
     a, b = rng.integers(0, 1 << form.lane, (2, count), dtype=kind)
     fields = kind(((1 << form.exponent) - 1) << form.mantissa)
     near = rng.integers(-form.mantissa - 4, form.mantissa + 5, count) << form.mantissa
     close = (a & fields) + near.astype(kind)
-    return a, np.where(rng.random(count) < 0.5, b, (b & ~fields) | (close & fields))
+    mixed: np.ndarray = np.where(rng.random(count) < 0.5, b, (b & ~fields) | (close & fields))
+    return a, mixed
 
 
 @pytest.mark.parametrize("form", [FLOAT32, FLOAT16, BFLOAT16], ids=lambda form: form.name)
@@ -173,7 +176,8 @@ def test_every_pair_of_small_formats(form: Format) -> None:
         field, fraction = size >> form.mantissa, size & (1 << form.mantissa) - 1
         scaled = np.where(field > 0, fraction + (1 << form.mantissa), fraction)
         magnitude = np.ldexp(scaled.astype(float), np.maximum(field, 1) - bias - form.mantissa)
-        return np.where(codes >> 7, -magnitude, magnitude)
+        signed: np.ndarray = np.where(codes >> 7, -magnitude, magnitude)
+        return signed
 
     finite = ((a & 0x7F) < infinity) & ((b & 0x7F) < infinity)
     sums = (exact(a) + exact(b))[finite]
@@ -256,15 +260,17 @@ class Program:
     def run(self, action: str, a: int, b: int) -> int:
         scope = {"a": Bits(a), "b": Bits(b)}
         for line in self.actions[action].splitlines()[1:]:
-            name, expression = re.fullmatch(r" +(\w+) = (.*);  // \w+", line).groups()
+            parts = re.fullmatch(r" +(\w+) = (.*);  // \w+", line)
+            assert parts, line
+            name, expression = parts.groups()
             scope[name] = self.value(expression, scope)
         return scope["a"]
 
     def turn(self, macro: str, word: int) -> int:
         return self.value(self.macros[macro], {"word": Bits(word)})
 
-    def value(self, expression: str, scope: dict[str, Bits]) -> int:
-        return eval(expression, {"__builtins__": {}}, self.constants | scope)
+    def value(self, expression: str, scope: dict[str, Bits]) -> Bits:
+        return Bits(eval(expression, {"__builtins__": {}}, self.constants | scope))
 
 
 PROGRAM = Program("\n".join(generate().values()))

@@ -6,6 +6,8 @@ control plane has to say the same today.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import pytest
 
 from iswitch.bmv2.cpu import Op
@@ -30,7 +32,7 @@ RECORDED = dict(sections(RECORDING.read_text(encoding="utf-8").splitlines()))
 OF_A_JOIN = {"table_add members", "table_add receivers", "mc_node_create", "mc_node_associate"}
 OF_A_LEAVE = {"table_delete members", "table_delete receivers", "mc_node_destroy"}
 ALWAYS = {Op.HOLD, Op.GO, Op.SEND}  # no data is handled meanwhile; the Ack
-EXPECTED = {  # what each step has to have, orders and lines for the runtime
+EXPECTED: dict[str, Set[object]] = {  # what each step has to have, orders and lines for the runtime
     "Join of the first worker": ALWAYS | {Op.KEEP, "table_add jobs"} | OF_A_JOIN,
     "Join of the second worker": ALWAYS | {Op.KEEP, "table_add rules"} | OF_A_JOIN,
     "Joins that are refused": ALWAYS,
@@ -71,7 +73,7 @@ def test_the_control_plane_says_what_it_said_to_a_running_switch() -> None:
 def test_each_action_has_its_operations(step: str) -> None:
     """In the recording, that is; so the test before says something."""
     (said,) = [lines for name, lines in RECORDED.items() if name.startswith(step)]
-    told = {Op[line.split()[1]] for line in said if line.startswith("> ")}
+    told: set[object] = {Op[line.split()[1]] for line in said if line.startswith("> ")}
     told |= {" ".join(line.split()[1:3]) for line in said if line.startswith("$ table")}
     told |= {line.split()[1] for line in said if line.startswith("$ mc")}
     assert told >= EXPECTED[step]

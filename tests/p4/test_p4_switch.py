@@ -23,7 +23,8 @@ from iswitch.outside import UsageError
 from p4.sizes import SIZES
 from p4.tools import cache_folder, compile_program
 from tests.conformance.cases import CASES
-from tests.conftest import ROOT, missing_p4
+from tests.conftest import missing_p4
+from tests.support import ROOT
 from tests.support.networks import mn
 from topologies import Topology
 from topologies.netns import Network

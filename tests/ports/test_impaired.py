@@ -440,9 +440,9 @@ def test_datagrams(tail: int) -> None:
     came += [payload for packets in port.pull() for payload in split(packets)]
     assert port.deadline() is None
     assert set(came) < set(known)
-    for way, total, found in (("in", 44, len(came)), ("out", 88, len(inner.sent))):
+    for way, total, passed in (("in", 44, len(came)), ("out", 88, len(inner.sent))):
         lost = counters[f"lost_{way}"] + counters[f"corrupted_{way}"]
-        assert found == total + counters[f"duplicated_{way}"] - lost
+        assert passed == total + counters[f"duplicated_{way}"] - lost
         assert counters[f"reordered_{way}"]
     for peer in peers:
         found = [payload for to, payload in inner.sent if to == peer]

@@ -199,7 +199,7 @@ class Starved:
             raise MemoryError
         return iter(())
 
-    def push(self, _: Any) -> None:
+    def push(self, _: Any, /) -> None:
         pass
 
     def deadline(self) -> float | None:
@@ -207,6 +207,12 @@ class Starved:
 
     def handle_timer(self, _: float) -> list[Any]:
         return []
+
+    def receive(self, _came: Any, _now: float, /) -> Any:
+        raise AssertionError("nothing has come")
+
+    def close(self) -> None:
+        pass
 
 
 def test_an_engine_takes_the_others_that_have_come() -> None:
@@ -219,13 +225,13 @@ def test_an_engine_takes_the_others_that_have_come() -> None:
             yield from range(5)
             self.stop()
 
-        def receive(self, came: int, _: float) -> int:
+        def receive(self, came: Any, _: float, /) -> Any:
             if came == 1:
                 raise MemoryError
             handled.append(came)
             return came
 
-        def push(self, sends: int) -> None:
+        def push(self, sends: Any, /) -> None:
             if sends == 3:
                 raise MemoryError
             sent.append(sends)
@@ -246,9 +252,9 @@ def test_a_signal_ends_one_pause_of_an_engine_without_memory(
     class Recorded:
         @staticmethod
         def select(*arguments: Any) -> tuple[list[int], list[int], list[int]]:
-            found = select.select(arguments[0], (), (), 0.0)
-            woken.append(bool(found[0]))
-            return found
+            found, _, _ = select.select(arguments[0], (), (), 0.0)
+            woken.append(bool(found))
+            return found, [], []
 
     monkeypatch.setattr(engine, "select", Recorded)
     port = Starved([True] * 5)

@@ -114,7 +114,8 @@ def test_every_host_gets_the_same(hosts: Hosts, packets: int, tail: int) -> None
         hosts.ports.push([sends])
         came = [hosts.receive() for _ in supers(rows, tail)]
         for pieces in zip(*came, strict=True):  # another core's may overtake
-            assert b"".join(sorted(pieces, key=len, reverse=True)) == wanted
+            longest_first = sorted(map(bytes, pieces), key=len, reverse=True)
+            assert b"".join(longest_first) == wanted
     assert hosts.counters["tx_frames"] == 3 * packets * (WORTH + 3)
 
 

@@ -9,6 +9,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def pull_together(port: UdpPort, count: int) -> list[Burst]:
         wait(port)
         port.socket.recv(65536, socket.MSG_PEEK)
     port.socket.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, -1)
-    return port.pull()
+    return list(port.pull())
 
 
 def pull_bursts(port: UdpPort, count: int) -> list[Burst]:
@@ -266,7 +267,7 @@ def test_what_the_kernel_leaves_of_it_is_sent_otherwise(opened: Open, taken: int
     sends.known = one, one._described, post
     post._count = 1
     if not taken:
-        post.send = lambda _fd: 0  # type: ignore[method-assign]
+        post.send = lambda _fd: 0  # type: ignore[method-assign, assignment]
     one.push([sends])
     assert received(pull_bursts(other, 100)) == payloads(rows, tail)
 
@@ -433,16 +434,14 @@ def test_who_cannot_be_sent_super_datagrams_is_sent_packets(
         (port,) = struct.unpack(">H", ctypes.string_at(name + 2, 2))
         return int(port)
 
-    def refuse(fd: int, payload: np.ndarray, names: np.ndarray, control: udp.Block) -> int:
+    def refuse(fd: int, payload: np.ndarray, names: np.ndarray, control: Any) -> int:
         if control.size > 24:  # with UDP_SEGMENT
             if port_of(int(names[0])) == refused_port:
                 raise OSError(code, "no")
             return send_to_all(fd, payload, names[:1], control)
         return send_to_all(fd, payload, names, control)
 
-    def refuse_the_second(
-        fd: int, rows: np.ndarray, tail: int, name: int, control: udp.Block
-    ) -> int:
+    def refuse_the_second(fd: int, rows: np.ndarray, tail: int, name: int, control: Any) -> int:
         if control.size > 24 and port_of(name) == refused_port:
             if len(rows) < -(-n // 64):
                 raise OSError(code, "no")

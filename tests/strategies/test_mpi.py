@@ -18,7 +18,7 @@ from tests.support import ROOT
 from tests.support.groups import MADE, group
 from tests.support.ranks import free_port
 from worker_lib.strategies import base, make, mpi
-from worker_lib.strategies.errors import Unavailable
+from worker_lib.strategies.errors import RendezvousError, Unavailable
 from worker_lib.strategies.mpi import command, here_too, spanning
 from worker_lib.strategies.rendezvous import meet
 
@@ -44,7 +44,7 @@ def test_the_command() -> None:
 
 
 def test_what_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base.shutil, "which", lambda _: None)
+    monkeypatch.setattr("worker_lib.strategies.base.shutil.which", lambda _: None)
     with pytest.raises(Unavailable, match="apt-get install --no-install-recommends openmpi-bin"):
         make("mpi", 10)
     monkeypatch.setattr(base, "find_spec", lambda _: None)
@@ -114,7 +114,7 @@ def left_between() -> str:
         for what in ("mpi of 3 elements", "mpi's daemons"):
             meet(what, lambda here: (here, None, None), MADE)
         return ""
-    with pytest.raises(mpi.RendezvousError) as caught:
+    with pytest.raises(RendezvousError) as caught:
         make("mpi", 3, timeout=1.0)
     return str(caught.value)
 
@@ -134,7 +134,7 @@ def test_who_makes_a_folder_removes_it(tmp_path: Path) -> None:
 
 def silent(folder: str) -> str:
     os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
-    with pytest.raises(mpi.RendezvousError) as caught:
+    with pytest.raises(RendezvousError) as caught:
         make("mpi", 3, timeout=1.0)
     return str(caught.value)
 
@@ -151,7 +151,7 @@ def test_that_mpirun_says_nothing_is_told(tmp_path: Path) -> None:
 def broken(folder: str) -> str:
     os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
     tempfile.tempdir = folder  # others may have such folders in /tmp
-    with pytest.raises(mpi.RendezvousError) as caught:
+    with pytest.raises(RendezvousError) as caught:
         make("mpi", 3)
     return str(caught.value)
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,11 @@ PATIENCE = 30.0
 def tell_often() -> list[Meeting]:
     """At the same port, one after the other, at once."""
     rank = int(os.environ["RANK"])
-    return [meet("a test", lambda here, i=i: [here, i, rank], PATIENCE) for i in range(20)]
+
+    def told(i: int, here: Any) -> list[Any]:
+        return [here, i, rank]
+
+    return [meet("a test", partial(told, i), PATIENCE) for i in range(20)]
 
 
 def test_all_learn_what_each_tells_again_and_again() -> None:

@@ -172,7 +172,8 @@ def test_vectors_that_do_not_fit(name: str, switch: Where, job: int) -> None:
 def failing(name: str, numel: int, dies: bool) -> str:
     """The last rank takes part once; then it leaves, or does nothing."""
     if not dies:  # all come together, and what is imported is there, before the time is short
-        make(name, numel, timeout=MADE).close()
+        with make(name, numel, timeout=MADE):
+            pass
     with make(name, numel, timeout=SILENCE if not dies else MADE) as strategy:
         rank, size = strategy.rank, strategy.num_workers
         vector = vector_of(rank, numel)

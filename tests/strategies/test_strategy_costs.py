@@ -84,7 +84,11 @@ class Counts(dict[Direction, tuple[int, int, int]]):
 
     def __sub__(self, other: Counts) -> Counts:
         return Counts(
-            {at: tuple(b - a for a, b in zip(other[at], self[at], strict=True)) for at in self}
+            {
+                at: (now[0] - was[0], now[1] - was[1], now[2] - was[2])
+                for at, now in self.items()
+                for was in [other[at]]
+            }
         )
 
 

@@ -202,7 +202,8 @@ class Plane:
 
 def sections(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """The steps of a recording, and what was said in each."""
-    name, said = "", []
+    name = ""
+    said: list[str] = []
     for line in lines:
         if line.startswith("@ "):
             if name:
@@ -227,9 +228,9 @@ class Hosts:
                 (port,) = network.topology.ports(host)
                 self.wires.append(socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
                 self.wires[-1].bind((port.ifname, 0))
-                for port in (5000, 5001, 5009):
+                for number in (5000, 5001, 5009):
                     self.ears.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-                    self.ears[-1].bind(("0.0.0.0", port))
+                    self.ears[-1].bind(("0.0.0.0", number))
 
     def send(self, frames: list[Frame]) -> int:
         """What one host sends stays before what the next one does. How many Acks are due."""
@@ -274,7 +275,7 @@ def record(both: Recorder, hosts: Hosts) -> list[str]:
             due -= hosts.acks()
             assert time.monotonic() < since + PATIENCE, f"{name}: {due} Acks are missing"
     both.lines.append(f"@ {COUNT}")
-    plane.pipeline.count()
+    plane.pipeline.count(plane.chassis.counters)
     return both.lines
 
 

@@ -15,7 +15,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from torch.distributed import HashStore, ProcessGroupGloo
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import ProcessGroupGloo
 
 from iswitch.lab.launch import launch
 from worker_lib.torch import Options, SwitchGroup
@@ -59,7 +60,7 @@ def groups(
         number = itertools.count(job).__next__
         chosen = options or Options()
         channels = Channels(Place(switch, job), rank, size, timeout, chosen, number)
-        gloo_options = ProcessGroupGloo._Options()
+        gloo_options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         device = ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=True)
         gloo_options._devices = [device]
         gloo_options._timeout = timedelta(seconds=timeout)

@@ -107,7 +107,8 @@ def values(rng: np.random.Generator, dtype: DType, size: int) -> bytes:
     special = SPECIAL[rng.integers(0, len(SPECIAL), size)]
     kind = rng.integers(0, 3, size)
     chosen = np.where(kind == 0, plain, np.where(kind == 1, near, special))
-    return (chosen | rng.integers(0, 2, size, dtype=np.uint32) << 31).astype("<u4").tobytes()
+    signed: np.ndarray = chosen | rng.integers(0, 2, size, dtype=np.uint32) << 31
+    return signed.astype("<u4").tobytes()
 
 
 def with_checksum_zero(payload: bytes, source: Address, destination: tuple[str, int]) -> bytes:

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ JOBS = 16  # a test may take so many
 
 @pytest.fixture
 def job(jobs: Any) -> int:
-    return JOBS * next(jobs)
+    return JOBS * int(next(jobs))
 
 
 def each(made: list[SwitchGroup], call: Each) -> list[Any]:
@@ -73,12 +74,24 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 # What comes
 
 
+def broadcast_own(tensors: list[torch.Tensor], opts: Any, group: SwitchGroup) -> None:
+    group.broadcast([tensors[group.rank()]], opts).wait()
+
+
+def allreduce_own(tensors: list[torch.Tensor], group: SwitchGroup) -> None:
+    group.allreduce([tensors[group.rank()]]).wait()
+
+
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("size", [1, 3])
 def test_allreduce_product(switch: Where, job: int, size: int, staged: bool) -> None:
     """Sums of small whole numbers are exact in every type."""
     generator = torch.Generator().manual_seed(1)
-    ops = {ReduceOp.SUM: torch.sum, ReduceOp.MAX: torch.amax, ReduceOp.MIN: torch.amin}
+    ops: dict[Any, Any] = {
+        ReduceOp.SUM: torch.sum,
+        ReduceOp.MAX: torch.amax,
+        ReduceOp.MIN: torch.amin,
+    }
     with groups(switch, job, size, staged=staged) as made:
         for dtype in COMBINED:
             for numel in [0, 1, 365, 366, 367, 5000]:
@@ -124,10 +137,7 @@ def test_broadcast_to_the_last_bit(switch: Where, job: int, staged: bool) -> Non
                     for group in made
                 ]
                 opts = options(BroadcastOptions, rootRank=root)
-                each(
-                    made,
-                    lambda group, t=tensors, o=opts: group.broadcast([t[group.rank()]], o).wait(),
-                )
+                each(made, partial(broadcast_own, tensors, opts))
                 for tensor in tensors:
                     assert same(tensor, source), (dtype, numel, begin)
 
@@ -221,7 +231,7 @@ def test_a_run_in_rank_order_can_be_repeated(switch: Where, job: int) -> None:
     for again in range(3):
         with groups(switch, job + 2 * again, 3, options=Options(reproducible=True)) as made:
             tensors = [values[rank].reshape(1).clone() for rank in range(3)]
-            each(made, lambda group, t=tensors: group.allreduce([t[group.rank()]]).wait())
+            each(made, partial(allreduce_own, tensors))
             in_order = (values[0] + values[1]) + values[2]
             assert all(tensor.item() == in_order for tensor in tensors)
 
@@ -349,7 +359,7 @@ def test_rounds_share_the_timeout_of_their_collective(switch: Where, job: int) -
             time.sleep(0.5)
             return at_once(*args)
 
-        worker.allreduce = late  # type: ignore[method-assign]
+        worker.allreduce = late  # type: ignore[method-assign, assignment]
         one.allreduce([torch.ones(5000)], options(AllreduceOptions, timeout=timedelta(seconds=4)))
         opts = options(AllreduceOptions, timeout=timedelta(seconds=1.2))
         with pytest.raises(DistBackendError, match=rf"not done within 1\.2 s: {SILENT}"):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import distributed, nn
+from torch._C._distributed_c10d import HashStore, PrefixStore
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.conftest import StartSwitch, Where
@@ -31,7 +32,7 @@ Weights = dict[str, np.ndarray]
 
 @pytest.fixture
 def job(jobs: Any) -> int:
-    return 100 * next(jobs)
+    return 100 * int(next(jobs))
 
 
 @pytest.fixture
@@ -268,11 +269,11 @@ def test_a_job_that_leaves_no_numbers_is_refused_at_start(
 
 def test_all_ranks_of_a_group_find_the_same_room() -> None:
     """Though another group takes numbers between the looks of two ranks."""
-    root = distributed.HashStore()
+    root = HashStore()
     place = Place(("127.0.0.1", 26963), 65530)
     for used, refusals in ((3, 0), (4, 2)):
         root.set("iswitch/jobs", str(used))
-        of_group = distributed.PrefixStore(f"{used}/", root)
+        of_group = PrefixStore(f"{used}/", root)
         refused = 0
         for rank in range(2):
             try:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Where
-from tests.docs.test_docs import BLOCK, ROOT
+from tests.docs.test_docs import BLOCK
+from tests.support import ROOT
 from tests.support.ranks import free_port, in_processes
 
 PATIENCE = 300.0  # seconds until a test is given up; every process imports torch by itself

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_docs import BLOCK, ROOT
+from tests.docs.test_docs import BLOCK
+from tests.support import ROOT
 from tests.torch.test_torch_doc import TRAIN as DOCUMENTED
 
 pytestmark = pytest.mark.serial

@@ -105,9 +105,9 @@ KINDS: dict[Any, type[Packet]] = {
 def afresh() -> Iterator[None]:
     """Nothing is known from another test, and what fails to dissect is seen."""
     settings.jobs.forget()
-    conf.debug_dissector = 1
+    conf.debug_dissector = True
     yield
-    conf.debug_dissector = 0
+    conf.debug_dissector = False
     settings.dtype = DType.FLOAT32
     settings.jobs.forget()
 
@@ -140,6 +140,11 @@ def names(kind: fields.Kind) -> list[str]:
     return [field.name for field in fields.VALUES[kind]]
 
 
+def entry_of(awaited: wire.Awaited) -> dict[str, Any]:
+    names = [field.name for field in fields.entry(0)]
+    return dict(zip(names, awaited, strict=True))
+
+
 def as_layers(control: Control) -> Packet:
     """A control packet in layers."""
     header = ISwitchControl(
@@ -152,10 +157,7 @@ def as_layers(control: Control) -> Packet:
     named = names(kind)
     if isinstance(control.value, wire.AckWho):
         named.append("awaited")
-        entry = [field.name for field in fields.entry(0)]
-        given[-1] = [
-            ISwitchAwaited(**dict(zip(entry, one, strict=True))) for one in control.value.awaited
-        ]
+        given[-1] = [ISwitchAwaited(**entry_of(one)) for one in control.value.awaited]
     if isinstance(control.value, wire.TreeJoin | wire.AckRanks):
         named.append("ranks")
     return header / KINDS[control.action, kind](**dict(zip(named, given, strict=True)))
@@ -303,7 +305,8 @@ def test_dissects_by_port_and_tos() -> None:
     def payload(**ip: Any) -> Packet:
         sport, dport = ip.pop("sport", 4000), ip.pop("dport", PORT)
         raw = bytes(IP(**ip) / UDP(sport=sport, dport=dport) / Raw(b"\7" + bytes(7)))
-        return IP(raw)[UDP].payload
+        payload: Packet = IP(raw)[UDP].payload
+        return payload
 
     for ecn in range(4):
         assert type(payload(tos=TOS_CONTROL | ecn)) is ISwitchControl
@@ -392,7 +395,7 @@ def test_show() -> None:
     elements = np.arange(100, dtype=np.float16) / 8
     found = dissected(data(member, 5, 0, elements.tobytes()))
     assert "elements  = 100 float16: 0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, ...\n" in (
-        found.show(dump=True)
+        str(found.show(dump=True))
     )
     assert found.summary().endswith(" / iSwitch contribution round 5 index 0")
     found = dissected(ack(member, 7, 3, Ack(Action.HELP, 0, 1, 1, 5, 6), Status.GONE))
@@ -406,7 +409,7 @@ def test_show() -> None:
 def test_faults_are_shown() -> None:
     member = worker(1)
     found = dissected(Sent(member, SWITCH, TOS_CONTROL, b"\x0a" + bytes(10)))
-    assert "###[ iSwitch control, malformed: unknown action 10 ]###" in found.show(dump=True)
+    assert "###[ iSwitch control, malformed: unknown action 10 ]###" in str(found.show(dump=True))
     assert "iSwitch 10 job 0 request 0, malformed: unknown action 10" in found.summary()
     found = dissected(Sent(member, SWITCH, TOS_DATA, b"abc"))
     assert found.summary().endswith(" / malformed: a packet has at least 8 bytes")

@@ -22,7 +22,7 @@ from scapy.packet import Packet
 from scapy.utils import rdpcap
 
 from iswitch.cli import main
-from iswitch.core.format import wire
+from iswitch.core.format import pcapng, wire
 from iswitch.core.format.wire import (
     PORT,
     TOS_CONTROL,
@@ -50,7 +50,7 @@ from iswitch.dissect.scapy import (
     ISwitchTreeJoin,
     settings,
 )
-from tests.support import ROOT, captured
+from tests.support import ROOT
 from tests.support.captured import (
     SWITCH,
     Sent,
@@ -75,9 +75,9 @@ if shutil.which("tshark") is None and os.geteuid() != 0:
 @pytest.fixture(autouse=True)
 def afresh() -> Iterator[None]:
     settings.jobs.forget()
-    conf.debug_dissector = 1
+    conf.debug_dissector = True
     yield
-    conf.debug_dissector = 0
+    conf.debug_dissector = False
     settings.dtype = DType.FLOAT32
     settings.jobs.forget()
 
@@ -103,7 +103,7 @@ def seen(path: Path, folder: Path, *options: str) -> list[Fields]:
     return [dict(flat(packet.get("iswitch", {}))) for packet in layers(path, folder, *options)]
 
 
-def filters(layer: Packet) -> Iterator[tuple[fields.Field, int]]:
+def filters(layer: Packet) -> Iterator[tuple[fields.Field, Any]]:
     """The fields of the one table that a layer of scapy's has, and their values."""
     if isinstance(layer, ISwitchControl):
         table = fields.HEADER
@@ -166,8 +166,8 @@ def expected(packet: Packet) -> Fields:
 
 def comparable(found: Fields) -> Fields:
     """Numbers for tshark's texts, without what links packets."""
-    links = ("request_in", "response_in", "repeat_of", "ack_time", "refused", "unmatched")
-    links += ("repeated", "assumed")
+    links = {"request_in", "response_in", "repeat_of", "ack_time", "refused", "unmatched"}
+    links |= {"repeated", "assumed"}
     numbers: Fields = {}
     for name, texts in found.items():
         if name in ("mac", "data") or name.endswith("host"):
@@ -459,8 +459,8 @@ def test_fragments_are_left_alone(tmp_path: Path) -> None:
     frame = bytearray(data(worker(1), 1, 0, bytes(16)).frame())
     frame[20] |= 0x20  # more fragments follow
     rows = np.frombuffer(bytes(frame), np.uint8).reshape(1, -1)
-    blocks = [captured.pcapng.section(), captured.pcapng.interface("a")]
-    blocks.append(captured.pcapng.packets(0, 1, captured.pcapng.Direction.IN, rows))
+    blocks = [pcapng.section(), pcapng.interface("a")]
+    blocks.append(pcapng.packets(0, 1, pcapng.Direction.IN, rows))
     path = tmp_path / "fragment.pcapng"
     path.write_bytes(b"".join(blocks))
     for defragment in ("TRUE", "FALSE"):

@@ -286,7 +286,8 @@ def test_the_bound_is_no_pardon(tmp_path: Path) -> None:
 
 
 def test_bounds() -> None:
-    a, b = np.float32([1, np.nan, np.inf, 1]), np.float32([1.5, np.nan, 1, 2])
+    a = np.array([1, np.nan, np.inf, 1], np.float32)
+    b = np.array([1.5, np.nan, 1, 2], np.float32)
     bound = np.array([0.5, 0, np.inf, 0.5])
     assert within_each(a, b, bound).tolist() == [True, True, True, False]
 

@@ -35,8 +35,9 @@ from iswitch.ports.capture import Capture
 from iswitch.ports.recorded import RecordedDatagrams
 from iswitch.traces.report import lines
 from tests.ports.test_raw import allreduce, running
+from tests.support import ROOT
 from tests.support.captured import SWITCH, Sent, ack, data, request, worker
-from tests.traces.test_replay import ROOT, all_equal, data_packets, generate, replayed, trace
+from tests.traces.test_replay import all_equal, data_packets, generate, replayed, trace
 from tests.traces.test_traces import pcap
 
 pytestmark = pytest.mark.serial

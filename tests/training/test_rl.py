@@ -102,7 +102,12 @@ def test_the_actors_gradient_stops_at_the_critic() -> None:
     drawn: list[Any] = []
     replay = learner._replay  # type: ignore[attr-defined]
     draw = replay.draw
-    replay.draw = lambda *args: drawn.append(draw(*args)) or drawn[-1]
+
+    def recorded(*args: Any) -> Any:
+        drawn.append(draw(*args))
+        return drawn[-1]
+
+    replay.draw = recorded
     learner.gradient()
 
     network = copy.deepcopy(learner._network)  # type: ignore[attr-defined]
@@ -170,13 +175,14 @@ def test_settings_can_be_others() -> None:
 
 
 def test_a_bound_module_is_the_vector() -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2))
+    linear = torch.nn.Linear(3, 2)
+    module = torch.nn.Sequential(linear, torch.nn.LayerNorm(2))
     weights = weights_of(module)
     assert weights.size == 3 * 2 + 2 + 2 + 2
     gradient = np.full_like(weights, 7)
     bind(module, weights, gradient)
     weights[:6] = np.arange(6)
-    assert module[0].weight.detach().numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert linear.weight.detach().numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
     gradient[:] = 0
     module[0](torch.ones(1, 3)).sum().backward()
     assert gradient.tolist() == [1] * 6 + [1, 1] + [0] * 4
@@ -413,14 +419,14 @@ def test_a_checkpoint_half_written_is_not_left(
     checkpoint.save(path, updater, {})
     updater.update(np.ones(3, np.float32))
     with monkeypatch.context() as killed:
-        killed.setattr(checkpoint.os, "fsync", stop)
+        killed.setattr("worker_lib.rl.checkpoint.os.fsync", stop)
         with pytest.raises(KeyboardInterrupt):
             checkpoint.save(path, updater, {})
     assert len(list(tmp_path.iterdir())) == 2
     other = Updater(torch.nn.Linear(2, 1), [(3, 1e-2)])
     checkpoint.load(path, other, {})
     assert other.updates == 0
-    monkeypatch.setattr(checkpoint.os, "getpid", lambda: 1)  # another process
+    monkeypatch.setattr("worker_lib.rl.checkpoint.os.getpid", lambda: 1)  # another process
     checkpoint.save(path, updater, {})
     assert list(tmp_path.iterdir()) == [Path(path)]
     checkpoint.load(path, other, {})

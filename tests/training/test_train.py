@@ -391,7 +391,7 @@ def test_what_is_not_installed_is_named(
 def test_what_cannot_be_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def complaint(*options: str, **names: str) -> str:
         names = {"algorithm": "ppo", "env": "CartPole-v1"} | names
-        arrays = {"0": np.array(70)}
+        arrays: Any = {"0": np.array(70)}
         np.savez(tmp_path / "checkpoint.npz", names=np.array(json.dumps(names)), **arrays)
         place = ["--env", "CartPole-v1", "--out", str(tmp_path), "--resume"]
         assert cli.main(["train", "ppo", *place, *options]) == 2
@@ -404,7 +404,7 @@ def test_what_cannot_be_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_what_a_worker_refuses_is_told(tmp_path: Path) -> None:
     names = '{"algorithm": "ppo", "env": "CartPole-v1"}'
-    arrays = {"0": np.zeros(3, np.float32), "1": np.array(70)}
+    arrays: dict[str, Any] = {"0": np.zeros(3, np.float32), "1": np.array(70)}
     np.savez(tmp_path / "checkpoint.npz", names=np.array(names), **arrays)
     done = run("ppo", "--env", "CartPole-v1", "--out", str(tmp_path), "--resume")
     assert done.returncode == 2

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,8 +57,8 @@ def make(switch: Where, job: int) -> Iterator[Make]:
     """Makes a worker of a model; all leave at the end."""
     made: list[AsynchronousWorker] = []
 
-    def make_worker(model: Model, num_workers: int = 1, **kwargs: object) -> AsynchronousWorker:
-        ways = {"timeout": PATIENCE, "check": True, "state": model.state, **kwargs}
+    def make_worker(model: Model, num_workers: int = 1, **kwargs: Any) -> AsynchronousWorker:
+        ways: dict[str, Any] = {"timeout": PATIENCE, "check": True, "state": model.state, **kwargs}
         at = ways.pop("switch", switch)
         worker = AsynchronousWorker(
             at,
@@ -65,7 +66,7 @@ def make(switch: Where, job: int) -> Iterator[Make]:
             model.weights.size,
             num_workers,
             update=model.update,
-            **ways,  # type: ignore[arg-type]
+            **ways,
         )
         made.append(worker)
         return worker
@@ -207,7 +208,7 @@ def test_nobody_reads_the_state_of_an_update_that_failed(make: Make) -> None:
         model.weights[: NUMEL // 2] = 77
         raise ArithmeticError
 
-    model.update = update  # type: ignore[method-assign]
+    model.update = update  # type: ignore[method-assign, assignment]
     worker = make(model)
     worker.contribute(np.ones(NUMEL, np.float32), worker.version)
     into = [np.empty(NUMEL, np.float32)]
@@ -244,7 +245,7 @@ def test_what_update_raises_is_raised_in_the_users_thread(make: Make) -> None:
         raise ArithmeticError(f"at version {version}")
 
     model = Model()
-    model.update = update  # type: ignore[method-assign]
+    model.update = update  # type: ignore[method-assign, assignment]
     worker = make(model)
     version = worker.version + 1
     worker.contribute(np.ones(NUMEL, np.float32), worker.version)

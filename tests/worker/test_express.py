@@ -42,7 +42,7 @@ def express(shape: Shape, vector: np.ndarray, out: np.ndarray) -> Express:
 def test_in_order_it_is_put_in_its_place(numel: int, at_once: int, dtype: type) -> None:
     """Four elements a segment, `at_once` segments a burst."""
     shape = Shape.of(numel, DType.of(np.dtype(dtype)), elements=4)
-    vector = np.arange(numel).astype(dtype)
+    vector: np.ndarray = np.arange(numel).astype(dtype)
     rows, _ = aggregates(shape, vector)
     out = np.zeros_like(vector)
     under_way = express(shape, out, out)  # in place
@@ -126,7 +126,8 @@ def test_a_session_takes_it_if_nothing_stands_in_the_way() -> None:
     session.receive(Burst(SWITCH, TOS_DATA, *aggregates(session.shape, vector)), 1.3)  # again
     assert out.tolist() == [3.0] * 1000
     session.finish()
-    assert (session.round, session.express) == (ROUND + 1, None)
+    assert session.round == ROUND + 1
+    assert session.express is None
     assert session.stats["useless"] == session.shape.segments == session.stats["received"]
 
 
@@ -158,6 +159,7 @@ def test_a_rest_that_does_not_come_is_soon_sent_again() -> None:
     rows, _ = aggregates(session.shape, vector)
     session.receive(Burst(SWITCH, TOS_DATA, rows[:1], session.shape.packet_size), 1.001)
     due = session.deadline()
+    assert due is not None
     assert due == pytest.approx(1.003)
     session.handle_timer(due)
     (again,) = session.transmissions(due)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,7 +22,7 @@ def sent(segments: int = 8, at: float = 0.0) -> Losses:
     return losses
 
 
-def lost(losses: Losses, now: float) -> tuple[list[int], list[int], float | None]:
+def lost(losses: Losses, now: float) -> tuple[list[int], list[int], Any]:
     first, second, again_at = losses.overdue(now)
     return first.tolist(), second.tolist(), again_at
 

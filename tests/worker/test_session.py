@@ -7,11 +7,12 @@ switch asks A for it). Everything sent is in it, whether it arrives or not.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from iswitch.core.format.packets import Address, Burst, Cutter
+from iswitch.core.format.packets import Address, Burst, Cutter, Outgoing
 from iswitch.core.format.wire import (
     FLAG_NEW,
     NO_RANK,
@@ -108,10 +109,12 @@ class Scene(World):
 
     def vector(self, number: int, round_: int) -> np.ndarray:
         """What a worker contributes to a round; no two are alike."""
-        return np.arange(9, dtype=np.int32) + 10 ** (2 + number) * (1 + round_ % 7)
+        scale = 10 ** (2 + number) * (1 + round_ % 7)
+        return np.arange(9, dtype=np.int32) + np.int32(scale)
 
     def total(self, round_: int, *numbers: int) -> np.ndarray:
-        return np.sum([self.vector(i, round_) for i in numbers], 0, np.int32)
+        vectors = np.array([self.vector(i, round_) for i in numbers])
+        return np.asarray(vectors.sum(0, np.int32))
 
     def begin(self, *numbers: int) -> dict[int, np.ndarray]:
         """These begin the allreduce of their round; where the results will be."""
@@ -359,9 +362,7 @@ def test_doubled_relay_is_acked_but_executed_once() -> None:
     assert scene.workers[0].stats["helped"] == 1
 
 
-def outgoing(number: int, payload: bytes) -> object:
-    from iswitch.core.format.packets import Outgoing
-
+def outgoing(number: int, payload: bytes) -> Outgoing:
     return Outgoing.control(worker_address(number), payload)
 
 
@@ -394,7 +395,7 @@ def test_nonsense_from_the_switch_is_ignored() -> None:
     scene.round_of_all()
 
 
-def burst_from_switch(payload: bytes) -> object:
+def burst_from_switch(payload: bytes) -> Burst:
     from iswitch.core.format.packets import Burst
     from iswitch.core.format.wire import TOS_CONTROL
 
@@ -1090,11 +1091,11 @@ def test_data_waits_for_the_window() -> None:
     assert (out == np.arange(shape.numel)).all()
 
 
-def bursts(workers: int = 2, **kwargs: object) -> tuple[World, list[Session]]:
+def bursts(workers: int = 2, **kwargs: Any) -> tuple[World, list[Session]]:
     """Workers that send bursts of eight segments."""
     world = World()
     shape = Shape.of(2000 * 80, DType.INT32, elements=2000)
-    ways = {"expected": workers, "heartbeat": float("inf"), **kwargs}
+    ways: dict[str, Any] = {"expected": workers, "heartbeat": float("inf"), **kwargs}
     sessions = [world.join(i, shape, **ways) for i in range(workers)]
     world.gather(sessions)
     vectors = [np.full(shape.numel, 10**i, np.int32) for i in range(workers)]
@@ -1261,7 +1262,7 @@ def test_what_the_switch_lacks_is_sent_again_whatever_the_rank(rank: int, lost: 
     """Its map is of seats, and a worker's rank is another number: the Ack says whether it lacks."""
     shape = Shape.of(30, DType.INT32, elements=1)
     world = World(Switch(Limits(lease=1e6)), Faults())
-    ways = {"heartbeat": float("inf"), "resends": True}
+    ways: dict[str, Any] = {"heartbeat": float("inf"), "resends": True}
     other = world.join(1, shape, rank=rank + 1, **ways)
     worker = world.join(0, shape, rank=rank, **ways)
     world.gather([worker, other])

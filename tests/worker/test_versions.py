@@ -162,7 +162,8 @@ def test_versions_of_sound_links() -> None:
     crew = Crew(3).start().contribute(10)
     assert crew.settle() == 10
     assert [len(made) for made in crew.agree()] == [10, 10, 10]
-    totals = sum(np.frombuffer(t, np.int32).astype(np.int64) for t in crew.owners[0].made.values())
+    made = crew.owners[0].made.values()
+    totals = np.sum([np.frombuffer(total, np.int32).astype(np.int64) for total in made], 0)
     assert (totals == sum(unit(w, n) for w in range(3) for n in range(10))).all()
 
 

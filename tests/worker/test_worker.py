@@ -139,7 +139,7 @@ def test_who_lacks_in_a_shorter_vector(make: Make) -> None:
 def test_dtypes_and_ops(make: Make, pool: ThreadPoolExecutor, dtype: type, op: str) -> None:
     workers = make(3, dtype=dtype, op=op)
     rng = np.random.default_rng(1)
-    vectors = [rng.integers(-9, 10, NUMEL).astype(dtype) for _ in workers]
+    vectors: list[np.ndarray] = [rng.integers(-9, 10, NUMEL).astype(dtype) for _ in workers]
     exact = np.stack(vectors).astype(np.int64)
     for out in together(pool, workers, vectors):
         assert out.dtype == dtype
@@ -564,8 +564,8 @@ def test_a_worker_is_killed_in_the_middle_of_a_round(
             with pytest.raises(MemberLost):  # and again, as long as nobody has come
                 first.allreduce(vector)
             first.set_threshold(2)
-            sums = together(pool, [first, second], [vector] * 2)
-            assert {float(out.min()) for out in sums} == {2.0}
+            both = together(pool, [first, second], [vector] * 2)
+            assert {float(out.min()) for out in both} == {2.0}
         else:
             wanted = rf" of .*rank {lost} .* die\? .*\(2 of 3 workers are in job 1 now\)"
             for future in (begun, other):  # the other may have had to stop before some segments
@@ -905,7 +905,7 @@ def test_importing_the_package_loads_no_numpy() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\nTrue\n"
     with pytest.raises(AttributeError, match="no attribute 'Wroker'"):
-        _ = worker_lib.Wroker  # type: ignore[attr-defined]
+        _ = worker_lib.Wroker
     assert all(hasattr(worker_lib, name) for name in worker_lib.__all__)
     assert dir(worker_lib) == sorted(worker_lib.__all__)
 

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.serial
 PATIENCE = 100.0  # seconds
 as_root = pytest.mark.root(reason="only root can make namespaces")
 LOOPBACK = pytest.param("loopback", "star:3")
-WORLDS = [
+WORLDS: list[Any] = [
     LOOPBACK,
     pytest.param("netns", "rack:2x3", marks=as_root),
     pytest.param("mininet", "rack:2x2", marks=as_root),
@@ -92,7 +93,7 @@ class Running:
         """The process of the second worker."""
         return sorted(children(self.process.pid, needle))[1]
 
-    def end(self) -> tuple[str, dict]:
+    def end(self) -> tuple[str, dict[str, Any]]:
         """Its messages and its report; it must end well."""
         out, err = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == 0, out + err

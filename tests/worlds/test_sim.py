@@ -248,16 +248,23 @@ def story(seed: int, links: str = BAD, form: str = "rack:2x2") -> Simulation:
             vector = np.arange(23, dtype=np.int32) + number + session.round
             session.begin(vector, outs[host], network.now)
 
+    def restart(switch: str) -> None:
+        simulation.start_switch(switch)
+
     def join(host: str) -> None:
         """Join until all are there, as a worker does."""
         sessions[host].join(network.now)
         network.poke(simulation.address(host))
-        network.at(network.now + 0.02, lambda: sessions[host].rank == NO_RANK and join(host))
+        network.at(network.now + 0.02, lambda: join_again(host))
+
+    def join_again(host: str) -> None:
+        if sessions[host].rank == NO_RANK:
+            join(host)
 
     for host in topology.hosts:
         session = Session(simulation.switch_of(host.name), 7, SHAPE, 1000, expected=4)
         sessions[host.name] = session
-        simulation.node(host.name).heed = lambda name=host.name: go_on(name)  # type: ignore[misc]
+        simulation.node(host.name).heed = lambda name=host.name: go_on(name)
         simulation.start_worker(host.name, session)
         join(host.name)
     root, child = topology.root.name, topology.tree[-1].name
@@ -268,8 +275,8 @@ def story(seed: int, links: str = BAD, form: str = "rack:2x2") -> Simulation:
     if root != child:
         network.at(0.130, lambda: network.plug(a, b, up=False))
         network.at(0.200, lambda: network.plug(a, b, up=True))
-    network.at(0.220, lambda: simulation.start_switch(child) and None)
-    network.at(0.300, lambda: simulation.start_switch(root) and None)
+    network.at(0.220, lambda: restart(child))
+    network.at(0.300, lambda: restart(root))
     while min(session.round for session in sessions.values()) < 10:
         assert network.step()
         assert network.now < 60

@@ -21,7 +21,8 @@ H = tuple(Host(f"h{i}") for i in range(1, 5))
 
 
 def topology(*links: str, switches: tuple[Switch, ...] = S1, hosts: int = 2) -> Topology:
-    return Topology(H[:hosts], switches, tuple(Link(*link.split("-")) for link in links))
+    ends = [link.split("-") for link in links]
+    return Topology(H[:hosts], switches, tuple(Link(a, b) for a, b in ends))
 
 
 # Short forms
