@@ -85,7 +85,7 @@ def report(losses: Sequence[str], sizes: dict[str, int], pipes: Sequence[Connect
             print(row(loss, seconds[:, k], note), flush=True)
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -94,6 +94,11 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", help="elements; default: the paper's")
     parser.add_argument("--loss", nargs="*", default=["1%", "10%"], help="on each link, each way")
     parser.add_argument("--seed", type=int, default=1)
+    return parser
+
+
+def main() -> None:
+    parser = arguments()
     args = parser.parse_args()
     sizes = {str(n): n for n in args.sizes} if args.sizes is not None else SIZES
     rounds = [max(20, min(500, int(args.seconds * 5e6 / (n + 2e4)))) for n in sizes.values()]

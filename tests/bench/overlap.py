@@ -24,8 +24,8 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -75,8 +75,7 @@ def work(
 
         counted.__annotations__.clear()  # of which DDP only knows those that are no text
         model.register_comm_hook(state, counted)
-        parameters = list(model.parameters())
-        assert sum(p.numel() for p in parameters) == PARAMETERS
+        assert sum(p.numel() for p in model.parameters()) == PARAMETERS
         frames = torch.randn(args.batch, 1, 84, 84)
         flat = torch.zeros(PARAMETERS)
 
@@ -95,20 +94,28 @@ def work(
             model(frames).square().mean().backward()
 
         ways: list[Callable[[], None]] = [compute, aggregate, in_turn, overlapped]
-        times = np.empty((args.rounds, len(ways), 2))
-        for i in range(-3, args.rounds):  # the first make DDP's buckets and the pages of memory
-            for k, way in enumerate(ways):
-                model.zero_grad()
-                began = start.wait()
-                way()
-                if i >= 0:
-                    times[i, k] = began, time.monotonic()
+        times = timed(ways, args.rounds, start, model.zero_grad)
         buckets = sizes[-sizes[::-1].index(sizes[-1], 1) :] if len(set(sizes)) > 1 else sizes[:1]
         start.wait()
         state.close()
         results.send((times, buckets))
         results.recv()
         os._exit(0)  # without gloo's destructors
+
+
+def timed(
+    ways: list[Callable[[], None]], rounds: int, start: Any, prepare: Callable[[], None]
+) -> np.ndarray:
+    """Start and end of each way in each round, in seconds; shape (rounds, ways, 2)."""
+    times = np.empty((rounds, len(ways), 2))
+    for i in range(-3, rounds):  # the first make DDP's buckets and the pages of memory
+        for k, way in enumerate(ways):
+            prepare()
+            began = start.wait()
+            way()
+            if i >= 0:
+                times[i, k] = began, time.monotonic()
+    return times
 
 
 def report(seconds: np.ndarray, buckets: int, args: argparse.Namespace) -> None:
@@ -128,7 +135,7 @@ def report(seconds: np.ndarray, buckets: int, args: argparse.Namespace) -> None:
     )
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -138,6 +145,31 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--bucket", type=float, help="MiB at most; default: as DDP has it")
+    return parser
+
+
+@contextmanager
+def namespaces(args: argparse.Namespace, context: Any) -> Iterator[tuple[list[Any], Any]]:
+    """Run a switch in namespaces; the places of the workers, and the switch's address."""
+    from tests.bench.rig import SWITCH_PORT, place, serve
+    from topologies import Topology
+    from topologies.netns import Network
+
+    topology = Topology.parse(f"star:{args.workers},rate={args.rate}")
+    with Network(topology, prefix="iswo") as net:
+        end, other = context.Pipe()
+        server = context.Process(target=serve, args=(place(net, "s1"), other), daemon=True)
+        server.start()
+        end.recv()
+        hosts = [place(net, f"h{rank + 1}") for rank in range(args.workers)]
+        yield hosts, (str(topology.address("s1")), SWITCH_PORT)
+        server.terminate()
+        end.recv()
+        server.join()
+
+
+def main() -> None:
+    parser = arguments()
     args = parser.parse_args()
     print(f"command: python -m tests.bench.overlap {' '.join(sys.argv[1:])}".rstrip())
     print(f"machine: {os.cpu_count()} cores, Linux {platform.release()}", flush=True)
@@ -149,18 +181,7 @@ def main() -> None:
         places: list[Any] = [None] * args.workers
         host = "127.0.0.1"
         if args.world == "netns":
-            from tests.bench.rig import SWITCH_PORT, place, serve
-            from topologies import Topology
-            from topologies.netns import Network
-
-            topology = Topology.parse(f"star:{args.workers},rate={args.rate}")
-            net = stack.enter_context(Network(topology, prefix="iswo"))
-            end_of_server, other = context.Pipe()
-            server = context.Process(target=serve, args=(place(net, "s1"), other), daemon=True)
-            server.start()
-            end_of_server.recv()
-            places = [place(net, f"h{rank + 1}") for rank in range(args.workers)]
-            switch = (str(topology.address("s1")), SWITCH_PORT)
+            places, switch = stack.enter_context(namespaces(args, context))
             host = places[0].address
         else:
             from tests.conftest import running_switch
@@ -181,10 +202,6 @@ def main() -> None:
         for pipe, worker in zip(pipes, workers, strict=True):
             pipe.send("go")
             worker.join()
-        if args.world == "netns":
-            server.terminate()
-            end_of_server.recv()
-            server.join()
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ def measure(context: Any, task: Task, places: list[Place | None], job: int) -> N
         print(f"  {helps} Helps of workers")
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -210,18 +210,27 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", help="elements; default: 157 kB, 3.31 MB")
     parser.add_argument("--blocks", type=int, default=8, help="of rounds, each way")
     parser.add_argument("--seconds", type=float, default=0.5, help="of a block, roughly")
-    args = parser.parse_args()
-    root = os.geteuid() == 0
-    if args.world == "raw" and not root:
-        parser.error("--world raw makes network namespaces, and needs root")
-    sizes = {str(n): n for n in args.sizes} if args.sizes else SIZES
-    context = mp.get_context("spawn")
+    return parser
+
+
+def print_head(args: argparse.Namespace, root: bool) -> None:
     print(f"command: python -m tests.bench.stranger {' '.join(sys.argv[1:])}".rstrip())
     print(f"machine: {os.cpu_count()} cores, Linux {platform.release()}, NumPy {np.__version__}")
     print(f"{args.workers} workers, {args.world}; medians (quartiles) in ms, ratios of blocks")
     if not root:
         print("floods from ever new source ports are left out: they need root")
     print(f"{'':38}{'switch':>8}{'sender':>8}{'reached':>9}{'us':>8}   switch/elsewhere")
+
+
+def main() -> None:
+    parser = arguments()
+    args = parser.parse_args()
+    root = os.geteuid() == 0
+    if args.world == "raw" and not root:
+        parser.error("--world raw makes network namespaces, and needs root")
+    sizes = {str(n): n for n in args.sizes} if args.sizes else SIZES
+    context = mp.get_context("spawn")
+    print_head(args, root)
     with ExitStack() as stack:
         end, other = context.Pipe()
         places: list[Place | None] = [None] * (args.workers + 1)

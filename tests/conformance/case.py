@@ -15,7 +15,7 @@ from tests.conformance.client import (
     expect_sum,
     wait_readable,
 )
-from tests.conformance.wire import Action, MemberType, Shape, Status
+from tests.conformance.wire import Action, Shape, Status
 
 FAREWELL = 0.3  # seconds allowed for the answers to a finished case's Leaves
 
@@ -79,7 +79,7 @@ class Bench:
     def controller(self, shape: Shape) -> Peer:
         """A controller that has joined leaving everything agreed zero."""
         peer = self.stranger(shape)
-        peer.join(member_type=MemberType.CONTROLLER, zeros=True)
+        peer.join_as_controller()
         return peer
 
     def violations(self) -> list[str]:

@@ -209,8 +209,6 @@ class Peer:
     def join(
         self,
         *,
-        member_type: MemberType = MemberType.WORKER,
-        zeros: bool = False,
         expected: int = 0,
         round_: int | None = None,
         rank: int | None = None,
@@ -220,9 +218,16 @@ class Peer:
         tos: int = wire.TOS_CONTROL,
     ) -> Ack:
         """Join with this incarnation (by default the one in force), to be answered so."""
+        value = wire.join_value(self.shape, MemberType.WORKER, expected, round_, rank, new)
+        return self._join_with(value, incarnation, want, tos)
+
+    def join_as_controller(self) -> Ack:
+        """Join as a controller, which names no shape."""
+        value = wire.join_value(None, MemberType.CONTROLLER)
+        return self._join_with(value, None, Status.OK, wire.TOS_CONTROL)
+
+    def _join_with(self, value: bytes, incarnation: int | None, want: Status, tos: int) -> Ack:
         number = self.incarnation if incarnation is None else incarnation
-        shape = None if zeros else self.shape
-        value = wire.join_value(shape, member_type, expected, round_, rank, new)
         ack = self.request(Action.JOIN, value, request=number, tos=tos)
         expect_status(ack, want, f"Join from {self.describe()}")
         if want == Status.OK:

@@ -380,7 +380,7 @@ JOINS = [
 
 
 @pytest.mark.parametrize(
-    ("state", "who", "job", "value", "status", "rank", "threshold", "round_", "contributors"), JOINS
+    ("state", "who", "job", "value", "status", "wanted"), [(*case[:5], case[5:]) for case in JOINS]
 )
 def test_join(
     state: Callable[[], Bench],
@@ -388,11 +388,9 @@ def test_join(
     job: int,
     value: Join,
     status: Status,
-    rank: int,
-    threshold: int,
-    round_: int,
-    contributors: int,
+    wanted: tuple[int, int, int, int],
 ) -> None:
+    rank, threshold, round_, contributors = wanted
     bench = state()
     before = bench.switch.control.reserved
     found, ack, sends = bench.control(who, A.JOIN, value, job, request=2000)

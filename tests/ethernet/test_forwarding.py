@@ -138,7 +138,7 @@ def test_frames_between_others_pass_as_they_are() -> None:
         (plain(A, B), "same_port"),
         (plain(slow.SWITCH_MAC, A), "unserved"),
         (slow.VNET + slow.tagged(0, b"x" * 20, 0), "unserved"),  # an ordinary ToS
-        (slow.VNET + slow.tagged(0, b"x" * 20, DATA, to=1), "unserved"),
+        (slow.VNET + slow.tagged(0, b"x" * 20, DATA, ports=(5000, 1)), "unserved"),
         (slow.VNET + slow.tagged(0, b"x" * 20, DATA, fragment=0x2000), "unserved"),
         (slow.VNET + slow.tagged(0, b"x" * 20, DATA)[:-1], "bad_frame"),
         (slow.VNET + slow.tagged(0, b"x" * 20, DATA)[:-1] + b"y", "bad_checksum"),
@@ -200,7 +200,7 @@ def test_super_frames_of_tcp_go_on_behind_tags(tags: bytes, offload: bool) -> No
     """Each frame has the tags; who lies about where TCP is, is not taken for one that was right."""
     bench = Bench(*[Jack(1504, offload)] * 2)  # MTU with room for a second tag
     segment = struct.pack(">HHIIBBHHH", 1, 2, 7, 5, 0x50, 0x10, 9, 0, 0) + bytes(3 * 1448 + 1)
-    frame = slow.ethernet(B, A, slow.ip(slow.IPS[0], slow.IPS[1], 6, segment))
+    frame = slow.ethernet(B, A, slow.ip((slow.IPS[0], slow.IPS[1]), 6, segment))
     frame = slow.partial(frame, 6, 34, 16)
     assert len(bench.put(0, slow.super_vnet(1, 54, 1448, 34, 16) + frame)) == 4
     start = 34 + len(tags)

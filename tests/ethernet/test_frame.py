@@ -48,7 +48,7 @@ def test_heads_with_finished_checksums(size: int) -> None:
     for head, row in zip(route().heads(rows.shape[1], f.sums(rows)), rows, strict=True):
         datagram = slow.udp(slow.SWITCH_IP, slow.IPS[0], (26963, 5000), row.tobytes())
         packet = slow.ip(
-            slow.SWITCH_IP, slow.IPS[0], 17, datagram, 0x1C, identification=0
+            (slow.SWITCH_IP, slow.IPS[0]), 17, datagram, 0x1C, identification=0
         )  # fmt: skip
         wanted = bytes(10) + slow.ethernet(HOST, slow.SWITCH_MAC, packet)
         assert head.tobytes() + row.tobytes() == wanted
@@ -82,7 +82,7 @@ def tcp_frame(version: int, payload: int, flags: int) -> tuple[bytes, int]:
     segment = struct.pack(">HHIIBBHHH", 1, 2, 0xFFFFFF00, 5, 0x80, flags, 9, 0, 0)
     segment += bytes(range(12)) + bytes(i % 251 for i in range(payload))
     if version == 4:
-        packet = slow.ip(slow.IPS[0], slow.IPS[1], 6, segment, identification=0xFFFF)
+        packet = slow.ip((slow.IPS[0], slow.IPS[1]), 6, segment, identification=0xFFFF)
         return slow.ethernet(slow.MACS[1], HOST, packet), 34
     head = struct.pack(">IHBB", 0x60000000, len(segment), 6, 64) + bytes(range(32))
     return slow.ethernet(slow.MACS[1], HOST, head + segment, 0x86DD), 54
@@ -127,7 +127,7 @@ def test_headers_that_tags_leave_no_room_for() -> None:
 @pytest.mark.parametrize(("protocol", "offset", "zero"), [(6, 16, 0), (17, 6, 0xFFFF)])
 def test_zero_is_written_as_each_protocol_wants(protocol: int, offset: int, zero: int) -> None:
     """RFC 1624: not as 0xFFFF; but RFC 768: not as 0, which says that there is none."""
-    packet = slow.ip(slow.IPS[0], slow.IPS[1], protocol, bytes(24))
+    packet = slow.ip((slow.IPS[0], slow.IPS[1]), protocol, bytes(24))
     frame = slow.partial(slow.ethernet(slow.MACS[1], HOST, packet), protocol, 34, offset)
     rest = 0xFFFF - slow.total(frame[34:])
     frame = frame[:-2] + rest.to_bytes(2, "big")
@@ -179,7 +179,7 @@ def test_arp_round_trip() -> None:
 def ping(payload: bytes = b"0123456", **ip: int) -> bytes:
     message = b"\x08\0\0\0\0\1\0\2" + payload
     message = message[:2] + f.checksum(message).to_bytes(2, "big") + message[4:]
-    packet = slow.ip(slow.IPS[0], slow.SWITCH_IP, 1, message, **ip)  # type: ignore[arg-type]
+    packet = slow.ip((slow.IPS[0], slow.SWITCH_IP), 1, message, **ip)  # type: ignore[arg-type]
     return slow.ethernet(slow.SWITCH_MAC, HOST, packet)
 
 

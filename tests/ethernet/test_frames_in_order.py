@@ -91,7 +91,7 @@ def super_frame(host: int, payloads: list[bytes], identification: int) -> bytes:
     """Packets of one size, but for the last, as the kernel hands them over from a local sender."""
     ports = (5000, PORT)
     datagram = udp(IPS[host], SWITCH_IP, ports, b"".join(payloads))
-    packet = ip(IPS[host], SWITCH_IP, 17, datagram, DATA, identification=identification)
+    packet = ip((IPS[host], SWITCH_IP), 17, datagram, DATA, identification=identification)
     frame = SWITCH_MAC + MACS[host] + b"\x08\x00" + packet
     vnet = super_vnet(UDP_SUPER, 42, len(payloads[0]), 34, 6)
     if len(payloads) == 1:

@@ -34,13 +34,13 @@ def joined(*hosts: int) -> tuple[Bench, Shape]:
 def tagged(mac: bytes, ip: bytes, payload: bytes, tos: int = DATA) -> bytes:
     """A datagram for the switch from any MAC and address."""
     datagram = slow.udp(ip, slow.SWITCH_IP, (5000, 26963), payload)
-    packet = slow.ip(ip, slow.SWITCH_IP, 17, datagram, tos)
+    packet = slow.ip((ip, slow.SWITCH_IP), 17, datagram, tos)
     return slow.VNET + slow.ethernet(slow.SWITCH_MAC, mac, packet)
 
 
 def between(to: bytes, mac: bytes, ip: bytes, options: bytes = b"") -> bytes:
     """An ordinary IPv4 frame."""
-    packet = slow.ip(ip, IPS[3], 17, slow.udp(ip, IPS[3], (1, 2), b"x" * 30), 0, options)
+    packet = slow.ip((ip, IPS[3]), 17, slow.udp(ip, IPS[3], (1, 2), b"x" * 30), 0, options)
     return slow.VNET + slow.ethernet(to, mac, packet)
 
 

@@ -151,16 +151,17 @@ class Anything(RuleBasedStateMachine):
         job=jobs,
         type_=st.sampled_from((0, 0, 0, 0, 1, 2, 3)),
         shape=st.sampled_from((*[TELLING] * 12, *SHAPES, None)),
-        expected=st.integers(0, 4),
-        flags=st.sampled_from((0, 0, 0, 1, 2, 5, 8, 9, 13, 16, 17, 31, 32)),
+        ways=st.tuples(
+            st.integers(0, 4), st.sampled_from((0, 0, 0, 1, 2, 5, 8, 9, 13, 16, 17, 31, 32)), near
+        ),
         incarnation=st.integers(1, 4),
         workers=st.one_of(st.none(), st.integers(0, 3)),
-        further=near,
     )
     def join(
-        self, who: int, job: int, type_: int, shape: Shape | None, expected: int, flags: int,
-        incarnation: int, workers: int | None, further: int,
+        self, who: int, job: int, type_: int, shape: Shape | None, ways: tuple[int, int, int],
+        incarnation: int, workers: int | None,
     ) -> None:  # fmt: skip
+        expected, flags, further = ways
         fields: list[Any] = [type_, 0, 0, 0, 0, 0, 0]
         if shape is not None:
             layout = (shape.dtype, shape.op, shape.mode, shape.elements, shape.last)

@@ -97,7 +97,7 @@ class World:
 
 def datagram(payload: bytes, identification: int = 7) -> bytes:
     body = udp(IPS[0], IPS[1], (5000, 26963), payload)
-    return ethernet(MACS[1], MACS[0], ip(IPS[0], IPS[1], 17, body, identification=identification))
+    return ethernet(MACS[1], MACS[0], ip((IPS[0], IPS[1]), 17, body, identification=identification))
 
 
 def payloads(count: int, tail: int = SIZE) -> list[bytes]:
@@ -114,7 +114,7 @@ def super_udp(count: int, tail: int = SIZE) -> bytes:
 def super_tcp(count: int, tail: int = SIZE) -> bytes:
     segment = struct.pack(">HHIIBBHHH", 1, 2, 1000, 0, 0x50, 0x18, 512, 0, 0)
     body = segment + b"".join(payloads(count, tail))
-    frame = ethernet(MACS[1], MACS[0], ip(IPS[0], IPS[1], 6, body))
+    frame = ethernet(MACS[1], MACS[0], ip((IPS[0], IPS[1]), 6, body))
     return super_vnet(1, 54, SIZE, 34, 16) + partial(frame, 6, 34, 16)
 
 

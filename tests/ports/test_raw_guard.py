@@ -52,8 +52,8 @@ def forgeries(world: Running) -> list[bytes]:
             leave = Control(Action.LEAVE, 7, 9).build()
             for tos, body in ((0x1C, payload), (0x0C, leave)):
                 datagram = slow.udp(ip, here, (port, 26963), body)
-                rows.append(slow.ethernet(switch, mac, slow.ip(ip, here, 17, datagram, tos)))
-        rows.append(slow.ethernet(other, mac, slow.ip(ip, target, 17, bytes(40))))
+                rows.append(slow.ethernet(switch, mac, slow.ip((ip, here), 17, datagram, tos)))
+        rows.append(slow.ethernet(other, mac, slow.ip((ip, target), 17, bytes(40))))
     rows.append(slow.ethernet(other, victim, bytes(50), 0x88B5))
     rows.append(arp(ARP_REPLY, own, ip, other, target))
     rows.append(arp(ARP_REPLY, own, here, other, target))
@@ -70,7 +70,7 @@ def aimed(world: Running, round_: int) -> Iterator[bytes]:
         halt = Control(Action.HALT, 7, 1 << 30).build()
         for tos, body in ((0x1C, data), (0x0C, halt)):
             datagram = slow.udp(here, target, (26963, WORKER), body)
-            yield slow.ethernet(victim, own, slow.ip(here, target, 17, datagram, tos))
+            yield slow.ethernet(victim, own, slow.ip((here, target), 17, datagram, tos))
         for operation in (ARP_REPLY, ARP_REQUEST):
             said = arp(operation, own, here, victim, target)
             yield victim + said[6:]

@@ -21,13 +21,13 @@ def total(data: bytes) -> int:
 
 
 def ip(
-    source: bytes, destination: bytes, protocol: int, payload: bytes, tos: int = 0,
+    ends: tuple[bytes, bytes], protocol: int, payload: bytes, tos: int = 0,
     options: bytes = b"", fragment: int = 0x4000, identification: int = 7,
 ) -> bytes:  # fmt: skip
     size = 20 + len(options)
     head = struct.pack(
         ">BBHHHBBH4s4s", 0x40 | size // 4, tos, size + len(payload), identification, fragment,
-        64, protocol, 0, source, destination,
+        64, protocol, 0, *ends,
     )  # fmt: skip
     head += options
     return head[:10] + (0xFFFF - total(head)).to_bytes(2, "big") + head[12:] + payload
@@ -47,12 +47,12 @@ def ethernet(destination: bytes, source: bytes, payload: bytes, kind: int = 0x08
 
 
 def tagged(
-    host: int, payload: bytes, tos: int, *, port: int = 5000, to: int = 26963,
+    host: int, payload: bytes, tos: int, *, ports: tuple[int, int] = (5000, 26963),
     check: bool = True, options: bytes = b"", fragment: int = 0x4000,
 ) -> bytes:  # fmt: skip
     """A datagram of host number `host` for the switch."""
-    datagram = udp(IPS[host], SWITCH_IP, (port, to), payload, check=check)
-    packet = ip(IPS[host], SWITCH_IP, 17, datagram, tos, options, fragment)
+    datagram = udp(IPS[host], SWITCH_IP, ports, payload, check=check)
+    packet = ip((IPS[host], SWITCH_IP), 17, datagram, tos, options, fragment)
     return ethernet(SWITCH_MAC, MACS[host], packet)
 
 

@@ -60,18 +60,18 @@ Frame = tuple[int, bytes]  # of a host
 
 def asks(host: int, action: Action, request: int, value: Value = None, port: int = 5000) -> Frame:
     packet = Control(action, JOB, request, value)
-    return host, tagged(host, packet.build(), TOS_CONTROL, port=port)
+    return host, tagged(host, packet.build(), TOS_CONTROL, ports=(port, 26963))
 
 
 def joins(host: int, shape: Shape = SHAPE, port: int = 5000, job: int = JOB) -> Frame:
     packet = Control(Action.JOIN, job, 1, Join.for_shape(shape, expected=2))
-    return host, tagged(host, packet.build(), TOS_CONTROL, port=port)
+    return host, tagged(host, packet.build(), TOS_CONTROL, ports=(port, 26963))
 
 
 def contributes(host: int, round_: int, *indices: int, port: int = 5000) -> list[Frame]:
     vector = struct.pack("<11f", *range(11))
     packets = [struct.pack(">II", round_, i) + vector[16 * i : 16 * i + 16] for i in indices]
-    return [(host, tagged(host, packet, TOS_DATA, port=port)) for packet in packets]
+    return [(host, tagged(host, packet, TOS_DATA, ports=(port, 26963))) for packet in packets]
 
 
 STEPS: list[tuple[str, list[Frame]]] = [

@@ -373,6 +373,25 @@ said = st.one_of(
 acts = st.one_of(said, said, st.sampled_from(["timer", "contribute", "take", "resume"]))
 
 
+def settle_down(session: AsynchronousSession, now: float) -> None:
+    """Take all that a session has to send and tell now; it must come to an end."""
+    for _ in range(20):
+        if not session.transmissions(now):
+            break
+    else:
+        raise AssertionError("it does not stop sending")
+    for _ in range(100):
+        due = session.deadline()
+        if due is None or due > now:
+            break
+        session.handle_timer(now)
+        session.transmissions(now)
+    else:
+        raise AssertionError("its timer is due for ever")
+    while session.next_event() is not None:
+        pass
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(acts, max_size=60))
 def test_whatever_a_switch_says(history: list[tuple[int, bytes] | str]) -> None:
@@ -393,21 +412,7 @@ def test_whatever_a_switch_says(history: list[tuple[int, bytes] | str]) -> None:
             session.resume_at(session.newest, now)
         elif isinstance(act, tuple):
             session.receive(Burst.single(SWITCH, *act), now)
-        for _ in range(20):
-            if not session.transmissions(now):
-                break
-        else:
-            raise AssertionError("it does not stop sending")
-        for _ in range(100):
-            due = session.deadline()
-            if due is None or due > now:
-                break
-            session.handle_timer(now)
-            session.transmissions(now)
-        else:
-            raise AssertionError("its timer is due for ever")
-        while session.next_event() is not None:
-            pass
+        settle_down(session, now)
         assert len(session._versions) <= 2 * VERSIONS_KEPT
         assert len(session._spare) <= 3 * VERSIONS_KEPT
         now += 0.001

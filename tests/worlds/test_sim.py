@@ -248,9 +248,6 @@ def story(seed: int, links: str = BAD, form: str = "rack:2x2") -> Simulation:
             vector = np.arange(23, dtype=np.int32) + number + session.round
             session.begin(vector, outs[host], network.now)
 
-    def restart(switch: str) -> None:
-        simulation.start_switch(switch)
-
     def join(host: str) -> None:
         """Join until all are there, as a worker does."""
         sessions[host].join(network.now)
@@ -267,6 +264,20 @@ def story(seed: int, links: str = BAD, form: str = "rack:2x2") -> Simulation:
         simulation.node(host.name).heed = lambda name=host.name: go_on(name)
         simulation.start_worker(host.name, session)
         join(host.name)
+    schedule_faults(simulation)
+    while min(session.round for session in sessions.values()) < 10:
+        assert network.step()
+        assert network.now < 60
+    return simulation
+
+
+def schedule_faults(simulation: Simulation) -> None:
+    """Pause a worker, unplug the switches from one another, restart both."""
+    network, topology = simulation.network, simulation.topology
+
+    def restart(switch: str) -> None:
+        simulation.start_switch(switch)
+
     root, child = topology.root.name, topology.tree[-1].name
     above = topology.tree[-1].parent or root
     a, b = simulation.address(above), simulation.address(child)
@@ -277,10 +288,6 @@ def story(seed: int, links: str = BAD, form: str = "rack:2x2") -> Simulation:
         network.at(0.200, lambda: network.plug(a, b, up=True))
     network.at(0.220, lambda: restart(child))
     network.at(0.300, lambda: restart(root))
-    while min(session.round for session in sessions.values()) < 10:
-        assert network.step()
-        assert network.now < 60
-    return simulation
 
 
 def digest(seed: int) -> str:
