@@ -17,7 +17,8 @@ from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
 from iswitch.ethernet.bridge import Bridge
-from iswitch.ethernet.chassis import Chassis, Sends
+from iswitch.ethernet.chassis import Chassis
+from iswitch.ethernet.forwarding import Sends
 from iswitch.ethernet.frame import Frames
 from iswitch.ethernet.issuing import Jack
 

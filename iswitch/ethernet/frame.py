@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -148,11 +148,8 @@ class Transmission(NamedTuple):
 class RecurringFrames(list[Transmission]):
     """Frames that are sent from one place in memory again and again, with other payloads.
 
-    It is the same object each time, and never changed. Ports may keep in `known` what they have
-    found out about it, with a mark by which to tell that this was they, and that it still holds.
+    It is the same object each time, and never changed: a port may keep `Notes` about it.
     """
-
-    known: Any = None
 
 
 def checksum(data: bytes) -> int:

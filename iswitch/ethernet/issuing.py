@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from iswitch.core.format.counters import Counters
+from iswitch.core.format.memo import Memo, Notes
 from iswitch.core.format.packets import (
     MAX_SEGMENTS,
     Address,
@@ -70,8 +71,9 @@ class Issuer:
         self.port = port
         self.counters = counters
         self._neighbours: dict[tuple[str, int], bytes] = {}  # by address and port
-        self._heads: dict[tuple[Address, bytes, int, int, int, int], Rows] = {}
-        self._asked: dict[tuple[str, int], float] = {}
+        self._heads: Memo[tuple[Address, bytes, int, int, int, int], Rows] = Memo(MOST)
+        self._asked: Memo[tuple[str, int], float] = Memo(MOST)  # when
+        self._ready: Notes[tuple[int, RecurringFrames]] = Notes()  # and their version
         self._version = 0  # another: somebody is elsewhere than before
 
     def learn(self, host: str, ingress: int, mac: bytes) -> bool:
@@ -99,15 +101,13 @@ class Issuer:
 
     def _recurring(self, out: Recurring, now: float) -> list[Transmission]:
         """Always the same ones, if all who are to have it can have it in super-frames."""
-        if out.known is not None:
-            issuer, version, known = out.known
-            if issuer is self and version == self._version:
-                frames: list[Transmission] = known
-                return frames
+        known = self._ready.get(out.rows)
+        if known is not None and known[0] == self._version:
+            return known[1]
         frames = self._frames((out,), now)
         if all(self._takes_supers(peer, out.rows.shape[1]) for peer in out.peers):
-            frames = RecurringFrames(frames)
-            out.known = self, self._version, frames
+            recurring = RecurringFrames(frames)
+            return self._ready.keep(out.rows, (self._version, recurring))[1]
         return frames
 
     def _takes_supers(self, peer: Address, size: int) -> bool:
@@ -147,12 +147,10 @@ class Issuer:
         key = (peer, mac, out.tos, size, len(lengths), lengths[-1])
         heads = self._heads.get(key)
         if heads is None:
-            if len(self._heads) >= MOST:
-                self._heads.clear()
             route = self._route(peer, mac, out.tos)
             heads = np.repeat(route.head(lengths[0], size), len(lengths), axis=0)
             heads[-1] = route.head(lengths[-1], size)
-            self._heads[key] = heads
+            self._heads.keep(key, heads)
         return Transmission(peer.ingress, heads, *whole)
 
     def _route(self, peer: Address, mac: bytes, tos: int) -> Route:
@@ -164,9 +162,7 @@ class Issuer:
         key = (peer.host, peer.ingress)
         if now - self._asked.get(key, -ASK_AGAIN) < ASK_AGAIN:
             return []
-        if len(self._asked) >= MOST:
-            self._asked.clear()
-        self._asked[key] = now
+        self._asked.keep(key, now)
         self.counters["own_frames"] += 1
         destination = bytes(map(int, peer.host.split(".")))
         frame = arp(ARP_REQUEST, self.mac, self.address, bytes(6), destination)

@@ -21,6 +21,7 @@ from itertools import groupby
 from typing import NamedTuple, Protocol
 
 from iswitch.core.format.counters import Counters
+from iswitch.core.format.memo import Memo, Notes
 from iswitch.core.format.packets import MAX_SEGMENTS, Rows
 from iswitch.ethernet.frame import (
     ETH,
@@ -131,8 +132,7 @@ class RawPort:
 class _Post(NamedTuple):
     """Frames that the kernel copies, described once."""
 
-    replicator: Replicator
-    version: int  # of it
+    version: int  # of the replicator
     copies: list[list[Transmission]]  # those for several ports that are alike but for the receiver
     sender: FrameSender  # has the first of each
     fan: Block
@@ -184,7 +184,8 @@ class RawPorts:
         self._receiver = Receiver(head=HEAD, control=CONTROL)
         self._sender = FrameSender()
         self._marked = FrameSender(control=replication.CONTROL)
-        self._seen: dict[tuple[int, ...], Frames] = {}
+        self._seen: Memo[tuple[int, ...], Frames] = Memo(SEEN)
+        self._posts: Notes[_Post] = Notes()  # about recurring frames
         self._looked = time.monotonic()
         if replicate and offload and len(self.ports) > 1:
             with suppress(OSError):  # an older kernel, or no CAP_BPF: each port by itself
@@ -259,9 +260,8 @@ class RawPorts:
             key = (number, spacing, *lengths)
             known = self._seen.get(key)
             if known is None:
-                if len(self._seen) >= SEEN:
-                    self._seen.clear()
-                known = self._seen[key] = Frames(number, receiver.heads[:n], bodies, lengths)
+                made = Frames(number, receiver.heads[:n], bodies, lengths)
+                known = self._seen.keep(key, made)
             frames = known
         port.expect(frames)
         if receiver.meta[:n, 16].tobytes().translate(None, WITHOUT_VLAN):
@@ -344,11 +344,12 @@ class RawPorts:
         replicator = self._replicator
         if replicator is None:
             return False
-        post: _Post | None = whole.known
-        if post is None or post[:2] != (replicator, replicator.version):
-            post = whole.known = self._describe(whole, replicator)
+        post = self._posts.get(whole)
+        if post is None or post.version != replicator.version:
+            post = self._describe(whole, replicator)
             if post is None:
                 return False
+            self._posts.keep(whole, post)
         refused = post.sender.send(self._out.fileno(), post.fan, keep=True)
         at = 0
         for copies in post.copies:
@@ -367,7 +368,7 @@ class RawPorts:
         sender = FrameSender(sum(len(same[0].lengths) for same in copies), replication.CONTROL)
         for same in copies:
             self._add(sender, same[0])
-        return _Post(replicator, replicator.version, copies, sender, fan)
+        return _Post(replicator.version, copies, sender, fan)
 
     def _flush(self, counts: list[int], begun: list[tuple[Transmission, int]]) -> None:
         self.counters["tx_frames"] += sum(counts)

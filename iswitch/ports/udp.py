@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.counters import Counters
+from iswitch.core.format.memo import Memo, Notes
 from iswitch.core.format.packets import (
     MAX_SEGMENTS,
     Address,
@@ -139,14 +140,15 @@ class UdpPort:
         self._receiver = Receiver(name=SOCKADDR_SIZE, control=CONTROL)
         self._spacing = Spacing(USUAL)
         self._sender = Sender()
-        self._kinds: dict[bytes, _Kind] = {}
+        self._kinds: Memo[bytes, _Kind] = Memo(REMEMBERED)
         self._groups: dict[tuple[Address, ...], list[_Group]] = {}
         self._packed: list[Block] = []
         self._sources: dict[Address, bytes] = {}  # at which of our addresses a peer spoke to us
         self._singly: set[Address] = set()  # who cannot be reached with super-datagrams
         self._controls: dict[tuple[int, int, bytes], Block] = {}
         self._described = 0  # another: descriptions of sends from before do not hold
-        self._seen: dict[tuple[bytes, tuple[int, ...], int], list[Burst]] = {}
+        self._seen: Memo[tuple[bytes, tuple[int, ...], int], list[Burst]] = Memo(SEEN)
+        self._posts: Notes[tuple[int, Post | None]] = Notes()  # about recurring packets
         self._overflow = 0
         self.lobby: Lobby | None = None
         if members is not None:
@@ -224,9 +226,7 @@ class UdpPort:
             if known is None:
                 known = self._bursts(bodies, lengths, meta)
                 if all(np.may_share_memory(burst.rows, bodies) for burst in known):
-                    if len(self._seen) >= SEEN:
-                        self._seen.clear()
-                    self._seen[key] = known
+                    self._seen.keep(key, known)
             bursts = known
         self._spacing.expect(lengths, lambda i: self._kind(meta[i].tobytes()).segment)
         return bursts
@@ -353,11 +353,11 @@ class UdpPort:
 
     def _post(self, out: Recurring) -> Outgoing | None:
         """Send what is described already; what is left of it to be sent otherwise."""
-        known = out.known
-        if known is None or known[:2] != (self, self._described):
+        known = self._posts.get(out.rows)
+        if known is None or known[0] != self._described:
             post = self._describe(out)  # which may be the first to look where they are
-            known = out.known = self, self._described, post
-        post = known[2]
+            known = self._posts.keep(out.rows, (self._described, post))
+        post = known[1]
         if post is None:
             return out
         sent = post.send(self.socket.fileno()) * super_packets(out.rows.shape[1], self.most)

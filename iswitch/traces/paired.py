@@ -11,7 +11,8 @@ from iswitch.core.format.wire import SEG_SIZE, DType, Op
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.sums.paper import Counting
 from iswitch.core.switch import Switch
-from iswitch.ethernet.chassis import Chassis, Sends
+from iswitch.ethernet.chassis import Chassis
+from iswitch.ethernet.forwarding import Forwarder, Sends
 from iswitch.ethernet.frame import Frames
 from iswitch.ethernet.guard import SourceGuard
 
@@ -75,19 +76,25 @@ class Unguarded(SourceGuard):
         return
 
 
-class UnwrittenChassis(Chassis):
-    """A chassis whose ports are all alike, and whose frames are counted and not written.
+class UnwrittenForwarder(Forwarder):
+    """Counts the frames for all ports, which are alike, and writes those for the first.
 
     So a broadcast costs the same at any number of ports.
     """
 
-    def _spread(
+    def spread(
         self, ports: tuple[int, ...], group: Frames, counts: list[int], largest: list[int]
     ) -> Sends:
         """Give what leaves at the first port, and count it for the others."""
         counters, others = self.counters, len(ports) - 1
         before = counters["too_large"]
-        sends = super()._spread(ports[:1], group, counts, largest)
+        sends = super().spread(ports[:1], group, counts, largest)
         counters["too_large"] += others * (counters["too_large"] - before)
         counters["tx_frames"] += others * sum(sum(sent.counts) for sent in sends)
         return sends
+
+
+class UnwrittenChassis(Chassis):
+    """A chassis whose frames are counted and not written."""
+
+    forwarder = UnwrittenForwarder

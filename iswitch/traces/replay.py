@@ -25,7 +25,8 @@ from iswitch.core.format.packets import Rows
 from iswitch.core.format.wire import SEG_SIZE
 from iswitch.core.sums.paper import Counting
 from iswitch.ethernet.bridge import Bridge
-from iswitch.ethernet.chassis import Chassis, datagrams_sound
+from iswitch.ethernet.chassis import Chassis
+from iswitch.ethernet.flows import datagrams_sound
 from iswitch.ethernet.frame import ETH, GSO_UDP_L4, HEADERS, NEEDS_CSUM, VNET, Frames, Transmission
 from iswitch.ethernet.frame import HEAD as ROW_HEAD
 from iswitch.ethernet.issuing import Jack

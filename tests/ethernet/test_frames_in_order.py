@@ -10,7 +10,9 @@ import pytest
 
 from iswitch.core.format.wire import Action, Control, Join, MemberType, Shape
 from iswitch.core.switch import Switch
+from iswitch.ethernet import chassis as module
 from iswitch.ethernet.chassis import Chassis
+from iswitch.ethernet.express import Flows, plain_data
 from iswitch.ethernet.frame import Frames, RecurringFrames, Transmission
 from iswitch.ethernet.issuing import Jack
 from iswitch.ethernet.segmentation import wire_frames
@@ -37,20 +39,19 @@ AT_ONCE = 4  # packets of a super-datagram here
 class Both:
     """Two chassis that are given the same frames, of which one sorts all of them."""
 
-    def __init__(self, workers: int, shape: Shape, **jack: bool) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, workers: int, shape: Shape, **jack: bool) -> None:
         self.shape = shape
         jacks = [Jack(**jack)] * workers
         self.pair = [Chassis(Switch(), SWITCH_IP, SWITCH_MAC, jacks, PORT) for _ in range(2)]
         self.short_ways = 0
-        express = self.pair[0]._express
+        sorting = self.pair[1]
 
-        def counted(frames: Frames, now: float) -> object:
-            found = express(frames, now)
+        def counted(flows: Flows, frames: Frames) -> object:
+            found = None if flows is sorting._flows else plain_data(flows, frames)
             self.short_ways += found is not None
             return found
 
-        self.pair[0]._express = counted  # type: ignore[method-assign, assignment]
-        self.pair[1]._express = lambda _frames, _now: None  # type: ignore[method-assign, assignment]
+        patch.setattr(module, "plain_data", counted)
         for host in range(workers):
             join = Join.for_shape(shape, MemberType.WORKER, workers, 0)
             packet = Control(Action.JOIN, 0, 7, join).build()
@@ -114,10 +115,12 @@ def damaged(row: bytes, how: int) -> bytes:
 
 @pytest.mark.parametrize("offload", [True, False], ids=["super-frames", "one by one"])
 @pytest.mark.parametrize("numel", [1, 20, 90, 250])
-def test_the_short_way_comes_to_the_same(numel: int, offload: bool) -> None:
+def test_the_short_way_comes_to_the_same(
+    numel: int, offload: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chance = random.Random(numel)
     shape = Shape.of(numel, elements=10)
-    both = Both(3, shape, offload=offload)
+    both = Both(monkeypatch, 3, shape, offload=offload)
     for round_ in range(60):
         order = [(host, np.full(numel, host + round_, np.float32)) for host in range(3)]
         chance.shuffle(order)
@@ -149,17 +152,19 @@ def test_the_short_way_comes_to_the_same(numel: int, offload: bool) -> None:
 
 
 @pytest.mark.parametrize("numel", [1, 20, 90, 240, 250])
-def test_whole_vectors_take_the_short_way_from_the_second_on(numel: int) -> None:
-    both = Both(2, Shape.of(numel, elements=10))
+def test_whole_vectors_take_the_short_way_from_the_second_on(
+    numel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = Both(monkeypatch, 2, Shape.of(numel, elements=10))
     for round_ in range(3):
         for host in range(2):
             both.give(host, contribution(both, host, round_, np.ones(numel, np.float32)))
         assert both.short_ways == 2 * round_
 
 
-def test_what_lacks_of_a_super_datagram_is_not_made_up() -> None:
+def test_what_lacks_of_a_super_datagram_is_not_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bytes would be those that lay there before."""
-    both = Both(2, Shape.of(120, elements=10))
+    both = Both(monkeypatch, 2, Shape.of(120, elements=10))
     for round_ in range(3):
         for host in range(2):
             whole = contribution(both, host, round_, np.ones(120, np.float32))
@@ -170,10 +175,10 @@ def test_what_lacks_of_a_super_datagram_is_not_made_up() -> None:
     assert both.pair[0].counters["aggregates"] == 3 * 12
 
 
-def test_small_vectors_leave_in_the_same_object() -> None:
+def test_small_vectors_leave_in_the_same_object(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a port need not describe them anew; and in another, once a receiver has moved."""
     shape = Shape.of(90, elements=10)
-    both = Both(2, shape)
+    both = Both(monkeypatch, 2, shape)
     chassis = both.pair[0]
 
     def result(round_: int) -> list[object]:
@@ -194,11 +199,13 @@ def test_small_vectors_leave_in_the_same_object() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_super_datagrams_of_any_lengths_take_the_short_way(seed: int) -> None:
+def test_super_datagrams_of_any_lengths_take_the_short_way(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As they come where some are lost and sent again; but not those that are something else."""
     chance = random.Random(seed)
     shape = Shape.of(245, elements=10)
-    both = Both(2, shape)
+    both = Both(monkeypatch, 2, shape)
     for round_ in range(40):
         for host in range(2):
             rows = packets(shape, round_, np.full(245, host + round_, np.float32))
@@ -223,10 +230,10 @@ def test_super_datagrams_of_any_lengths_take_the_short_way(seed: int) -> None:
     assert both.short_ways > 150  # 180; 90 if lengths may not differ
 
 
-def test_lengths_that_differ_are_one_batch() -> None:
+def test_lengths_that_differ_are_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is what makes one broadcast of what several datagrams complete."""
     shape = Shape.of(120, elements=10)
-    both = Both(1, shape)
+    both = Both(monkeypatch, 1, shape)
     for round_ in range(3):
         rows = packets(shape, round_, np.ones(120, np.float32))
         some = [super_frame(0, rows[a:b], a) for a, b in ((0, 3), (3, 4), (4, 8), (8, 12))]

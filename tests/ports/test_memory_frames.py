@@ -16,7 +16,7 @@ from iswitch.bmv2.pipeline import Pipeline, Sizes
 from iswitch.bmv2.switch import PipelineChassis, PipelineSwitch
 from iswitch.core.format.packets import Outgoing
 from iswitch.ethernet.bridge import Bridge
-from iswitch.ethernet.chassis import Chassis
+from iswitch.ethernet.forwarding import Forwarder
 from iswitch.ethernet.frame import Frames, Transmission
 from iswitch.ethernet.guard import SourceGuard
 from iswitch.ethernet.issuing import Issuer
@@ -50,7 +50,7 @@ def lacking(patch: pytest.MonkeyPatch, owner: Any, name: str, *fails: int) -> No
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Bridge, "learn"), (Bridge, "egress"), (SourceGuard, "spoofed"), (Chassis, "_pass")],
+    [(Bridge, "learn"), (Bridge, "egress"), (SourceGuard, "spoofed"), (Forwarder, "_pass")],
 )
 def test_frames_for_which_a_chassis_has_no_memory(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str

@@ -264,7 +264,7 @@ def test_what_the_kernel_leaves_of_it_is_sent_otherwise(opened: Open, taken: int
     post = one._describe(sends)
     assert post is not None
     assert post._count == 2
-    sends.known = one, one._described, post
+    one._posts.keep(sends.rows, (one._described, post))
     post._count = 1
     if not taken:
         post.send = lambda _fd: 0  # type: ignore[method-assign, assignment]

@@ -178,11 +178,8 @@ class Outgoing(NamedTuple):
 class Recurring(Outgoing):
     """Packets that are sent from one place in memory again and again, with other contents.
 
-    It is the same object each time. Who sends it may keep in `known` what it has found out about
-    it, with a mark by which to tell that this was itself, and that it still holds.
+    It is the same object each time, with the same `rows`: a sender may keep `Notes` about those.
     """
-
-    known: Any = None
 
     def _replace(self, /, **fields: Any) -> Outgoing:  # type: ignore[override]
         """Others, which are sent once."""

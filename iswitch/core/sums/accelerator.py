@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from iswitch.core.format.counters import Counters
+from iswitch.core.format.memo import Memo
 from iswitch.core.format.packets import (
     Address,
     Cutter,
@@ -80,7 +81,7 @@ class NumPyAccelerator(Accelerator):
         self.cutter.prepare()
         self._long = LONG * super_packets(shape.packet_size)
         self._small = SMALL * super_packets(shape.packet_size)
-        self._recurring: dict[tuple[tuple[Address, ...], int], Recurring] = {}
+        self._recurring: Memo[tuple[tuple[Address, ...], int], Recurring] = Memo(slots)
 
     def _vectors(self) -> Rows:
         """Room for the packets of a vector in each slot."""
@@ -116,10 +117,8 @@ class NumPyAccelerator(Accelerator):
             return [Outgoing(peers, TOS_DATA, *self.outgoing(run))]
         found = self._recurring.get((peers, run.slot))
         if found is None:
-            if len(self._recurring) >= self.slots:  # they were for others
-                self._recurring.clear()
             found = Recurring(peers, TOS_DATA, *self.outgoing(run))
-            self._recurring[peers, run.slot] = found
+            self._recurring.keep((peers, run.slot), found)
         return [found]
 
     def send(

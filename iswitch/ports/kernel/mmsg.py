@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from iswitch.core.format.memo import Memo
 from iswitch.core.format.packets import Rows
 
 MMSGHDR = np.dtype(
@@ -90,7 +91,7 @@ class Receiver:
         self.heads = self._heads[:, :head]
         self.meta: Rows = np.zeros((BATCH, name + control), np.uint8)
         self._name = name
-        self._layouts: dict[int, _Layout] = {}
+        self._layouts: Memo[int, _Layout] = Memo(LAYOUTS)
         self._used: tuple[_Layout, int] | None = None
 
     def receive(self, fd: int, spacing: int, most: int = BATCH) -> tuple[Rows, list[int]]:
@@ -131,8 +132,6 @@ class Receiver:
         return bodies, lengths
 
     def _lay_out(self, spacing: int) -> _Layout:
-        if len(self._layouts) >= LAYOUTS:
-            self._layouts.clear()
         most = BATCH if spacing <= JUMBO else BATCH_SUPER
         steps = np.arange(most, dtype="<u8")
         iovecs = np.zeros((most, 3), IOVEC)
@@ -153,8 +152,7 @@ class Receiver:
         view = headers.view(np.uint8).data
         pristine = headers.tobytes()
         layout = _Layout(most, bodies, headers["len"], address_of(headers), view, pristine, iovecs)
-        self._layouts[spacing] = layout
-        return layout
+        return self._layouts.keep(spacing, layout)
 
 
 class Spacing:

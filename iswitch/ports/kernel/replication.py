@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from iswitch.core.format.memo import Memo
 from iswitch.ethernet.frame import ETH, HEAD, HEADERS, IP, MAC_SIZE, NEEDS_CSUM, UDP, Transmission
 
 from . import bpf
@@ -70,8 +71,8 @@ class Replicator:
     def __init__(self, interfaces: Sequence[int]) -> None:
         self._interfaces = list(interfaces)
         self._fans: dict[tuple[Receiver, ...], Block] = {}
-        self._times: dict[tuple[Receiver, ...], int] = {}
-        self._known: dict[tuple[int, ...], tuple[list[object], tuple[Receiver, ...]]] = {}
+        self._times: Memo[tuple[Receiver, ...], int] = Memo(SEEN)
+        self._known: Memo[tuple[int, ...], tuple[list[object], tuple[Receiver, ...]]] = Memo(SEEN)
         self._descriptors: list[int] = []
         self._is_refused = False
         self.version = 0  # another: control messages from before mean something else
@@ -111,10 +112,8 @@ class Replicator:
         ids = tuple(id(copy.heads) for copy in copies)
         known = self._known.get(ids)
         if known is None:
-            if len(self._known) >= SEEN:
-                self._known.clear()
             heads: list[object] = [copy.heads for copy in copies]  # kept: their ids stay theirs
-            known = self._known[ids] = heads, self._receivers(copies)
+            known = self._known.keep(ids, (heads, self._receivers(copies)))
         return known[1]
 
     def failures(self) -> int:
@@ -140,9 +139,7 @@ class Replicator:
         return tuple(found)
 
     def _consider(self, receivers: tuple[Receiver, ...]) -> Block | None:
-        if len(self._times) >= SEEN:
-            self._times.clear()
-        self._times[receivers] = times = self._times.get(receivers, 0) + 1
+        times = self._times.keep(receivers, self._times.get(receivers, 0) + 1)
         if times < WORTH or self._is_refused:
             return None
         if len(self._fans) >= MOST:

@@ -1,0 +1,52 @@
+"""What is remembered so that it need not be worked out again, in bounded memory."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+from weakref import ref
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Memo(dict[K, V]):
+    """A dictionary that forgets everything when it is full.
+
+    So a flood of ever new keys costs little and no memory. A lookup is a dictionary's own.
+
+    Args:
+        most: entries that it holds.
+    """
+
+    __slots__ = ("most",)
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def keep(self, key: K, value: V) -> V:
+        """Remember a value, and return it."""
+        if len(self) >= self.most and key not in self:
+            self.clear()
+        self[key] = value
+        return value
+
+
+class Notes(Generic[V]):
+    """What somebody remembers about objects of others, each for as long as the object lives."""
+
+    __slots__ = ("_notes",)
+
+    def __init__(self) -> None:
+        self._notes: dict[int, tuple[ref[Any], V]] = {}
+
+    def get(self, about: object) -> V | None:
+        """The note about this very object, if there is one."""
+        found = self._notes.get(id(about))
+        return None if found is None else found[1]
+
+    def keep(self, about: Any, note: V) -> V:
+        """Remember something about this very object, and return it."""
+        key, notes = id(about), self._notes
+        notes[key] = ref(about, lambda _: notes.pop(key, None)), note
+        return note

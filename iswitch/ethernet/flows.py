@@ -1,0 +1,81 @@
+"""Flows of tagged traffic, and what is known of their datagrams from earlier ones."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from iswitch.core.format.arbiter import Traffic, classify
+from iswitch.core.format.packets import Rows
+from iswitch.core.format.wire import SEG_SIZE
+
+from .frame import DATA_VALID, GSO_NONE, HEAD, IP, NEEDS_CSUM, UDP, sums
+from .sorting import Flow, Lengths, is_whole
+
+
+class Known(NamedTuple):
+    """A flow, and the layout of its datagrams of one length."""
+
+    flow: Flow
+    found: Lengths
+    size: int  # bytes of the payload
+    step: int  # of one packet
+    packets: int
+    tail: int  # bytes of the last packet
+    least: int  # bytes of a row that holds all of it
+    is_unchecked: bool  # the payload's checksum is neither verified nor left to be finished
+    is_plain: bool  # data, sound as far as this tells
+
+    @classmethod
+    def of(cls, flow: Flow, found: Lengths) -> Known:
+        """Put together what the headers say."""
+        size = found.datagram - 8
+        step = size if found.gso_type == GSO_NONE else min(found.gso_size, size)
+        packets = -(-size // step) if step else 1
+        tail = size - (packets - 1) * step
+        least = IP + found.packet
+        is_unchecked = found.gso_type == GSO_NONE and not found.flags & (NEEDS_CSUM | DATA_VALID)
+        is_plain = (
+            classify(flow.tos) is Traffic.DATA
+            and not (flow.spoofed or is_unchecked)
+            and is_whole(found, least)
+            and tail >= SEG_SIZE
+        )
+        return cls(flow, found, size, step, packets, tail, least, is_unchecked, is_plain)
+
+    def may_precede(self, other: Known) -> bool:
+        """Whether packets of the other kind are the next rows behind those of this one."""
+        return self.flow == other.flow and self.step == other.step == self.tail
+
+    def may_lead(self, last: Known) -> bool:
+        """Whether full super-datagrams of this kind may come before one of the other."""
+        return (
+            self.is_plain
+            and self.packets > 1
+            and self.may_precede(last)
+            and self.packets >= last.packets
+        )
+
+
+def headers_sound(heads: Rows, first: bytes) -> npt.NDArray[np.bool_]:
+    """Which IP headers of a group have the right checksum.
+
+    They differ in length, identification and checksum only.
+    """
+    words = np.ascontiguousarray(heads[:, IP:UDP]).view(">u2")
+    changing = words[:, 1].astype(np.uint32) + words[:, 2] + words[:, 5]
+    other = int.from_bytes(first[IP:UDP], "big") - int(changing[0])
+    good: npt.NDArray[np.bool_] = (changing + np.uint32(other % 0xFFFF)) % 0xFFFF == 0
+    return good
+
+
+def datagrams_sound(heads: Rows, payloads: Rows) -> npt.NDArray[np.bool_]:
+    """Which datagrams have the right checksum, or none; all are of one length."""
+    length = 8 + payloads.shape[1]
+    none = ~heads[:, UDP + 6 : HEAD].any(axis=1)
+    pseudo = np.frombuffer(b"\0\x11" + length.to_bytes(2, "big"), np.uint8).reshape(1, -1)
+    total = sums(payloads) + sums(heads[:, IP + 12 :]) + sums(pseudo)
+    good: npt.NDArray[np.bool_] = none | (total % np.uint64(0xFFFF) == 0)
+    return good
