@@ -22,6 +22,11 @@ class Bridge:
     def __init__(self, ports: int, ageing: float = AGEING) -> None:
         self.ageing = ageing
         self._stations: dict[bytes, tuple[int, float]] = {}  # who was heard last is last
+        self.restart(ports)
+
+    def restart(self, ports: int) -> None:
+        """Serve this number of ports from now on, and forget all stations."""
+        self._stations.clear()
         self._everywhere = tuple(range(ports))
 
     def __len__(self) -> int:

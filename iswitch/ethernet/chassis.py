@@ -66,7 +66,8 @@ class Chassis:
         mac: its MAC, six bytes.
         jacks: what each port can do; frames name them by their place here.
         port: UDP port that tagged traffic is for.
-        bridge: a learning bridge of its own, if it is not a plain one.
+        bridge: the learning bridge, if it is not a plain one.
+        guard: stands at the door instead of one that protects the members' addresses.
     """
 
     forwarder: type[Forwarder] = Forwarder
@@ -79,6 +80,7 @@ class Chassis:
         jacks: Sequence[Jack],
         port: int = PORT,
         bridge: Bridge | None = None,
+        guard: SourceGuard | None = None,
     ) -> None:
         self.switch = switch
         self.counters: Counters = switch.counters
@@ -89,9 +91,14 @@ class Chassis:
         self.bridge = Bridge(len(self.jacks)) if bridge is None else bridge
         self._forward = self.forwarder(self.bridge, self.jacks, switch.counters)
         self.issuer = Issuer(self.jacks, address, mac, port, switch.counters)
-        self.guard = SourceGuard(switch.control.sources, self.issuer.mac_of, address, mac)
+        self.guard = guard or SourceGuard(switch.control.sources, self.issuer.mac_of, address, mac)
         self._mac_row = np.frombuffer(mac, np.uint8)
         self._flows: Memo[tuple[int, bytes], Known | None] = Memo(FLOWS)
+
+    def plug(self, jacks: Sequence[Jack]) -> None:
+        """Add ports. The bridge forgets what it has learned."""
+        self.jacks += jacks
+        self.bridge.restart(len(self.jacks))
 
     def receive(self, frames: Frames, now: float) -> Iterable[Sends]:
         """Take frames of one port; gives what is to be sent because of them, step by step.

@@ -24,7 +24,6 @@ from iswitch.core.format.arbiter import Traffic, classify
 from iswitch.core.format.packets import Rows
 from iswitch.core.format.wire import SEG_SIZE
 from iswitch.core.sums.paper import Counting
-from iswitch.ethernet.bridge import Bridge
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ethernet.flows import datagrams_sound
 from iswitch.ethernet.frame import ETH, GSO_UDP_L4, HEADERS, NEEDS_CSUM, VNET, Frames, Transmission
@@ -115,14 +114,14 @@ class Replayer:
         self.comparison = Comparison(self.switch, self.switch.magnitudes)
         self._address = bytes(map(int, setting.switch[0].split(".")))
         kind = UnwrittenChassis if sink is None else Chassis
-        self._chassis = kind(self.switch, self._address, setting.mac, [], setting.switch[1])
+        guard = None
+        if setting.shared:
+            guard = Unguarded(self.switch.sources, lambda *_: None, self._address, setting.mac)
+        udp_port = setting.switch[1]
+        self._chassis = kind(self.switch, self._address, setting.mac, [], udp_port, guard=guard)
         if setting.parent is not None:  # ARP need not be in the trace
             host, _, ingress = setting.parent
             self._chassis.issuer.learn(host, ingress, setting.parent_mac)
-        if setting.shared:
-            self._chassis.guard = Unguarded(
-                self.switch.sources, lambda *_: None, self._address, setting.mac
-            )
         self._now = 0.0
         self._leaves = Leaves()
         # What is sent to a parent, and what counts packets, depends on more than each segment.
@@ -186,17 +185,16 @@ class Replayer:
 
     def _plug(self) -> None:
         """Have as many ports as there are places of capture."""
-        jacks = self._chassis.jacks
-        if self._sink is not None and len(self._layer.ports) > MOST_WRITTEN:
+        places, jacks = len(self._layer.ports), len(self._chassis.jacks)
+        if self._sink is not None and places > MOST_WRITTEN:
             raise NothingToReplay(
-                f"{self.reader.path}: captured at {len(self._layer.ports):,} interfaces; what a "
+                f"{self.reader.path}: captured at {places:,} interfaces; what a "
                 f"switch of more than {MOST_WRITTEN:,} ports sends is not written: leave out --out"
             )
-        if len(jacks) < len(self._layer.ports):
+        if jacks < places:
             # Frames that are written are to be finished, of the size that they have on the wire.
             jack = Jack(65535, offload=self._sink is None)
-            jacks += [jack] * (len(self._layer.ports) - len(jacks))
-            self._chassis.bridge = Bridge(len(jacks))
+            self._chassis.plug([jack] * (places - jacks))
 
     # Sorting
 
