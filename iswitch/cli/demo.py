@@ -25,10 +25,10 @@ from iswitch.lab.launch.worlds import (
     make_world,
     p4_switches,
 )
-from iswitch.lab.options import PIP_DEMO, check_writable
+from iswitch.lab.options import PIP_DEMO
 from iswitch.lab.training.demo_training import ITERATIONS, DemoFailed, Training
 from iswitch.outside import UsageError, writing
-from iswitch.system.files import write
+from iswitch.system.files import check_writable, write
 
 if TYPE_CHECKING:
     from topologies import Topology

@@ -10,15 +10,7 @@ The folder is the one that tshark names, or ~/.local/lib/wireshark/plugins where
 from __future__ import annotations
 
 import argparse
-import re
-import shutil
-import subprocess
 from pathlib import Path
-
-from iswitch.outside import UsageError, reason
-
-NAME = "iswitch.lua"
-PATIENCE = 60.0  # seconds, for tshark
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -32,105 +24,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Install, remove or print the dissector."""
+    from iswitch.dissect.install import install, uninstall
     from iswitch.dissect.plugin import dissector
 
     if args.print:
         print(dissector(), end="")
-        return 0
-    path = (args.folder or personal_folder()) / NAME
-    if args.uninstall:
-        remove(path)
-        print(f"removed {path}")
-        return 0
-    write(path, dissector())
-    print(f"installed {path}")
-    if args.folder is None and shutil.which("tshark"):
-        print(f"{check_loaded()} loads it; a Wireshark that is running must be started again")
+    else:
+        (uninstall if args.uninstall else install)(args.folder)
     return 0
-
-
-def personal_folder() -> Path:
-    """Where Wireshark looks for a user's own plugins in Lua.
-
-    Raises:
-        UsageError: it was built without Lua.
-    """
-    if shutil.which("tshark") is None:
-        return Path.home() / ".local/lib/wireshark/plugins"  # its default
-    told = _tshark("-G", "folders").stdout
-    found = re.search(r"^Personal Lua Plugins:\s*(.+)$", told, re.MULTILINE)
-    if found is None:
-        raise UsageError(
-            "this tshark takes no plugins in Lua: it was built without, as `tshark --version` "
-            "says; install a package with Lua, such as Debian's"
-        )
-    return Path(found[1])
-
-
-def write(path: Path, text: str) -> None:
-    """Write the plugin; only one of ours is replaced.
-
-    Raises:
-        UsageError: it cannot be written, or would replace something else.
-    """
-    if path.exists() and not _is_ours(path):
-        raise UsageError(f"{path} is another's; remove it, or name another --folder")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError:
-            path.unlink(missing_ok=True)  # half of it would be taken for another's
-            raise
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {reason(error)}") from None
-
-
-def remove(path: Path) -> None:
-    """Remove the plugin.
-
-    Raises:
-        UsageError: it is not there, or not ours.
-    """
-    if not path.exists():
-        raise UsageError(f"{path} is not there: nothing to remove")
-    if not _is_ours(path):
-        raise UsageError(f"{path} is another's; remove it yourself")
-    try:
-        path.unlink()
-    except OSError as error:
-        raise UsageError(f"cannot remove {path}: {reason(error)}") from None
-
-
-def check_loaded() -> str:
-    """The version of tshark, which has loaded the plugin.
-
-    Raises:
-        UsageError: it has not.
-    """
-    done = _tshark("-G", "protocols")
-    if not re.search(r"\tiswitch$", done.stdout, re.MULTILINE):
-        said = [line for line in done.stderr.splitlines() if "as user" not in line]
-        raise UsageError(
-            "tshark does not load it: " + (" ".join(said) or "are plugins in Lua switched off?")
-        )
-    version = re.search(r"\d+(\.\d+)+", _tshark("--version").stdout)
-    return f"tshark {version[0]}" if version else "tshark"
-
-
-def _is_ours(path: Path) -> bool:
-    from iswitch.dissect.plugin import HEAD
-
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").startswith(HEAD)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _tshark(*words: str) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            ["tshark", *words], capture_output=True, text=True, timeout=PATIENCE, check=True
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UsageError(f"tshark does not run: {error}; name the --folder") from None

@@ -9,14 +9,8 @@ one switch is written. The same options make the same file. docs/traces.md.
 from __future__ import annotations
 
 import argparse
-import json
-from typing import TYPE_CHECKING
 
-from iswitch.lab.options import check_writable, quantity
-from iswitch.outside import UsageError, writing
-
-if TYPE_CHECKING:
-    from topologies import Topology
+from iswitch.lab.options import quantity
 
 LINKS = ("loss", "delay", "jitter", "duplicate", "reorder", "rate")
 
@@ -63,66 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make it."""
-    from iswitch.core.format.wire import DType, Op
-    from iswitch.faults.units import count
-    from iswitch.system.keyfiles import read_key
-    from topologies.synthetic import SyntheticJob, synthesize
+    """Write the trace."""
+    from iswitch.lab.tracing.generating import generate
 
-    for name, least, most in (("numel", 0, 1 << 28), ("rounds", 1, 1 << 20), ("seed", 0, 1 << 64)):
-        if not least <= getattr(args, name) <= most:
-            raise UsageError(f"--{name} {getattr(args, name)}: {least} to {most}")
-    if not 0 <= args.job <= 0xFFFF:
-        raise UsageError(f"--job {args.job}: a job number is 0..65535")
-    network = topology(args)
-    hosts = len(network.hosts)
-    for rank in args.slow:
-        if not 0 <= rank < hosts:
-            raise UsageError(f"--slow {rank}: the workers are number 0 to {hosts - 1}")
-    check_writable(args.trace, args.key_file, args.topology)
-    key = read_key(args.key_file) if args.key_file else None
-    job = SyntheticJob(
-        args.numel,
-        args.rounds,
-        DType[args.dtype.upper()],
-        Op[args.op.upper()],
-        args.job,
-        args.compute / 1000,
-        slow=tuple(args.slow),
-        key=key,
-        reproducible=args.reproducible,
-    )
-    switch = args.switch or network.root.name
-    with writing(args.trace):
-        frames = synthesize(args.trace, network, job, switch)
-    found = {"trace": args.trace, "frames": frames, "workers": hosts, "rounds": args.rounds}
-    print(
-        json.dumps(found)
-        if args.json
-        else f"{args.trace}: {count(frames, 'frame')}, {count(hosts, 'worker')}"
-    )
-    return 0
-
-
-def topology(args: argparse.Namespace) -> Topology:
-    """The network, with the links that the options say."""
-    from iswitch.lab.launch.worlds import check_link, chosen_topology, read_topology
-
-    for name in LINKS:
-        if value := getattr(args, name):
-            beside = {"jitter": {"delay": value}, "reorder": {"delay": "1ms"}}.get(name, {})
-            check_link(name, value, **beside)
-    if args.jitter and not args.delay:
-        args.delay = args.jitter  # a packet cannot come before it was sent
-    settings = [f"{name}={value}" for name in LINKS if (value := getattr(args, name))]
-    form = args.topology or f"star:{4 if args.workers is None else args.workers}"
-    if args.topology is None:
-        chosen_topology(None, args.workers)  # says what a number of workers can be
-    elif settings and form.endswith(".toml"):
-        raise UsageError(f"{form} says of itself how its links are; leave out --{settings[0]}")
-    seed = [] if form.endswith(".toml") or "seed=" in form else [f"seed={args.seed}"]
-    network = read_topology(",".join([form, *seed]))
-    if not settings:
-        return network
-    given = ", ".join(f"--{name}" for name in LINKS if getattr(args, name))
-    return read_topology(",".join([form, *settings, *seed]), given)
+    return generate(args)

@@ -15,19 +15,20 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iswitch.lab.launch.worlds import (
     WORLDS,
     add_switch_kind,
+    check_members,
     chosen_topology,
     made_folder,
     p4_switches,
 )
-from iswitch.lab.options import MOST, check_writable, quantity, workers
+from iswitch.lab.options import MOST, quantity, whole, workers
 from iswitch.outside import UsageError
 from iswitch.system.boundary import OUTSIDE
-from iswitch.system.files import write
+from iswitch.system.files import check_writable, write
 from iswitch.system.interrupts import end_at_once, heed
 
 if TYPE_CHECKING:
@@ -113,17 +114,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
 
 
-def whole(least: int) -> Any:
-    """An argparse type: a whole number of at least so much."""
-
-    def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
-        return int(text)
-
-    return parse
-
-
 def run(args: argparse.Namespace) -> int:
     """Train."""
     from iswitch.lab.launch.launch import Signals, Stopped
@@ -203,8 +193,6 @@ def plan_of(args: argparse.Namespace, topology: Topology) -> Plan:
     """
     from worker_lib.rl.plan import Plan
     from worker_lib.rl.workloads import ALGORITHMS, PAIRS, missing
-
-    from .run import check_members
 
     env = args.env or ALGORITHMS[args.algorithm]
     if lacking := missing(env):

@@ -1,4 +1,4 @@
-"""Options that commands share: their values, what they refuse, and words for what they say."""
+"""Options that commands share: what argparse makes of their text, and what it refuses."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 
-from iswitch.outside import UsageError, writing
+from iswitch.core.format.wire import PORT
 
 MOST = 1e9  # of any quantity: 31 years, a petabyte
+DIGITS = 12  # of a whole number without another limit
+MOST_DIGITS = 20  # of one with another: Python refuses to read numbers without end
+MAX_JOB = 0xFFFF
 PIP_DEMO = "pip install -e '.[demo]' (in a checkout of iswitch)"
 
 
 def host_port(text: str) -> tuple[str, int]:
     """Parse HOST:PORT, HOST or :PORT."""
-    from iswitch.core.format.wire import PORT
-
     host, _, port = text.rpartition(":") if ":" in text else (text, "", str(PORT))
     if ":" in host:
         raise argparse.ArgumentTypeError(f"{text!r}: IPv4 only, such as 127.0.0.1:26963")
@@ -32,8 +32,40 @@ def host_port(text: str) -> tuple[str, int]:
     return host or "0.0.0.0", int(port)
 
 
+def udp_port(text: str) -> int:
+    """Parse a UDP port."""
+    if not (text.isdecimal() and len(text) <= 5 and 0 < int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is no UDP port; write 1 to 65535")
+    return int(text)
+
+
+def mac(text: str) -> bytes:
+    """Parse the MAC of a single station."""
+    try:
+        value = bytes.fromhex(text.replace(":", ""))
+    except ValueError:
+        value = b""
+    if len(value) != 6 or value[0] & 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: write it as 02:69:0a:1a:ff:fe")
+    return value
+
+
+def whole(least: int = 0, most: int | None = None) -> Callable[[str], int]:
+    """Make an argparse type: a whole number from `least` to `most`."""
+    top = 10**DIGITS - 1 if most is None else most
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or len(text) > MOST_DIGITS or not least <= int(text) <= top:
+            limits = f"of {least} or more" if most is None else f"from {least} to {most}"
+            long = f", of {DIGITS} digits at most" * (most is None and len(text) > DIGITS)
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {limits}{long}")
+        return int(text)
+
+    return parse
+
+
 def quantity(least: float | None = None) -> Callable[[str], float]:
-    """An argparse type: a number above 0, or of `least` or more, that clocks can still count."""
+    """Make an argparse type: a number above 0, or of `least` or more, that clocks can count."""
 
     def parse(text: str) -> float:
         try:
@@ -51,54 +83,15 @@ def quantity(least: float | None = None) -> Callable[[str], float]:
 
 
 def command() -> str:
-    """The command line, as it can be given again."""
+    """Write the command line so that it can be given again."""
     return shlex.join(["iswitch", *sys.argv[1:]])
 
 
 def foot(chosen: str | None, page: str, kind: str) -> str:
-    """The name of a file that a page's link saves: the one that was chosen, or like the page's."""
+    """Name the file that a link of a page saves: as chosen, or like the page with that ending."""
     return os.path.basename(chosen or f"{os.path.splitext(page)[0]}.{kind}")
 
 
 def workers(count: int) -> str:
-    """So many workers, in words."""
+    """Write a number of workers in words."""
     return f"{count or 'no'} worker{'s' * (count != 1)}"
-
-
-def check_unread(path: str | None, *read: str | None) -> None:
-    """Refuse to write a file that the same command reads, by whatever name.
-
-    Args:
-        path: of the file to be written.
-        read: what the command reads: files, or text that may name one.
-
-    Raises:
-        UsageError: writing it would destroy what is read.
-    """
-    if path is None or not os.path.isfile(path):
-        return
-    for other in read:
-        with suppress(OSError, ValueError):  # no file, or a text that can be no name of one
-            if other and os.path.samefile(path, other):
-                raise UsageError(f"{path} is {other} itself, which is read; name another file")
-
-
-def check_writable(path: str | None, *read: str | None) -> None:
-    """Whether a file can be written, before anything is run for it.
-
-    Args:
-        path: of the file.
-        read: as for `check_unread`.
-
-    Raises:
-        OutsideError: it cannot.
-    """
-    if path is None:
-        return
-    check_unread(path, *read)
-    existed = os.path.exists(path)
-    with writing(path):
-        # A FIFO without a reader would be waited for.
-        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666))
-        if not existed:
-            os.unlink(path)  # a run that fails leaves no empty file

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from iswitch.outside import OutsideError, reading, writing
+from iswitch.outside import OutsideError, UsageError, reading, writing
 
 MOST = 16 << 20  # bytes of text; what people write by hand is smaller
 
@@ -61,3 +62,42 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> None:
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     with writing(os.fspath(path)):
         Path(path).write_bytes(data)
+
+
+def check_unread(path: str | None, *read: str | None) -> None:
+    """Refuse to write a file that the same command reads, by whatever name.
+
+    Args:
+        path: of the file to be written.
+        read: what the command reads: files, or text that may name one.
+
+    Raises:
+        UsageError: writing it would destroy what is read.
+    """
+    if path is None or not os.path.isfile(path):
+        return
+    for other in read:
+        with suppress(OSError, ValueError):  # no file, or a text that can be no name of one
+            if other and os.path.samefile(path, other):
+                raise UsageError(f"{path} is {other} itself, which is read; name another file")
+
+
+def check_writable(path: str | None, *read: str | None) -> None:
+    """Whether a file can be written, before anything is run for it.
+
+    Args:
+        path: of the file.
+        read: as for `check_unread`.
+
+    Raises:
+        OutsideError: it cannot.
+    """
+    if path is None:
+        return
+    check_unread(path, *read)
+    existed = os.path.exists(path)
+    with writing(path):
+        # A FIFO without a reader would be waited for.
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666))
+        if not existed:
+            os.unlink(path)  # a run that fails leaves no empty file

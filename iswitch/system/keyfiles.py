@@ -76,6 +76,24 @@ def key_in(environment: Mapping[str, str]) -> bytes | None:
     return _secret(KEY, text) if text else None
 
 
+def given_key(path: str | None) -> bytes | None:
+    """Read the key from the file named, else from the environment; None: there is none.
+
+    Raises:
+        KeyUnusable: what is there is no key.
+    """
+    return read_key(path) if path else key_in(os.environ)
+
+
+def given_keys(path: str | None) -> Keys:
+    """Read the keys from the file named; else the environment's key is that of every job.
+
+    Raises:
+        KeyUnusable: what is there is no key.
+    """
+    return read_keys(path) if path else Keys(default=key_in(os.environ))
+
+
 def _secret(where: str, text: str) -> bytes:
     try:
         return secret_of(text)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from iswitch.cli import main
-from iswitch.cli.doctor import examine, loopback_runs, show, verdict
 from iswitch.lab.doctor.checks import CHECKS, Check, Finding, Result
 from iswitch.lab.doctor.host import PACKETS, Buffers, Exchange, Host
+from iswitch.lab.doctor.report import examine, loopback_runs, show, verdict
 from tests.support import ROOT
 
 pytestmark = pytest.mark.serial
@@ -225,7 +225,7 @@ def test_width_when_piped(
 
 
 def test_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("iswitch.cli.doctor.Host", lambda: fake(python=(3, 9, 0)))
+    monkeypatch.setattr("iswitch.lab.doctor.report.Host", lambda: fake(python=(3, 9, 0)))
     assert main(["doctor"]) == 1
     assert "mend first: Python" in capsys.readouterr().out
     assert main(["doctor", "--json"]) == 1

@@ -25,13 +25,14 @@ import numpy as np
 import pytest
 
 from iswitch.cli import main
-from iswitch.cli.switch import configure, impairments
+from iswitch.cli.switch import configure, settings
 from iswitch.core.format.counters import COUNTERS, DROPS
 from iswitch.core.format.wire import Shape, Status
 from iswitch.core.switch import Switch
 from iswitch.faults.impairment import Impairment
 from iswitch.ports.engine import Engine
 from iswitch.ports.udp import UdpPort
+from iswitch.serving.impairments import impairments
 from tests.conftest import heed_interrupts, pending
 from tests.support import ROOT
 from worker_lib import Refused, Worker
@@ -442,13 +443,13 @@ def test_garbage_does_not_stop_it() -> None:
 def parsed(*words: str) -> dict[tuple[int, str], Impairment]:
     parser = argparse.ArgumentParser()
     configure(parser)
-    return dict(impairments(parser.parse_args(words))[0])
+    return dict(impairments(settings(parser.parse_args(words)))[0])
 
 
 def seed_of(*words: str) -> int:
     parser = argparse.ArgumentParser()
     configure(parser)
-    return impairments(parser.parse_args(words))[1]
+    return impairments(settings(parser.parse_args(words)))[1]
 
 
 def test_impairments_by_port_and_direction() -> None:

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from iswitch.cli import bench, train
-from iswitch.cli.switch import configure, impairments
+from iswitch.cli.switch import configure, settings
+from iswitch.lab.bench.choosing import plan_of
 from iswitch.lab.launch.worlds import chosen_topology
+from iswitch.serving.impairments import impairments
 from tests.conftest import Where
 from tests.support import ROOT
 from tests.support.networks import mn
@@ -150,7 +152,9 @@ def test_commands(switch: Where, tmp_path: Path) -> None:
             assert words[2] in ("--listen", "--ports")  # the latter: tests/ports/test_raw.py
             parser = argparse.ArgumentParser()
             configure(parser)
-            assert bool(impairments(parser.parse_args(words[2:]))[0]) == ("--impair" in words)
+            assert bool(impairments(settings(parser.parse_args(words[2:])))[0]) == (
+                "--impair" in words
+            )
         elif words[:2] == ["iswitch", "run"]:  # tests/worlds/test_run.py
             options = words[2 : words.index("--")]
             of_mininet = ["--world", "mininet", "--topology", "rack:2x3"]
@@ -169,7 +173,7 @@ def test_commands(switch: Where, tmp_path: Path) -> None:
             parser = argparse.ArgumentParser()
             bench.configure(parser)
             args = parser.parse_args(words[2:])
-            assert os.geteuid() != 0 or bench.plan_of(args).cells
+            assert os.geteuid() != 0 or plan_of(args).cells
         elif words[0] == "mn":
             assert os.geteuid() != 0 or "Results: 0% dropped" in mn(*words[1:])
         elif words[0] == "iswitch":

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iswitch.cli.bench import check_ways, configure, everything
+from iswitch.cli.bench import configure
 from iswitch.cli.bench import run as run_bench
 from iswitch.faults.units import QuantityError
 from iswitch.lab.bench import html
+from iswitch.lab.bench.choosing import check_ways, everything
 from iswitch.lab.bench.figures import Pictures
 from iswitch.lab.bench.group import BenchFailed, Done, Group, Round, WrongSum, cpu_seconds
 from iswitch.lab.bench.measure import measure

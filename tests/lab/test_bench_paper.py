@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from iswitch.cli.bench import configure, plan_of
+from iswitch.cli.bench import configure
 from iswitch.lab.bench import paper
+from iswitch.lab.bench.choosing import plan_of
 from iswitch.lab.bench.group import Free, Group, Round
 from iswitch.lab.bench.plan import PAPER, Setting
 from iswitch.lab.bench.result import Results, Series
@@ -112,7 +113,7 @@ def test_asynchronous_iterations_are_the_time_between_ends() -> None:
     ],
 )
 def test_mistakes(options: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iswitch.cli.bench.os", SimpleNamespace(geteuid=lambda: 0))
+    monkeypatch.setattr("iswitch.lab.bench.choosing.os", SimpleNamespace(geteuid=lambda: 0))
     parser = argparse.ArgumentParser()
     configure(parser)
     with pytest.raises(UsageError, match=re.escape(said)):
@@ -120,7 +121,7 @@ def test_mistakes(options: str, said: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_it_wants_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iswitch.cli.bench.os", SimpleNamespace(geteuid=lambda: 1000))
+    monkeypatch.setattr("iswitch.lab.bench.choosing.os", SimpleNamespace(geteuid=lambda: 1000))
     parser = argparse.ArgumentParser()
     configure(parser)
     with pytest.raises(UsageError, match=r"run it as root \(sudo\)"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
 import threading
 from contextlib import nullcontext
@@ -13,7 +12,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from iswitch.cli.switch import serve
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Address
 from iswitch.core.format.pcapng import Direction
@@ -23,6 +21,9 @@ from iswitch.faults.parts import transmission
 from iswitch.outside import IncompleteError
 from iswitch.ports import capture as capturing
 from iswitch.ports.capture import Capture
+from iswitch.serving.opening import Opened
+from iswitch.serving.process import run
+from iswitch.serving.settings import Settings
 from tests.commands.test_switch_command import PATIENCE, end, switch
 from tests.ethernet.test_forwarding import super_datagram
 from worker_lib import Worker, arguments
@@ -157,9 +158,9 @@ def test_a_switch_says_that_its_capture_is_not_complete(
     counters["capture_full"] = missing
     port = Mock(close=Mock(side_effect=failed))
     engine = Mock(port=port, given_up=0)
-    args = argparse.Namespace(json=True, capture="x.pcapng")
+    settings = Settings(json=True, capture="x.pcapng")
     with pytest.raises(IncompleteError, match=said) if said else nullcontext():
-        assert serve(args, engine, "here", counters) == 0
+        assert run(Opened(engine, "here", counters), settings) == 0
     port.close.assert_called_once()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from iswitch.cli import main
-from iswitch.lab.reports import charts
+from iswitch.lab.tracing import charts
 from iswitch.traces.reader import Reader
 from iswitch.traces.timeline import MEANING
 from tests.support.browser import browser

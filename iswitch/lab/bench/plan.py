@@ -16,6 +16,8 @@ FORWARD = "forward"  # not a strategy: the switch sends the same frames back, an
 ASYNC = "async"  # nor this: asynchronous workers of the switch's
 WARM = 2  # rounds before those in a row, which do not count: in the caches is what others have done
 SIZE = Unit("size", BYTES, "40kB")
+SIZES = "ppo,ddpg,a2c,dqn"
+P4_SIZES = "ppo,ddpg"  # a bmv2 needs seconds for a round of the others
 NO_LIMIT = ("0", "none", "unlimited")
 
 

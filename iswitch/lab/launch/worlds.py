@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
+from iswitch.core.format.wire import MAX_MEMBERS, PORT
 from iswitch.outside import UsageError, reading
 
 if TYPE_CHECKING:
@@ -215,8 +217,6 @@ def chosen_topology(form: str | None, workers: int | None, trees: bool = True) -
     Raises:
         UsageError: there is no such network, or the two say it twice.
     """
-    from iswitch.core.format.wire import MAX_MEMBERS
-
     if form is None:
         workers = 4 if workers is None else workers
         if not 1 <= workers <= MAX_MEMBERS:
@@ -319,13 +319,32 @@ def p4_switches(
     return found
 
 
+def check_members(topology: Topology, per_host: int) -> None:
+    """Refuse more workers at a switch than it takes.
+
+    Raises:
+        UsageError: one cannot.
+    """
+    if per_host < 1:
+        raise UsageError(f"--workers-per-host {per_host}: at least 1")
+    hosts = Counter(topology.switch_of(host.name) for host in topology.hosts)
+    children = Counter(switch.parent for switch in topology.tree)
+    for switch in topology.tree:
+        members = hosts[switch.name] * per_host + children[switch.name]
+        if members > MAX_MEMBERS:
+            raise UsageError(
+                f"switch {switch.name} would have {members} workers and child switches, "
+                f"{MAX_MEMBERS} at most; take fewer --workers-per-host, or put switches between, "
+                "such as rack:2x48"
+            )
+
+
 def compile_beforehand() -> None:
     """So that no switch has to while it is waited for.
 
     Raises:
         UsageError: there is no compiler, or no bmv2.
     """
-    from iswitch.core.format.wire import PORT
     from p4.tools import (
         CLI,
         SWITCH,

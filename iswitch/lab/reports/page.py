@@ -28,9 +28,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from xml.etree import ElementTree
+
+from iswitch.lab.options import PIP_DEMO
+from iswitch.outside import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -172,6 +176,16 @@ class Page:
         """
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.html())
+
+
+def check_drawing(option: str) -> None:
+    """Refuse an option that draws where matplotlib is missing.
+
+    Raises:
+        UsageError: it is missing; the message says how to install it.
+    """
+    if find_spec("matplotlib") is None:
+        raise UsageError(f"{option} draws with matplotlib: {PIP_DEMO}")
 
 
 @contextmanager

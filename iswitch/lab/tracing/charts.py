@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from iswitch.lab.reports.page import COLOURS, INK, Page, drawing
 from iswitch.traces.observed import JobSeen
 from iswitch.traces.report import lines
 from iswitch.traces.rounds import AGGREGATE, CONTRIBUTION, RESENT, Event, Told
 from iswitch.traces.timeline import MEANING, PARTS, parts
-
-from .page import COLOURS, INK, Page, drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,191 @@
+"""What the options of `iswitch bench` ask for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from iswitch.core.format.wire import MAX_MEMBERS
+from iswitch.faults.units import QuantityError
+from iswitch.lab.launch.worlds import (
+    check_link,
+    check_members,
+    p4_switches,
+    read_topology,
+    refused,
+)
+from iswitch.outside import UsageError
+from topologies import Topology
+from worker_lib.strategies import STRATEGIES, lacks, options
+
+from . import paper
+from .plan import (
+    ASYNC,
+    FORWARD,
+    NO_LIMIT,
+    P4_SIZES,
+    SIZES,
+    Plan,
+    Setting,
+    Size,
+    Way,
+    networks,
+    split,
+)
+
+# Options of strategies that a benchmark sets itself, or that need an object, or make sums others.
+NOT_HERE = ("bind", "dtype", "filter", "key", "network", "op", "rank")
+
+
+def plan_of(args: argparse.Namespace) -> Plan:
+    """What the options ask for.
+
+    Raises:
+        UsageError: that cannot be.
+    """
+
+    of_paper = args.what == "paper"
+    world = args.world or ("netns" if of_paper else "loopback")
+    if world == "bmv2" and of_paper:
+        raise UsageError(
+            "paper compares asynchronous jobs, too, and a P4 program has rounds only; leave paper "
+            "out, or use --world netns"
+        )
+    of_world = P4_SIZES if world == "bmv2" else SIZES
+    size_list = of_world if args.sizes is None else args.sizes
+    if world != "loopback" and os.geteuid() != 0:
+        raise UsageError(f"the world {world} is of network namespaces: run it as root (sudo)")
+    workers = [number(text, "--workers") for text in split(args.workers or "")]
+    rates = links_of("rate", args.rate)
+    losses = links_of("loss", args.loss)
+    more: dict[str, Any] = {"rounds": args.rounds, "seconds": args.seconds}
+    more["compute"] = None if args.compute is None else args.compute / 1e3
+    try:
+        sizes = [Size.parse(text) for text in split(size_list)]
+        if of_paper:
+            for option in ("strategies", "topologies", "loss", "iterations", "in_a_row"):
+                if getattr(args, option) is not None:
+                    name = option.replace("_", "-")
+                    raise UsageError(f"paper has its own --{name}; leave it out")
+            plan = paper.plan(sizes, workers or paper.WORKERS, rates or paper.RATES, world, **more)
+        else:
+            forms = split(args.topologies or "star")
+            if "star" in forms and (many := [n for n in workers if n > MAX_MEMBERS]):
+                raise UsageError(
+                    f"--workers {many[0]}: a switch takes 1 to {MAX_MEMBERS} workers a job; take "
+                    f"{MAX_MEMBERS} or fewer, or racks: --topologies rack"
+                )
+            settings = [
+                with_rate(setting)
+                for setting in networks(forms, workers or [4], rates or ["none"], losses or ["0"])
+            ]
+            ways = [Way.parse(text) for text in split(args.strategies or "")] or everything()
+            more["iterations"] = 10 if args.iterations is None else args.iterations
+            more["in_a_row"] = args.in_a_row or 10
+            plan = Plan(sizes, settings, ways, world, **more)
+    except QuantityError as error:
+        raise UsageError(refused("--sizes", "size", size_list, str(error))) from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if not sizes:
+        raise UsageError("--sizes names none, such as ppo,1MiB")
+    check_ways(plan.ways, of_paper)
+    check_settings(plan)
+    return plan
+
+
+def check_settings(plan: Plan) -> None:
+    """Whether there can be such networks.
+
+    Raises:
+        UsageError: one cannot be.
+    """
+
+    for setting in plan.settings:
+        topology = topology_of(setting)
+        check_members(topology, 1)
+        p4_switches(plan.world, topology, ())
+        if len(topology.tree) > 1 and any(way.name == FORWARD for way in plan.ways):
+            raise UsageError(f"forward is of one switch, and {setting.form} has more; leave it out")
+        if plan.world == "loopback" and (setting.rate or setting.loss):
+            raise UsageError("--rate, --loss: the loopback world has no links; use --world netns")
+
+
+def topology_of(setting: Setting) -> Topology:
+    """The network.
+
+    Raises:
+        UsageError: there is none such.
+    """
+    return read_topology(setting.text, "--topologies")
+
+
+def links_of(name: str, text: str | None) -> list[str]:
+    """The values that --rate or --loss gives links.
+
+    Raises:
+        UsageError: no link can have one.
+    """
+
+    values = split(text or "")
+    for value in values:
+        if value not in NO_LIMIT:
+            check_link(name, value)
+    return values
+
+
+def with_rate(setting: Setting) -> Setting:
+    """The setting, with the rate of its slowest link."""
+    topology = topology_of(setting)
+    rates = [link.rate for link in topology.links if topology.active(link) and link.rate]
+    return replace(setting, slowest=min(rates, default=None))
+
+
+def number(text: str, option: str) -> int:
+    """A number of 1 or more.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not text.isdecimal() or len(text) > 9 or not int(text):
+        raise UsageError(f"{option} {text}: whole numbers of 1 or more, such as {option} 2,4,8")
+    return int(text)
+
+
+def everything() -> list[Way]:
+    """All strategies that can be had here, the switch's first."""
+
+    return [Way.parse(name) for name in STRATEGIES if not lacks(name)]
+
+
+def check_ways(ways: Sequence[Way], of_paper: bool) -> None:
+    """Whether there are such strategies here.
+
+    Raises:
+        UsageError: one is not, or does not take such options.
+    """
+
+    for way in ways:
+        if way.name == ASYNC and of_paper:
+            continue
+        if way.name not in (*STRATEGIES, FORWARD):
+            raise UsageError(
+                f"no strategy {way.name!r}; there are {', '.join((*STRATEGIES, FORWARD))}"
+            )
+        joins = "iswitch" if way.name == FORWARD else way.name
+        if lacking := lacks(joins):
+            raise UsageError(f"{lacking}; or leave it out")
+        known = [name for name in options(joins) if name not in NOT_HERE]
+        for option in way.options:
+            if option not in known:
+                raise UsageError(f"{way.label}: {way.name} takes {', '.join(known)} here")
+        try:
+            _ = way.servers
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    labels = [way.label for way in ways]
+    if len(set(labels)) < len(labels):
+        raise UsageError("--strategies names one twice; each is measured once")

@@ -1,0 +1,135 @@
+"""A benchmark from its plan to its reports."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from iswitch.lab.launch.launch import Signals, Stopped
+from iswitch.lab.launch.switches import SwitchFailed
+from iswitch.lab.options import command, foot
+from iswitch.lab.reports.page import check_drawing
+from iswitch.outside import writing
+from iswitch.system.files import check_writable, write
+
+from . import machine, paper, report
+from .group import BenchFailed
+from .html import page
+from .measure import Progress, measure
+from .network import Build, opened
+from .paper import Comparison
+from .plan import Plan, split
+from .result import Results
+from .screen import Bar
+
+
+def bench(args: argparse.Namespace, plan: Plan, switch_options: Sequence[str]) -> int:
+    """Measure what a plan says, and report it; returns the exit status.
+
+    Args:
+        args: name the files of the report, and how networks are built.
+        plan: what is measured.
+        switch_options: more options of `iswitch switch`, for all switches.
+
+    Raises:
+        OutsideError: the networks cannot be built here, or a report cannot be written.
+    """
+    offload = not args.no_offload and plan.world != "bmv2"  # else the others would be ahead by it
+    build = Build(offload, switch_options, args.pin)
+    for path in (args.json, args.csv, args.html):
+        check_writable(path, *split(args.topologies or ""))
+    if args.html:
+        check_drawing("--html")
+    where = machine.describe()
+    results = Results()
+    status = 0
+    with Signals() as signals:
+        try:
+            with Bar(plan.cells) as bar:
+                _measure(plan, results, bar.show, build)
+        except (BenchFailed, SwitchFailed) as error:
+            print(f"iswitch bench: {error}", file=sys.stderr)
+            status = error.status if isinstance(error, SwitchFailed) else 1
+        except Stopped as stopped:
+            name = signal.Signals(stopped.signum).name
+            so_far = "what was measured until then:" if results.cells() else "nothing was measured"
+            print(f"stopped by {name}; {so_far}", file=sys.stderr)
+            status = 128 + stopped.signum
+        signals.hold()
+        found = paper.compare(results) if args.what == "paper" else []
+        show(plan, results, where, found)
+        if results.cells():
+            keep(args, plan, results, where, found, complete=not status)
+    return status
+
+
+def _measure(plan: Plan, results: Results, progress: Progress, build: Build) -> None:
+    for setting in plan.settings:
+        with opened(plan, setting, build) as groups:
+            measure(plan, setting, groups, results, progress)
+
+
+def show(plan: Plan, results: Results, where: dict[str, str], found: Sequence[Comparison]) -> None:
+    """Print the tables.
+
+    Args:
+        plan: what was to be measured.
+        results: what was measured.
+        where: the machine.
+        found: the comparisons of the paper.
+    """
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
+
+    def say(text: str) -> None:
+        console.print("", text, sep="\n", markup=False)
+
+    console.print(command(), markup=False, soft_wrap=True)
+    console.print(", ".join(f"{k} {v}" for k, v in where.items()), markup=False, soft_wrap=True)
+    if not results.cells():
+        return
+    for name, lines in paper.tables(found):
+        console.print("", report.rich_table(name, paper.HEAD, lines), sep="\n")
+    for cell, table in (
+        zip(results.cells(), report.tables(results), strict=True) if not found else ()
+    ):
+        console.print("", table, sep="\n")
+        console.print(report.limits(cell, machine.cores()), markup=False)
+    say(paper.NOTE if found else report.note(plan, results))
+    if told := report.hint(plan):
+        say(told)
+    if found:
+        say("\n".join(paper.headlines(found)))
+        say(paper.emulated(plan.sizes, plan.compute))
+
+
+def keep(
+    args: argparse.Namespace,
+    plan: Plan,
+    results: Results,
+    where: dict[str, str],
+    found: Sequence[Comparison],
+    complete: bool,
+) -> None:
+    """Write the files that the options name; `show` has the other arguments.
+
+    Args:
+        args: name them.
+        complete: all that was planned was measured.
+
+    Raises:
+        OutsideError: one cannot be written.
+    """
+    if args.json:
+        found_all = report.as_json(plan, results, where, command(), complete)
+        write(args.json, json.dumps(found_all, indent=1))
+    if args.csv:
+        write(args.csv, report.as_csv(plan, results))
+    if args.html:
+        with writing(args.html):
+            names = [foot(args.csv, args.html, "csv"), foot(args.json, args.html, "json")]
+            page(plan, results, where, command(), complete, found, names).write(args.html)

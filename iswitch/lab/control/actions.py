@@ -1,0 +1,182 @@
+"""The actions of `iswitch ctl`: each asks one thing of a job's switch and reports the answer."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any, NamedTuple
+
+from iswitch.core.format.wire import KIB, ROUND_MASK, Action, Segments, Status, Threshold
+from iswitch.lab.options import workers
+from iswitch.outside import UsageError
+from worker_lib import environment, naming
+from worker_lib.controller import Controller
+from worker_lib.errors import Refused
+
+from .words import (
+    member_fields,
+    missing,
+    not_begun,
+    segments,
+    span,
+    span_fields,
+    state,
+    state_fields,
+    too_few,
+)
+
+
+class Report(NamedTuple):
+    """What an action found: for people, and for programs."""
+
+    line: str
+    fields: dict[str, Any]
+
+
+def status(controller: Controller, args: argparse.Namespace) -> Report:
+    """Look, and change nothing."""
+    halted = False
+    controller.look()  # of a job that is none nobody becomes one
+    with controller.membership() as ack:
+        members = controller.members()
+        # Only a refusal shows a Halt. Help for a round that cannot have begun asks nobody.
+        beyond = Segments((ack.round + 2) & ROUND_MASK, 0, 1)
+        try:
+            controller.request(Action.HELP, beyond)
+        except Refused as refused:
+            halted = refused.status is Status.HALTED
+    if not ack.contributors:
+        controller.look()  # it may have ended before we joined: then our leaving ended ours
+    line = f"job {args.job}: {state(ack)}{too_few(ack)}"
+    if halted:
+        line += "; halted: `iswitch ctl reset` resumes it"
+    hosts = environment.hosts(os.environ)
+    line += "".join(f"\n  {naming.member(member, hosts)}" for member in members)
+    named = [member_fields(member) for member in members]
+    return Report(line, {**state_fields(ack), "halted": halted, "members": named})
+
+
+def jobs(controller: Controller, _: argparse.Namespace) -> Report:
+    """List the jobs of a switch, and how much memory they leave."""
+    itself = controller.switch_itself()
+    found = list(controller.jobs())
+    memory = f"{itself.round * KIB / 2**20:,.1f} MiB of memory reserved"
+    free = f"{itself.threshold * KIB / 2**20:,.1f} MiB free"
+    plural = "s" * (len(found) != 1)
+    whose = " with this key" * controller.keyed
+    lines = [f"{len(found)} job{plural}{whose}, {memory}, {free}"]
+    lines += [f"job {ack.rank}: {state(ack)}{too_few(ack)}" for ack in found]
+    if itself.round and not found:
+        lines.append("jobs with another key are not listed; --job and --key-file name one")
+    fields = {
+        "jobs": [{"job": ack.rank, **state_fields(ack)} for ack in found],
+        "total": len(found),
+        "reserved": itself.round * KIB,
+        "free": itself.threshold * KIB,
+        "above": bool(itself.contributors),
+    }
+    return Report("\n".join(lines), fields)
+
+
+def join(controller: Controller, args: argparse.Namespace) -> Report:
+    """Try whether one can join; stay if asked to."""
+    if not args.stay:
+        with controller.membership() as ack:
+            pass
+        line = f"job {args.job} can be joined: {state(ack)}"
+    else:
+        ack = controller.join()
+        options = f"--job {args.job} --switch {controller.switch} --bind {controller.address}"
+        line = (
+            f"joined job {args.job} as a controller: {state(ack)}\n"
+            "it ends when its lease runs out, as ctl sends no heartbeats; "
+            f"to end it before: iswitch ctl leave {options}"
+        )
+    fields = {**state_fields(ack), "address": str(controller.address)}
+    return Report(line, {**fields, "stays": args.stay})
+
+
+def leave(controller: Controller, args: argparse.Namespace) -> Report:
+    """End a membership that `join --stay` left behind."""
+    if not args.bind[1]:
+        raise UsageError("--bind needs the port that `iswitch ctl join --stay` printed")
+    controller.leave()
+    return Report(f"left job {args.job}", {"address": str(controller.address)})
+
+
+def seth(controller: Controller, args: argparse.Namespace) -> Report:
+    """Set H."""
+    with controller.settings() as joined:
+        ack = controller.request(Action.SETH, Threshold(args.threshold))
+        here = len(controller.members())  # of this switch: these count in its H
+    there = joined.contributors
+    why = "set" if args.threshold else "automatic: every worker"
+    line = f"job {args.job}: H = {ack.threshold} ({why})"
+    if ack.threshold > there:
+        line += (
+            f"; with {workers(there)}, nothing completes in a synchronous job until "
+            f"{ack.threshold} are there"
+        )
+    elif args.threshold and args.threshold < here:
+        line += (
+            f", of {here} contributors: in a synchronous job for Workers made with partial=True, "
+            "or to go on without a dead one; where others leave calls out, rounds are mixed up"
+        )
+    fields = {"threshold": ack.threshold, "automatic": not args.threshold, "workers": there}
+    return Report(line, fields)
+
+
+def reset(controller: Controller, args: argparse.Namespace) -> Report:
+    """Clear the job; ends a Halt."""
+    with controller.settings():
+        ack = controller.request(Action.RESET)
+    line = f"job {args.job} was reset and goes on from round {ack.round}; "
+    line += "what was under way is void (JobReset)"
+    return Report(line, {"round": ack.round})
+
+
+def halt(controller: Controller, args: argparse.Namespace) -> Report:
+    """Suspend the job."""
+    with controller.settings():
+        ack = controller.request(Action.HALT)
+    line = f"job {args.job} is halted at round {ack.round}; `iswitch ctl reset` resumes it"
+    return Report(line, {"round": ack.round})
+
+
+def fbcast(controller: Controller, args: argparse.Namespace) -> Report:
+    """Complete open segments as they are."""
+    with controller.membership() as joined:
+        named = segments(args, joined)
+        ack = controller.request(Action.FBCAST, named)
+    fewest = ack.contributors
+    what = f"broadcast with {fewest} or more contributions each"
+    if not fewest:
+        what = not_begun(named, ack) or "nothing to force"
+    return Report(f"{span(args, named)}: {what}", {**span_fields(named), "contributors": fewest})
+
+
+def help_(controller: Controller, args: argparse.Namespace) -> Report:
+    """Ask who is missing; the switch asks those in turn."""
+    with controller.membership() as joined:
+        named = segments(args, joined)
+        ack = controller.request(Action.HELP, named)
+        whom, fields = missing(controller, named)
+    if not fields["missing"]:
+        whom = not_begun(named, ack) or f"nobody's contribution is missing{too_few(joined)}"
+    else:
+        whom = f"missing from {whom}"
+    fields["current"] = ack.round
+    return Report(f"{span(args, named)}: {whom}", {**span_fields(named), **fields})
+
+
+ACTIONS = {
+    "jobs": jobs,
+    "status": status,
+    "join": join,
+    "leave": leave,
+    "seth": seth,
+    "fbcast": fbcast,
+    "help": help_,
+    "halt": halt,
+    "reset": reset,
+}

@@ -1,0 +1,127 @@
+"""`iswitch run` and `iswitch record`: a command on every host of a topology."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from iswitch.outside import UsageError
+from iswitch.system.files import check_writable, write
+from iswitch.system.keyfiles import KEY, KEY_FILE, key_in
+from topologies import Topology
+
+from .launch import Crew, Signals, Stopped, broken_pipe_is_an_end, how
+from .processes import Fleet
+from .switches import Switches, SwitchFailed
+from .worlds import capture_folder, check_members, make_world, p4_switches, read_topology
+
+
+def run_everywhere(args: argparse.Namespace) -> int:
+    """Run it."""
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise UsageError("nothing to run: put a command at the end, such as -- python train.py")
+    if not 0 <= args.job <= 0xFFFF:
+        raise UsageError(f"--job {args.job}: a job number is 0..65535")
+    if args.max_restarts < 0:
+        raise UsageError(f"--max-restarts {args.max_restarts}: 0 or more")
+    topology = read_topology(args.topology)
+    check_members(topology, args.workers_per_host)
+    check_writable(args.json, args.topology, args.key_file)
+    p4_switches(args.world, topology, args.switch, args.capture)
+    capture = capture_folder(args.capture)
+    hand_on_key(args.key_file)
+    report: dict[str, Any] = {
+        "topology": args.topology,
+        "world": args.world,
+        "job": args.job,
+        "status": 1,
+        "workers": [],
+        "switches": {},
+        "switch_restarts": {},
+    }
+    with Signals() as signals:
+        try:
+            status = _run(args, topology, command, capture, report, signals)
+        except Stopped as stopped:  # while the network was being built
+            name = signal.Signals(stopped.signum).name
+            tell(args.chosen, f"stopped by {name}; all processes have ended")
+            status = 128 + stopped.signum
+    report["status"] = status
+    if args.json:
+        write(args.json, json.dumps(report, indent=1))
+    return status
+
+
+def _run(
+    args: argparse.Namespace,
+    topology: Topology,
+    command: list[str],
+    capture: Path | None,
+    report: dict[str, Any],
+    signals: Any,
+) -> int:
+    say = partial(tell, args.chosen)
+    built = make_world(args.world, topology, offload=not args.no_offload, switches=args.switch)
+    with built as world, Fleet() as fleet:
+        switches = Switches(fleet, world, capture, say)
+        crew = Crew(fleet, world, switches, args.workers_per_host, args.max_restarts, say)
+        say(f"{crew.size} x {command[0]} in {args.topology} ({args.world})")
+        status = 0
+        try:
+            switches.start()
+            say(f"{switches.addresses()}, job {args.job}")
+            crew.start(command, args.job)
+            with broken_pipe_is_an_end():
+                crew.run()
+            signals.hold()
+            if crew.failed is not None:
+                status = crew.failed.status or 1
+                others = any(worker.status is None for worker in crew.workers)
+                tail = "; ending the others" if others else ""
+                say(f"{crew.failed.called} {how(crew.failed)}{tail}")
+            crew.end()
+            report["switches"] = switches.stop()
+            incomplete = switches.tell_incomplete()
+            status = status or incomplete
+        except SwitchFailed as error:
+            signals.hold()
+            status = status or error.status
+            say(str(error))
+            crew.end()
+        except Stopped as stopped:
+            status = 128 + stopped.signum
+            crew.end(stopped.signum)
+            if capture is not None:
+                with suppress(SwitchFailed):
+                    switches.stop()
+                switches.tell_incomplete()
+            say(f"stopped by {signal.Signals(stopped.signum).name}; all processes have ended")
+        report["workers"] = crew.report()
+        report["switches"] = switches.counters
+        report["switch_restarts"] = switches.restarted()
+    return status
+
+
+def hand_on_key(path: str | None) -> None:
+    """Put a key file into the environment, which switches and commands get.
+
+    Raises:
+        KeyUnusable: there is no key in it, or in what the environment names.
+    """
+    if path is not None:
+        os.environ[KEY_FILE] = os.path.abspath(path)
+        os.environ.pop(KEY, None)
+    key_in(os.environ)
+
+
+def tell(command: str, message: str) -> None:
+    """Tell the user something beside what the commands print; `run` or `record` tells it."""
+    print(f"iswitch {command}: {message}", file=sys.stderr, flush=True)

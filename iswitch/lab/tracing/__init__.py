@@ -1,0 +1,1 @@
+"""Packet traces: replayed, injected, analyzed and generated as the command line asks."""

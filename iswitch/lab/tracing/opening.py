@@ -1,0 +1,89 @@
+"""The trace that a command line names, and what the switch in it was."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from ipaddress import IPv4Address
+from pathlib import Path
+
+from iswitch.core.format.wire import PORT
+from iswitch.core.jobs.limits import Limits
+from iswitch.core.sums.buffers import AllOrNothing
+from iswitch.core.sums.paper import Counting
+from iswitch.faults.units import count
+from iswitch.lab.launch.worlds import read_topology
+from iswitch.lab.options import host_port
+from iswitch.outside import UsageError, reading
+from iswitch.system.keyfiles import KEY_FILE, given_keys
+from iswitch.traces.paired import Options
+from iswitch.traces.reader import NotATrace, Reader
+from iswitch.traces.survey import NothingToReplay, Setting, survey
+
+SHOWN = 8  # names of switches
+
+
+def files_read(args: argparse.Namespace) -> tuple[str | None, ...]:
+    """Whatever of the options of `add_trace` may name a file."""
+    return args.trace, args.keys, args.topology, os.environ.get(KEY_FILE)
+
+
+def opened(args: argparse.Namespace) -> tuple[Reader, Setting]:
+    """The trace, and what it is of.
+
+    Raises:
+        UsageError: it cannot be replayed.
+    """
+    where = named_switch(args)
+    host = None if args.view is None else args.view == "host"
+    with reading(args.trace):
+        if Path(args.trace).is_fifo():
+            raise UsageError(f"{args.trace} is no file; write what comes from it to one first")
+        reader = None
+        try:
+            reader = Reader(args.trace)
+            setting = survey(reader, where, host)
+        except (NotATrace, NothingToReplay) as error:
+            lost = reader.dropped if reader is not None else 0
+            more = f" ({count(lost, 'packet')} missing in the file, which says so)" if lost else ""
+            raise UsageError(f"{error}{more}") from None
+    if args.order is not None:
+        setting.ordered = args.order == "known"
+    return reader, setting
+
+
+def named_switch(args: argparse.Namespace) -> tuple[str, int] | None:
+    """Where the switch was that the options name."""
+    if args.topology is not None:
+        topology = read_topology(args.topology)
+        names = [switch.name for switch in topology.tree]
+        known = ", ".join(names[:SHOWN]) + (f" ... {names[-1]}" if names[SHOWN:] else "")
+        if args.switch is None and len(names) > 1:
+            raise UsageError(
+                f"--topology {args.topology}: which of its switches was captured? add "
+                f"--switch NAME, one of {known}"
+            )
+        if args.switch not in (None, *names):
+            raise UsageError(f"--switch {args.switch}: {args.topology} has {known}")
+        return str(topology.address(args.switch or names[0])), PORT
+    if args.switch is None:
+        return None
+    try:
+        host, port = host_port(args.switch)
+        return str(IPv4Address(host)), port
+    except (argparse.ArgumentTypeError, ValueError):
+        raise UsageError(
+            f"--switch {args.switch} is no address; write 10.26.255.254:26963, or name the "
+            "--topology that has it"
+        ) from None
+
+
+def options(args: argparse.Namespace) -> Options:
+    """Of the switch."""
+    limits = Limits(
+        memory=int(args.memory * 2**20),
+        lease=args.lease,
+        control_rate=args.control_rate,
+        buffers=AllOrNothing(),
+    )
+    return Options(given_keys(args.keys), limits, args.reproducible, Counting(args.counting))

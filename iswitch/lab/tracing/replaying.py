@@ -1,0 +1,108 @@
+"""`iswitch replay`: a trace put through the switch again, or sent to a switch under test."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from iswitch.outside import UsageError, writing
+from iswitch.ports.raw import RawPortError
+from iswitch.system.files import check_unread, check_writable
+from iswitch.traces.inject import Injector
+from iswitch.traces.reader import Reader
+from iswitch.traces.report import is_clean, is_whole, lines, replay
+from iswitch.traces.survey import NothingToReplay, Setting
+from iswitch.traces.writing import TraceWriter
+
+from .opening import files_read, opened, options
+
+
+def replay_or_inject(args: argparse.Namespace) -> int:
+    """Do what the options of `iswitch replay` ask for; returns the exit status.
+
+    Raises:
+        OutsideError: the trace cannot be read, or nothing in it can be replayed.
+    """
+    if args.inject and args.out:
+        raise UsageError(
+            "--out is what a switch would send, and --inject drives one; leave one out"
+        )
+    check_unread(args.out, *files_read(args))
+    reader, setting = opened(args)
+    with reader:
+        if args.inject:
+            return inject(args, reader, setting)
+        check_writable(args.out)
+        return report(args, reader, setting)
+
+
+def report(args: argparse.Namespace, reader: Reader, setting: Setting) -> int:
+    """Replay, and print."""
+    writer = None
+    with writing(args.out or "standard output"), ExitStack() as stack:
+        if args.out:
+            writer = TraceWriter(args.out)
+            stack.callback(writer.close)
+        try:
+            found = replay(
+                reader,
+                setting,
+                options(args),
+                sink=writer,
+                pace=pace(args.speed, reader) if args.speed else None,
+            )
+        except NothingToReplay as error:
+            raise UsageError(str(error)) from None
+    if writer:
+        found["written"] = writer.frames
+    print(json.dumps(found, indent=1) if args.json else "\n".join(lines(found)))
+    return 0 if is_clean(found) and is_whole(found) else 1
+
+
+def pace(times: float, reader: Reader) -> Callable[[float], None]:
+    """Wait until it is time, so many times as fast as recorded; the trace must be whole then."""
+    begun: list[float] = []
+
+    def wait(seconds: float) -> None:
+        now = time.monotonic()
+        if not begun:
+            begun.append(now - seconds / times)
+        time.sleep(max(0.0, begun[0] + seconds / times - now))
+        reader.check_whole()
+
+    return wait
+
+
+def inject(args: argparse.Namespace, reader: Reader, setting: Setting) -> int:
+    """Send the trace's contributions."""
+    times = 1.0 if args.speed is None else args.speed
+    try:
+        injector = Injector(reader, setting, args.inject, pace(times, reader) if times else None)
+    except RawPortError as error:
+        raise UsageError(f"--inject {args.inject}: {error.strerror}") from None
+    begin = time.monotonic()
+    with injector:
+        injector.run()
+    seconds = time.monotonic() - begin
+    found: dict[str, Any] = {
+        "interface": args.inject,
+        "packets": injector.sent,
+        "bytes": injector.sent_bytes,
+        "refused": injector.refused,
+        "seconds": round(seconds, 6),
+    }
+    if args.json:
+        print(json.dumps(found))
+    else:
+        rate = injector.sent_bytes / max(seconds, 1e-9) / 1e9
+        print(
+            f"sent {injector.sent:,} packets at {args.inject} in {seconds:.3f} s ({rate:.2f} GB/s)"
+        )
+        if injector.refused:
+            print(f"the kernel did not take {injector.refused:,} more", file=sys.stderr)
+    return 1 if injector.refused else 0

@@ -1,0 +1,221 @@
+"""A switch with its ports open: at a UDP socket, at network interfaces, or as a P4 program."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from socket import inet_aton
+from typing import Any, NamedTuple
+
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.packets import Address
+from iswitch.core.format.pcapng import OUTSIDE, OWN
+from iswitch.core.format.wire import ROUND_MASK
+from iswitch.core.forward import CopySwitch
+from iswitch.core.sums.paper import Counting
+from iswitch.core.switch import Switch
+from iswitch.ethernet.chassis import Chassis
+from iswitch.ethernet.made_up import MAC_PREFIX
+from iswitch.outside import LIMITS, UsageError, reason
+from iswitch.ports.capture import Capture
+from iswitch.ports.engine import Engine
+from iswitch.ports.impaired import ImpairedDatagrams, ImpairedPorts
+from iswitch.ports.port import Port
+from iswitch.ports.raw import RawPortError, RawPorts
+from iswitch.ports.recorded import RecordedDatagrams
+from iswitch.ports.udp import UdpPort
+
+from .impairments import impairments
+from .parent import check_parent, parent_of
+from .settings import LISTEN, Settings
+
+MENDS = {
+    errno.EADDRINUSE: "is another switch running there? --listen 127.0.0.1:0 takes any free port",
+    errno.EADDRNOTAVAIL: "no address of this machine (`ip address` lists them); "
+    "--listen 0.0.0.0:26963 serves on all it has",
+    errno.EACCES: "ports below 1024 are for root; take a higher one, such as 26963",
+}
+
+
+class Opened(NamedTuple):
+    """A switch that can run: its engine, its address as text, its counters."""
+
+    engine: Engine[Any, Any]
+    where: str
+    counters: dict[str, int]
+
+
+def opened(settings: Settings) -> Opened:
+    """Open the ports of a switch.
+
+    Raises:
+        OutsideError: this machine or the settings do not allow it.
+    """
+    settings.check()
+    if settings.world == "bmv2":
+        return p4(settings)
+    counting = Counting.PAPER if settings.counting == "paper" else Counting.EXACT
+    switch = (CopySwitch if settings.counting == "none" else Switch)(
+        settings.limits,
+        settings.reproducible,
+        parent_of(settings),
+        incarnation(),
+        settings.keyring(),
+        counting,
+    )
+    impaired, seed = impairments(settings)
+    if settings.cpu is not None:
+        pin(settings.cpu)
+    engine, at = (raw if settings.ports else loopback)(settings, switch)
+    if impaired:
+        kind = ImpairedPorts if settings.ports else ImpairedDatagrams
+        engine.port = kind(engine.port, impaired, seed, switch.counters)
+    if settings.capture and not settings.ports:
+        capture = capture_of(settings, [str(at)], engine.port, switch.counters)
+        engine.port = RecordedDatagrams(engine.port, at, capture)
+    if counting is Counting.PAPER:
+        print("counting packets as the paper does: loss makes sums wrong", file=sys.stderr)
+    return Opened(engine, str(at), switch.counters)
+
+
+def incarnation() -> int:
+    """Number this process: by the second of its start, so that a later one has a larger number."""
+    return int(time.time()) & ROUND_MASK
+
+
+def pin(cpu: int) -> None:
+    """Run on one core only.
+
+    Raises:
+        UsageError: this process may not use that core.
+    """
+    cores = os.sched_getaffinity(0)
+    if cpu not in cores:
+        there = ", ".join(map(str, sorted(cores)))
+        raise UsageError(f"--cpu {cpu}: the cores this process may use are {there}")
+    os.sched_setaffinity(0, {cpu})
+
+
+def loopback(settings: Settings, switch: Switch) -> tuple[Engine[Any, Any], Address]:
+    """Open a UDP socket for the switch.
+
+    Raises:
+        UsageError: the system refuses the address, or the parent has it.
+    """
+    listen = settings.listen or LISTEN
+    try:
+        port = UdpPort(
+            listen, offload=settings.offload, counters=switch.counters, members=switch.sources
+        )
+    except OSError as error:
+        where = "{}:{}".format(*listen)
+        raise UsageError(f"cannot listen at {where}: {error.strerror}; {mend(error)}") from None
+    try:
+        check_parent(settings, *port.address[:2])
+    except UsageError:
+        port.close()
+        raise
+    return Engine(switch, port, spin=settings.spin), port.address
+
+
+def mend(error: OSError) -> str:
+    """Say what to do when the system refuses an address to listen at."""
+    if error.errno in LIMITS:
+        return LIMITS[error.errno]
+    if isinstance(error, socket.gaierror):
+        return "mend the name, or give an IPv4 address of this machine"
+    return MENDS.get(error.errno or 0, "--listen 127.0.0.1:0 takes any free port")
+
+
+def raw(settings: Settings, switch: Switch) -> tuple[Engine[Any, Any], Address]:
+    """Open the network interfaces that are the switch's ports.
+
+    Raises:
+        UsageError: an interface cannot be a port, or the capture cannot be written.
+    """
+    at, own = addresses(settings)
+    counters = switch.counters
+    try:
+        ports = RawPorts(
+            settings.ports,
+            offload=settings.offload,
+            counters=counters,
+            replicate=settings.replicate,
+        )
+    except RawPortError as error:
+        instead = ", or leave --ports out to serve on a UDP socket"
+        hint = instead if error.errno == errno.EPERM else ""
+        raise UsageError(f"--ports {','.join(settings.ports)}: {error.strerror}{hint}") from None
+    for port in ports.ports:
+        if not port.is_up():
+            print(f"{port.ifname} is down: ip link set {port.ifname} up", file=sys.stderr)
+    if settings.capture:
+        ports.recorder = capture_of(settings, settings.ports, ports, counters)
+    chassis = Chassis(switch, inet_aton(at.host), own, ports.jacks, at.port)
+    return Engine(chassis, ports, spin=settings.spin), at
+
+
+def p4(settings: Settings) -> Opened:
+    """Start the P4 program at the network interfaces.
+
+    Raises:
+        UsageError: its tools are missing, or it does not start.
+    """
+    from iswitch.bmv2.process import Bmv2Failed
+    from iswitch.bmv2.world import build
+    from p4.tools import CompilationFailed, ToolMissing, cache_folder
+
+    parent = parent_of(settings)
+    at, own = addresses(settings)
+    try:
+        engine = build(
+            settings.ports, own, inet_aton(at.host), at.port, settings.limits,
+            settings.keyring(), cache_folder(), parent, incarnation(),
+        )  # fmt: skip
+    except (ToolMissing, CompilationFailed, Bmv2Failed) as error:
+        raise UsageError(f"--world bmv2: {error}") from None
+    return Opened(engine, str(at), engine.machine.counters)  # type: ignore[attr-defined]
+
+
+def addresses(settings: Settings) -> tuple[Address, bytes]:
+    """Find the address and the MAC of a switch with ports.
+
+    Raises:
+        UsageError: the address is missing or the parent's, or an interface is named twice.
+    """
+    if settings.address is None:
+        raise UsageError("--ports needs the switch's own address: --address 10.26.255.254")
+    for ifname in settings.ports:
+        if settings.ports.count(ifname) > 1:
+            raise UsageError(f"--ports names {ifname} twice; each port is an interface of its own")
+    at = Address(str(settings.address), settings.udp_port)
+    check_parent(settings, *at[:2])
+    return at, settings.mac or MAC_PREFIX + settings.address.packed
+
+
+def capture_of(
+    settings: Settings, ports: Sequence[str], opened: Port[Any, Any], counters: Counters
+) -> Capture:
+    """Begin the capture of a switch.
+
+    Args:
+        settings: name the file.
+        ports: the names of what is captured.
+        opened: closed if there can be no capture.
+        counters: where frames that could not be kept are counted.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    assert settings.capture is not None
+    # A replay cannot rely on the order of frames that impaired ports have handled first.
+    writer = OUTSIDE if settings.ports and settings.impair else OWN
+    try:
+        return Capture(settings.capture, ports, counters, writer=writer)
+    except OSError as error:
+        opened.close()
+        raise UsageError(f"cannot write {settings.capture}: {reason(error)}") from None

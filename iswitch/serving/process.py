@@ -1,0 +1,69 @@
+"""Serve until told to end, then tell the counters."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+from iswitch.core.format.counters import COUNTERS, DROPS
+from iswitch.faults.units import count
+from iswitch.outside import IncompleteError, reason
+from iswitch.ports.memory import keep_freed, settle
+from iswitch.system.interrupts import answered
+
+from .opening import Opened, opened
+from .settings import Settings
+
+
+def serve(settings: Settings) -> int:
+    """Open the switch's ports and run it until a signal; returns the exit status.
+
+    Raises:
+        OutsideError: the settings contradict each other, or this machine refuses them.
+        IncompleteError: frames are missing in the capture.
+    """
+    return run(opened(settings), settings)
+
+
+def run(switch: Opened, settings: Settings) -> int:
+    """Run an opened switch until a signal, then print its counters; returns the exit status.
+
+    Raises:
+        IncompleteError: frames are missing in the capture.
+    """
+    engine, counters = switch.engine, switch.counters
+    keep_freed()
+    settle()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+            signal.signal(signum, lambda *_: engine.stop())
+    with answered(lambda: as_text(counters, settings.json)):
+        listening = json.dumps({"listening": switch.where})
+        print(listening if settings.json else f"listening {switch.where}", flush=True)
+        engine.run()
+    failed = ""
+    counters["given_up"] += engine.given_up
+    try:
+        engine.port.close()
+    except OSError as error:
+        failed = reason(error)
+    print(as_text(counters, settings.json), end="", flush=True)
+    missing = counters.get("capture_full")
+    if missing or failed:
+        frames = f", {count(missing, 'frame')} missing" if missing else ""
+        why = failed or "the disk was too slow, or memory ran out"
+        raise IncompleteError(f"{settings.capture} is not complete{frames}: {why}")
+    return 0
+
+
+def as_text(counters: dict[str, int], as_json: bool) -> str:
+    """Write the counters that are not zero, with their meanings; as JSON all of them."""
+    if as_json:
+        return json.dumps(counters.copy()) + "\n"  # another thread may count meanwhile
+    lines = []
+    for name, meaning in (COUNTERS | DROPS).items():
+        value = counters.get(name, 0)
+        if value or name in ("rx_packets", "tx_packets"):
+            kind = "drop: " if name in DROPS else ""
+            lines.append(f"{name:20} {value:>15,}  {kind}{meaning}\n")
+    return "".join(lines)

@@ -1,0 +1,121 @@
+"""What a switch process is asked to be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+
+from iswitch.core.format.keys import Keys
+from iswitch.core.format.wire import PORT
+from iswitch.core.jobs.limits import Limits
+from iswitch.outside import UsageError
+from iswitch.ports.reserved import SystemBuffers
+from iswitch.system.files import check_unread
+from iswitch.system.keyfiles import KEY_FILE, given_keys
+
+LISTEN = "127.0.0.1", PORT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The options of `iswitch switch`, by their names there; its help says what each means."""
+
+    listen: tuple[str, int] | None = None
+    ports: Sequence[str] = ()
+    world: str | None = None
+    address: IPv4Address | None = None
+    mac: bytes | None = None
+    port: int | None = None
+    capture: str | None = None
+    parent: tuple[str, int] | None = None
+    uplink: str | None = None
+    memory: float = 1024.0  # MiB
+    lease: float = 30.0  # seconds
+    control_rate: float = 2000.0
+    keys: str | None = None
+    reproducible: bool = False
+    counting: str = "exact"
+    spin: float = 0.0  # seconds
+    cpu: int | None = None
+    replicate: bool = True
+    offload: bool = True
+    impair: Sequence[str] = ()
+    seed: int | None = None
+    json: bool = False
+
+    @property
+    def udp_port(self) -> int:
+        """The UDP port of a switch with ports of its own."""
+        return self.port or PORT
+
+    @property
+    def limits(self) -> Limits:
+        """What the switch grants its members."""
+        memory = int(self.memory * 2**20)
+        return Limits(
+            memory, lease=self.lease, control_rate=self.control_rate, buffers=SystemBuffers()
+        )
+
+    def keyring(self) -> Keys:
+        """Read the keys of the jobs.
+
+        Raises:
+            KeyUnusable: a file of keys cannot be used.
+        """
+        return given_keys(self.keys)
+
+    def check(self) -> None:
+        """Refuse options that contradict each other.
+
+        Raises:
+            UsageError: two of them do, or the capture would overwrite the keys.
+        """
+        of_ports = {
+            "address": self.address,
+            "mac": self.mac,
+            "port": self.port,
+            "uplink": self.uplink,
+            "no-replicate": not self.replicate,
+        }
+        for option, given in of_ports.items():
+            if given and not self.ports:
+                raise UsageError(
+                    f"--{option} is for a switch with ports: name them with --ports IF,IF"
+                )
+        if self.ports and self.listen:
+            raise UsageError(
+                "--listen is for a switch without --ports; with them it has an --address"
+            )
+        if self.uplink and not self.parent:
+            raise UsageError(
+                f"--uplink {self.uplink} leads to no --parent; name it, or leave both out"
+            )
+        if self.world not in (None, *(("raw", "bmv2") if self.ports else ("loopback",))):
+            raise UsageError(
+                f"--world {self.world}: a switch with --ports is raw or bmv2, one without is "
+                "loopback"
+            )
+        check_unread(self.capture, self.keys, os.environ.get(KEY_FILE))
+        if self.world == "bmv2":
+            self.check_p4()
+        elif self.reproducible and self.counting != "exact":
+            raise UsageError(
+                f"--counting {self.counting} does not know whose packets it counts, so it cannot "
+                "sum in rank order; leave out --reproducible"
+            )
+
+    def check_p4(self) -> None:
+        """Refuse what the P4 program cannot do.
+
+        Raises:
+            UsageError: an option asks for that.
+        """
+        for option in ("capture", "impair", "reproducible"):
+            if getattr(self, option):
+                raise UsageError(
+                    f"--{option} is not for --world bmv2: docs/p4.md says what the P4 program lacks"
+                )
+        if self.counting != "exact":
+            raise UsageError(f"--counting {self.counting}: the P4 program counts exactly")
