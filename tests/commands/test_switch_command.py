@@ -268,7 +268,7 @@ def test_address_that_cannot_be_listened_at(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("iswitch.ports.udp.UdpPort", Mock(side_effect=error))
+    monkeypatch.setattr("iswitch.serving.opening.UdpPort", Mock(side_effect=error))
     assert main(["switch"]) == 2
     complaint = capsys.readouterr().err
     assert words in complaint
