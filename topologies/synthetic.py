@@ -13,6 +13,7 @@ import numpy as np
 from iswitch.core.format.wire import DType, Op, Shape
 from iswitch.sim.tape import Tape
 from worker_lib.protocol.session import Session
+from worker_lib.protocol.terms import RoundTerms
 
 from .description import Topology
 from .errors import TopologyError
@@ -63,17 +64,17 @@ class Worker:
         self._out = np.empty_like(self._vector)
         self._computing = False
         hosts = len(simulation.topology.hosts)
-        self.session = Session(
+        terms = RoundTerms(
             simulation.switch_of(host),
             job.number,
             shape,
-            INCARNATION,
             expected=hosts,
             rank=rank,
             whole=True,
             reproducible=job.reproducible,
             key=job.key,
         )
+        self.session = Session(terms, INCARNATION)
         self.session.join(self._network.now)
         simulation.start_worker(host, self.session)
         simulation.node(host).heed = self.heed

@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -36,6 +37,7 @@ from iswitch.core.format.wire import (
     Vector,
 )
 from worker_lib.protocol.session import Answered, Dropped, Gone, Halted, Session, WasReset
+from worker_lib.protocol.terms import RoundTerms
 from worker_lib.protocol.window import CEILING, TOGETHER
 
 from . import arguments, arrays, environment, naming
@@ -155,10 +157,10 @@ class Worker:
         self.shape = shape = arguments.fitted(shape, self._port, elements_per_segment)
         self._dtype = shape.dtype.numpy
         self._address = Address(*self._port.socket.getpeername())  # `switch` may be a name
-        self._begin = functools.partial(
-            Session,
+        terms = RoundTerms(
             self._address,
             job,
+            shape,
             expected=num_workers or 0,
             rank=wanted,
             whole=num_workers is not None and on_member_lost != "continue",
@@ -173,7 +175,7 @@ class Worker:
             first_round=first_round,
         )
         try:
-            self._session = self._begin(shape, incarnation=incarnation)
+            self._session = Session(terms, incarnation)
         except MemoryError:
             self._port.close()
             raise arguments.too_large(shape) from None
@@ -681,7 +683,7 @@ class Worker:
             return False
         self.shape = Shape.of(shape.numel, shape.dtype, shape.op, shape.mode, elements)
         incarnation = (self._session.incarnation + 1) & ROUND_MASK
-        self._session = self._begin(self.shape, incarnation=incarnation)
+        self._session = Session(replace(self._session.terms, shape=self.shape), incarnation)
         self._waiting = Waiting(
             self._session, self.num_workers or 0, self.on_member_lost, self._hosts
         )

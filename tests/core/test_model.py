@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -256,7 +257,7 @@ def test_gathering(seed: int) -> None:
     """Workers come, and crash, before all have joined: no sum lacks one that is there in time."""
     history = History(seed, workers=2)
     for life in history.lives.values():
-        life.session.expected = 4
+        life.session.terms = replace(life.session.terms, expected=4)
     history.lives.clear()
     history.world = World(patient_switch(), TYPICAL, seed)
     for place in range(3):

@@ -39,6 +39,7 @@ from topologies import Topology
 from topologies.simulated import Simulation
 from worker_lib import Refused, TooFewWorkers, Worker, environment
 from worker_lib.protocol.session import Answered, Session
+from worker_lib.protocol.terms import RoundTerms
 
 pytestmark = pytest.mark.unit
 
@@ -628,8 +629,9 @@ class Node:
     def __init__(self, simulation: Simulation, host: str, number: int, many: int) -> None:
         self.network, self.address = simulation.network, simulation.address(host)
         self.switch = simulation.switch_of(host)
-        ways: dict[str, Any] = {"expected": many, "rank": number if number % 2 else NO_RANK}
-        self.session = Session(self.switch, 1, MANY, 1000 + number, **ways)
+        rank = number if number % 2 else NO_RANK
+        terms = RoundTerms(self.switch, 1, MANY, expected=many, rank=rank)
+        self.session = Session(terms, 1000 + number)
         self.vector = np.arange(MANY.numel, dtype=np.float32) % 7 + number
         self.out = np.zeros_like(self.vector)
         self.rounds, self.goal = 0, 1

@@ -36,7 +36,7 @@ def has_answer(events: list[Event], request: int) -> bool:
 
 def gives_up(tree: Tree, session: Session, names: dict[str, str] | None = None) -> AllreduceTimeout:
     """What a worker says whose time is up, asked as `Worker` does it."""
-    waiting = Waiting(session, session.expected, "wait", names)
+    waiting = Waiting(session, session.terms.expected, "wait", names)
     waiting.begin(tree.now)
     question = tree.random.getrandbits(32)
     end = tree.now + 0.5
@@ -101,7 +101,7 @@ def test_who_is_silent_is_named(seed: int) -> None:
     scene.let_pass(1.5)
     missed = silent_ones(scene, scene.silent)
     waiting = [n for n in scene.active if not scene.workers[n].transfer.done]  # type: ignore[union-attr]
-    if missed or (scene.left and scene.workers[0]._flags):
+    if missed or (scene.left and scene.workers[0].terms.flags):
         assert waiting == scene.active
     for n in waiting:
         error = gives_up(scene, scene.workers[n])
@@ -171,7 +171,7 @@ class Bereft(Tree):
 def member_lost(tree: Tree, number: int) -> MemberLost:
     """What one is told, asked as `Worker` does it."""
     session = tree.workers[number]
-    waiting = Waiting(session, session.expected, "raise")
+    waiting = Waiting(session, session.terms.expected, "raise")
     waiting.begin(tree.now)
     answers = tree.events[tree.address(session)]
     found: list[MemberLost] = []
@@ -271,7 +271,7 @@ def test_who_has_lost_its_rank_is_told_who_has_it() -> None:
         Action.JOIN, rank=5, threshold=host, round=other.port, contributors=wire.ELSEWHERE
     )
     session.heard, session.waiting_for = tree.now - 60.0, None
-    waiting = Waiting(session, session.expected, "wait")
+    waiting = Waiting(session, session.terms.expected, "wait")
     error = str(waiting.too_late(1.0, tree.now, 0))
     assert "does not take this worker in again: another worker has its rank" in error
     assert f"(rank 5 is that of a worker behind the switch at {other})" in error

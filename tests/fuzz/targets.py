@@ -49,6 +49,7 @@ from tests.fuzz.traces import trace
 from tests.support import frames as slow
 from tests.support.parts import peer
 from worker_lib.protocol.session import Session
+from worker_lib.protocol.terms import RoundTerms
 
 PEERS = 8
 PARENT = peer(PEERS - 1)
@@ -230,7 +231,8 @@ class SessionWorld:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.session = Session(Address("10.0.0.254", 26963), 7, SHAPE, 1000, expected=2)
+        terms = RoundTerms(Address("10.0.0.254", 26963), 7, SHAPE, expected=2)
+        self.session = Session(terms, 1000)
         self.memory = np.full(SHAPE.numel + 2 * GUARD, CANARY, np.int32)
         self.out = self.memory[GUARD:-GUARD]
         self.came: dict[int, set[bytes]] = defaultdict(set)

@@ -21,6 +21,7 @@ from iswitch.sim.trace import Trace
 from worker_lib.protocol.events import Answered, Behind, Halted, Told, WasReset
 from worker_lib.protocol.member import Member
 from worker_lib.protocol.session import Event, Session
+from worker_lib.protocol.terms import RoundTerms, VersionTerms
 from worker_lib.protocol.versions import AsynchronousSession
 
 SWITCH = Address("10.0.0.254", 26963)
@@ -91,7 +92,8 @@ class World:
         address = worker_address(number)
         incarnation = kwargs.pop("incarnation", 1000)
         at = kwargs.pop("at", SWITCH)
-        session = Session(at, job, shape, incarnation, **kwargs)  # type: ignore[arg-type]
+        terms = RoundTerms(at, job, shape, **kwargs)  # type: ignore[arg-type]
+        session = Session(terms, incarnation)  # type: ignore[arg-type]
         self.sessions[address] = session
         self.events[address] = []
         session.join(self.now)
@@ -101,7 +103,8 @@ class World:
         self, number: int, shape: Shape, job: int = 7, incarnation: int = 1000, **kwargs: object
     ) -> AsynchronousSession:
         address = worker_address(number)
-        session = AsynchronousSession(SWITCH, job, shape, incarnation, **kwargs)  # type: ignore[arg-type]
+        terms = VersionTerms(SWITCH, job, shape, **kwargs)  # type: ignore[arg-type]
+        session = AsynchronousSession(terms, incarnation)
         self.asynchronous[address] = session
         self.tidings[address] = []
         session.join(self.now)

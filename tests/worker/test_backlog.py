@@ -30,6 +30,7 @@ from iswitch.core.switch import Switch
 from iswitch.ports.udp import UdpPort
 from tests.support.world import SWITCH, World, worker_address
 from worker_lib.protocol.session import Session
+from worker_lib.protocol.terms import RoundTerms
 from worker_lib.protocol.window import CEILING, TOGETHER
 
 pytestmark = pytest.mark.unit
@@ -217,7 +218,7 @@ def test_workers_of_one_job_fit_into_a_switchs_socket(workers: int, buffer: int)
     """All send what they may at once, and the switch looks only then."""
     with closing(UdpPort(("127.0.0.1", 0), buffer=buffer)) as port:
         room = min(TOGETHER, port.buffer)
-        session = Session(SWITCH, 7, Shape.of(1_000_000), 1000, room=room)
+        session = Session(RoundTerms(SWITCH, 7, Shape.of(1_000_000), room=room), 1000)
         joined = Ack(Action.JOIN, contributors=workers)
         session.join(0.0)
         ack = Control(Action.ACK, 7, 1000, joined).build()
@@ -239,7 +240,7 @@ def test_workers_of_one_job_fit_into_a_switchs_socket(workers: int, buffer: int)
 
 
 def test_few_workers_have_what_a_queue_of_the_kernel_holds() -> None:
-    session = Session(SWITCH, 7, Shape.of(1_000_000), 1000)
+    session = Session(RoundTerms(SWITCH, 7, Shape.of(1_000_000)), 1000)
     ceiling, burst = session.window.ceiling, session.window.burst
     assert ceiling == CEILING // session.shape.packet_size
     session._share(64)

@@ -14,6 +14,7 @@ from tests.commands.test_switch_command import PATIENCE, end, switch
 from worker_lib import Worker
 from worker_lib.protocol.express import Express
 from worker_lib.protocol.session import BURSTS_IN_EXPRESS, Session
+from worker_lib.protocol.terms import RoundTerms
 from worker_lib.protocol.transfer import Contribution
 
 pytestmark = pytest.mark.unit
@@ -101,7 +102,8 @@ def test_it_goes_on_as_a_transfer() -> None:
 
 
 def member(numel: int = 1000, **kwargs: object) -> Session:
-    session = Session(SWITCH, 7, Shape.of(numel), 1000, **kwargs)  # type: ignore[arg-type]
+    terms = RoundTerms(SWITCH, 7, Shape.of(numel), **kwargs)  # type: ignore[arg-type]
+    session = Session(terms, 1000)
     session.join(0.0)
     ack = Ack(Action.JOIN, round=ROUND, contributors=1)
     (join,) = session.transmissions(0.0)

@@ -36,6 +36,7 @@ from iswitch.core.switch import Switch
 from tests.support.parts import rows_of, seg
 from tests.support.world import LATENCY, SWITCH, Faults, World, worker_address
 from worker_lib.protocol.session import Answered, Dropped, Event, Gone, Halted, Session, WasReset
+from worker_lib.protocol.terms import RoundTerms
 from worker_lib.protocol.transfer import Contribution, Transfer
 from worker_lib.protocol.window import RoundTrip, SendWindow
 
@@ -551,7 +552,7 @@ def test_a_second_job_takes_the_address_over() -> None:
     """A port that a process left behind in one job is used by the next one in another."""
     scene = Scene(1).start()
     first = scene.workers[0]
-    second = Session(SWITCH, 8, SHAPE, 400)  # its clock stepped back, too
+    second = Session(RoundTerms(SWITCH, 8, SHAPE), 400)  # its clock stepped back, too
     scene.sessions[worker_address(0)] = second
     second.join(scene.now)
     scene.let_pass(1.0)

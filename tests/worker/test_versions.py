@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -35,6 +35,7 @@ from tests.support.parts import seg
 from tests.support.world import SWITCH, Faults, World, worker_address
 from worker_lib.protocol.events import Answered, Behind, Halted, Told, WasReset
 from worker_lib.protocol.pacing import IN_FLIGHT
+from worker_lib.protocol.terms import VersionTerms
 from worker_lib.protocol.versions import AsynchronousSession
 
 pytestmark = pytest.mark.unit
@@ -297,7 +298,7 @@ def test_a_switch_is_restarted() -> None:
     crew.switch = Switch(Limits(lease=1e6))
     crew.contribute(10)
     for owner in crew.owners:
-        owner.session.heartbeat = 0.1
+        owner.session.terms = replace(owner.session.terms, heartbeat=0.1)
         owner.session._next_heartbeat = crew.now
     crew.run(lambda: all(o.session.stats["rejoins"] == 1 for o in crew.owners))
     crew.run(lambda: all(o.session.gathered for o in crew.owners))
@@ -396,7 +397,8 @@ def settle_down(session: AsynchronousSession, now: float) -> None:
 @given(st.lists(acts, max_size=60))
 def test_whatever_a_switch_says(history: list[tuple[int, bytes] | str]) -> None:
     """Nothing raises; timers are not due for ever; what is sent and kept is bounded."""
-    session = AsynchronousSession(SWITCH, 7, SHAPE, 1000, expected=2, threshold=2, watch=30)
+    terms = VersionTerms(SWITCH, 7, SHAPE, expected=2, threshold=2, watch=30)
+    session = AsynchronousSession(terms, 1000)
     now = 0.0
     session.join(now)
     for act in history:

@@ -24,6 +24,7 @@ from tests.support.parts import assert_accounted, packets_of
 from topologies import Topology
 from topologies.simulated import Simulation
 from worker_lib.protocol.session import Gone, Session
+from worker_lib.protocol.terms import RoundTerms
 
 pytestmark = pytest.mark.unit
 
@@ -259,7 +260,7 @@ def story(seed: int, links: str = BAD, form: str = "rack:2x2") -> Simulation:
             join(host)
 
     for host in topology.hosts:
-        session = Session(simulation.switch_of(host.name), 7, SHAPE, 1000, expected=4)
+        session = Session(RoundTerms(simulation.switch_of(host.name), 7, SHAPE, expected=4), 1000)
         sessions[host.name] = session
         simulation.node(host.name).heed = lambda name=host.name: go_on(name)
         simulation.start_worker(host.name, session)
@@ -335,7 +336,8 @@ def test_switches_in_two_levels_take_no_longer_than_the_wire(
     sessions = []
     for host in simulation.topology.hosts:
         at = simulation.switch_of(host.name)
-        session = Session(at, 7, shape, 1000, expected=len(simulation.topology.hosts), most=most)
+        terms = RoundTerms(at, 7, shape, expected=len(simulation.topology.hosts), most=most)
+        session = Session(terms, 1000)
         session.join(network.now)
         simulation.start_worker(host.name, session)
         sessions.append(session)
@@ -381,7 +383,7 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 
 def test_a_control_packet_on_the_timeline() -> None:
     simulation = Simulation(Topology.parse("star:1"), trace=Trace())
-    session = Session(simulation.address("s1"), 7, SHAPE, 1000)
+    session = Session(RoundTerms(simulation.address("s1"), 7, SHAPE), 1000)
     session.join(0.0)
     session.request(Action.SETH, Threshold(2), 0.0)
     simulation.start_worker("h1", session)

@@ -41,6 +41,7 @@ from worker_lib.errors import (
 )
 from worker_lib.naming import owner
 from worker_lib.protocol.events import Answered, Told, WasReset
+from worker_lib.protocol.terms import VersionTerms
 from worker_lib.protocol.versions import AsynchronousSession
 from worker_lib.protocol.window import CEILING
 
@@ -138,11 +139,10 @@ class AsynchronousWorker:
         self._dtype = shape.dtype.numpy
         self._address = Address(*self._port.socket.getpeername())
         try:
-            self._session = AsynchronousSession(
+            terms = VersionTerms(
                 self._address,
                 self.job,
                 shape,
-                incarnation=incarnation,
                 expected=self.num_workers,
                 rank=wanted,
                 threshold=threshold or 0,
@@ -151,6 +151,7 @@ class AsynchronousWorker:
                 most=self._port.most,
                 key=key,
             )
+            self._session = AsynchronousSession(terms, incarnation)
             self._vector = np.zeros(whole, self._dtype)
         except MemoryError:
             self._port.close()

@@ -10,19 +10,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import replace
-from itertools import pairwise
 from typing import Generic, TypeVar
 
 from iswitch.core.exchange.relayed import Relayed
 from iswitch.core.exchange.requests import Backoff, Numbers, Requests, Unanswered, is_heartbeat
 from iswitch.core.format.keys import Key
-from iswitch.core.format.packets import MAX_SEGMENTS, Address, Burst, Outgoing, Rows, super_packets
+from iswitch.core.format.packets import Burst, Outgoing, Rows, super_packets
 from iswitch.core.format.wire import (
     FLAG_FIRST,
     FLAG_HEARTBEAT,
     FLAG_NEW,
     FLAG_STANDS_AT,
-    HEARTBEAT,
     NO_RANK,
     ROUND_MASK,
     SEG_SIZE,
@@ -36,7 +34,6 @@ from iswitch.core.format.wire import (
     MemberType,
     Round,
     Segments,
-    Shape,
     Status,
     Value,
     WireError,
@@ -44,7 +41,8 @@ from iswitch.core.format.wire import (
 )
 
 from .events import Answered, Halted
-from .window import CEILING, TOGETHER, RoundTrip, SendWindow
+from .terms import Terms
+from .window import RoundTrip, SendWindow
 
 RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
 REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
@@ -60,49 +58,20 @@ class Member(ABC, Generic[E]):
     """One worker's membership; `E` are its events.
 
     Args:
-        switch: where packets go.
-        job: the job's number.
-        shape: layout of the vectors.
+        terms: of the membership.
         incarnation: Request of the Join; larger in a new process at the same address.
-        expected: how many members the job is known to have; 0: any number.
-        rank: to ask for; NO_RANK: any.
-        flags: of every Join.
-        ceiling: most bytes to have under way.
-        room: most bytes that all workers of the job have under way.
-        most: packets of a super-datagram that the way to the switch takes whole.
-        heartbeat: seconds between heartbeats.
-        key: of a keyed job.
-        begins_at: the round that a new process names; 0: none.
     """
 
-    def __init__(
-        self,
-        switch: Address,
-        job: int,
-        shape: Shape,
-        incarnation: int,
-        *,
-        expected: int = 0,
-        rank: int = NO_RANK,
-        flags: int = 0,
-        ceiling: int = CEILING,
-        room: int = TOGETHER,
-        most: int = MAX_SEGMENTS,
-        heartbeat: float = HEARTBEAT,
-        key: bytes | None = None,
-        begins_at: int = 0,
-    ) -> None:
-        self.switch = switch
-        self.job = job
-        self.shape = shape
+    def __init__(self, terms: Terms, incarnation: int) -> None:
+        self.terms = terms
+        self.switch = switch = terms.switch
+        self.job = terms.job
+        self.shape = shape = terms.shape
         self.incarnation = incarnation
-        self.expected = expected
-        self.heartbeat = heartbeat
-        self.key = None if key is None else Key(key)
+        self.key = None if terms.key is None else Key(terms.key)
         self.denied = False  # somebody without the key says that the switch has another, or none
         self.member = False
         self.leaving = False
-        self.asks_for = rank
         self.rank = NO_RANK
         self.taken: Ack | None = None  # who has the rank that it asks for, as long as that may die
         self._taken_since = self._ask_again = 0.0
@@ -115,17 +84,14 @@ class Member(ABC, Generic[E]):
         self.stats: dict[str, int] = {}
         self.round_trip = RoundTrip()
         full = super_packets(shape.packet_size)
-        self._ceiling, self._room_together = max(full, ceiling // shape.packet_size), room
-        self._most = most
+        self._ceiling = max(full, terms.ceiling // shape.packet_size)
         self.window = SendWindow(full, self._ceiling)
-        self._burst = super_packets(shape.packet_size, most)
+        self._burst = super_packets(shape.packet_size, terms.most)
         self._out: deque[Outgoing] = deque()
         self._events: deque[E | Answered | Halted] = deque()
         self.requests = Requests(switch, Numbers(incarnation), BACKOFF)
         self._help_requests: dict[int, tuple[Segments, float]] = {}  # what, and when
         self._relayed = Relayed()
-        self._flags = flags
-        self._begins_at = begins_at
         self._next_heartbeat = float("inf")
         self._rejoining = False
         self._settled = False  # has been a member, if it is none now
@@ -136,7 +102,7 @@ class Member(ABC, Generic[E]):
 
     def join(self, now: float) -> None:
         """Send a Join; a member's is a heartbeat."""
-        flags, round_ = self._flags, 0
+        flags, round_ = self.terms.flags, 0
         if self._rejoining:
             more, round_ = self._standing()
             flags |= more
@@ -144,13 +110,13 @@ class Member(ABC, Generic[E]):
             flags |= FLAG_HEARTBEAT
         elif not self._settled:
             flags |= FLAG_NEW
-            if self._begins_at:
-                flags, round_ = flags | FLAG_STANDS_AT | FLAG_FIRST, self._begins_at
-        join = Join.for_shape(self.shape, MemberType.WORKER, self.expected, flags)
+            if self.terms.begins_at:
+                flags, round_ = flags | FLAG_STANDS_AT | FLAG_FIRST, self.terms.begins_at
+        join = Join.for_shape(self.shape, MemberType.WORKER, self.terms.expected, flags)
         join = replace(join, round=round_)
         if not self.member:  # who comes back keeps the rank it has had
-            join = join.asking(self.asks_for if self.rank == NO_RANK else self.rank)
-        self._next_heartbeat = now + self.heartbeat
+            join = join.asking(self.terms.rank if self.rank == NO_RANK else self.rank)
+        self._next_heartbeat = now + self.terms.heartbeat
         packet = Control(Action.JOIN, self.job, self.incarnation, join)
         self._out.append(self.requests.ask(packet, now))
 
@@ -348,30 +314,41 @@ class Member(ABC, Generic[E]):
         one = self.requests.answered_by(packet)
         if one is None:
             return
+        is_join = one.packet.action is Action.JOIN
+        take = self._join_answered if is_join else self._request_answered
+        if take(one, status, ack, now):
+            self._events.append(Answered(one.asked, one.packet.action, status, ack))
+
+    def _join_answered(self, one: Unanswered, status: Status, ack: Ack, now: float) -> bool:
+        """Take the answer to a Join; False: the owner need not hear of it."""
         heartbeat = is_heartbeat(one.packet)
-        if ack.action == Action.JOIN and status is Status.NOT_MEMBER:
+        if status is Status.NOT_MEMBER:
             if heartbeat:  # else it is a late answer to one, and joining anew under way
                 self.requests.close(one)
                 self._rejoin(now)
-            return
+            return False
         denied = status is Status.DENIED
         if heartbeat and (denied or (self.key and status is not Status.OK)):
-            return  # answered long ago, or to a late copy: a heartbeat is not refused
-        if denied and one.packet.action is Action.JOIN and self._outdo(one, ack, now):
-            return
+            return False  # answered long ago, or to a late copy: a heartbeat is not refused
+        if denied and self._outdo(one, ack, now):
+            return False
         self.requests.close(one)
         if status is Status.RANK_TAKEN and self._is_to_ask_again(ack, now):
-            return
-        if one.packet.action is Action.JOIN:
-            if status is Status.OK:
-                self._joined(ack, now)
-            else:
-                self.member = False
-        elif status is Status.NOT_MEMBER and one.packet.action is not Action.LEAVE:
+            return False
+        if status is Status.OK:
+            self._joined(ack, now)
+        else:
+            self.member = False
+        return True
+
+    def _request_answered(self, one: Unanswered, status: Status, ack: Ack, now: float) -> bool:
+        """Take the answer to a request that is no Join."""
+        self.requests.close(one)
+        if status is Status.NOT_MEMBER and one.packet.action is not Action.LEAVE:
             self._rejoin(now)
-        elif one.packet.action is Action.RESET and status is Status.OK:
+        elif status is Status.OK and one.packet.action is Action.RESET:
             self._has_reset(ack.round)
-        self._events.append(Answered(one.asked, one.packet.action, status, ack))
+        return True
 
     def _is_to_ask_again(self, ack: Ack, now: float) -> bool:
         """Another worker has our rank: whether to join once more, now or soon.
@@ -380,7 +357,7 @@ class Member(ABC, Generic[E]):
         for packets that were under way.) If not, it may be a process that was killed, whose lease
         has still to run out.
         """
-        if self.asks_for == NO_RANK:  # ours had been given: any other will do
+        if self.terms.rank == NO_RANK:  # ours had been given: any other will do
             self.rank = NO_RANK
             self.join(now)
             return True
@@ -434,9 +411,9 @@ class Member(ABC, Generic[E]):
     def _share(self, workers: int) -> None:
         """Leave the other workers their part of what a switch has room for."""
         size = self.shape.packet_size
-        fair = max(1, self._room_together // max(workers, 1) // size)
+        fair = max(1, self.terms.room // max(workers, 1) // size)
         self.window.limit(min(self._ceiling, fair), min(super_packets(size), fair))
-        self._burst = min(super_packets(size, self._most), fair)
+        self._burst = min(super_packets(size, self.terms.most), fair)
 
     def _rejoin(self, now: float) -> None:
         """The switch does not know us: it was restarted, or our lease ran out."""
@@ -450,13 +427,3 @@ class Member(ABC, Generic[E]):
 
     def _lost_place(self) -> None:
         """The membership is to be taken up again."""
-
-
-def bridged(ranges: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
-    """Ranges in ascending order, joined over the smallest gaps until there are few enough."""
-    if len(ranges) <= most:
-        return ranges
-    gaps = [after - stop for (_, stop), (after, _) in pairwise(ranges)]
-    wide = sorted(range(len(gaps)), key=gaps.__getitem__)[len(gaps) + 1 - most :]
-    firsts = [0, *(i + 1 for i in sorted(wide))]
-    return [(ranges[a][0], ranges[b - 1][1]) for a, b in pairwise([*firsts, len(ranges)])]

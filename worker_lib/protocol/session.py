@@ -22,8 +22,6 @@ from collections import deque
 from math import inf
 
 from iswitch.core.format.packets import (
-    MAX_SEGMENTS,
-    Address,
     Cutter,
     Indices,
     Outgoing,
@@ -32,17 +30,12 @@ from iswitch.core.format.packets import (
 )
 from iswitch.core.format.wire import (
     FLAG_FIRST,
-    FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
-    FLAG_WHOLE,
-    HEARTBEAT,
-    NO_RANK,
     ROUND_MASK,
     TOS_DATA,
     Ack,
     Action,
     Segments,
-    Shape,
     Status,
     Vector,
     round_distance,
@@ -50,9 +43,10 @@ from iswitch.core.format.wire import (
 
 from .events import Answered, Dropped, Event, Gone, Halted, WasReset
 from .express import Express
-from .member import RANGES_PER_HELP, Member, bridged
+from .member import RANGES_PER_HELP, Member
+from .ranges import bridged, ranges
+from .terms import RoundTerms
 from .transfer import Contribution, Transfer
-from .window import CEILING, TOGETHER
 
 __all__ = [  # what those that deal with a session need
     "RANGES_PER_HELP",
@@ -73,69 +67,19 @@ FEW = 8  # segments, and of a window one in so many, that are sent again to see 
 
 
 class Session(Member[Dropped | Gone | WasReset]):
-    """One worker's membership in one job.
+    """One worker's membership in one synchronous job.
 
     Args:
-        switch: where packets go.
-        job: the job's number.
-        shape: layout of the vectors.
+        terms: of the membership.
         incarnation: Request of the Join; larger in a new process at the same address.
-        expected: how many members the job is known to have; 0: any number.
-        rank: to ask for; NO_RANK: any.
-        whole: ask that no sum hold fewer than `expected` contributions.
-        reproducible: ask for sums in rank order.
-        restart_safe: keep the last contribution until the round after it is under way, so that a
-            switch that loses its state can be given it again (one more copy of the vector).
-        resends: send again, as data, what seems to be lost; if not, the worker only asks for Help,
-            as the paper's does.
-        ceiling: most bytes to have under way.
-        room: most bytes that all workers of the job have under way.
-        most: packets of a super-datagram that the way to the switch takes whole.
-        heartbeat: seconds between heartbeats.
-        key: of a keyed job.
-        partial: the program says which round a vector is of, by `skip_to`, and may leave some out.
-        first_round: the first that the program names, if it is `partial`.
     """
 
-    def __init__(
-        self,
-        switch: Address,
-        job: int,
-        shape: Shape,
-        incarnation: int,
-        *,
-        expected: int = 0,
-        rank: int = NO_RANK,
-        whole: bool = False,
-        reproducible: bool = False,
-        restart_safe: bool = True,
-        resends: bool = True,
-        ceiling: int = CEILING,
-        room: int = TOGETHER,
-        most: int = MAX_SEGMENTS,
-        heartbeat: float = HEARTBEAT,
-        key: bytes | None = None,
-        partial: bool = False,
-        first_round: int = 0,
-    ) -> None:
-        flags = FLAG_REPRODUCIBLE * reproducible | FLAG_WHOLE * whole
-        super().__init__(
-            switch,
-            job,
-            shape,
-            incarnation,
-            expected=expected,
-            rank=rank,
-            flags=flags,
-            ceiling=ceiling,
-            room=room,
-            most=most,
-            heartbeat=heartbeat,
-            key=key,
-            begins_at=first_round,
-        )
-        self.resends = resends
-        self.partial = partial
+    terms: RoundTerms
+
+    def __init__(self, terms: RoundTerms, incarnation: int) -> None:
+        super().__init__(terms, incarnation)
+        self.resends = terms.resends
+        self.partial = terms.partial
         self.round = 0  # of the allreduce under way, or the next
         self.transfer: Transfer | None = None
         self.express: Express | None = None  # in place of a transfer, as long as all goes well
@@ -147,8 +91,8 @@ class Session(Member[Dropped | Gone | WasReset]):
             0,
         )
         self.stats["no_memory"] = 0  # bursts that could not be handled for want of it
-        self._cutter = Cutter(shape)
-        self._contributions = deque(Contribution(shape) for _ in range(1 + restart_safe))
+        self._cutter = Cutter(self.shape)
+        self._contributions = deque(Contribution(self.shape) for _ in range(1 + terms.restart_safe))
         self._own = False  # nobody else writes to the transfer's `out`
         self._given_up: Transfer | None = None
         self._timer: float | None = None
@@ -464,13 +408,13 @@ class Session(Member[Dropped | Gone | WasReset]):
         self._asked_anew = True
         if many is None:
             transfer.losses.land()
-            ranges = bridged(transfer.missing(sent_only=True), RANGES_PER_HELP)
+            asked = bridged(transfer.missing(sent_only=True), RANGES_PER_HELP)
         else:
             waiting, suspect = many
-            ranges = _ranges(suspect)[: RANGES_PER_HELP - 1] + _ranges(waiting[-1:])
+            asked = ranges(suspect)[: RANGES_PER_HELP - 1] + ranges(waiting[-1:])
         if self.halted:  # nothing will come; but the Reset that ends it may have been lost
-            ranges = [(0, 1)]
-        for start, stop in ranges:
+            asked = [(0, 1)]
+        for start, stop in asked:
             self._help(Segments(transfer.round, start, stop - start), now)
             self.stats["helps"] += 1
         self.round_trip.backoff = min(self.round_trip.backoff * 2, 64.0)
@@ -573,8 +517,3 @@ class Session(Member[Dropped | Gone | WasReset]):
             self.round_trip.sample(measured)
             transfer.losses.measured = None
         self._moves(now)
-
-
-def _ranges(indices: Indices) -> list[tuple[int, int]]:
-    """Ascending segments as ranges (start, stop)."""
-    return [(int(indices[a]), int(indices[b - 1]) + 1) for a, b in spans(indices, 1)]

@@ -20,18 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.packets import (
-    MAX_SEGMENTS,
-    Address,
     Cutter,
-    Indices,
     Outgoing,
     Rows,
-    spans,
 )
 from iswitch.core.format.wire import (
     FLAG_STANDS_AT,
-    HEARTBEAT,
-    NO_RANK,
     ROUND_MASK,
     TOS_DATA,
     VERSIONS_AHEAD,
@@ -48,9 +42,10 @@ from iswitch.core.format.wire import (
 
 from .aggregates import Aggregates
 from .events import Behind, Halted, Told, WasReset
-from .member import RANGES_PER_HELP, Member, bridged
+from .member import RANGES_PER_HELP, Member
 from .pacing import IN_FLIGHT, Outbox
-from .window import CEILING
+from .ranges import bridged, ranges
+from .terms import VersionTerms
 
 Flags = npt.NDArray[np.bool_]  # one of every segment
 
@@ -83,48 +78,15 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
     It begins behind, at no version: the owner says from which on it can go on.
 
     Args:
-        switch: where packets go.
-        job: the job's number.
-        shape: layout of the vectors; its mode is asynchronous.
+        terms: of the membership; the mode of its shape is asynchronous.
         incarnation: Request of the Join; larger in a new process at the same address.
-        expected: how many members the job is known to have; 0: any number.
-        rank: to ask for; NO_RANK: any.
-        threshold: H to be set whenever it joins; 0: as it is at the switch.
-        watch: the first element of those that are told of every version, `Told`; None: none.
-        ceiling: most bytes to have under way.
-        most: packets of a super-datagram that the way to the switch takes whole.
-        heartbeat: seconds between heartbeats.
-        key: of a keyed job.
     """
 
-    def __init__(
-        self,
-        switch: Address,
-        job: int,
-        shape: Shape,
-        incarnation: int,
-        *,
-        expected: int = 0,
-        rank: int = NO_RANK,
-        threshold: int = 0,
-        watch: int | None = None,
-        ceiling: int = CEILING,
-        most: int = MAX_SEGMENTS,
-        heartbeat: float = HEARTBEAT,
-        key: bytes | None = None,
-    ) -> None:
-        super().__init__(
-            switch,
-            job,
-            shape,
-            incarnation,
-            expected=expected,
-            rank=rank,
-            ceiling=ceiling,
-            most=most,
-            heartbeat=heartbeat,
-            key=key,
-        )
+    terms: VersionTerms
+
+    def __init__(self, terms: VersionTerms, incarnation: int) -> None:
+        super().__init__(terms, incarnation)
+        shape = self.shape
         self.version = 0  # the last that was given out
         self.newest = 0  # that is known to be made of any segment
         self.behind = True
@@ -132,11 +94,11 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
         self.stats = dict.fromkeys(
             ("contributed", "sent", "received", "useless", "helps", "marks", "behind", "rejoins"), 0
         )
-        self._wanted = threshold
-        self._watch = watch
+        self._wanted = terms.threshold
+        self._watch = terms.watch
         self._tail = shape.segments  # the first segment of those that are watched
-        if watch is not None:
-            self._tail = min(watch // shape.elements, shape.segments - 1)
+        if terms.watch is not None:
+            self._tail = min(terms.watch // shape.elements, shape.segments - 1)
         self._floor = 0  # while behind, of versions up to this nothing is wanted
         self._since = 0  # and of those up to this no more than what is watched
         self._versions: dict[int, _Version] = {}
@@ -169,7 +131,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
 
         And would add up all it gets in one: so nothing is contributed.
         """
-        return self.joined >= self.expected or self._some_made
+        return self.joined >= self.terms.expected or self._some_made
 
     @property
     def in_flight(self) -> int:
@@ -484,7 +446,7 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
             due = np.flatnonzero(lack & (held.asked <= before))
             if not len(due) or not room:
                 continue
-            for start, stop in bridged(_ranges(due), room):
+            for start, stop in bridged(ranges(due), room):
                 held.asked[start:stop] = now
                 self._help(Segments(version, start, stop - start), now)
                 self.stats["helps"] += 1
@@ -515,7 +477,3 @@ class AsynchronousSession(Member[Behind | Told | WasReset]):
             self._events.append(Behind(self.version, ack.round))
             return
         self._help(Segments(named.round, start, stop - start), now)  # perhaps others are gone
-
-
-def _ranges(indices: Indices) -> list[tuple[int, int]]:
-    return [(int(indices[a]), int(indices[b - 1]) + 1) for a, b in spans(indices, 1)]

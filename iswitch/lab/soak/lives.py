@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 
 import numpy as np
@@ -21,6 +22,7 @@ from iswitch.core.format.wire import (
 from iswitch.sim.network import Network
 from worker_lib.errors import MemberLost
 from worker_lib.protocol.session import Answered, Dropped, Gone, Session, WasReset
+from worker_lib.protocol.terms import RoundTerms, VersionTerms
 from worker_lib.protocol.versions import AsynchronousSession
 from worker_lib.waiting import LOOK_PAUSE, OnMemberLost, Waiting
 
@@ -42,38 +44,49 @@ def rank_of(job: Job, host: str) -> int:
     return job.hosts.index(host) if job.number % 2 else NO_RANK
 
 
+@dataclass(frozen=True)
+class Process:
+    """A process of a worker, as the history starts it.
+
+    Attributes:
+        scenario: the whole history.
+        network: where it lives.
+        host: the name of its place.
+        address: of its place.
+        switch: where it joins.
+        identity: its number in its job.
+        incarnation: larger than that of the process before.
+        look: called after every round.
+    """
+
+    scenario: Scenario
+    network: Network
+    host: str
+    address: Address
+    switch: Address
+    identity: int
+    incarnation: int
+    look: Callable[[], None]
+
+
 class Application(ABC):
     """What a process does with its session.
 
     Args:
-        scenario: the whole history.
+        process: it.
         job: its job.
-        network: where it lives.
-        host: the name of its place.
-        address: of its place.
-        identity: in its job.
-        look: called after every round.
     """
 
     session: Session | AsynchronousSession
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        job: Job,
-        network: Network,
-        host: str,
-        address: Address,
-        identity: int,
-        look: Callable[[], None],
-    ) -> None:
-        self.network = network
-        self.host = host
-        self.address = address
-        self.identity = identity
-        self.look = look
-        self.think = scenario.think
-        self.rng = Random(f"life {scenario.seed} {job.number} {identity}")
+    def __init__(self, process: Process, job: Job) -> None:
+        self.network = process.network
+        self.host = process.host
+        self.address = process.address
+        self.identity = process.identity
+        self.look = process.look
+        self.think = process.scenario.think
+        self.rng = Random(f"life {process.scenario.seed} {job.number} {process.identity}")
         self.goal: int | None = None
 
     @property
@@ -95,10 +108,9 @@ class Application(ABC):
 class Life(Application):
     """A worker of a synchronous job: one allreduce after the other.
 
-    Args, besides those of an `Application`:
+    Args:
+        process: that it is.
         oracle: of its job.
-        switch: where it joins.
-        incarnation: of its process, larger than that of the one before.
         expected: how many workers it waits for.
         leave_done: called when its Leave was answered.
         is_told: called when it is told that members are lost.
@@ -106,36 +118,29 @@ class Life(Application):
 
     def __init__(
         self,
-        scenario: Scenario,
+        process: Process,
         oracle: Rounds,
-        network: Network,
-        host: str,
-        address: Address,
-        switch: Address,
-        identity: int,
-        incarnation: int,
         expected: int,
-        look: Callable[[], None],
         leave_done: Callable[[Life], None],
         is_told: Callable[[Life, MemberLost], None],
     ) -> None:
         job = oracle.job
-        super().__init__(scenario, job, network, host, address, identity, look)
+        super().__init__(process, job)
         self.oracle = oracle
         self.leave_done = leave_done
         self.is_told = is_told
-        self.session: Session = Session(
-            switch,
+        terms = RoundTerms(
+            process.switch,
             job.number,
             job.shape(),
-            incarnation,
             expected=expected,
-            rank=rank_of(job, host),
+            rank=rank_of(job, self.host),
             whole=job.mode == WHOLE,
             reproducible=job.reproducible,
             heartbeat=LOOK_PAUSE if job.tells else HEARTBEAT,
             key=key_of(job),
         )
+        self.session: Session = Session(terms, process.incarnation)
         wanted: OnMemberLost = "raise" if job.tells else "wait"
         if job.mode != WHOLE:
             wanted = "continue"
@@ -148,7 +153,7 @@ class Life(Application):
         self.answers: dict[int, Callable[[], None]] = {}
         self._out = np.empty(0)
         self._all_came = not job.tells  # else none is missed before all have been there
-        self.session.join(network.now)
+        self.session.join(self.network.now)
 
     @property
     def who(self) -> str:
@@ -271,33 +276,21 @@ class Life(Application):
 class Contributing(Application):
     """A worker of an asynchronous job: contributions at its own pace."""
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        oracle: Versions,
-        network: Network,
-        host: str,
-        address: Address,
-        switch: Address,
-        identity: int,
-        look: Callable[[], None],
-    ) -> None:
+    def __init__(self, process: Process, oracle: Versions) -> None:
         job = oracle.job
-        super().__init__(scenario, job, network, host, address, identity, look)
+        super().__init__(process, job)
         self.oracle = oracle
-        threshold = job.threshold if identity == 0 else 0
-        shape = job.shape()
-        self.session: AsynchronousSession = AsynchronousSession(
-            switch,
+        terms = VersionTerms(
+            process.switch,
             job.number,
-            shape,
-            1000,
+            job.shape(),
             expected=len(job.hosts),
-            rank=rank_of(job, host),
-            threshold=threshold,
+            rank=rank_of(job, self.host),
+            threshold=job.threshold if self.identity == 0 else 0,
             heartbeat=HEARTBEAT,
         )
-        self.session.join(network.now)
+        self.session: AsynchronousSession = AsynchronousSession(terms, process.incarnation)
+        self.session.join(self.network.now)
         self.number = 0
         self._rounds = 0
         self.started = False
@@ -335,7 +328,7 @@ class Contributing(Application):
             for index, total in enumerate(vector.reshape(shape.segments, shape.elements)):
                 self.oracle.gets(self.host, version, index, total)
             self.look()
-        all_there = session.member and session.joined >= session.expected
+        all_there = session.member and session.joined >= session.terms.expected
         if all_there and not self.started and self.may_start():
             self.started = True
             self._contribute()

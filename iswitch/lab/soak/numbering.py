@@ -22,7 +22,7 @@ def check_ranks(simulation: Simulation, job: Job, lives: Iterable[Life | Contrib
     found: dict[int, Life | Contributing] = {}
     for life in lives:
         session = life.session
-        wanted, rank = session.asks_for, session.rank
+        wanted, rank = session.terms.rank, session.rank
         if rank < RANKS and wanted not in (NO_RANK, rank):
             raise Violation("another rank", f"{life.state()}: {rank} instead of {wanted}")
         if not (session.member and rank < RANKS and _is_known(simulation, job, life)):

@@ -25,7 +25,7 @@ from .absence import TOLD, Absences
 from .books import Books, check_links
 from .conduct import Conduct
 from .drawing import NUMBERS
-from .lives import ENOUGH, Contributing, Life
+from .lives import ENOUGH, Contributing, Life, Process
 from .numbering import check_ranks
 from .oracle import Rounds, Versions
 from .scenario import ELASTIC, STRANGE, Event, Job, Scenario
@@ -213,11 +213,10 @@ class History:
         self.identities[job.number] += 1
         oracle = self.oracles[job.number]
         at, above = self.simulation.address(host), self.simulation.switch_of(host)
+        process = Process(self.scenario, self.network, host, at, above, identity, 1000, self._look)
         life: Life | Contributing
         if isinstance(oracle, Versions):
-            life = Contributing(
-                self.scenario, oracle, self.network, host, at, above, identity, self._look
-            )
+            life = Contributing(process, oracle)
             first = self.lives.get(job.hosts[0], life)
             assert isinstance(first, Contributing)
             life.may_start = lambda: first.session.has_threshold
@@ -230,10 +229,12 @@ class History:
                 # docs/soak.md, "What is left out": no second begins two whose data can meet.
                 second += second == before.session.incarnation
             life = Life(
-                self.scenario, oracle, self.network, host, at, above, identity,
-                second, self._expected(job, identity), self._look, self._has_left,
+                replace(process, incarnation=second),
+                oracle,
+                self._expected(job, identity),
+                self._has_left,
                 self.absences[job.number].is_told,
-            )  # fmt: skip
+            )
         self.lives[host] = life
         if self.stranger is not None:
             self.stranger.forget(at)
