@@ -44,7 +44,7 @@ def commands() -> list[str]:
         line[2:]
         for page, text in blocks("console")
         for line in text.splitlines()
-        if line.startswith("$ ") and page.name not in (DISSECT, P4)
+        if line.startswith("$ ") and page.name not in (DISSECT, P4, TUTORIAL)
     ]
 
 
@@ -67,7 +67,8 @@ ALONE = ["topologies.md", "mininet.md", "guarantees.md"]  # not run by workers: 
 COOKBOOK = "cookbook.md"  # tests/docs/test_cookbook.py
 DISSECT = "dissect.md"  # tests/traces/test_dissect_doc.py
 P4 = "p4.md"  # tests/p4/test_p4_switch.py
-ELSEWHERE = (COOKBOOK, DISSECT)
+TUTORIAL = "tutorial.md"  # tests/docs/test_tutorial.py
+ELSEWHERE = (COOKBOOK, DISSECT, TUTORIAL)
 WORKERS = [(page, text) for page, text in blocks("python") if page.name not in (*ALONE, *ELSEWHERE)]
 SHOWN = [listing for page in ALONE for listing in listings(page)]
 
