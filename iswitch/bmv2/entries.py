@@ -7,7 +7,7 @@ from typing import NamedTuple
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import ROUND_MASK, Shape, round_distance
 from iswitch.core.jobs.job import Job
-from iswitch.core.jobs.membership import Member
+from iswitch.core.jobs.member import Member
 from p4.generate import kind
 from p4.sizes import SIZES
 

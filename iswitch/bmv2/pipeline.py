@@ -14,7 +14,7 @@ from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import TOS_DATA, Mode, Shape
 from iswitch.core.jobs.job import Job
-from iswitch.core.jobs.membership import Member
+from iswitch.core.jobs.member import Member
 from iswitch.core.jobs.sources import Sources
 from iswitch.core.sums.runs import Run
 from iswitch.ethernet.frame import ETH, Route, sums
@@ -209,7 +209,7 @@ class Pipeline:
         answers = [first, *self.link.ask(look[1:])]
         if first.flags & Flag.HIGH_CONTRIBUTED:
             job.window.contribute(first.high)
-        job.completed_any |= bool(first.flags & Flag.ANY_COMPLETED)
+        job.rounds.completed_any |= bool(first.flags & Flag.ANY_COMPLETED)
         installed.contributors = first.contributors
         installed.high, installed.flags = job.window.high, _flags(job)
         for member, answer in zip(members, answers, strict=True):

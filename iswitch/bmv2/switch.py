@@ -61,7 +61,7 @@ class PipelineSwitch(Switch):
         """Take packets; data is what the data plane leaves to us: a newcomer's first round."""
         if classify(burst.tos) is not Traffic.DATA:
             return super().receive(burst, now)
-        found = self.control.by_source.get(burst.peer)
+        found = self.record.by_source.get(burst.peer)
         jobs = [found[0]] if found else []
         receive = super().receive
         return self._between(jobs, now, lambda: receive(burst, now))
@@ -70,7 +70,7 @@ class PipelineSwitch(Switch):
         """Execute a control packet, between two packets of data."""
         header = Header.parse(payload)
         job = self.jobs.get(header.job)
-        other, _ = self.control.by_source.get(peer, (None, None))  # a Join may end it there
+        other, _ = self.record.by_source.get(peer, (None, None))  # a Join may end it there
         jobs = [one for one in (job, other) if one is not None]
         if job is other:
             del jobs[1:]
@@ -102,7 +102,7 @@ class PipelineSwitch(Switch):
         self.pipeline.link.hold()
         try:
             for job in jobs:
-                lost = only is not None and job.lost(now, self.control.limits.lease)
+                lost = only is not None and self.record.lost(job, now)
                 self.pipeline.sync(job, now, None if lost else only)
             result = action()
             self.commit()

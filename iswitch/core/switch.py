@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import copy_context
+from math import inf
 
 import numpy as np
 
@@ -22,12 +23,13 @@ from iswitch.core.format.wire import SEG_SIZE
 from iswitch.core.jobs.control import ControlPlane
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.limits import Limits
-from iswitch.core.jobs.membership import Member
+from iswitch.core.jobs.member import Member
+from iswitch.core.jobs.record import Record
 from iswitch.core.jobs.sources import Sources
 from iswitch.core.sums.numpy_plane import NumPyPlane
 from iswitch.core.sums.paper import Counting
 from iswitch.core.sums.plane import DataPlane
-from iswitch.core.sums.runs import Outcome, Run
+from iswitch.core.sums.runs import Outcome
 
 
 class Switch:
@@ -72,26 +74,19 @@ class Switch:
         quiet = copy_context()
         quiet.run(np.seterr, all="ignore")
         self._quietly = quiet.run
-        self.control = ControlPlane(
-            self.counters,
-            self.deliver,
-            limits,
-            reproducible,
-            parent,
-            incarnation,
-            keys if isinstance(keys, Keys) else Keys(keys),
-            data_plane,
-        )
+        keys = keys if isinstance(keys, Keys) else Keys(keys)
+        self.record = Record(self.counters, limits, keys, data_plane, reproducible, parent)
+        self.control = ControlPlane(self.record, incarnation)
 
     @property
     def jobs(self) -> dict[int, Job]:
         """The jobs, by number."""
-        return self.control.jobs
+        return self.record.jobs
 
     @property
     def sources(self) -> Sources:
-        """From where members speak, and the parent."""
-        return self.control.sources
+        """Where members, and the parent, speak from."""
+        return self.record.sources
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
         """Take packets of one sender; returns what is to be sent because of them."""
@@ -102,7 +97,7 @@ class Switch:
             self.counters["rx_bytes"] += (count - 1) * size + tail
             kind = classify(tos)
             if kind is Traffic.DATA and tail >= SEG_SIZE:  # as nearly always
-                if self.control.is_unsettled:
+                if self.record.retry_at != inf:
                     return self._counted(self._quietly(self._data_at_last, peer, rows, tail, now))
                 sends: list[Outgoing] = self._quietly(self._data, peer, rows, tail, now)
                 return self._counted(sends) if sends else sends
@@ -139,7 +134,7 @@ class Switch:
         self.counters["control"] += count
         sends: list[Outgoing] = []
         while handled < count:
-            allowed = self.control.throttle.take(peer, count - handled, now)
+            allowed = self.record.throttle.take(peer, count - handled, now)
             if not allowed:
                 break
             for row in rows[handled : handled + allowed]:
@@ -159,17 +154,16 @@ class Switch:
 
     def _data_at_last(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
         """Take data once what lacked memory before is made up for: a sum may be complete."""
-        settled = self.control.settle(now) if self.control.is_unsettled else []
+        settled = self.control.settle(now) if self.record.retry_at != inf else []
         return [*settled, *self._data(peer, rows, tail, now)]
 
     def _data(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
         count = len(rows)
         self.counters["data"] += count
-        hierarchy = self.control.hierarchy
-        if hierarchy is not None and hierarchy.is_parent(peer):
-            return hierarchy.aggregates(rows, tail)
-        found = self.control.by_source.get(peer)
+        found = self.record.by_source.get(peer)
         if found is None:
+            if peer == self.record.parent:
+                return self.control.aggregates(rows, tail)
             self.counters["stranger"] += count
             return []
         job, member = found
@@ -191,21 +185,14 @@ class Switch:
             job.contribute(member, stretch, outcome)
         return sends + self._effects(job, member, outcome)
 
-    def _effects(self, job: Job, member: Member, outcome: Outcome) -> list[Outgoing]:
-        """What is to be sent because of a member's contributions."""
-        if not (outcome.completed or outcome.late):
+    @staticmethod
+    def _effects(job: Job, member: Member, outcome: Outcome) -> list[Outgoing]:
+        """Return what is to be sent because of a member's contributions."""
+        completed, late = outcome
+        if not (completed or late):
             return []
-        sends = self.deliver(job, job.note(outcome.completed))
-        return sends + self.control.retransmit(job, member, outcome.late)
-
-    def deliver(self, job: Job, completed: list[Run]) -> list[Outgoing]:
-        """Send completed runs to whom they are due: to the job's contributors, or the parent."""
-        if not completed:
-            return []
-        assert job.accelerator is not None
-        hierarchy = self.control.hierarchy
-        peers = job.members.contributor_addresses() if hierarchy is None else (hierarchy.parent,)
-        return job.accelerator.deliver(completed, peers)
+        sends = job.deliver(completed)
+        return sends + job.retransmit(member, late) if late else sends
 
     def deadline(self) -> float | None:
         """The time at which `handle_timer` wants to be called; None: not at all."""

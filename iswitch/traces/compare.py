@@ -133,7 +133,7 @@ class Comparison:
         """The job that packets belong to, and they in stretches of ascending segments."""
         hierarchy = self.switch.control.hierarchy
         to_parent = hierarchy is not None and hierarchy.is_parent(captured.peer)
-        found = self.switch.control.by_source.get(captured.peer)
+        found = self.switch.record.by_source.get(captured.peer)
         job = found[0] if found else None
         if to_parent:  # which carries no job number: it is of the one with that layout
             size = captured.rows.shape[1]

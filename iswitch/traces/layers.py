@@ -25,7 +25,7 @@ import numpy.typing as npt
 from iswitch.core.format.arbiter import DATA
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import SEG_SIZE
-from iswitch.core.jobs.control import ControlPlane
+from iswitch.core.jobs.record import Record
 
 from .batch import Bytes, Ints, field, gather
 from .links import IP, UDP, Packets
@@ -102,7 +102,7 @@ class Layers:
         found[by_flow[1:]] = reached[1:] <= np.maximum.accumulate(reached)[:-1]
         return found
 
-    def window(self, start: int, stop: int, control: ControlPlane) -> int:
+    def window(self, start: int, stop: int, record: Record) -> int:
         """Where a window that begins at packet `start` ends, `stop` at most."""
         if self._apart[start]:
             return start
@@ -110,7 +110,7 @@ class Layers:
         stop = min(stop, start + MOST, *self._ends[end : end + 1].tolist())
         which = slice(start, stop)
         flows, sizes = self._flows[which], self._sizes[which]
-        traits = self._traits(flows, control)[flows]
+        traits = self._traits(flows, record)[flows]
         fits = (sizes == traits[:, 1]) | (sizes == traits[:, 2])
         fits &= (self._rounds[which] == traits[:, 3]) | ~self._to[which]
         return stop if fits.all() else start + int(fits.argmin())
@@ -121,13 +121,13 @@ class Layers:
             return at
         return int(np.searchsorted(self._trains, self._trains[at - 1], "right"))
 
-    def groups(self, start: int, stop: int, control: ControlPlane, most: int) -> Iterator[Ints]:
+    def groups(self, start: int, stop: int, record: Record, most: int) -> Iterator[Ints]:
         """The packets of a window in layers, in groups of one flow and size, `most` at once."""
         which = slice(start, stop)
         flows, indices, sizes = self._flows[which], self.indices[which], self._sizes[which]
         places = np.arange(stop - start)
         # Keys of 63 bits: job and segment, which have 16 and 32, and the place or what is as small.
-        segments = self._traits(flows, control)[flows, 0] << 32 | indices
+        segments = self._traits(flows, record)[flows, 0] << 32 | indices
         order = np.argsort(segments << BITS | places)
         ordered = segments[order]
         new = changes(ordered)
@@ -141,14 +141,14 @@ class Layers:
             for at in range(a, b, most):
                 yield order[at : min(at + most, b)]
 
-    def _traits(self, flows: npt.NDArray[np.int16], control: ControlPlane) -> Ints:
+    def _traits(self, flows: npt.NDArray[np.int16], record: Record) -> Ints:
         """By flow: the job, the sizes of its packets, and the round that it is in the middle of.
 
         Sizes of -1: its packets are handled one after the other.
         """
         traits = np.full((len(self._peers), 4), -1, np.int64)
         for flow in np.flatnonzero(np.bincount(flows)).tolist():
-            found = control.by_source.get(self._peers[flow])
+            found = record.by_source.get(self._peers[flow])
             if found is None:
                 continue
             job, member = found

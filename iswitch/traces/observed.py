@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from iswitch.core.format.arbiter import Traffic, classify
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import NO_RANK, RANKS, SEG_SIZE, Ack, Action, DType, Mode, Op, Shape
 from iswitch.core.jobs.job import Job
-from iswitch.core.jobs.membership import Member
+from iswitch.core.jobs.member import Member
 from iswitch.core.sums.runs import Run
 from iswitch.core.switch import Switch
 
@@ -118,10 +119,33 @@ class Watch:
             job.rounds.close()
 
 
+@dataclass
+class ObservedJob(Job):
+    """A job that tells a `Watch` what completes."""
+
+    switch: ObservedSwitch | None = None
+
+    def deliver(self, completed: list[Run]) -> list[Outgoing]:
+        """Send runs that are complete now to those to whom they are due."""
+        if completed and self.shape is not None and self.switch is not None:
+            watch = self.switch.watch
+            rounds = watch.job(self.number, self.shape).rounds
+            by_round: dict[int, list[Run]] = {}
+            for run in completed:
+                by_round.setdefault(run.round, []).append(run)
+            for number, runs in by_round.items():
+                rounds.completed(number, runs, watch.when(runs))
+        return super().deliver(completed)
+
+
 class ObservedSwitch(Switch):
     """A switch that tells a `Watch`."""
 
     watch: Watch
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.record.make_job = partial(ObservedJob, switch=self)
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
         """As a switch does."""
@@ -133,19 +157,8 @@ class ObservedSwitch(Switch):
             self._note_control(burst)
         return sends
 
-    def deliver(self, job: Job, completed: list[Run]) -> list[Outgoing]:
-        """As a switch does."""
-        if completed and job.shape is not None:
-            rounds = self.watch.job(job.number, job.shape).rounds
-            by_round: dict[int, list[Run]] = {}
-            for run in completed:
-                by_round.setdefault(run.round, []).append(run)
-            for number, runs in by_round.items():
-                rounds.completed(number, runs, self.watch.when(runs))
-        return super().deliver(job, completed)
-
     def _observe(self, burst: Burst, now: float) -> list[Outgoing]:
-        found = self.control.by_source.get(burst.peer)
+        found = self.record.by_source.get(burst.peer)
         counters = self.counters
         if found is None or found[0].shape is None or burst.rows.shape[1] < SEG_SIZE:
             return super().receive(burst, now)

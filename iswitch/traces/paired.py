@@ -34,9 +34,7 @@ class MagnitudesSwitch(Switch):
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
         """As a switch does."""
-        if classify(burst.tos) is Traffic.DATA and (
-            found := self.control.by_source.get(burst.peer)
-        ):
+        if classify(burst.tos) is Traffic.DATA and (found := self.record.by_source.get(burst.peer)):
             shape = found[0].shape
             if shape is not None and shape.op is Op.SUM and shape.dtype is not DType.INT32:
                 rows = burst.rows.copy()

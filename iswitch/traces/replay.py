@@ -306,14 +306,14 @@ class Replayer:
         to, of = what == TO_SWITCH, what == FROM_SWITCH
         layers = Layers(self.reader.data, packets, to, of, self.watch.detailed)
         seconds = self._seconds(packets.batch.times)
-        control = self.switch.control
+        record = self.switch.record
         at, patience = 0, 1
         while at < n:
             first = float(seconds[at])
             due = self._go_to(first)
             until = first + LAYERED_SPAN if due is None else min(first + LAYERED_SPAN, due)
             stop = max(at + 1, int(np.searchsorted(seconds, until, "left")))
-            end = layers.window(at, stop, control)
+            end = layers.window(at, stop, record)
             if end - at < LEAST:
                 end = layers.stretch(max(end, min(at + patience, n)))
                 patience = min(2 * patience, MOST)
@@ -323,7 +323,7 @@ class Replayer:
                 patience = 1
                 self._now = first
                 self.watch.window = at
-                for which in layers.groups(at, end, control, MOST):
+                for which in layers.groups(at, end, record, MOST):
                     indices, times = layers.indices[which], seconds[which]
                     self.watch.span = (float(times.min()), float(times.max()))
                     self.watch.came = indices, times
@@ -427,7 +427,7 @@ class Replayer:
         """Bytes of the packets in super-datagrams of data; 0: these are none."""
         if classify(group.head[IP + 1]) is not Traffic.DATA or size < 2 * SEG_SIZE:
             return 0
-        found = self.switch.control.by_source.get(group.peer(group.what == TO_SWITCH))
+        found = self.switch.record.by_source.get(group.peer(group.what == TO_SWITCH))
         if found is not None and found[0].shape is not None:
             return int(found[0].shape.packet_size)
         at = int(group.at[0])

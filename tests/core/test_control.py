@@ -39,7 +39,7 @@ from iswitch.core.format.wire import (
     Value,
 )
 from iswitch.core.jobs.answers import LINGER, PER_MEMBER, REMEMBERED
-from iswitch.core.jobs.control import AWAKE
+from iswitch.core.jobs.leases import AWAKE
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.sums.numpy_plane import memory_needed
 from iswitch.core.switch import Switch
@@ -392,7 +392,7 @@ def test_join(
 ) -> None:
     rank, threshold, round_, contributors = wanted
     bench = state()
-    before = bench.switch.control.reserved
+    before = bench.switch.record.reserved
     found, ack, sends = bench.control(who, A.JOIN, value, job, request=2000)
     assert found is status
     known = int(status is S.OK and bool(value.flags & FLAG_STANDS_AT))
@@ -402,7 +402,7 @@ def test_join(
     assert ack == Ack(A.JOIN, known, rank, threshold, round_, contributors)
     assert sends == []
     if status is not S.OK:
-        assert bench.switch.control.reserved == before
+        assert bench.switch.record.reserved == before
 
 
 @pytest.mark.parametrize(
@@ -677,8 +677,8 @@ def test_senders_remembered_are_bounded() -> None:
     for who in range(REMEMBERED + 50):
         bench.join(who, None, MemberType.CONTROLLER)
         bench.control(who, A.LEAVE, request=1)
-    control = bench.switch.control
-    assert len(control.former) == REMEMBERED == 1024
+    record = bench.switch.record
+    assert len(record.former) == REMEMBERED == 1024
     assert len(bench.switch.jobs) == 0
     assert bench.control(49, A.LEAVE, request=1)[0] is S.NOT_MEMBER
     assert bench.control(50, A.LEAVE, request=1)[0] is S.OK
@@ -689,8 +689,8 @@ def test_strangers_leave_no_trace() -> None:
     for who in range(20, 60):
         bench.control(who, A.HELP, ALL)
         bench.join(who, Shape.of(99))
-    control = bench.switch.control
-    assert not len(control.former)
+    record = bench.switch.record
+    assert not len(record.former)
     assert len(bench.switch.jobs[JOB].members) == 3
 
 
@@ -710,18 +710,18 @@ def test_full_by_memory() -> None:
     bench = Bench(Switch(Limits(memory=base + 2 * each - 1)))
     assert bench.join(0, SHAPE, flags=FLAG_REPRODUCIBLE)[0] is S.OK
     assert bench.join(1, SHAPE, flags=FLAG_REPRODUCIBLE) == (S.OK, Ack(A.JOIN, 0, 1, 2, 0, 2), [])
-    assert bench.switch.control.reserved == base + each
+    assert bench.switch.record.reserved == base + each
     told = Ack(A.JOIN, threshold=-(-each // 1024), round=(each - 1) // 1024)  # asked and free, KiB
     assert bench.join(2, SHAPE, flags=FLAG_REPRODUCIBLE) == (S.FULL, told, [])
     assert bench.join(2, SHAPE, job=8)[0] is S.FULL
-    assert bench.switch.control.reserved == base + each
+    assert bench.switch.record.reserved == base + each
     assert set(bench.switch.jobs) == {JOB}
     assert len(bench.switch.jobs[JOB].members) == 2
-    assert peer(2) not in bench.switch.control.by_source
+    assert peer(2) not in bench.switch.record.by_source
     bench.control(0, A.LEAVE)
-    assert bench.switch.control.reserved == base + each  # the buffers are still there
+    assert bench.switch.record.reserved == base + each  # the buffers are still there
     bench.control(1, A.LEAVE)
-    assert bench.switch.control.reserved == 0
+    assert bench.switch.record.reserved == 0
     assert bench.join(2, SHAPE, job=8)[0] is S.OK
 
 
@@ -736,17 +736,17 @@ def test_memory_is_for_all_jobs_to_the_byte() -> None:
 def test_first_contributor_is_refused_for_memory() -> None:
     bench = Bench(Switch(Limits(memory=memory_needed(SHAPE, False, True) - 1)))
     assert bench.join(0, SHAPE)[0] is S.FULL
-    assert (bench.switch.jobs, bench.switch.control.by_source) == ({}, {})
+    assert (bench.switch.jobs, bench.switch.record.by_source) == ({}, {})
     assert bench.join(0, None, MemberType.CONTROLLER)[0] is S.OK
 
 
 def test_a_rank_that_is_taken_again_reserves_nothing_more() -> None:
     bench = Bench()
     bench.gather(ASYNC, 3)
-    before = bench.switch.control.reserved
+    before = bench.switch.record.reserved
     for incarnation in range(1001, 1010):
         bench.join(1, ASYNC, request=incarnation)
-        assert bench.switch.control.reserved == before
+        assert bench.switch.record.reserved == before
 
 
 def test_full_by_jobs() -> None:

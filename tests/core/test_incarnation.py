@@ -237,7 +237,7 @@ def test_addresses_are_taken_over_as_the_oracle_says(seed: int) -> None:
             members = {} if found is None else found.members.by_address
             wanted = {peer(w): inc for w, (at, inc) in there.items() if at == one}
             assert {a: m.incarnation for a, m in members.items()} == wanted
-        sources = {a: j.number for a, (j, _) in bench.switch.control.by_source.items()}
+        sources = {a: j.number for a, (j, _) in bench.switch.record.by_source.items()}
         assert sources == {peer(w): at for w, (at, _) in there.items()}
 
 

@@ -10,8 +10,10 @@ import pytest
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Cutter, Rows
 from iswitch.core.format.wire import SEG_SIZE, DType, MemberType, Mode, Shape
-from iswitch.core.jobs.job import Job, Window
-from iswitch.core.jobs.membership import Member
+from iswitch.core.jobs.job import Job
+from iswitch.core.jobs.member import Member
+from iswitch.core.jobs.phases import Named
+from iswitch.core.jobs.window import Window
 from iswitch.core.sums.accelerator import NumPyAccelerator
 from iswitch.core.sums.numpy_plane import NumPyPlane, memory_needed
 from iswitch.core.sums.plane import Accelerator
@@ -40,7 +42,7 @@ def a_job(workers: int = 1, shape: Shape = SHAPE, expected: int = 0) -> Job:
     job.begin(shape, reproducible=False, seat=0)
     assert job.accelerator is not None
     for rank in range(workers):
-        job.members.add(Member(peer(rank), MemberType.WORKER, rank, 1000, None, 0.0), expected)
+        job.add(Member(peer(rank), MemberType.WORKER, rank, 1000, None, 0.0), expected)
         job.accelerator.join(rank)
     return job
 
@@ -78,9 +80,9 @@ def test_nothing_before_the_lowest() -> None:
 
 def test_contributions_raise_high() -> None:
     window = Window()
-    assert (window.named, window.newcomers) == (False, 0)
+    assert (window.is_sure, window.newcomers) == (False, 0)
     window.contribute(0)
-    assert (window.high, window.named, window.contributed, window.newcomers) == (0, True, True, 1)
+    assert (window.high, window.is_sure, window.contributed, window.newcomers) == (0, True, True, 1)
     window.contribute(1)
     assert (window.high, window.contributed, window.newcomers) == (1, True, 2)
     window.contribute(0)
@@ -88,7 +90,7 @@ def test_contributions_raise_high() -> None:
 
 
 def test_skip_wraps_and_shuts_out_what_was() -> None:
-    window = Window(high=TOP - 1, named=True)
+    window = Window(high=TOP - 1, named=Named.SURE)
     window.skip()
     assert (window.high, window.lowest, window.base, window.newcomers) == (1, 1, 1, 1)
     assert [r for r in (TOP - 1, 0, 1, 2, 3) if r in window] == [1, 2]
@@ -99,7 +101,7 @@ def test_skip_wraps_and_shuts_out_what_was() -> None:
 
 
 def test_lowest_is_dropped_when_it_is_past() -> None:
-    window = Window(high=10, named=True)
+    window = Window(high=10, named=Named.SURE)
     window.skip()
     for round_ in range(12, 16):
         window.contribute(round_)
@@ -134,7 +136,7 @@ def test_naming(
     for round_, first in before:
         window.name(round_, first)
     window.name(*now)
-    assert (window.high, window.base, window.named) == then
+    assert (window.high, window.base, window.is_sure) == then
 
 
 # Data
@@ -156,7 +158,7 @@ def test_questions_in_their_order() -> None:
     contribute(job, 0, 2, 0)
     contribute(job, 0, TOP - 2, 0)
     assert job.counters["out_of_window"] == 2
-    assert (job.window.high, job.window.named) == (0, False)
+    assert (job.window.high, job.window.is_sure) == (0, False)
     assert job.counters["accumulated"] == 0
     contribute(job, 0, 0, 0)
     contribute(job, 0, 0, 0)
@@ -225,7 +227,7 @@ def test_nothing_is_complete_before_all_expected_have_joined() -> None:
     for threshold in (0, 1):
         job.threshold = threshold
         assert not job.is_complete(0, 0b11)
-    job.members.add(Member(peer(2), MemberType.WORKER, 2, 1000, None, 0.0))
+    job.add(Member(peer(2), MemberType.WORKER, 2, 1000, None, 0.0))
     assert job.is_complete(0, 0b11)
 
 
@@ -286,12 +288,13 @@ def test_asynchronous_job_goes_on_from_its_place() -> None:
     job.window.name(41, False)
     job.begin(ASYNC, reproducible=False, seat=0)
     assert job.accelerator is not None
-    job.members.add(Member(peer(0), MemberType.WORKER, 0, 1000, None, 0.0))
+    job.add(Member(peer(0), MemberType.WORKER, 0, 1000, None, 0.0))
     job.accelerator.join(0)
     outcome = Outcome([], [])
     payload = segments_of(ASYNC, 1, np.ones(10, np.int32))[0]
     take(job, worker(job, 0), rows_of([payload]), outcome)
-    assert [run.round for run in job.note(outcome.completed)] == [42]
+    assert [run.round for run in outcome.completed] == [42]
+    assert [out.peers for out in job.deliver(outcome.completed)] == [(peer(0),)]
     assert (job.window.high, job.completed_any) == (42, True)
 
 

@@ -157,7 +157,7 @@ class Keyed:
             [(m.address, m.rank, m.incarnation, m.last_seen, m.answers.last) for m in members],
             [list(m.answers._payloads) for m in members],
             (job.threshold, job.halted, job.window.high, job.members.expected),
-            len(self.switch.control.former),
+            len(self.switch.record.former),
             {to: one.packets() for to, one in self.switch.control.relays._unanswered.items()},
         )
 
@@ -341,7 +341,7 @@ def test_what_is_remembered_of_former_members_is_bounded() -> None:
     for who in range(10, 30 + REMEMBERED):
         bench.ask(who, A.JOIN, 1000, Join(MemberType.CONTROLLER))
         bench.ask(who, A.LEAVE, 1001)
-    assert len(bench.switch.control.former) == REMEMBERED
+    assert len(bench.switch.record.former) == REMEMBERED
 
 
 def test_what_is_not_promised_a_recorded_join_from_another_address() -> None:

@@ -100,12 +100,12 @@ def test_a_controller_of_two_jobs_is_a_member_until_it_has_left_both() -> None:
     bench = Bench()
     for job in (1, 2):
         bench.join(0, None, MemberType.CONTROLLER, job=job)
-    throttle = bench.switch.control.throttle
+    throttle = bench.switch.record.throttle
     bench.control(0, Action.LEAVE, job=1)
     assert peer(0) in throttle._members
     bench.control(0, Action.LEAVE, job=2)
     assert peer(0) not in throttle._members
-    assert not bench.switch.control.sources.hosts
+    assert not bench.switch.record.sources.hosts
 
 
 def test_strangers_are_bounded_in_memory_and_in_what_they_get() -> None:
@@ -194,12 +194,12 @@ def test_help_for_a_whole_lost_vector_is_not_throttled(segments: int) -> None:
 def test_a_switch_below_speaks_for_its_workers() -> None:
     tree = Tree(2, 16)
     for switch in (tree.switch, *tree.switches.values()):
-        switch.control.throttle.rate = 100.0
+        switch.record.throttle.rate = 100.0
     tree.all_there()
     tree.faults.loss = 0.1
     for _ in range(3):
         tree.round_of_all()
     assert tree.switch.counters["throttled"] == 0
-    buckets = tree.switch.control.throttle._members
+    buckets = tree.switch.record.throttle._members
     assert [buckets[address].rate for address in tree.above] == [1600.0, 1600.0]
     assert len(tree.switch.receive(many(Address("10.8.0.1", 1), HELP, 200), tree.now)) == 100

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from iswitch.core.format.wire import MAX_MEMBERS, MemberType
-from iswitch.core.jobs.membership import Member, Membership
+from iswitch.core.jobs.member import Member
+from iswitch.core.jobs.membership import Membership
 from tests.support.parts import peer
 
 pytestmark = pytest.mark.unit
@@ -137,14 +138,15 @@ def test_participants_follow_every_change() -> None:
 
 def test_begin_at_ends_being_held_back() -> None:
     one = member(0)
-    one.held_back = True
+    one.begin_at(5, held_back=True)
+    assert one.held_back
     group(one).begin_at(one, 9)
     assert (one.first_round, one.held_back) == (9, False)
 
 
 def test_begin_anew() -> None:
-    one = member(0, first=9, contributed=9)
-    one.held_back = True
+    one = member(0, contributed=9)
+    one.begin_at(9, held_back=True)
     group(one).all_begin_anew()
     assert (one.first_round, one.contributed, one.held_back) == (None, None, False)
 

@@ -275,7 +275,7 @@ def test_a_join_that_lacks_any_buffer_changes_nothing(mode: Mode, flags: int) ->
     machine = Switch(Limits(memory=1 << 20, buffers=scarce))
     small, large = Shape.of(5), Shape.of(5000, mode=mode)
     assert asked(machine, peer(0), 1, Join.for_shape(small)) is Status.OK
-    before = machine.control.reserved
+    before = machine.record.reserved
     refusals = 0
     for who in (1, 2):
         for lacking in range(20):
@@ -291,7 +291,7 @@ def test_a_join_that_lacks_any_buffer_changes_nothing(mode: Mode, flags: int) ->
             refusals += 1
             assert machine.counters["joins_without_memory"] == len(scarce.said) == refusals
             assert scarce.said[-1][0] == 2
-            assert machine.control.reserved == before
+            assert machine.record.reserved == before
             assert (2 in machine.jobs) == (who == 2)
             scarce.left = 1 << 30
             number = 1000 + 10 * refusals
@@ -302,7 +302,7 @@ def test_a_join_that_lacks_any_buffer_changes_nothing(mode: Mode, flags: int) ->
         else:
             raise AssertionError("it is never let in")
         assert lacking >= 1
-        before = machine.control.reserved
+        before = machine.record.reserved
     assert refusals >= 3
 
 

@@ -12,6 +12,7 @@ import random
 import sys
 import tracemalloc
 from collections.abc import Callable
+from math import inf
 from types import FrameType
 from typing import Any
 
@@ -195,7 +196,7 @@ def test_a_timer_without_room_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow.has_room = True
     switch.handle_timer(due)
     monkeypatch.undo()
-    assert not switch.control.is_unsettled
+    assert switch.record.retry_at == inf
 
 
 def test_requests_need_less_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,11 +206,11 @@ def test_requests_need_less_than_there_is_room_for(monkeypatch: pytest.MonkeyPat
 
     def measured(plane: ControlPlane, *arguments: Any) -> list[Outgoing]:
         before = tracemalloc.get_traced_memory()[0]
-        reserved = plane.reserved
+        reserved = plane.record.reserved
         tracemalloc.reset_peak()
         sends = handle(plane, *arguments)
-        peak = tracemalloc.get_traced_memory()[1] - before - (plane.reserved - reserved)
-        segments = max((j.shape.segments for j in plane.jobs.values() if j.shape), default=0)
+        peak = tracemalloc.get_traced_memory()[1] - before - (plane.record.reserved - reserved)
+        segments = max((j.shape.segments for j in plane.record.jobs.values() if j.shape), default=0)
         peaks.append((peak / (REQUEST + PASSING * segments), peak))
         return sends
 

@@ -124,7 +124,7 @@ def test_of_keyed_jobs_only_those_with_the_key_are_told() -> None:
         itself = asks(number, Show(Shown.SWITCH)).value
         assert isinstance(itself, Ack)
         assert itself.rank == len(seen)
-        assert itself.round == -(-switch.control.reserved // 1024)
+        assert itself.round == -(-switch.record.reserved // 1024)
         found[number] = seen
     assert found == {1: [1, 2], 3: [3], 9: [9]}
     plain = Control(Action.SHOW, 3, 1, Show(Shown.MEMBERS)).build()
@@ -213,7 +213,7 @@ def test_jobs_are_kept_in_order(seed: int) -> None:
         if number in jobs and draw.random() < 0.5:
             del jobs[number]
         else:
-            jobs[number] = bench.switch.control.new_job(number)
+            jobs[number] = bench.switch.record.new_job(number)
         named, first = draw.randrange(50), draw.randrange(45)
         alike = [n for n in sorted(dict(jobs)) if keys.of(n) == keys.of(named)]
         assert jobs.many(named) == len(alike)

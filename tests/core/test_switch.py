@@ -180,12 +180,12 @@ def told(sends: list[Outgoing], more: dict[str, int]) -> None:
 
 
 def is_bounded(bench: Bench) -> None:
-    control = bench.switch.control
-    assert control.reserved == sum(sum(j.reserved.values()) for j in control.jobs.values())
-    assert control.reserved <= LIMITS.memory
+    record = bench.switch.record
+    assert record.reserved == sum(sum(j.reserved.values()) for j in record.jobs.values())
+    assert record.reserved <= LIMITS.memory
     assert len(bench.switch.jobs) <= LIMITS.jobs
-    assert len(control.former) <= REMEMBERED
-    kept = [former.answers for former in control.former]
+    assert len(record.former) <= REMEMBERED
+    kept = [former.answers for former in record.former]
     assert all(len(answers) <= PER_MEMBER for answers in kept)
     buffers = 0
     for job in bench.switch.jobs.values():
@@ -194,7 +194,7 @@ def is_bounded(bench: Bench) -> None:
         if job.accelerator is not None:
             assert isinstance(job.accelerator, NumPyAccelerator)
             buffers += job.accelerator.packets.nbytes
-    assert buffers <= control.reserved
+    assert buffers <= record.reserved
 
 
 @settings(max_examples=300, deadline=None)

@@ -344,7 +344,7 @@ def test_a_threshold_that_was_set_changes_nothing() -> None:
     """H of two at a root of three racks: whoever has not contributed is named, as by the map."""
     tree = Tree(3, 1)
     tree.all_there()
-    tree.switch.control.jobs[7].threshold = 2
+    tree.switch.record.jobs[7].threshold = 2
     tree.begin(0)
     error = asked(tree, 0)
     assert said(error) == silent_ones(tree, [1, 2])

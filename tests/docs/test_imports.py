@@ -21,7 +21,6 @@ OUTSIDE_WORLD = {
     "socket", "time", "datetime", "random", "secrets", "threading", "select", "selectors", "os",
     "asyncio", "subprocess", "multiprocessing", "signal", "ctypes", "io", "pathlib", "tempfile",
 }  # fmt: skip
-KNOT = {"admission", "control", "hierarchy", "ranks", "showing", "uplink"}  # to be untied
 
 
 class Imports(NamedTuple):
@@ -154,7 +153,6 @@ def test_no_room_imports_one_below_it() -> None:
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    """But for the knot in the jobs' room."""
     graph = networkx.DiGraph(
         (module, name)
         for module, imports in MODULES.items()
@@ -163,7 +161,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         if name in PATHS and name != module
     )
     circles = [set(part) for part in networkx.strongly_connected_components(graph) if len(part) > 1]
-    assert circles == [{f"iswitch.core.jobs.{name}" for name in KNOT}]
+    assert circles == []
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if within(name, *PURE)])

@@ -53,7 +53,7 @@ def check_state(switch: Switch, now: float, timer_handled: bool = False) -> None
                 assert address not in sources
                 sources[address] = (job, member)
         assert (job.accelerator is None) == (not job.members.contributors())
-    assert switch.control.by_source == sources
+    assert switch.record.by_source == sources
     deadline = switch.deadline()
     assert deadline is None or deadline == deadline  # no NaN
     if timer_handled:
@@ -62,7 +62,7 @@ def check_state(switch: Switch, now: float, timer_handled: bool = False) -> None
 
 def check_memory(switch: Switch) -> None:
     """Buffers fit in what was reserved, and that in what is allowed."""
-    assert switch.control.reserved <= switch.control.limits.memory
+    assert switch.record.reserved <= switch.record.limits.memory
     for job in switch.jobs.values():
         if job.accelerator is None:
             assert not job.reserved

@@ -11,10 +11,12 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from iswitch.core.format.packets import Rows
-from iswitch.core.jobs.control import ControlPlane
-from iswitch.core.jobs.job import Job, Window
+from iswitch.core.jobs import rounds as jobs_rounds
+from iswitch.core.jobs.job import Job
+from iswitch.core.jobs.lifecycle import Lifecycle
 from iswitch.core.jobs.membership import Membership
 from iswitch.core.jobs.relay import Relays
+from iswitch.core.jobs.window import Window
 from iswitch.core.sums.runs import Outcome
 from iswitch.core.sums.states import Table
 from iswitch.core.sums.synchronous import SynchronousAccelerator
@@ -70,7 +72,7 @@ def late_counted(patch: pytest.MonkeyPatch) -> None:
 
 
 def help_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ControlPlane, "retransmit", lambda self, job, member, kept: [])
+    patch.setattr(Job, "retransmit", lambda self, member, kept: [])
     patch.setattr(SynchronousAccelerator, "held", lambda self, round_, start, stop: iter(()))
 
 
@@ -84,11 +86,11 @@ def reset_keeps_sums(patch: pytest.MonkeyPatch) -> None:
 
 def leaver_waited_for(patch: pytest.MonkeyPatch) -> None:
     """What waits only for a member that has left does not complete."""
-    patch.setattr(ControlPlane, "reevaluate", lambda self, job, now: [])
+    patch.setattr(Lifecycle, "reevaluate", lambda self, job, now: [])
 
 
 def memory_not_limited(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("iswitch.core.jobs.admission.memory_needed", lambda *_: 0)
+    patch.setattr("iswitch.core.jobs.memory.memory_needed", lambda *_: 0)
 
 
 def ranks_given_twice(patch: pytest.MonkeyPatch) -> None:
@@ -96,13 +98,13 @@ def ranks_given_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def drops_not_counted(patch: pytest.MonkeyPatch) -> None:
-    right = Job._refuse
+    right = jobs_rounds.Rounds.refuse
 
-    def wrong(self: Job, member: object, round_: int) -> str | None:
+    def wrong(self: jobs_rounds.Rounds, member: object, round_: int) -> str | None:
         reason = right(self, member, round_)  # type: ignore[arg-type]
         return "late" if reason == "out_of_window" else reason
 
-    patch.setattr(Job, "_refuse", wrong)
+    patch.setattr(jobs_rounds.Rounds, "refuse", wrong)
 
 
 def timer_never_satisfied(patch: pytest.MonkeyPatch) -> None:

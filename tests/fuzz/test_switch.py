@@ -40,7 +40,7 @@ from iswitch.core.format.wire import (
     split_seg,
 )
 from iswitch.core.jobs.limits import Limits
-from iswitch.core.jobs.membership import Member
+from iswitch.core.jobs.member import Member
 from iswitch.core.switch import Switch
 from tests.fuzz.invariants import check_sends, check_state, layouts
 from tests.fuzz.profile import FUZZ
@@ -190,7 +190,7 @@ class Anything(RuleBasedStateMachine):
     @rule(who=peers, further=near, start=st.integers(0, 2), count=st.integers(1, 6))
     def contribute(self, who: int, further: int, start: int, count: int) -> None:
         """Consecutive segments, perhaps on into the next round."""
-        found = self.switch.control.by_source.get(peer(who))
+        found = self.switch.record.by_source.get(peer(who))
         if found is None or found[0].shape != TELLING or len(self.members) >= IDENTITIES:
             return
         job, member = found
@@ -214,7 +214,7 @@ class Anything(RuleBasedStateMachine):
         self, who: int, shape: Shape, further: int, index: int, n: int, less: int, fill: bytes
     ) -> None:  # fmt: skip
         """Data of some layout; of the job whose sums tell only what is malformed."""
-        found = self.switch.control.by_source.get(peer(who))
+        found = self.switch.record.by_source.get(peer(who))
         if found is not None and found[0].shape == TELLING and shape == TELLING:
             return
         at = self.at(found[0].number if found else 7, further)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.unit
 ALL = mutants()
 QUICK = ("duplicate-run-counted", "part-as-whole")
 GUARDED = {
-    "accelerator", "job", "admission", "hierarchy", "uplink", "asynchronous", "keys", "guard",
+    "accelerator", "job", "rounds", "window", "admission", "hierarchy", "parent", "uplink", "asynchronous", "keys", "guard",
     "session", "recovery", "express",
 }  # fmt: skip
 
@@ -47,7 +47,8 @@ def put_in(file: str, old: str, new: str, test: str = "") -> Mutant:
 
 
 JOB = "iswitch/core/jobs/job.py"
-HARMLESS = put_in(JOB, "return bool(going_on)", "return bool(tuple(going_on))")
+ROUNDS = "iswitch/core/jobs/rounds.py"
+HARMLESS = put_in(ROUNDS, "return bool(going_on)", "return bool(tuple(going_on))")
 
 # The table
 
@@ -115,7 +116,7 @@ def test_what_breaks_nothing_survives(sound: Path) -> None:
 def test_a_unit_test_sees_it(sound: Path) -> None:
     """And is named if it does not."""
     test = "tests/core/test_job.py::test_three_rounds"
-    wider = put_in("iswitch/core/jobs/job.py", "self.high) <= 1", "self.high) <= 2", test)
+    wider = put_in("iswitch/core/jobs/window.py", "self.high) <= 1", "self.high) <= 2", test)
     finding = examine(wider, Controls(sound), ())
     assert (finding.seeds, finding.test, finding.complaint) == (None, True, "")
     assert outcome_of(sound, test) == PASSES
@@ -142,7 +143,8 @@ def test_is_killed():
 def odd(test: str) -> Mutant:
     """A harmless mutant, and one of these tests that nothing can go by."""
     named = f"tests/test_odd.py::{test}"
-    return put_in(JOB, "JobAccelerator = ", "MUTANT = JobAccelerator = ", named)
+    head = "\n\n@dataclass\nclass Job:"
+    return put_in(JOB, head, f"\nMUTANT = True\n{head}", named)
 
 
 def is_mutated(tree: Path) -> bool:

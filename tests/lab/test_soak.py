@@ -20,7 +20,7 @@ from iswitch.cli import main
 from iswitch.core.format.packets import Address, Indices, Outgoing, Stretch
 from iswitch.core.format.wire import SEG_SIZE, DType, Shape, Vector
 from iswitch.core.jobs.answers import Answers
-from iswitch.core.jobs.control import ControlPlane
+from iswitch.core.jobs.questions import Questions
 from iswitch.core.jobs.requests import Answer, Request
 from iswitch.core.sums.asynchronous import AsynchronousAccelerator
 from iswitch.core.sums.runs import Held, Outcome, Run
@@ -126,10 +126,10 @@ def kept_for_one_round_less(monkeypatch: pytest.MonkeyPatch) -> None:
 def deaf_to_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """Help is answered, and nothing is done."""
 
-    def help_(self: ControlPlane, request: Request) -> Answer:  # noqa: ARG001
+    def help_(self: Questions, request: Request) -> Answer:  # noqa: ARG001
         return Answer(request.ack(), [])
 
-    monkeypatch.setattr(ControlPlane, "_help", help_)
+    monkeypatch.setattr(Questions, "help", help_)
 
 
 def late_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from iswitch.core.format.keys import MAC_SIZE, Key
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA
 from iswitch.core.jobs.answers import Answers
-from iswitch.core.jobs.job import Job as SwitchJob
+from iswitch.core.jobs.membership import Membership
 from iswitch.core.switch import Switch
 from iswitch.ethernet import guard
 from iswitch.ethernet.claims import TAGS, Inner, innermost
@@ -40,7 +40,7 @@ def any_port(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Switch._data
 
     def data(self: Switch, peer: Address, *rest: object) -> list[Outgoing]:
-        names = (member for member in self.control.by_source if member[:2] == peer[:2])
+        names = (member for member in self.record.by_source if member[:2] == peer[:2])
         return original(self, next(names, peer), *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Switch, "_data", data)
@@ -119,18 +119,18 @@ def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def nobody_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The switch does not say whose lease has run out."""
-    monkeypatch.setattr(SwitchJob, "lost", lambda *_: 0)
+    monkeypatch.setattr(Membership, "lost", lambda *_: 0)
 
 
 def the_wrong_one_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """It names the next rank."""
-    original = SwitchJob.lost
-    monkeypatch.setattr(SwitchJob, "lost", lambda *given: original(*given) << 1)
+    original = Membership.lost
+    monkeypatch.setattr(Membership, "lost", lambda *given: original(*given) << 1)
 
 
 def no_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody who is silent is taken out."""
-    monkeypatch.setattr(SwitchJob, "silent", lambda *_: [])
+    monkeypatch.setattr(Membership, "silent", lambda *_: [])
 
 
 def is_attacked(scenario: Scenario) -> bool:

@@ -34,7 +34,7 @@ from iswitch.core.format.wire import (
 )
 from iswitch.core.format.wire import Op as ReduceOp
 from iswitch.core.jobs.job import Job
-from iswitch.core.jobs.membership import Member
+from iswitch.core.jobs.member import Member
 from iswitch.core.sums.numpy_plane import NumPyPlane
 from p4.generate import FORMATS, OPERATIONS, kind
 from p4.sizes import PROGRAM, SIZES
@@ -319,7 +319,7 @@ def test_a_request_of_one_member_has_no_other_one_looked_at() -> None:
     for peer in peers:
         asks(peer, Control(Action.JOIN, 7, 1, Join.for_shape(Shape.of(4), expected=64)), 0.0)
     wire.held = {"contributors": 2, "seen": 0, "now": 0}
-    lease = switch.control.limits.lease
+    lease = switch.record.limits.lease
     help_ = Control(Action.HELP, 7, 2, Segments(0, 1, 1))
     assert asks(peers[9], help_, 1.0) == [9]
     assert asks(peers[9], Control(Action.SETH, 7, 3, Threshold(0)), 1.0)[:64] == [*range(64)]

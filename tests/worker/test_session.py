@@ -885,7 +885,7 @@ def test_the_job_went_on_without_it() -> None:
     scene.round_of_all()
     scene.quiet().news(1)
     job = scene.switch.jobs[7]
-    scene.switch.control.remove(job, job.members.by_address[worker_address(1)], scene.now)
+    scene.switch.control.lifecycle.remove(job, job.members.by_address[worker_address(1)], scene.now)
     for round_ in range(1, 4):
         out = scene.begin(0)[0]
         scene.end(0)

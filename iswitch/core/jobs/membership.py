@@ -1,159 +1,54 @@
-"""Who belongs to a job, by address, and in which rounds each member takes part.
+"""Who belongs to a job, by address, and how many of them a sum needs.
 
-Rules of docs/protocol.md, "Joining". Every member has a seat 0..63 at its switch, which is a
-contributor's bit in the bitmaps; controllers have those from 63 down. A worker's rank is another
-number, of the whole tree (`ranks.py`).
+Rules of docs/protocol.md, "Joining".
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
 
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import (
-    FLAG_FIRST,
-    FLAG_STANDS_AT,
     MAX_MEMBERS,
     MOST_WORKERS,
     NO_RANK,
-    Join,
     MemberType,
     round_distance,
 )
 
-from .answers import Answers
-
-
-@dataclass(slots=True)
-class Member:
-    """One member of a job.
-
-    `first_round` is the first round it takes part in; None: every round in the window (it came
-    back to a switch that lost its state, or its first round is long past). `contributed` is the
-    newest round it contributed to. `held_back`: it came back in its very first round, which says
-    nothing of where the others are, so its contributions wait until they have come. `met`: how many
-    workers were expected when all of these were there, and it was a member; 0: they never were;
-    None: it has contributed, so it has been told.
-    """
-
-    address: Address
-    type: MemberType
-    seat: int
-    incarnation: int
-    first_round: int | None
-    last_seen: float
-    contributed: int | None = None
-    held_back: bool = False
-    named: int | None = None  # the round its Join named
-    begins: bool = True  # it took no part in the round before that one, or named none
-    replaces: bool = False  # an older process at its address
-    workers: int = 1  # for how many it stands, if it is a switch
-    met: int | None = 0
-    has_spoken: bool = True  # more than Joins of a new process, and Acks of what was relayed
-    expected: int = 0  # workers, by its Join
-    since: float = 0.0  # when it joined
-    ranks: int = 0  # bitmap of the ranks that it has: a worker one; a switch those below it
-    stated: Stated | None = None  # what it last stated of them, if it is a switch
-    answers: Answers = field(default_factory=Answers)
-
-    @property
-    def contributes(self) -> bool:
-        """Whether it is a worker or a child switch."""
-        return self.type is not MemberType.CONTROLLER
-
-    @property
-    def bit(self) -> int:
-        """Its bit in a contributor bitmap."""
-        return 1 << self.seat
-
-    @property
-    def rank(self) -> int:
-        """A worker's rank; NO_RANK: it has none so far, or is no worker."""
-        return lowest(self.ranks) if self.type is MemberType.WORKER else NO_RANK
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is a worker that is to be given a rank."""
-        return self.type is MemberType.WORKER and not self.ranks
-
-    def told(self, there: int) -> int:
-        """How many workers it is told of: all, if all were there and it has not contributed.
-
-        So it learns that all have come, whoever of them has left since.
-        """
-        return max(there, self.met or 0)
-
-    def note_standing(self, join: Join) -> None:
-        """Remember where the process that sends this Join says that it stands."""
-        stands = bool(join.flags & FLAG_STANDS_AT)
-        self.named = join.round if stands else None
-        self.begins = not stands or bool(join.flags & FLAG_FIRST)
-
-    def stands_at(self, round_: int) -> bool:
-        """Whether it has no use for rounds before `round_` any more.
-
-        A worker begins a round when it has every aggregate of the one before.
-        """
-        starts = self.first_round is not None and round_distance(self.first_round, round_) >= 0
-        came = self.contributed is not None and round_distance(self.contributed, round_) >= 0
-        return starts or came
-
-    def takes_part_in(self, round_: int) -> bool:
-        """Whether its contribution to this round counts."""
-        return self.first_round is None or round_distance(round_, self.first_round) >= 0
-
-
-@dataclass(slots=True)
-class Stated:
-    """What a switch below states of the ranks of its workers.
-
-    Attributes:
-        number: of the statement.
-        ranks: bitmap of those that they have or ask for.
-        unranked: how many more are to be given.
-        given: how many of these were.
-        since: when it came.
-        decided: the newest statement to which the answer is known.
-        kept: ranks that former processes of the switch had, and nobody else may have before
-            `until`: their workers may come back.
-    """
-
-    number: int = 0
-    ranks: int = 0
-    unranked: int = 0
-    given: int = 0
-    since: float = 0.0
-    decided: int = 0
-    kept: int = 0
-    until: float = 0.0
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether all that it asks for is answered."""
-        return self.decided == self.number and self.given >= self.unranked
-
-
-def lowest(bits: int) -> int:
-    """The number of the lowest bit that is set; NO_RANK: none is."""
-    return (bits & -bits).bit_length() - 1 if bits else NO_RANK
+from .member import Member
+from .phases import Standing
 
 
 class Membership:
-    """The members of one job."""
+    """The members of one job, and how many of them a sum needs.
+
+    Attributes:
+        by_address: the members.
+        threshold: H, as it was set; 0: every current contributor.
+        expected: how many workers are to come before anything completes.
+        whole: no sum holds fewer than `expected` contributions.
+        met: the largest `expected` that as many workers have met.
+        above: workers in the whole tree, as the parent tells; None: there is no parent.
+        least: fewest contributions that may make a sum while H is automatic.
+    """
 
     def __init__(self) -> None:
         self.by_address: dict[Address, Member] = {}
+        self.threshold = 0
         self.expected = 0
-        self.whole = False  # no sum holds fewer than `expected` contributions
-        self.met = 0  # the largest `expected` that as many workers have met
-        self.above: int | None = None  # workers in the whole tree, as the parent tells
-        self.least = 0  # fewest contributions that may make a sum while H is automatic
+        self.whole = False
+        self.met = 0
+        self.above: int | None = None
+        self.least = 0
         self._participants: dict[int, int] = {}
         self._addresses: tuple[Address, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.by_address)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self.by_address.values())
 
     def contributors(self) -> list[Member]:
         """Workers and child switches, by seat."""
@@ -264,9 +159,8 @@ class Membership:
         return sum(m.bit for m in self.by_address.values() if m.type is MemberType.SWITCH)
 
     def begin_at(self, member: Member, round_: int) -> None:
-        """A member takes part from this round on."""
-        member.first_round = round_
-        member.held_back = False
+        """Have a member take part from this round on."""
+        member.begin_at(round_)
         self._participants.clear()
 
     def move_on(self, high: int) -> None:
@@ -283,15 +177,14 @@ class Membership:
             ahead = round_distance(high, member.first_round)
             if ahead >= 1 and (member.contributed is not None or ahead > 1 << 30):
                 member.first_round = None
+                if not member.held_back:
+                    member.stand(Standing.SETTLED)
                 self._participants.clear()
 
     def all_begin_anew(self) -> None:
-        """Everybody takes part from the lowest round on: the job was reset."""
+        """Have everybody take part from the lowest round on: the job was reset."""
         for member in self.by_address.values():
-            member.first_round = member.contributed = member.named = None
-            member.begins = True
-            member.replaces = False
-            member.held_back = False
+            member.begin_anew()
         self._participants.clear()
 
     def expect_nobody(self) -> None:
@@ -300,3 +193,48 @@ class Membership:
         self.whole = False
         if self.above is not None:
             self.above = 0
+
+    @property
+    def threshold_in_force(self) -> int:
+        """H as it counts now: what was set, or the number of contributors."""
+        return self.threshold or max(len(self.contributor_addresses()), self.least)
+
+    @property
+    def keeps_places(self) -> bool:
+        """Whether it is a whole job that has begun: it waits for each of its contributors.
+
+        Then nothing completes without one that is silent, and what it has missed it can still have:
+        it stays until another takes its place.
+        """
+        return self.whole and self.gathered and not self.threshold
+
+    def workers_there(self, now: float, lease: float) -> int:
+        """Workers at this switch and below it that can be counted on.
+
+        Once a whole job has begun, those that keep their place though their lease has run out are
+        not there. Switches may say what they like: the number is no larger than an Ack can tell.
+        """
+        lost = self.lost(now, lease) if self.keeps_places else 0
+        there = sum(m.workers for m in self.contributors() if not lost & m.bit)
+        return min(there, MOST_WORKERS)
+
+    def lost(self, now: float, lease: float) -> int:
+        """Bitmap of the contributors whose lease has run out though they are members still."""
+        return sum(m.bit for m in self.contributors() if m.last_seen + lease <= now)
+
+    def silent(self, now: float, lease: float) -> list[Member]:
+        """Who has said nothing for a lease time and is out, therefore.
+
+        Contributors whose place is kept stay as long as one of them speaks; so do those of a job
+        that gathers: the same process could come back early, and contribute a second time from
+        another seat.
+        """
+        members = list(self.by_address.values())
+        silent = [m for m in members if m.last_seen + lease <= now]
+        spoken = any(m.contributes for m in members if m not in silent)
+        keep = spoken and (self.keeps_places or not self.gathered)
+        return [m for m in silent if not (keep and m.contributes)]
+
+    def places(self) -> int:
+        """In a job that keeps places: how many of them are free."""
+        return self.least - len(self.contributor_addresses())

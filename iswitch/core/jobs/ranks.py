@@ -4,14 +4,16 @@ Rules of docs/protocol.md, "Ranks". The root decides who has which. A switch bel
 parent, in its Joins, all ranks that its workers have or ask for, and how many workers are to be
 given some; the answer to the newest statement holds. So statements may be lost, repeated, or
 overtake one another.
+
+Here ranks are given and taken; what follows from that, for the parent or for members that have lost
+theirs, is returned for others to do.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from iswitch.core.format.packets import Address, Outgoing
+from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import (
     ELSEWHERE,
     NO_RANK,
@@ -24,11 +26,9 @@ from iswitch.core.format.wire import (
 )
 
 from .job import Job
-from .membership import Member, Stated
+from .member import Member, Stated
+from .record import Record
 from .requests import Refusal
-
-if TYPE_CHECKING:
-    from .control import ControlPlane
 
 
 @dataclass
@@ -62,10 +62,10 @@ class Statement:
 
 
 class Ranks:
-    """Gives and refuses the ranks in the jobs of a control plane."""
+    """Gives and refuses the ranks in the jobs of a switch."""
 
-    def __init__(self, plane: ControlPlane) -> None:
-        self.plane = plane
+    def __init__(self, record: Record) -> None:
+        self.record = record
 
     # Newcomers
 
@@ -81,7 +81,7 @@ class Ranks:
         silence = now - holder.last_seen
         if holder.type is not MemberType.WORKER:
             raise taken(rank, holder.address)
-        if silence < self.plane.limits.lease:
+        if silence < self.record.limits.lease:
             raise taken(rank, holder.address, silence)
         return holder
 
@@ -94,19 +94,17 @@ class Ranks:
         elif former is not None:
             job.give(member, former.ranks)
 
-    def number(self, job: Job, now: float) -> list[Outgoing]:
-        """See that those who are due are given the lowest ranks that are free."""
-        unranked = [member for member in job.members.contributors() if member.is_due]
-        there = self.plane.workers(job, now) if unranked else 0
-        due = [member for member in unranked if _is_due(member, there)]
-        if not due:
-            return []
-        if self.plane.hierarchy:
-            return self.plane.hierarchy.restate(job, now)
+    def due(self, job: Job, now: float) -> list[Member]:
+        """Return the workers that are to be given a rank now."""
+        unranked = [member for member in job.contributors() if member.is_due]
+        there = self.record.workers(job, now) if unranked else 0
+        return [member for member in unranked if _is_due(member, there)]
+
+    def number(self, job: Job, due: list[Member], now: float) -> None:
+        """Give these workers the lowest ranks that are free: this is the root."""
         for member in due:
             most = self._most(member.expected, member.since, now)
             job.give(member, self._free(job, 1, most, now))
-        return []
 
     def _most(self, expected: int, since: float, now: float) -> int:
         """How many ranks there are for those who ask for none.
@@ -114,13 +112,13 @@ class Ranks:
         Where it is known how many workers there are, no more: who finds none free waits for a lease
         to run out, unless it has waited for one already.
         """
-        waited = now >= since + self.plane.limits.lease
+        waited = now >= since + self.record.limits.lease
         return RANKS if not expected or waited else min(expected, RANKS)
 
     def _holder(self, job: Job, rank: int, now: float) -> Member | None:
         if rank == NO_RANK:
             return None
-        members = job.members.contributors()
+        members = job.contributors()
         return next((m for m in members if _held_by(m, now) >> rank & 1), None)
 
     def _free(self, job: Job, count: int, most: int, now: float, wanted: int = 0) -> int:
@@ -135,7 +133,7 @@ class Ranks:
         stated = switch.stated
         if stated is None or anew:
             kept = _held_by(switch, now) if anew else 0  # with what one before that had
-            stated = switch.stated = Stated(kept=kept, until=now + self.plane.limits.lease)
+            stated = switch.stated = Stated(kept=kept, until=now + self.record.limits.lease)
             switch.ranks = 0
         elif round_distance(join.statement, stated.number) < 0:
             return
@@ -147,9 +145,9 @@ class Ranks:
             )
             stated.given, stated.since = 0, now
             job.give(switch, switch.ranks & join.ranks)
-            if not self.plane.hierarchy:
+            if not self.record.parent:
                 self._decide(job, switch, join.ranks & ~_held(job, switch, now), 0)
-        if not self.plane.hierarchy and stated.given < stated.unranked:
+        if not self.record.parent and stated.given < stated.unranked:
             most = self._most(join.expected, stated.since, now)
             count = stated.unranked - stated.given
             self._decide(job, switch, switch.ranks, self._free(job, count, most, now))
@@ -169,8 +167,8 @@ class Ranks:
         ranks, unranked = statement.reserved, 0
         for rank in asked:
             ranks |= 1 << rank
-        there = self.plane.workers(job, now) if job else 0
-        for member in job.members.contributors() if job else ():
+        there = self.record.workers(job, now) if job else 0
+        for member in job.contributors() if job else ():
             ranks |= _held_by(member, now)
             stated = member.stated
             if stated is not None and not stated.is_settled:
@@ -184,14 +182,14 @@ class Ranks:
         """Ranks for those who are due, from a parent that knows nothing of ranks."""
         return self._free(job, statement.unranked, RANKS, now, statement.ranks) if job else 0
 
-    def settle(self, job: Job, statement: Statement, now: float) -> list[Outgoing]:
-        """Do as the parent has decided; who has lost its rank is out."""
-        members = job.members.contributors()
+    def settle(self, job: Job, statement: Statement, now: float) -> list[Member]:
+        """Do as the parent has decided; returns the workers that have lost their rank by it."""
+        members = job.contributors()
         lost = [m for m in members if m.ranks & ~statement.granted]
         for member in lost:
             job.give(member, member.ranks & statement.granted)
         free = statement.granted & ~statement.ranks & ~_held(job, None, now)
-        there = self.plane.workers(job, now)
+        there = self.record.workers(job, now)
         for member in members:
             stated = member.stated
             if stated is not None and not stated.is_settled:
@@ -201,12 +199,7 @@ class Ranks:
             elif _is_due(member, there) and member not in lost:
                 given, free = _some(free, 1)
                 job.give(member, given)
-        sends: list[Outgoing] = []
-        for member in lost:
-            if member.type is MemberType.WORKER:
-                self.plane.counters["ranks_lost"] += 1
-                sends += [out.copy() for out in self.plane.remove(job, member, now)]
-        return sends
+        return [member for member in lost if member.type is MemberType.WORKER]
 
 
 def taken(rank: int, holder: Address, silence: float | None = None) -> Refusal:
@@ -239,7 +232,7 @@ def _held_by(member: Member, now: float) -> int:
 def _held(job: Job, besides: Member | None, now: float) -> int:
     """Bitmap of the ranks that somebody else has."""
     held = 0
-    for member in job.members.contributors():
+    for member in job.contributors():
         if member is not besides:
             held |= _held_by(member, now)
     return held

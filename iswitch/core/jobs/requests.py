@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from iswitch.core.format.packets import Outgoing
-from iswitch.core.format.wire import Ack, Action, Segments, Status, Value, Who
+from iswitch.core.format.wire import Ack, Action, Control, Segments, Status, Value, Who
 
 from .job import Job
-from .membership import Member
+from .member import Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,12 @@ class Request:
 
     def ack(self, contributors: int = 0) -> Ack:
         """The Ack in which only `contributors` depends on the action."""
-        first = self.member.first_round
         return Ack(
             self.action,
             0,
             self.member.rank,
             self.job.threshold_in_force,
-            self.job.window.high if first is None or self.job.window.is_past(first) else first,
+            self.job.first_round_of(self.member),
             contributors,
         )
 
@@ -53,6 +52,13 @@ class Answer(NamedTuple):
     ack: Ack
     sends: list[Outgoing]
     status: Status = Status.OK
+
+    def to(self, member: Member, packet: Control) -> Outgoing:
+        """Send the Ack of a member's request, and remember it for when that is repeated."""
+        ack = Control(Action.ACK, packet.job, packet.request, self.ack, self.status)
+        payload = ack.build()
+        member.answers.put(packet.request, payload)
+        return Outgoing.control(member.address, payload)
 
 
 class Refusal(Exception):

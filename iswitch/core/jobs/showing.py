@@ -6,8 +6,6 @@ flood anybody. Rules of docs/protocol.md, "What a switch shows".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import (
     MAX_MEMBERS,
@@ -21,65 +19,63 @@ from iswitch.core.format.wire import (
     kib,
 )
 
+from .record import Record, bare_answer
 from .who import named
-
-if TYPE_CHECKING:
-    from .control import ControlPlane
 
 MOST_JOBS = 0xFFFF  # for which an Ack has room
 
 
-def show(plane: ControlPlane, peer: Address, packet: Control, asked: Show, now: float) -> Outgoing:
+def show(record: Record, peer: Address, packet: Control, asked: Show, now: float) -> Outgoing:
     """The answer to a Show."""
     ack: Ack | None
     if asked.what == Shown.SWITCH:
-        ack = _switch(plane, packet.job)
+        ack = _switch(record, packet.job)
     elif asked.what == Shown.JOBS:
-        ack = _next_job(plane, packet.job, asked.first, now)
+        ack = _next_job(record, packet.job, asked.first, now)
     elif asked.what == Shown.MEMBERS:
-        ack = _members(plane, peer, packet.job, asked.first, now)
+        ack = _members(record, peer, packet.job, asked.first, now)
     else:
-        return plane.bare_answer(peer, packet, Status.BAD_REQUEST)
+        return bare_answer(peer, packet, Status.BAD_REQUEST)
     if ack is None:
-        return plane.bare_answer(peer, packet, Status.NOT_MEMBER)
+        return bare_answer(peer, packet, Status.NOT_MEMBER)
     answer = Control(Action.ACK, packet.job, packet.request, ack)
     return Outgoing.control(peer, answer.build())
 
 
-def _switch(plane: ControlPlane, number: int) -> Ack:
+def _switch(record: Record, number: int) -> Ack:
     """Of its jobs only those are counted that whoever asks has the key of."""
-    reserved = plane.reserved
-    free = max(0, plane.limits.memory - reserved)
-    above = int(plane.hierarchy is not None)
-    jobs = min(plane.jobs.many(number), MOST_JOBS)
+    reserved = record.reserved
+    free = max(0, record.limits.memory - reserved)
+    above = int(record.parent is not None)
+    jobs = min(record.jobs.many(number), MOST_JOBS)
     return Ack(Action.SHOW, 0, jobs, kib(free, whole=True), kib(reserved), above)
 
 
-def _next_job(plane: ControlPlane, named: int, first: int, now: float) -> Ack | None:
+def _next_job(record: Record, named: int, first: int, now: float) -> Ack | None:
     """The first job from a number on; of those that are keyed, with the key of the one named."""
-    number = plane.jobs.next(named, first)
-    return None if number is None else _job(plane, number, number, now)
+    number = record.jobs.next(named, first)
+    return None if number is None else _job(record, number, number, now)
 
 
-def _members(plane: ControlPlane, peer: Address, number: int, first: int, now: float) -> Ack | None:
+def _members(record: Record, peer: Address, number: int, first: int, now: float) -> Ack | None:
     """Those on seats from a number on, for one of them, or who commands them.
 
     A seat is a member's as long as it is one: who is there all the while is named once.
     """
-    job = plane.jobs.get(number)
-    if job is None or peer not in job.members.by_address:
+    job = record.jobs.get(number)
+    if job is None or job.member(peer) is None:
         return None
-    members = job.members.contributors()
+    members = job.contributors()
     rest = [member for member in members if member.seat >= first]
     follows = rest[MOST_AWAITED].seat if len(rest) > MOST_AWAITED else MAX_MEMBERS
-    ack = _job(plane, number, follows, now)
+    ack = _job(record, number, follows, now)
     assert ack is not None
     return ack.naming(len(members), tuple(named(member) for member in rest[:MOST_AWAITED]))
 
 
-def _job(plane: ControlPlane, number: int, rank: int, now: float) -> Ack | None:
-    job = plane.jobs.get(number)
+def _job(record: Record, number: int, rank: int, now: float) -> Ack | None:
+    job = record.jobs.get(number)
     if job is None:
         return None
-    workers = plane.workers(job, now)
-    return Ack(Action.SHOW, 0, rank, job.threshold_in_force, job.window.high, workers)
+    workers = record.workers(job, now)
+    return Ack(Action.SHOW, 0, rank, job.threshold_in_force, job.high, workers)

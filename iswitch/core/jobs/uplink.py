@@ -28,8 +28,9 @@ from iswitch.core.format.wire import (
     round_distance,
 )
 
-from .job import Window
+from .phases import UPLINK, Named, UplinkPhase, follow
 from .ranks import Statement
+from .window import Window
 
 FIRST_PAUSE = 0.02  # seconds before an unanswered request is repeated; doubles
 LONGEST_PAUSE = 1.0
@@ -52,9 +53,7 @@ class Uplink:
     parent: Address
     job: int
     incarnation: int
-    member: bool = False
-    settled: bool = False  # has been a member, if it is none now
-    leaving: bool = False
+    phase: UplinkPhase = UplinkPhase.JOINING
     named: int | None = None  # the round that our first Join named
     first_round: int = 0  # where we take part from
     waiting: dict[Address, Control] = field(default_factory=dict)  # Joins that wait for ours
@@ -69,9 +68,32 @@ class Uplink:
     def __post_init__(self) -> None:
         self.requests = Requests(self.parent, Numbers(self.incarnation), BACKOFF)
 
+    @property
+    def is_member(self) -> bool:
+        """Whether the parent counts on this switch."""
+        return self.phase is UplinkPhase.MEMBER
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether a Join is under way that the parent has to answer first."""
+        return self.phase in (UplinkPhase.JOINING, UplinkPhase.REJOINING)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether a Leave is under way."""
+        return self.phase is UplinkPhase.LEAVING
+
+    def enter(self, phase: UplinkPhase) -> None:
+        """Be in this phase from now on.
+
+        Raises:
+            WrongStep: it cannot follow the one before.
+        """
+        self.phase = follow(UPLINK, self.phase, phase)
+
     def join(self, value: SwitchJoin, gathered: bool, now: float) -> list[Outgoing]:
         """Join, be a member still, or tell how many workers there are now."""
-        if not self.settled:
+        if self.phase is UplinkPhase.JOINING:
             value = replace(value, flags=value.flags | FLAG_NEW)
         self.forget_join()
         self.told = value.workers
@@ -102,7 +124,7 @@ class Uplink:
         """Where the job begins here: if the parent was moved on meanwhile, no earlier."""
         moved = self.named is not None and round_distance(self.first_round, self.named) > 0
         lowest = self.first_round if moved else None
-        return Window(self.first_round, self.first_round, lowest, named=True)
+        return Window(self.first_round, self.first_round, lowest, named=Named.SURE)
 
     def request(self, action: Action, value: Value, now: float) -> tuple[int, list[Outgoing]]:
         """Have the parent do something; the Request, and what to send."""
@@ -163,7 +185,7 @@ class Uplink:
 
     def begin_anew(self) -> None:
         """The parent does not know us: it was restarted, or our lease ran out."""
-        self.member = False
+        self.enter(UplinkPhase.REJOINING)
         self.relayed.begin_anew()
         self.forget_join()
 
@@ -175,6 +197,6 @@ class Uplink:
     def deadline(self) -> float | None:
         """When a request is to be repeated, or a Join due."""
         due = self.requests.deadline()
-        if self.next_join is not None and self.member:
+        if self.next_join is not None and self.is_member:
             due = self.next_join if due is None else min(due, self.next_join)
         return due

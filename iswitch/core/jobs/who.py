@@ -22,7 +22,7 @@ from iswitch.core.format.wire import (
     Who,
 )
 
-from .membership import Member
+from .member import Member
 
 REMEMBERED = 1024  # answers of neighbours, the newest; of about 1 kB each
 

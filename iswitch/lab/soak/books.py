@@ -104,14 +104,14 @@ class Books:
 
     def _look_at_memory(self) -> None:
         name = self.node.name
-        reserved = self.switch.control.reserved
-        if reserved > self.switch.control.limits.memory:
+        reserved = self.switch.record.reserved
+        if reserved > self.switch.record.limits.memory:
             raise Violation("memory", f"{name} has reserved {reserved} bytes, beyond its limit")
-        control = self.switch.control
+        record = self.switch.record
         members = [m for job in self.switch.jobs.values() for m in job.members.by_address.values()]
         for what, count, most in (
-            ("former members", len(control.former), 2 * REMEMBERED),
-            ("allowances of strangers", control.throttle.strangers, STRANGERS),
+            ("former members", len(record.former), 2 * REMEMBERED),
+            ("allowances of strangers", record.throttle.strangers, STRANGERS),
             (
                 "answers to one member",
                 max((len(m.answers) for m in members), default=0),

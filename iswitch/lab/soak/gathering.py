@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from iswitch.core.format.wire import Ack
 from iswitch.core.jobs.job import Job
-from iswitch.core.jobs.membership import Member
+from iswitch.core.jobs.member import Member
 
 from .said import Place, place
 from .violation import Violation

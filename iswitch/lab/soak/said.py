@@ -31,7 +31,7 @@ def packets_to(sends: Sequence[Outgoing], peer: Place | None) -> int:
 
 def parsed(payload: bytes, switch: Switch | None) -> Control | None:
     """A control packet, its MAC (if the job is keyed) left out; None: it makes no sense."""
-    if switch is not None and (key := switch.control.keys.of(int.from_bytes(payload[2:4], "big"))):
+    if switch is not None and (key := switch.record.keys.of(int.from_bytes(payload[2:4], "big"))):
         payload = key.opened(payload) or b""
     try:
         return Control.parse(payload)

@@ -37,7 +37,7 @@ from iswitch.core.format.wire import (
     Value,
 )
 from iswitch.core.jobs.job import Job as SwitchJob
-from iswitch.core.jobs.membership import Member
+from iswitch.core.jobs.member import Member
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.switch import Switch
 from iswitch.ethernet.frame import ARP_REPLY, ARP_REQUEST, BROADCAST, arp

@@ -24,7 +24,7 @@ from iswitch.core.format.wire import (
 )
 from iswitch.core.jobs.answers import PER_MEMBER, Answers
 from iswitch.core.jobs.job import Job
-from iswitch.core.jobs.membership import Member
+from iswitch.core.jobs.member import Member
 from iswitch.core.jobs.uplink import Uplink
 from iswitch.core.sums.asynchronous import AsynchronousAccelerator
 from iswitch.core.sums.synchronous import SynchronousAccelerator
@@ -74,7 +74,7 @@ class SwitchConduct:
         self._counts = self._count()
         self._due = None
         uplink = self._uplink()
-        self._joining = uplink is not None and not uplink.member
+        self._joining = uplink is not None and uplink.is_joining
         if self._joining:
             self._seen.clear()
             self._halt = None
@@ -95,7 +95,7 @@ class SwitchConduct:
         rounds = np.unique(burst.rows[:, :4].copy().view(">u4"))
         if member is None or len(rounds) != 1 or burst.tail < SEG_SIZE:
             return None
-        job = self.machine.control.by_source[member.address][0]
+        job = self.machine.record.by_source[member.address][0]
         accelerator = job.accelerator
         if not isinstance(accelerator, SynchronousAccelerator) or job.halted:
             return None
@@ -131,7 +131,7 @@ class SwitchConduct:
         """What the parent must get for its Help, if that is new."""
         uplink, job = self._uplink(), self._job()
         packet = parsed(burst.rows[0, : burst.tail].tobytes(), self.machine)
-        if uplink is None or job is None or packet is None or not uplink.member:
+        if uplink is None or job is None or packet is None or uplink.is_joining:
             return None
         if packet.action is Action.HALT:
             return self._due_to_a_halt(packet.request, job)
@@ -206,7 +206,7 @@ class SwitchConduct:
         """Who takes a worker's place begins beyond all that the process before may have sent."""
         for peer, member in members.items():
             before, first = self._members.get(peer), member.first_round
-            job = self.machine.control.by_source[member.address][0]
+            job = self.machine.record.by_source[member.address][0]
             begin = self._beginning.get(job.number)
             if before in (None, member) or first is None or begin is None:
                 continue
@@ -237,7 +237,7 @@ class SwitchConduct:
     def _look_for_the_joined(self, sends: Sequence[Outgoing]) -> None:
         """Who is a member of a restarted parent again sends what has no aggregate yet."""
         uplink, job = self._uplink(), self._job()
-        if not self._joining or uplink is None or job is None or not uplink.member:
+        if not self._joining or uplink is None or job is None or uplink.is_joining:
             return
         self._joining = False
         assert isinstance(job.accelerator, SynchronousAccelerator)
@@ -253,7 +253,7 @@ class SwitchConduct:
         member = members.get(place(out.peers[0]))
         if member is None:
             return
-        job = self.machine.control.by_source[member.address][0]
+        job = self.machine.record.by_source[member.address][0]
         rounds = self._aggregates.setdefault(job.number, OrderedDict())
         last = len(out.rows) - 1
         for i, row in enumerate(out.rows):
@@ -347,10 +347,10 @@ class SwitchConduct:
     def _begin_at(self) -> dict[int, int]:
         """The round in which the next newcomer to each job takes part, if any is under way."""
         jobs = self.machine.jobs.values()
-        return {j.number: j.window.newcomers for j in jobs if j.synchronous and j.window.named}
+        return {j.number: j.window.newcomers for j in jobs if j.synchronous and j.window.is_sure}
 
     def _contributors(self) -> dict[Place, Member]:
-        return {place(a): m for a, (_, m) in self.machine.control.by_source.items()}
+        return {place(a): m for a, (_, m) in self.machine.record.by_source.items()}
 
     def _count(self) -> tuple[int, ...]:
         n = self.machine.counters

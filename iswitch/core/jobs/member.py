@@ -1,0 +1,177 @@
+"""One member of a job: its process, in which rounds it takes part, which ranks it has.
+
+Every member has a seat 0..63 at its switch, which is a contributor's bit in the bitmaps;
+controllers have those from 63 down. A worker's rank is another number, of the whole tree
+(`ranks.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import (
+    FLAG_FIRST,
+    FLAG_STANDS_AT,
+    NO_RANK,
+    Join,
+    MemberType,
+    round_distance,
+)
+
+from .answers import Answers
+from .phases import STANDING, Standing, follow
+
+
+@dataclass(slots=True)
+class Member:
+    """One member of a job.
+
+    Attributes:
+        address: where it sends from.
+        type: worker, switch or controller.
+        seat: 0..63, a contributor's bit in the bitmaps.
+        incarnation: the Request of its Join.
+        first_round: the first round in which it takes part; None: it takes part in all of the
+            window.
+        last_seen: when it last sent anything.
+        contributed: the newest round to which it contributed.
+        named: the round that its Join named.
+        begins: it took no part in the round before that one, or named none.
+        replaces: it took the place of an older process at its address.
+        workers: for how many it stands, if it is a switch.
+        met: how many workers were expected when all of these were there, and it was a member; 0:
+            they never were; None: it has contributed, so it has been told.
+        has_spoken: it has sent more than Joins of a new process, and Acks of what was relayed.
+        expected: workers, by its Join.
+        since: when it joined.
+        ranks: bitmap of the ranks that it has: a worker one, a switch those below it.
+        stated: what it last stated of them, if it is a switch.
+        standing: in which rounds it takes part.
+        answers: what it was answered.
+    """
+
+    address: Address
+    type: MemberType
+    seat: int
+    incarnation: int
+    first_round: int | None
+    last_seen: float
+    contributed: int | None = None
+    named: int | None = None
+    begins: bool = True
+    replaces: bool = False
+    workers: int = 1
+    met: int | None = 0
+    has_spoken: bool = True
+    expected: int = 0
+    since: float = 0.0
+    ranks: int = 0
+    stated: Stated | None = None
+    standing: Standing = Standing.SETTLED
+    answers: Answers = field(default_factory=Answers)
+
+    @property
+    def held_back(self) -> bool:
+        """Whether its contributions wait until the others have come."""
+        return self.standing is Standing.HELD_BACK
+
+    def stand(self, standing: Standing) -> None:
+        """Stand so from now on.
+
+        Raises:
+            WrongStep: it cannot.
+        """
+        self.standing = follow(STANDING, self.standing, standing)
+
+    def begin_at(self, round_: int, held_back: bool = False) -> None:
+        """Take part from this round on."""
+        self.first_round = round_
+        self.stand(Standing.HELD_BACK if held_back else Standing.NEWCOMER)
+
+    def begin_anew(self) -> None:
+        """Take part in every round: the job was reset."""
+        self.first_round = self.contributed = self.named = None
+        self.begins, self.replaces = True, False
+        self.stand(Standing.SETTLED)
+
+    @property
+    def contributes(self) -> bool:
+        """Whether it is a worker or a child switch."""
+        return self.type is not MemberType.CONTROLLER
+
+    @property
+    def bit(self) -> int:
+        """The bit in a contributor bitmap that is its own."""
+        return 1 << self.seat
+
+    @property
+    def rank(self) -> int:
+        """A worker's rank; NO_RANK: it has none so far, or is no worker."""
+        return lowest(self.ranks) if self.type is MemberType.WORKER else NO_RANK
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is a worker that is to be given a rank."""
+        return self.type is MemberType.WORKER and not self.ranks
+
+    def told(self, there: int) -> int:
+        """How many workers it is told of: all, if all were there and it has not contributed.
+
+        So it learns that all have come, whoever of them has left since.
+        """
+        return max(there, self.met or 0)
+
+    def note_standing(self, join: Join) -> None:
+        """Remember where the process that sends this Join says that it stands."""
+        stands = bool(join.flags & FLAG_STANDS_AT)
+        self.named = join.round if stands else None
+        self.begins = not stands or bool(join.flags & FLAG_FIRST)
+
+    def stands_at(self, round_: int) -> bool:
+        """Whether it has no use for rounds before `round_` any more.
+
+        A worker begins a round when it has every aggregate of the one before.
+        """
+        starts = self.first_round is not None and round_distance(self.first_round, round_) >= 0
+        came = self.contributed is not None and round_distance(self.contributed, round_) >= 0
+        return starts or came
+
+    def takes_part_in(self, round_: int) -> bool:
+        """Whether its contribution to this round counts."""
+        return self.first_round is None or round_distance(round_, self.first_round) >= 0
+
+
+@dataclass(slots=True)
+class Stated:
+    """What a switch below states of the ranks of its workers.
+
+    Attributes:
+        number: of the statement.
+        ranks: bitmap of those that they have or ask for.
+        unranked: how many more are to be given.
+        given: how many of these were.
+        since: when it came.
+        decided: the newest statement to which the answer is known.
+        kept: ranks that former processes of the switch had, and nobody else may have before
+            `until`: their workers may come back.
+    """
+
+    number: int = 0
+    ranks: int = 0
+    unranked: int = 0
+    given: int = 0
+    since: float = 0.0
+    decided: int = 0
+    kept: int = 0
+    until: float = 0.0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that it asks for is answered."""
+        return self.decided == self.number and self.given >= self.unranked
+
+
+def lowest(bits: int) -> int:
+    """The number of the lowest bit that is set; NO_RANK: none is."""
+    return (bits & -bits).bit_length() - 1 if bits else NO_RANK

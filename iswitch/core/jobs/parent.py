@@ -1,0 +1,314 @@
+"""What a switch does on the word of the switch above: Acks, commands and aggregates from there."""
+
+from __future__ import annotations
+
+from iswitch.core.format.packets import Outgoing, Rows
+from iswitch.core.format.wire import (
+    HEARTBEAT,
+    Ack,
+    AckRanks,
+    AckWho,
+    Action,
+    Control,
+    Join,
+    Round,
+    Segments,
+    Status,
+    Who,
+    WireError,
+    round_distance,
+)
+from iswitch.core.sums.runs import Run
+
+from .admission import Admission
+from .hierarchy import Hierarchy
+from .job import Job
+from .lifecycle import Lifecycle
+from .phases import UplinkPhase
+from .questions import Questions
+from .ranks import taken
+from .record import Record, bare_answer
+from .requests import Answer, Request
+from .uplink import Uplink
+
+Standing = tuple[int, list[Run]] | None  # the round at which a job stands, and what it waits for
+TOLD = {  # fields of a refusal that mean something to the workers that wait for us
+    Status.FULL: ("rank", "threshold", "round", "contributors"),
+    Status.DENIED: ("contributors",),  # a number to outdo is ours, not the worker's
+}
+
+
+class Parent:
+    """Listens to the switch above.
+
+    Args:
+        record: the jobs.
+        hierarchy: what is said to it.
+        lifecycle: what happens to the jobs.
+        admission: lets in whose Joins have waited.
+        questions: what is missing here.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        hierarchy: Hierarchy,
+        lifecycle: Lifecycle,
+        admission: Admission,
+        questions: Questions,
+    ) -> None:
+        self.record = record
+        self.hierarchy = hierarchy
+        self.lifecycle = lifecycle
+        self.admission = admission
+        self.questions = questions
+
+    def aggregates(self, rows: Rows, tail: int) -> list[Outgoing]:
+        """Keep aggregates that have come, and broadcast what is new."""
+        job = self.hierarchy.fed()
+        if job is None:
+            self.record.counters["stranger"] += len(rows)
+            return []
+        return job.take(rows, tail)
+
+    def handle(self, payload: bytes, now: float) -> list[Outgoing]:
+        """Handle a control packet from the parent."""
+        try:
+            packet = Control.parse(payload)
+        except WireError:
+            return self._unmatched()
+        uplink = self.hierarchy.uplinks.get(packet.job)
+        if uplink is None:
+            return self._unmatched()
+        if isinstance(packet.value, Ack):
+            return self._acked(uplink, packet, packet.value, now)
+        if packet.action not in (Action.HELP, Action.HALT, Action.RESET):
+            return self._unmatched()
+        return self._commanded(uplink, packet, now)
+
+    def _unmatched(self) -> list[Outgoing]:
+        self.record.counters["unmatched_ack"] += 1
+        return []
+
+    # Commands
+
+    def _commanded(self, uplink: Uplink, packet: Control, now: float) -> list[Outgoing]:
+        """Do what the parent relays, once, and acknowledge it."""
+        job = self.record.jobs.get(packet.job)
+        value = packet.value
+        if isinstance(value, Who):
+            if job is None or job.shape is None:
+                return [uplink.acknowledge(packet)[0]]
+            awaiting, sends = self.questions.tell_the_parent(job, value, now)
+            return [uplink.acknowledge(packet, Ack(Action.HELP).naming(*awaiting))[0], *sends]
+        ack, new = uplink.acknowledge(packet)
+        if not new or job is None or job.shape is None:
+            return [ack]
+        if packet.action is Action.HALT:
+            return [ack, *self.lifecycle.halt(job, now)]
+        if isinstance(value, Round):
+            return [ack, *self._reset(job, value.round, now)]
+        if isinstance(value, Segments):
+            return [ack, *self.questions.help_the_parent(job, value, now)]
+        return [ack]
+
+    def _reset(self, job: Job, round_: int, now: float) -> list[Outgoing]:
+        keyed = self.record.is_keyed(job.number)
+        if keyed and round_distance(round_, job.high) <= 0:
+            return []  # a replay: Resets lead on
+        if job.rounds.knows_reset(round_):
+            return []  # the Ack, or the parent's own relay, has told us
+        return self.lifecycle.reset(job, round_, now)
+
+    # Acks
+
+    def _acked(self, uplink: Uplink, packet: Control, ack: Ack, now: float) -> list[Outgoing]:
+        """Take an Ack for what it answers."""
+        status = Status.of(packet.status)
+        if ack.action == Action.HELP:
+            return self._help_answered(uplink, packet, ack, now)
+        if isinstance(ack, AckWho):
+            return self._unmatched()
+        if ack.action == Action.JOIN:
+            return self._join_acked(uplink, packet, ack, now)
+        if status is Status.DENIED and self.record.is_keyed(uplink.job):
+            return uplink.ask_anew(packet.request, ack.round, now)
+        request = uplink.answered(packet)
+        if request is None:
+            return self._unmatched()
+        if request.action is Action.LEAVE:
+            return self.hierarchy.left(uplink, now)
+        return self._request_answered(uplink, packet.request, request, (status, ack), now)
+
+    def _help_answered(
+        self, uplink: Uplink, packet: Control, ack: Ack, now: float
+    ) -> list[Outgoing]:
+        """Take an answer to Help, or to a question for whom segments wait."""
+        status = Status.of(packet.status)
+        if status is Status.DENIED and self.record.is_keyed(uplink.job):
+            return uplink.ask_anew(packet.request, ack.round, now)
+        asked = uplink.was_asked(packet.request)
+        if asked and isinstance(ack, AckWho) and status is Status.OK:
+            self.questions.neighbours.answered(self.hierarchy.parent, uplink.job, asked, ack)
+            return []
+        if status is Status.NOT_MEMBER:
+            return self.hierarchy.join_again(uplink, now)
+        job = self.record.jobs.get(uplink.job)
+        if status is Status.GONE and job is not None:
+            # The tree is further than we: who asks us for that round is told the same.
+            job.rounds.name(ack.round)
+        return []
+
+    def _request_answered(
+        self,
+        uplink: Uplink,
+        number: int,
+        request: Control,
+        answer: tuple[Status, Ack],
+        now: float,
+    ) -> list[Outgoing]:
+        """Do what a command that was passed on has led to, and answer the member behind it.
+
+        Args:
+            uplink: to the parent.
+            number: of the request.
+            request: what was asked.
+            answer: the status, and what else the Ack says.
+            now: the time.
+        """
+        status, ack = answer
+        job = self.record.jobs.get(uplink.job)
+        sends: list[Outgoing] = []
+        if status is Status.NOT_MEMBER:
+            sends += self.hierarchy.join_again(uplink, now)
+        elif status is Status.OK and request.action is Action.RESET and job is not None:
+            sends += self._reset(job, ack.round, now)
+        asker = uplink.forwarded.pop(number, None)
+        if asker is None:
+            return sends
+        peer, packet = asker
+        _, member = self.record.find(packet.job, peer)
+        if job is None or member is None:
+            return sends
+        forwarded = Request(job, member, packet.action, packet.value, now)
+        return [*sends, Answer(forwarded.ack(), [], status).to(member, packet)]
+
+    # Joining
+
+    def _join_acked(self, uplink: Uplink, packet: Control, ack: Ack, now: float) -> list[Outgoing]:
+        """Take an answer to a Join of ours."""
+        status = Status.of(packet.status)
+        if status is Status.NOT_MEMBER and not uplink.is_member:
+            return []  # a late answer to a heartbeat, joining anew is under way
+        # Memory may run out here: as long as the Ack can be repeated.
+        standing = self.hierarchy.standing(uplink)
+        request = uplink.answered(packet)
+        if request is None:
+            return self._unmatched()
+        assert isinstance(request.value, Join)
+        if status is Status.OK:
+            return self._joined(uplink, ack, standing, now)
+        if status is Status.NOT_MEMBER:
+            return self.hierarchy.join_again(uplink, now)
+        if status is Status.DENIED and ack.round:
+            return self._outdone(uplink, request.value, ack.round, now)
+        return self._refused(uplink, status, ack)
+
+    def _joined(self, uplink: Uplink, ack: Ack, standing: Standing, now: float) -> list[Outgoing]:
+        """Be a member of the parent's job, and take in whose Joins have waited for that."""
+        again = not uplink.is_member
+        uplink.enter(UplinkPhase.MEMBER)
+        uplink.first_round = ack.round
+        job = self.record.jobs.get(uplink.job)
+        ours: list[Run] = []
+        if job is not None and standing is not None:
+            at, waiting_for = standing
+            if round_distance(ack.round, at) > 0:  # the others went on without us
+                job.rounds.name(ack.round)
+            else:
+                ours = waiting_for
+        sends = self._take_ranks(uplink, job, ack, now)
+        job = self.record.jobs.get(uplink.job)
+        if job is None or job.shape is None:
+            return sends + self._nobody_here(uplink, now)
+        job.hear_of_workers(ack.contributors)
+        sends += self.hierarchy.restate(job, now)
+        if job.opens_gate():
+            sends += self.lifecycle.gate_opened(job, None, now)
+        elif again and job.awaits_reset:  # the parent that was asked for it is no more
+            sends += self.hierarchy.tell(job, Action.RESET, None, now)
+        return sends + job.contribute_again(ours)
+
+    def _take_ranks(self, uplink: Uplink, job: Job | None, ack: Ack, now: float) -> list[Outgoing]:
+        """Do what the parent says of ranks; then take in, or refuse, those who waited."""
+        ranks, said = self.lifecycle.ranks, uplink.statement
+        if not isinstance(ack, AckRanks):  # it knows nothing of ranks: they are those of a switch
+            ack = ack.telling(said.number, 0, said.ranks | ranks.own(job, said, now))
+        asked = 0
+        sends: list[Outgoing] = []
+        if ack.statement == said.number:
+            asked = said.ranks
+            said.granted, said.decided = ack.ranks, True
+            for member in ranks.settle(job, said, now) if job else []:
+                assert job is not None
+                self.record.counters["ranks_lost"] += 1
+                sends += [out.copy() for out in self.lifecycle.remove(job, member, now)]
+        return sends + self._let_in(uplink, asked, now)
+
+    def _let_in(self, uplink: Uplink, asked: int, now: float) -> list[Outgoing]:
+        """Take in, or refuse, those whose Joins have waited for the parent's word.
+
+        Args:
+            uplink: to the parent.
+            asked: bitmap of the ranks about which the parent has decided.
+            now: the time.
+        """
+        sends: list[Outgoing] = []
+        waiting, uplink.waiting = uplink.waiting, {}
+        for peer, packet in waiting.items():
+            join = packet.value
+            assert isinstance(join, Join)
+            if not uplink.lacks(join.wanted):
+                sends += self.admission.join(peer, packet, join, now)
+            elif asked >> join.wanted & 1:
+                told = taken(join.wanted, self.hierarchy.parent)
+                self.record.counters["ranks_refused"] += 1
+                sends.append(bare_answer(peer, packet, told.status, **told.told))
+            else:
+                uplink.waiting[peer] = packet
+        return sends
+
+    def _nobody_here(self, uplink: Uplink, now: float) -> list[Outgoing]:
+        """Leave, since nobody could be taken in, unless somebody waits for a rank still."""
+        join = next((packet.value for packet in uplink.waiting.values()), None)
+        if uplink.is_leaving:
+            return []
+        if not isinstance(join, Join):
+            return self.hierarchy.give_up(uplink, now)
+        new = self.hierarchy.state(uplink, None, now)
+        uplink.enter(UplinkPhase.REJOINING)
+        sends = self.hierarchy.first_join(uplink, join, now)
+        return sends if new else []  # else the repeat asks, soon
+
+    def _outdone(self, uplink: Uplink, join: Join, last: int, now: float) -> list[Outgoing]:
+        """Take a larger number: the process before had one, for the clock stepped back since.
+
+        If we have been a member with ours, the larger one is of a process after us.
+        """
+        joining = uplink.phase is UplinkPhase.JOINING
+        if joining and round_distance(last, uplink.incarnation) >= 0:
+            return self.hierarchy.outdo(uplink, last, join, now)
+        sends = self._refused(uplink, Status.DENIED, Ack(Action.JOIN))
+        uplink.next_join = now + HEARTBEAT
+        return sends
+
+    def _refused(self, uplink: Uplink, status: Status, ack: Ack) -> list[Outgoing]:
+        """Refuse those who wait, as the parent does us."""
+        waiting, uplink.waiting = uplink.waiting, {}
+        job = self.record.jobs.get(uplink.job)
+        if job is None or job.shape is None:
+            self.hierarchy.drop(uplink)
+        else:
+            uplink.enter(UplinkPhase.MEMBER)  # so that it is tried again
+        told = {name: getattr(ack, name) for name in TOLD.get(status, ())}
+        return [bare_answer(peer, packet, status, **told) for peer, packet in waiting.items()]

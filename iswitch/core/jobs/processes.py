@@ -1,0 +1,119 @@
+"""Processes that follow one another at an address and port, and Joins that come too late.
+
+Rules of docs/protocol.md, "Joining".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iswitch.core.format.packets import Address, Outgoing
+from iswitch.core.format.wire import (
+    FLAG_HEARTBEAT,
+    FLAG_NEW,
+    FLAG_REPRODUCIBLE,
+    Control,
+    Join,
+    MemberType,
+    Shape,
+    Status,
+    later,
+    round_distance,
+)
+
+from .lifecycle import Lifecycle
+from .member import Member
+from .record import Record
+from .requests import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A Join that has come.
+
+    Attributes:
+        peer: from where.
+        packet: all of it.
+        join: what it says.
+        type: what its sender is.
+        shape: the layout of a contributor's vectors.
+        now: when it came.
+    """
+
+    peer: Address
+    packet: Control
+    join: Join
+    type: MemberType
+    shape: Shape | None
+    now: float
+
+    @property
+    def contributes(self) -> bool:
+        """Whether a worker or a switch sent it."""
+        return self.type is not MemberType.CONTROLLER
+
+    @property
+    def is_heartbeat(self) -> bool:
+        """Whether its sender says that it is a member."""
+        return bool(self.join.flags & FLAG_HEARTBEAT)
+
+    @property
+    def wants_rank_order(self) -> bool:
+        """Whether sums are to be made in rank order."""
+        return bool(self.join.flags & FLAG_REPRODUCIBLE)
+
+
+def refuse_outdated(record: Record, asked: Asked, member: Member | None) -> None:
+    """Refuse the Join of a process that is older than the last, or seems to be.
+
+    A new one asks anew with a number above the one that it is told; nobody waits for the
+    answer to a late copy.
+
+    Raises:
+        Refusal: its number is too small.
+    """
+    packet, join = asked.packet, asked.join
+    known = member or record.former.get(asked.peer, packet.job)
+    if known.incarnation is None:
+        return
+    new = bool(join.flags & FLAG_NEW)
+    outdated = new and not known.answers.has_grown(packet.request)
+    if isinstance(known, Member):
+        ahead = round_distance(packet.request, known.incarnation)
+        outdated &= ahead != 0 or known.has_spoken  # else it is a repeat
+        outdated |= ahead < 0
+    else:
+        keyed = record.is_keyed(packet.job)
+        outdated |= known.outdates(packet.request, keyed, asked.now)
+    if not outdated:
+        return
+    record.counters["stale_join"] += 1
+    if asked.is_heartbeat:
+        raise Refusal(Status.NOT_MEMBER)
+    raise _outdone_by(known.incarnation, known.answers.last)
+
+
+def take_over(record: Record, lifecycle: Lifecycle, asked: Asked) -> list[Outgoing]:
+    """End what a process before had at this address and port, in another job, as by a Leave.
+
+    Data names no job: an address and port can contribute to one only. Nobody without the key
+    of that job can end anything there.
+
+    Raises:
+        Refusal: the other job's member is no older, or its job is keyed.
+    """
+    job, member = record.by_source.get(asked.peer, (None, None))
+    if job is None or member is None:
+        return []
+    key = record.keys.of(job.number)
+    if key is not None and key != record.keys.of(asked.packet.job):
+        raise Refusal(Status.DENIED)
+    if round_distance(asked.packet.request, member.incarnation) <= 0:
+        raise _outdone_by(member.incarnation, member.answers.last)
+    return lifecycle.remove(job, member, asked.now, asked.now)
+
+
+def _outdone_by(incarnation: int, last: int | None) -> Refusal:
+    """Tell a process to take a number above all that the one before it has used."""
+    last = later(last, incarnation) or 1  # 0 would say that none helps
+    return Refusal(Status.DENIED, round=last, threshold=incarnation)

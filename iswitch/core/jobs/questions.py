@@ -1,0 +1,178 @@
+"""What is missing, and from whom: Help, and the question for whom segments wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial, reduce
+from operator import or_
+
+from iswitch.core.format.packets import Outgoing
+from iswitch.core.format.wire import Action, MemberType, Segments, Status, Who
+from iswitch.core.sums.runs import Held, Run, merge
+
+from .hierarchy import Hierarchy
+from .job import Job
+from .lifecycle import Lifecycle
+from .member import Member
+from .record import Record
+from .relay import Relays
+from .requests import Answer, Request
+from .who import NOBODY, Awaiting, Neighbours, named, together
+
+
+class Questions:
+    """Answers members, and passes on what others have to answer.
+
+    Args:
+        record: the jobs.
+        relays: what is under way to members.
+        neighbours: what they have answered.
+        lifecycle: what happens to jobs.
+        hierarchy: what is said to the parent; None: there is none.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        relays: Relays,
+        neighbours: Neighbours,
+        lifecycle: Lifecycle,
+        hierarchy: Hierarchy | None,
+    ) -> None:
+        self.record = record
+        self.relays = relays
+        self.neighbours = neighbours
+        self.lifecycle = lifecycle
+        self.hierarchy = hierarchy
+
+    # Of members
+
+    def help(self, request: Request) -> Answer:
+        """Send kept aggregates again, and ask the missing contributors for their contributions.
+
+        If no segments are named, the answer says whose lease has run out.
+        """
+        if isinstance(request.value, Who):
+            return self._who(request, request.value)
+        job, now = request.job, request.now
+        round_, start, stop = request.segments()
+        kept: list[Run] = []
+        status = Status.OK
+        missing: list[tuple[int, Run]] = []  # bits of contributors, and where they are missing
+        above: list[Run] = []  # what is due from the parent
+        for run, what, bitmap in job.held(round_, start, stop):
+            if what is Held.COMPLETE:
+                kept.append(run)
+            elif job.is_gone(round_, what):
+                status = Status.GONE
+            elif what is Held.SENT:
+                above.append(run)
+            elif job.synchronous:
+                missing.append((job.lacking(round_, bitmap, request.member), run))
+        sends = job.retransmit(request.member, kept)
+        sends += self.ask_members(job, missing, now)
+        if self.hierarchy and above:
+            sends += self.hierarchy.help(job, above, now)
+        absent = reduce(or_, (bits for bits, _ in missing), 0)
+        if start == stop:
+            absent = self.record.lost(job, now)
+        if status is Status.GONE and job.move_up(request.member):
+            sends += self.lifecycle.reevaluate(job, now)
+        own = start < stop and bool(absent & request.member.bit)
+        ack = replace(request.ack(absent & 0xFFFFFFFF), threshold=absent >> 32, known=int(own))
+        return Answer(ack, sends, status)
+
+    def _who(self, request: Request, who: Who) -> Answer:
+        """Say for whom segments wait, or if none is named who is lost; nothing is sent again."""
+        job, now = request.job, request.now
+        round_, start, stop = request.segments()
+        absent, waits = 0, False
+        for _, what, bitmap in job.held(round_, start, stop) if job.synchronous else ():
+            if what is not Held.COMPLETE and not job.is_gone(round_, what):
+                waits = True
+                if what is not Held.SENT:
+                    absent |= job.lacking(round_, bitmap, request.member)
+        asked = absent
+        if start == stop:
+            absent = self.record.lost(job, now)
+            asked, waits = absent | job.members.switches(), True
+        below, sends = self.ask_for_whom(job, who, asked, request.member, now)
+        above = NOBODY
+        if self.hierarchy and waits:
+            above, more = self.hierarchy.ask_for_whom(job, who, now)
+            sends += more
+        answer = replace(request.ack(absent & 0xFFFFFFFF), threshold=absent >> 32)
+        return Answer(answer.naming(*together([below, above])), sends)
+
+    # To members
+
+    def ask_for_whom(
+        self, job: Job, who: Who, absent: int, asker: Member | None, now: float
+    ) -> tuple[Awaiting, list[Outgoing]]:
+        """Name the workers among the members, and those that the switches among them name.
+
+        Args:
+            job: of the members.
+            who: the question.
+            absent: bitmap of the members.
+            asker: the member that asks, and is not asked itself.
+            now: the time.
+        """
+        parts: list[Awaiting] = []
+        sends: list[Outgoing] = []
+        for member in job.members.seated(absent):
+            if member.type is MemberType.WORKER:
+                parts.append(Awaiting(1, (named(member),)))
+            elif member is not asker:
+                ask = partial(self.relays.send, member.address, Action.HELP, job.number, who, now)
+                told, asked = self.neighbours.ask(member.address, job.number, who, ask)
+                parts.append(told)
+                sends += asked
+        return together(parts), sends
+
+    def ask_members(self, job: Job, missing: list[tuple[int, Run]], now: float) -> list[Outgoing]:
+        """Ask members for contributions, by Help.
+
+        Args:
+            job: of the members.
+            missing: bits of the members whose contribution is missing, and to what.
+            now: the time.
+        """
+        sends: list[Outgoing] = []
+        absent = reduce(or_, (bits for bits, _ in missing), 0)
+        for member in job.members.seated(absent):
+            for run in merge(run._replace(slot=0) for bits, run in missing if bits & member.bit):
+                asked = Segments(run.round, run.start, run.segments)
+                relayed = self.relays.send(member.address, Action.HELP, job.number, asked, now)
+                self.record.counters["helps_relayed"] += len(relayed)
+                sends += relayed
+        return sends
+
+    # Of the parent
+
+    def help_the_parent(self, job: Job, asked: Segments, now: float) -> list[Outgoing]:
+        """Contribute again what is complete here, and ask for what is missing here."""
+        assert job.shape is not None
+        stop = asked.index + asked.count
+        if stop > job.shape.segments:
+            return []
+        held = job.held(asked.round, asked.index, stop)
+        ours = [run for run, what, bitmap in held if what in (Held.SENT, Held.COMPLETE) and bitmap]
+        missing = [
+            (job.lacking(asked.round, bitmap), run)
+            for run, what, bitmap in held
+            if what in (Held.OPEN, Held.NOTHING)
+        ]
+        return job.contribute_again(ours) + self.ask_members(job, missing, now)
+
+    def tell_the_parent(self, job: Job, who: Who, now: float) -> tuple[Awaiting, list[Outgoing]]:
+        """Name those of our members for whom segments wait, or if none is named who is lost."""
+        assert job.shape is not None
+        absent = 0
+        stop = min(who.index + who.count, job.shape.segments)
+        for _, what, bitmap in job.held(who.round, who.index, stop):
+            if what in (Held.OPEN, Held.NOTHING):
+                absent |= job.lacking(who.round, bitmap)
+        if not who.count:
+            absent = self.record.lost(job, now) | job.members.switches()
+        return self.ask_for_whom(job, who, absent, None, now)
