@@ -31,7 +31,8 @@ pytestmark = pytest.mark.unit
 ALL = mutants()
 QUICK = ("duplicate-run-counted", "part-as-whole")
 GUARDED = {
-    "accelerator", "job", "rounds", "window", "admission", "hierarchy", "parent", "uplink", "asynchronous", "keys", "guard",
+    "accelerator", "job", "rounds", "window", "admission", "hierarchy", "parent", "uplink",
+    "asynchronous", "keys", "guard",
     "session", "recovery", "express",
 }  # fmt: skip
 
