@@ -32,9 +32,9 @@ from iswitch.system.files import check_writable, write
 from iswitch.system.interrupts import end_at_once, heed
 
 if TYPE_CHECKING:
-    from iswitch.lab.launch.launch import Signals
     from iswitch.lab.training.train_record import Training
     from iswitch.lab.training.train_screen import Screen
+    from iswitch.system.interrupts import Signals
     from topologies import Topology
     from worker_lib.rl.plan import Plan
 
@@ -116,9 +116,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train."""
-    from iswitch.lab.launch.launch import Signals, Stopped
     from iswitch.lab.training.train_record import Training
     from iswitch.lab.training.train_screen import Screen
+    from iswitch.system.interrupts import Signals, Stopped
 
     end_at_once()  # loading torch cannot be interrupted otherwise
     topology = chosen_topology(args.topology, args.workers)
@@ -148,10 +148,11 @@ def _run(
     screen: Screen,
     signals: Signals,
 ) -> int:
-    from iswitch.lab.launch.launch import Crew, Stopped, how
+    from iswitch.lab.launch.launch import Crew, how
     from iswitch.lab.launch.processes import Fleet
     from iswitch.lab.launch.switches import Switches, SwitchFailed
     from iswitch.lab.launch.worlds import make_world
+    from iswitch.system.interrupts import Stopped
 
     def over() -> bool:
         screen.refresh()

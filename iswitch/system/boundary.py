@@ -133,9 +133,8 @@ def own_process() -> None:
 
 
 def _lost(error: BaseException | None) -> None:
-    if isinstance(error, KeyboardInterrupt):
-        interrupts.come_again()
-    _of_a_thread(error)
+    if not interrupts.come_again(error):
+        _of_a_thread(error)
 
 
 def _of_a_thread(error: BaseException | None) -> None:

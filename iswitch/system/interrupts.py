@@ -22,6 +22,7 @@ from types import FrameType
 
 STATUS = 130  # as a shell has it of a process that SIGINT has ended
 AGAIN = 0.02  # seconds
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -84,12 +85,65 @@ def heed() -> None:
         signal.signal(signal.SIGINT, interrupt)
 
 
-def come_again() -> None:
-    """Have a KeyboardInterrupt that was lost, as in a destructor, come again in a moment."""
-    again = threading.Timer(AGAIN, os.kill, (os.getpid(), signal.SIGINT))
+class Stopped(Exception):
+    """A signal asked this process to end.
+
+    Args:
+        signum: which one.
+        signals: what raised it, if a signal was caught.
+    """
+
+    def __init__(self, signum: int, signals: Signals | None = None) -> None:
+        super().__init__(signum)
+        self.signum = signum
+        self.signals = signals
+
+
+class Signals:
+    """While the context lasts: a signal raises `Stopped`, and once it has, no other one does."""
+
+    def __enter__(self) -> Signals:
+        self._before = {signum: signal.getsignal(signum) for signum in STOPPING}
+        self.listen()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def listen(self) -> None:
+        """Have the next signal raise `Stopped`."""
+        for signum, handler in self._before.items():
+            if handler is not signal.SIG_IGN:  # as under nohup
+                signal.signal(signum, self._stop)
+
+    def hold(self) -> None:
+        """From now on let no signal disturb the end."""
+        for signum in STOPPING:
+            signal.signal(signum, signal.SIG_IGN)
+
+    def _stop(self, signum: int, _: object) -> None:
+        self.hold()
+        raise Stopped(signum, self)
+
+
+def come_again(lost: BaseException | None) -> bool:
+    """Send this process again the signal whose exception was lost, as in a destructor.
+
+    Returns: whether the exception was a signal's.
+    """
+    if isinstance(lost, Stopped) and lost.signals:
+        lost.signals.listen()
+        number = lost.signum
+    elif isinstance(lost, KeyboardInterrupt):
+        number = signal.SIGINT
+    else:
+        return False
+    again = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
     again.daemon = True
     with suppress(RuntimeError):  # at the very end no thread can be started, nor is one needed
         again.start()
+    return True
 
 
 def follows_one(error: BaseException) -> bool:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from iswitch.lab.launch.launch import Signals, Stopped
 from iswitch.lab.launch.switches import SwitchFailed
 from iswitch.lab.options import command, foot
 from iswitch.lab.reports.page import check_drawing
 from iswitch.outside import writing
 from iswitch.system.files import check_writable, write
+from iswitch.system.interrupts import Signals, Stopped
 
 from . import machine, paper, report
 from .group import BenchFailed

@@ -14,10 +14,11 @@ from typing import Any
 
 from iswitch.outside import UsageError
 from iswitch.system.files import check_writable, write
+from iswitch.system.interrupts import Signals, Stopped
 from iswitch.system.keyfiles import KEY, KEY_FILE, key_in
 from topologies import Topology
 
-from .launch import Crew, Signals, Stopped, broken_pipe_is_an_end, how
+from .launch import Crew, broken_pipe_is_an_end, how
 from .processes import Fleet
 from .switches import Switches, SwitchFailed
 from .worlds import capture_folder, check_members, make_world, p4_switches, read_topology

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from iswitch.outside import UsageError, reason
+from iswitch.system.interrupts import Stopped
 
 from .processes import Child, Fleet, ended
 from .restarts import Restarts
@@ -30,39 +31,6 @@ GRACE = 3.0  # seconds for workers to end in, when they are asked to
 DRAIN = 0.5  # seconds to print in what has come; others may never be done with writing
 MASTER_PORT = 29500  # torchrun's
 COLOURS = (36, 33, 32, 35, 34, 31)  # of terminals (ECMA-48): cyan first, red last
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Stopped(Exception):
-    """A signal asked to end."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signum)
-        self.signum = signum
-
-
-class Signals:
-    """While the context lasts: a signal raises `Stopped`, and once it has, no other one does."""
-
-    def __enter__(self) -> Signals:
-        self._before = {signum: signal.getsignal(signum) for signum in STOPPING}
-        for signum, handler in self._before.items():
-            if handler is not signal.SIG_IGN:  # as under nohup
-                signal.signal(signum, self._stop)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
-
-    def hold(self) -> None:
-        """From now on let no signal disturb the end."""
-        for signum in STOPPING:
-            signal.signal(signum, signal.SIG_IGN)
-
-    def _stop(self, signum: int, _: object) -> None:
-        self.hold()
-        raise Stopped(signum)
 
 
 @dataclass

@@ -40,8 +40,13 @@ ENOUGH = 3  # rounds that everybody has to do when faults are over
 
 
 def rank_of(job: Job, host: str) -> int:
-    """The rank that the worker of a host asks for: in every other job its place among the hosts."""
-    return job.hosts.index(host) if job.number % 2 else NO_RANK
+    """The rank that the worker of a host asks for: in every other job its place among the hosts.
+
+    A newcomer's lies beyond those of the first workers, and is no other newcomer's.
+    """
+    if not job.number % 2:
+        return NO_RANK
+    return job.hosts.index(host) if host in job.hosts else len(job.hosts) + int(host[1:])
 
 
 @dataclass(frozen=True)
