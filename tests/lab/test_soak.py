@@ -518,6 +518,11 @@ MENDED = {
         (ms(9.5, "reborn", "h1", 1), ms(52.1, "leave", "h2", 20), ms(134, "pause", "s1", 20)),
         0.2, 0.01, 0.0001,
     ),
+    "a newcomer in a job whose workers ask for their ranks": Scenario(
+        79, "star:3", (Job(1, ELASTIC, TWO, "int32", 1, 8),), "loss=0.1,duplicate=0.1,corrupt=0.01",
+        (ms(1.6, "join", "h3"), ms(20.6, "cut", "h3", 20), ms(38.9, "reborn", "h1", 0.01, 30000)),
+        0.05, 0.00125, 0.00002,
+    ),
 }  # fmt: skip
 
 
