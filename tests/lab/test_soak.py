@@ -520,7 +520,7 @@ MENDED = {
     ),
     "a newcomer in a job whose workers ask for their ranks": Scenario(
         79, "star:3", (Job(1, ELASTIC, TWO, "int32", 1, 8),), "loss=0.1,duplicate=0.1,corrupt=0.01",
-        (ms(1.6, "join", "h3"), ms(20.6, "cut", "h3", 20), ms(38.9, "reborn", "h1", 0.01, 30000)),
+        (ms(1.6, "join", "h3"), ms(20.6, "cut", "h3", 20), ms(38.9, "reborn", "h1", 0.01)),
         0.05, 0.00125, 0.00002,
     ),
 }  # fmt: skip
