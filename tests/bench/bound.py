@@ -22,7 +22,8 @@ import numpy as np
 
 from iswitch.core.format.packets import super_packets
 from iswitch.ports.kernel.mmsg import IOVEC, MMSGHDR, address_of, size_buffers
-from iswitch.ports.udp import SOL_UDP, UDP_GRO, UDP_SEGMENT
+from iswitch.ports.reading import SOL_UDP, UDP_GRO
+from iswitch.ports.sending import UDP_SEGMENT
 from tests.bench.rig import SIZES
 
 ELEMENTS = 366

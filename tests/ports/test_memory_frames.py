@@ -23,6 +23,8 @@ from iswitch.ethernet.issuing import Issuer
 from iswitch.ports import engine
 from iswitch.ports.engine import LONGEST_PAUSE, SHORT_OF_MEMORY, Engine
 from iswitch.ports.kernel import lobby
+from iswitch.ports.reading import BurstReader
+from iswitch.ports.sending import DatagramSender
 from iswitch.ports.udp import UdpPort
 from p4.sizes import SIZES
 from tests.ethernet.test_forwarding import A, B, Bench, C, data, plain, super_datagram
@@ -132,11 +134,11 @@ def test_datagrams_for_which_a_socket_has_no_memory(monkeypatch: pytest.MonkeyPa
         here, there = (UdpPort(("127.0.0.1", 0)) for _ in range(2))
         for port in (here, there):
             stack.callback(port.close)
-        lacking(monkeypatch, UdpPort, "_group", 0)
+        lacking(monkeypatch, DatagramSender, "_group", 0)
         first = Outgoing.control(there.address, b"x" * 20)
         here.push([first, first])
         assert here.counters["tx_failed"] == 1
-        lacking(monkeypatch, UdpPort, "_bursts", 0)
+        lacking(monkeypatch, BurstReader, "cut", 0)
         assert list(there.pull()) == []
         assert there.counters["rx_no_memory"] == 1
         here.push([first])

@@ -16,8 +16,10 @@ import pytest
 
 from iswitch.core.format.packets import Address, Burst, Outgoing, Recurring
 from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA
-from iswitch.ports import udp
-from iswitch.ports.udp import SOL_UDP, UDP_SEGMENT, UdpPort
+from iswitch.ports import reading, udp
+from iswitch.ports.reading import SOL_UDP
+from iswitch.ports.sending import UDP_SEGMENT
+from iswitch.ports.udp import UdpPort
 
 PATIENCE = 20.0  # seconds until a test is given up
 SO_PEEK_OFF = 42  # linux/socket.h
@@ -249,7 +251,7 @@ def test_the_same_memory_is_sent_with_what_it_holds_then(
         rows += 1
         one.push([sends])
         assert received(pull_bursts(other, n)) == payloads(rows, tail)
-    one._send_to_singly(int(one._group((other.address,))[0].names[0]))
+    one._out._send_to_singly(int(one._out._group((other.address,))[0].names[0]))
     rows += 1
     one.push([sends])
     assert received(pull_bursts(other, n)) == payloads(rows, tail)
@@ -261,10 +263,10 @@ def test_what_the_kernel_leaves_of_it_is_sent_otherwise(opened: Open, taken: int
     one, other = opened(), opened()
     rows, tail = packets(100, 1000, 7)
     sends = Recurring((other.address,), TOS_DATA, rows, tail)
-    post = one._describe(sends)
+    post = one._out._describe(sends)
     assert post is not None
     assert post._count == 2
-    one._posts.keep(sends.rows, (one._described, post))
+    one._out._posts.keep(sends.rows, (one._out._described, post))
     post._count = 1
     if not taken:
         post.send = lambda _fd: 0  # type: ignore[method-assign, assignment]
@@ -403,7 +405,8 @@ def test_answers_come_from_the_address_that_was_spoken_to(opened: Open) -> None:
 def test_strangers_do_not_make_it_forget_where_a_member_spoke_to(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(udp, "REMEMBERED", 4)
+    monkeypatch.setattr(udp, "SOURCES", 4)
+    monkeypatch.setattr(reading, "KINDS", 4)
     switch = opened(("0.0.0.0", 0))
     member = opened(connect=("127.0.0.3", switch.address.port))
     rows, tail = packets(5, 100)
@@ -427,7 +430,7 @@ def test_who_cannot_be_sent_super_datagrams_is_sent_packets(
 ) -> None:
     """A device that cannot segment answers EIO, a path whose MTU is too small EINVAL."""
     sender, receivers = opened(), [opened(), opened()]
-    send_to_all, send_rows = sender._sender.send_to_all, sender._sender.send_rows
+    send_to_all, send_rows = sender._out._sender.send_to_all, sender._out._sender.send_rows
     refused_port = receivers[1].address.port
 
     def port_of(name: int) -> int:
@@ -448,12 +451,12 @@ def test_who_cannot_be_sent_super_datagrams_is_sent_packets(
             return send_rows(fd, rows[:1], rows.shape[1], name, control)
         return send_rows(fd, rows, tail, name, control)
 
-    monkeypatch.setattr(sender._sender, "send_to_all", refuse)
-    monkeypatch.setattr(sender._sender, "send_rows", refuse_the_second)
+    monkeypatch.setattr(sender._out._sender, "send_to_all", refuse)
+    monkeypatch.setattr(sender._out._sender, "send_rows", refuse_the_second)
     rows, tail = packets(n, 1000, 30)
     peers = tuple(receiver.address for receiver in receivers)
     sender.push([Outgoing(peers, TOS_DATA, rows, tail)] * 2)
-    assert sender._singly == {receivers[1].address}
+    assert set(sender._out._singly) == {receivers[1].address}
     for receiver in receivers:
         assert received(pull_bursts(receiver, 2 * n)) == payloads(rows, tail) * 2
     assert sender.counters["tx_failed"] == 0
@@ -539,12 +542,12 @@ def test_thousands_of_strangers(opened: Open) -> None:
     rows, tail = packets(1, 8)
     for i in range(5000):
         port.push([Outgoing((Address(f"127.1.{i >> 8}.{i & 255}", 9),), TOS_DATA, rows, tail)])
-    assert len(port._groups) <= 4096
-    assert len(port._packed) <= 4096
+    assert len(port._out._groups) <= 4096
+    assert len(port._out._names) <= 4096
     port.push([Outgoing((receiver.address,), TOS_DATA, rows, tail)])
     assert received(pull_bursts(receiver, 1)) == payloads(rows, tail)
     for i in range(5000):
-        port._read_kind(struct.pack("<HHI", 2, i, i) + bytes(104))
-    assert len(port._kinds) <= 4096
+        port._in._read_kind(struct.pack("<HHI", 2, i, i) + bytes(104))
+    assert len(port._in._kinds) <= 4096
     receiver.push([Outgoing((port.address,), TOS_DATA, rows, tail)])
     assert received(pull_bursts(port, 1)) == payloads(rows, tail)
