@@ -12,8 +12,8 @@ from typing import Self
 
 from iswitch.ethernet.frame import ETH, HEAD, Frames
 from iswitch.ports.frames import SOCKADDR_LL, FrameSender
+from iswitch.ports.interface import BUFFER, interface, packet_socket
 from iswitch.ports.kernel.mmsg import Block
-from iswitch.ports.raw import BUFFER, interface, packet_socket
 
 from .groups import TO_SWITCH, Group
 from .reader import Reader

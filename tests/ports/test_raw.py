@@ -24,7 +24,8 @@ from iswitch.core.format.counters import Counters
 from iswitch.ethernet.frame import Transmission
 from iswitch.outside import UsageError
 from iswitch.ports.frames import SOCKADDR_LL
-from iswitch.ports.raw import RawPortError, RawPorts
+from iswitch.ports.interface import RawPortError
+from iswitch.ports.raw import RawPorts
 from tests.support import ROOT
 from topologies import Topology
 from topologies.netns import Network
@@ -407,7 +408,8 @@ def test_no_such_interface() -> None:
 UNPRIVILEGED = """
 import os
 os.setuid(65534)
-from iswitch.ports.raw import RawPortError, RawPorts
+from iswitch.ports.interface import RawPortError
+from iswitch.ports.raw import RawPorts
 try:
     RawPorts(["lo"])
 except RawPortError as error:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from iswitch.outside import UsageError, writing
-from iswitch.ports.raw import RawPortError
+from iswitch.ports.interface import RawPortError
 from iswitch.system.files import check_unread, check_writable
 from iswitch.traces.inject import Injector
 from iswitch.traces.reader import Reader
