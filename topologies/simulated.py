@@ -15,7 +15,8 @@ from iswitch.core.switch import Switch
 from iswitch.faults.impairment import Impairment
 from iswitch.sim.host import Host
 from iswitch.sim.link import LATENCY
-from iswitch.sim.network import Machine, Network, Node
+from iswitch.sim.network import Network
+from iswitch.sim.node import Machine, Node
 from iswitch.sim.plugged import Plugged
 from iswitch.sim.trace import Trace
 

@@ -8,12 +8,7 @@ packet of the protocol raises nothing: `fault` says what is wrong. docs/dissect.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
-
-import numpy as np
 
 try:
     from scapy.config import conf
@@ -23,55 +18,34 @@ except ImportError as error:
         name="scapy",
     ) from error
 from scapy.fields import (
-    ByteEnumField,
-    ByteField,
-    Field,
-    FlagsField,
-    IntField,
-    IPField,
-    PacketListField,
-    ShortField,
     StrField,
     XStrFixedLenField,
 )
 from scapy.layers.inet import IP, UDP
 from scapy.packet import Packet, bind_bottom_up, bind_layers, bind_top_down
-from scapy.volatile import RandBin, RandShort
 
 from iswitch.core.format import wire
 from iswitch.core.format.keys import MAC_SIZE, Key
-from iswitch.core.format.wire import SEG_SIZE, Action, Control, DType, Vector
+from iswitch.core.format.wire import SEG_SIZE, Action, Control
 
-from . import faults, fields
-from .jobs import Jobs, Known, cut
+from . import faults, fields, layer_fields
+from .layer_fields import (
+    ElementsField,
+    EntriesField,
+    PacketsField,
+    RanksField,
+    field_of,
+    fields_of,
+    in_a_line,
+    is_truncated,
+    known_of,
+    packets_in,
+    ranks_in,
+    udp_of,
+)
 
-UDP_HEADER = 8  # bytes
-ELEMENTS_SHOWN = 8
-
-
-@dataclass
-class Settings:
-    """How data packets are read, which say neither their job nor their dtype."""
-
-    dtype: DType = DType.FLOAT32  # of elements while no Join told
-    jobs: Jobs = field(default_factory=Jobs)  # what the packets dissected so far told
-
-
-settings = Settings()
-
-
-@contextmanager
-def capture() -> Iterator[Jobs]:
-    """Read one capture: what others told of jobs is set aside meanwhile, and what it tells after.
-
-    Ports that were bound are known within, too.
-    """
-    others, settings.jobs = settings.jobs, Jobs()
-    settings.jobs.ports |= others.ports
-    try:
-        yield settings.jobs
-    finally:
-        settings.jobs = others
+settings = layer_fields.settings
+capture = layer_fields.capture
 
 
 def bind(port: int) -> None:
@@ -87,54 +61,6 @@ def sealed(packet: Packet, key: bytes) -> Packet:
     """A control packet of a keyed job: with its MAC behind it."""
     mac = Key(key).mac(bytes(packet[ISwitchControl]))
     return packet / ISwitchMAC(mac=mac)
-
-
-def _field(field: fields.Field) -> Field[Any, Any]:
-    if field.codes == "flags":
-        names = [fields.FLAGS.get(1 << bit, f"bit{bit}") for bit in range(8 * field.size)]
-        return FlagsField(field.name, 0, 8 * field.size, names)
-    if field.codes == "ipv4":
-        return IPField(field.name, wire.HERE)
-    if field.codes == "bytes":
-        return XStrFixedLenField(field.name, bytes(field.size), field.size)
-    if field.codes is not None:
-        return ByteEnumField(field.name, 0, fields.CODES[field.codes])
-    return {1: ByteField, 2: ShortField, 4: IntField}[field.size](field.name, 0)
-
-
-def _udp(layer: Packet) -> UDP | None:
-    """What a layer is in."""
-    below: Packet | None = layer
-    while below is not None and not isinstance(below, UDP):
-        below = below.underlayer or below.parent
-    return below
-
-
-def _known(layer: Packet) -> Known | None:
-    """What is known of the packet that a layer is in."""
-    udp = _udp(layer)
-    ip = udp and udp.underlayer
-    if udp is None or not isinstance(ip, IP):
-        return None
-    return settings.jobs.of((ip.src, udp.sport), (ip.dst, udp.dport))
-
-
-def _is_truncated(udp: Packet | None, payload: bytes) -> bool:
-    """Whether the capture holds less of a datagram than was sent."""
-    return udp is not None and udp.len is not None and len(payload) < udp.len - UDP_HEADER
-
-
-def _parts(udp: Packet | None, payload: bytes) -> list[bytes]:
-    """The packets of a super-datagram, or the one that it is."""
-    if len(payload) < SEG_SIZE or _is_truncated(udp, payload):
-        return [payload]
-    known = udp and _known(udp)
-    return cut(payload, known.shape if known else None)
-
-
-def _told(fault: str | None) -> str:
-    """A fault, in a line."""
-    return fault if fault == faults.TRUNCATED else f"malformed: {fault}"
 
 
 class ISwitch(Packet):
@@ -155,7 +81,7 @@ class ISwitch(Packet):
             return ISwitchMalformed
         if tos == wire.TOS_CONTROL:
             return ISwitchControl
-        return ISwitchSuper if len(_parts(udp, _pkt)) > 1 else ISwitchData
+        return ISwitchSuper if len(packets_in(udp, _pkt)) > 1 else ISwitchData
 
 
 class _Tagged(Packet):
@@ -173,8 +99,8 @@ class _Tagged(Packet):
     @property
     def fault(self) -> str | None:
         """What is wrong with this packet; None: nothing, as far as its job is known."""
-        udp, payload = _udp(self), bytes(self)
-        if self.parent is None and _is_truncated(udp, payload):
+        udp, payload = udp_of(self), bytes(self)
+        if self.parent is None and is_truncated(udp, payload):
             return faults.TRUNCATED
         return self._fault(payload)
 
@@ -184,7 +110,7 @@ class _Tagged(Packet):
     def post_dissection(self, _: Packet) -> None:
         """Show what is wrong."""
         if self.underlayer is not None and self.fault:
-            self.name = f"{self.name}, {_told(self.fault)}"
+            self.name = f"{self.name}, {in_a_line(self.fault)}"
 
 
 class ISwitchMalformed(Packet):
@@ -201,12 +127,12 @@ class ISwitchMalformed(Packet):
             below = below.underlayer
         if isinstance(below, ISwitchControl):
             return below.fault
-        return faults.TRUNCATED if _is_truncated(_udp(self), self.load) else faults.SHORT
+        return faults.TRUNCATED if is_truncated(udp_of(self), self.load) else faults.SHORT
 
     def mysummary(self) -> Any:  # with what below it is shown, too
         """One line."""
         alone = isinstance(self.underlayer, UDP)
-        text = _told(self.fault) if alone else f"{len(self.load)} bytes"
+        text = in_a_line(self.fault) if alone else f"{len(self.load)} bytes"
         return text, [ISwitchControl, UDP]
 
 
@@ -217,7 +143,7 @@ class ISwitchControl(_Tagged):
     """The first eight bytes of a control packet; its value is the next layer."""
 
     name = "iSwitch control"
-    fields_desc: ClassVar[list[Any]] = [_field(field) for field in fields.HEADER]
+    fields_desc: ClassVar[list[Any]] = [field_of(field) for field in fields.HEADER]
     TOS = wire.TOS_CONTROL
 
     def guess_payload_class(self, payload: bytes) -> type[Packet]:
@@ -257,7 +183,7 @@ class ISwitchControl(_Tagged):
         """One line."""
         status = " status %status%" * (self.action == Action.ACK)
         text = self.sprintf("iSwitch %action% job %job% request %request%" + status)
-        return text + (f", {_told(self.fault)}" if self.fault else ""), [UDP]
+        return text + (f", {in_a_line(self.fault)}" if self.fault else ""), [UDP]
 
 
 class _Value(Packet):
@@ -278,126 +204,81 @@ def _is_not_zero(value: Any) -> bool:
     return any(value) if isinstance(value, bytes) else bool(value)
 
 
-class _EntriesField(PacketListField):
-    """As many entries as there are before the end, or the MAC."""
-
-    def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Any]:
-        """The entries, and what is behind them."""
-        odd = len(s) % wire.AWAITED.size
-        keyed = odd == MAC_SIZE % wire.AWAITED.size  # 14 bytes each: no length can be both
-        end = len(s) - MAC_SIZE * keyed
-        whole = s[:end] if end >= 0 and not end % wire.AWAITED.size else b""
-        size = wire.AWAITED.size
-        return s[len(whole) :], [
-            ISwitchAwaited(whole[at : at + size], _parent=pkt) for at in range(0, len(whole), size)
-        ]
-
-
-class _RanksField(Field[int, bytes]):
-    """A bitmap of ranks, of as many bytes as it needs; it goes to the end, or to the MAC."""
-
-    def addfield(self, _: Packet, s: bytes, val: int | None) -> bytes:
-        """The bytes of the bitmap."""
-        return s + wire.bitmap(val or 0)
-
-    def getfield(self, _: Packet, s: bytes) -> tuple[bytes, int]:
-        """The bitmap, and what is behind it."""
-        end = len(s) if len(s) in wire.BITMAPS else len(s) - MAC_SIZE
-        return s[max(end, 0) :], int.from_bytes(s[: max(end, 0)], "little")
-
-    def i2repr(self, _: Packet | None, x: int) -> str:
-        """The ranks in it."""
-        return ", ".join(map(str, ranks_in(x))) or "none"
-
-    def randval(self) -> Any:
-        """For scapy's `fuzz`."""
-        return RandShort()
-
-
-def ranks_in(bits: int) -> list[int]:
-    """The ranks of a bitmap."""
-    return [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
-
-
-def _fields(kind: fields.Kind) -> list[Any]:
-    return [_field(field) for field in fields.VALUES[kind]]
-
-
 class ISwitchJoin(_Value):
     """The value of a Join."""
 
     name = "iSwitch Join"
-    fields_desc: ClassVar[list[Any]] = _fields(wire.Join)
+    fields_desc: ClassVar[list[Any]] = fields_of(wire.Join)
 
 
 class ISwitchSwitchJoin(_Value):
     """The value of a switch's Join: it says for how many workers the switch stands."""
 
     name = "iSwitch Join of a switch"
-    fields_desc: ClassVar[list[Any]] = _fields(wire.SwitchJoin)
+    fields_desc: ClassVar[list[Any]] = fields_of(wire.SwitchJoin)
 
 
 class ISwitchRankJoin(_Value):
     """The value of the Join of a worker that asks for a rank."""
 
     name = "iSwitch Join with a rank"
-    fields_desc: ClassVar[list[Any]] = _fields(wire.RankJoin)
+    fields_desc: ClassVar[list[Any]] = fields_of(wire.RankJoin)
 
 
 class ISwitchTreeJoin(_Value):
     """The value of a switch's Join that states the ranks of the workers below."""
 
     name = "iSwitch Join of a switch, with ranks"
-    fields_desc: ClassVar[list[Any]] = [*_fields(wire.TreeJoin), _RanksField("ranks", 0)]
+    fields_desc: ClassVar[list[Any]] = [*fields_of(wire.TreeJoin), RanksField("ranks", 0)]
 
 
 class ISwitchReset(_Value):
     """The value of a Reset from the switch."""
 
     name = "iSwitch Reset"
-    fields_desc: ClassVar[list[Any]] = _fields(wire.Round)
+    fields_desc: ClassVar[list[Any]] = fields_of(wire.Round)
 
 
 class ISwitchSetH(_Value):
     """The value of a SetH."""
 
     name = "iSwitch SetH"
-    fields_desc: ClassVar[list[Any]] = _fields(wire.Threshold)
+    fields_desc: ClassVar[list[Any]] = fields_of(wire.Threshold)
 
 
 class ISwitchFBcast(_Value):
     """The value of an FBcast: consecutive segments of a round."""
 
     name = "iSwitch FBcast"
-    fields_desc: ClassVar[list[Any]] = _fields(wire.Segments)
+    fields_desc: ClassVar[list[Any]] = fields_of(wire.Segments)
 
 
 class ISwitchHelp(_Value):
     """The value of a Help: consecutive segments of a round."""
 
     name = "iSwitch Help"
-    fields_desc: ClassVar[list[Any]] = _fields(wire.Segments)
+    fields_desc: ClassVar[list[Any]] = fields_of(wire.Segments)
 
 
 class ISwitchWho(_Value):
     """The value of a Help that asks for whom its segments wait."""
 
     name = "iSwitch Help that asks for whom"
-    fields_desc: ClassVar[list[Any]] = _fields(wire.Who)
+    fields_desc: ClassVar[list[Any]] = fields_of(wire.Who)
 
 
 class ISwitchShow(_Value):
     """The value of a Show."""
 
     name = "iSwitch Show"
-    fields_desc: ClassVar[list[Any]] = _fields(wire.Show)
+    fields_desc: ClassVar[list[Any]] = fields_of(wire.Show)
 
 
 class ISwitchAck(_Value):
     """The value of an Ack."""
 
     name = "iSwitch Ack"
-    fields_desc: ClassVar[list[Any]] = _fields(wire.Ack)
+    fields_desc: ClassVar[list[Any]] = fields_of(wire.Ack)
 
     @property
     def missing(self) -> list[int]:
@@ -409,7 +290,7 @@ class ISwitchAwaited(Packet):
     """A worker that is waited for, named in an Ack; rank 65535: a switch."""
 
     name = "iSwitch awaited"
-    fields_desc: ClassVar[list[Any]] = [_field(field) for field in fields.entry(0)]
+    fields_desc: ClassVar[list[Any]] = [field_of(field) for field in fields.entry(0)]
 
     def extract_padding(self, s: bytes) -> tuple[bytes, bytes]:
         """The next entry is none of it."""
@@ -421,8 +302,8 @@ class ISwitchAckWho(ISwitchAck):
 
     name = "iSwitch Ack that names workers"
     fields_desc: ClassVar[list[Any]] = [
-        *_fields(wire.AckWho),
-        _EntriesField("awaited", [], ISwitchAwaited),
+        *fields_of(wire.AckWho),
+        EntriesField("awaited", [], ISwitchAwaited),
     ]
 
 
@@ -430,7 +311,7 @@ class ISwitchAckRanks(ISwitchAck):
     """The value of an Ack that tells which ranks the workers below a switch have."""
 
     name = "iSwitch Ack with ranks"
-    fields_desc: ClassVar[list[Any]] = [*_fields(wire.AckRanks), _RanksField("ranks", 0)]
+    fields_desc: ClassVar[list[Any]] = [*fields_of(wire.AckRanks), RanksField("ranks", 0)]
 
 
 class ISwitchMAC(Packet):
@@ -466,61 +347,11 @@ LONGER: dict[type, type[Packet]] = {  # other values of the same actions
 # Data
 
 
-class ElementsField(Field[Vector, bytes]):
-    """All bytes that are left, as a read-only array in the dtype of the job.
-
-    If they are no whole number of elements, they are uint8. To change elements, assign others: an
-    array of an element type of the protocol, numbers (of `settings.dtype`), or bytes as they are.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, np.empty(0, np.float32))
-
-    def any2i(self, _: Packet | None, x: Any) -> Vector:
-        """Check and keep elements.
-
-        Raises:
-            WireError: of a dtype that the protocol does not have.
-        """
-        if isinstance(x, bytes):
-            return np.frombuffer(x, np.uint8)
-        elements = np.array(x, None if isinstance(x, np.ndarray) else settings.dtype.numpy)
-        if elements.dtype != np.uint8:
-            DType.of(elements.dtype)
-        elements.flags.writeable = False
-        return elements.reshape(-1)
-
-    def addfield(self, _: Packet, s: bytes, val: Vector | None) -> bytes:
-        """The bytes of the elements."""
-        return s + (b"" if val is None else self.any2i(None, val).tobytes())
-
-    def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Vector]:
-        """All that is left."""
-        known = _known(pkt)
-        dtype = known.shape.dtype if known and known.shape else settings.dtype
-        whole = len(s) % dtype.itemsize == 0
-        return b"", np.frombuffer(s, dtype.numpy if whole else np.uint8)
-
-    def i2repr(self, _: Packet | None, x: Vector) -> str:
-        """How many, of what, and the first of them."""
-        shown = ", ".join(str(element) for element in x[:ELEMENTS_SHOWN])
-        more = ", ..." if len(x) > ELEMENTS_SHOWN else ""
-        return f"{len(x)} {x.dtype.name}: {shown}{more}" if len(x) else "none"
-
-    def do_copy(self, x: Vector) -> Vector:
-        """The same: nobody can write to it."""
-        return x
-
-    def randval(self) -> Any:
-        """For scapy's `fuzz`."""
-        return RandBin()
-
-
 class ISwitchData(_Tagged):
     """A data packet: a contribution, or the aggregate."""
 
     name = "iSwitch data"
-    fields_desc: ClassVar[list[Any]] = [*map(_field, fields.SEG), ElementsField("elements")]
+    fields_desc: ClassVar[list[Any]] = [*map(field_of, fields.SEG), ElementsField("elements")]
     TOS = wire.TOS_DATA
 
     def __eq__(self, other: object) -> bool:
@@ -529,30 +360,22 @@ class ISwitchData(_Tagged):
     __hash__ = None  # type: ignore[assignment]  # as that of every Packet
 
     def _fault(self, payload: bytes) -> str | None:
-        known, size = _known(self), len(payload) - SEG_SIZE
+        known, size = known_of(self), len(payload) - SEG_SIZE
         return faults.of_data(self.index, size, known.shape if known else None, settings.dtype)
 
     def mysummary(self) -> Any:  # with what below it is shown, too
         """One line."""
-        known = _known(self)
+        known = known_of(self)
         what = "data" if known is None else "contribution" if known.to_switch else "aggregate"
-        fault = f", {_told(self.fault)}" if self.fault else ""
+        fault = f", {in_a_line(self.fault)}" if self.fault else ""
         return self.sprintf(f"iSwitch {what} round %round% index %index%") + fault, [UDP]
-
-
-class _PacketsField(PacketListField):
-    """All that is left, as the packets that it is cut into."""
-
-    def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Any]:
-        """All that is left."""
-        return b"", [ISwitchData(part, _parent=pkt) for part in _parts(_udp(pkt), s)]
 
 
 class ISwitchSuper(_Tagged):
     """A super-datagram: several data packets, which are packets of their own on the wire."""
 
     name = "iSwitch super-datagram"
-    fields_desc: ClassVar[list[Any]] = [_PacketsField("packets", [], ISwitchData)]
+    fields_desc: ClassVar[list[Any]] = [PacketsField("packets", [], ISwitchData)]
     TOS = wire.TOS_DATA
 
     def _fault(self, _: bytes) -> str | None:

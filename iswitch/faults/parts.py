@@ -7,7 +7,6 @@ as that can be.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Generic, Protocol, Self, TypeVar
@@ -15,7 +14,7 @@ from typing import Generic, Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.packets import Burst, Outgoing, Rows, Supers, super_packets
+from iswitch.core.format.packets import Burst, Outgoing, Rows, super_packets
 from iswitch.ethernet.frame import (
     ETH,
     ETHERTYPE_ARP,
@@ -23,17 +22,15 @@ from iswitch.ethernet.frame import (
     HEAD,
     HEADERS,
     IP,
-    UDP,
     VNET,
     Frames,
     Transmission,
 )
 from iswitch.ethernet.segmentation import MOST_HEADERS, Super, read_super, super_head, wire_frames
-from iswitch.ethernet.sorting import DATAGRAM, FIXED_BUT_LENGTHS, same
+from iswitch.ethernet.sorting import DATAGRAM
 
 from .line import Ints
 
-UDP_USUAL = struct.pack("<HH", UDP - ETH, 6)  # csum_start and csum_offset, without IP options
 ARP_TYPE = np.frombuffer(ETHERTYPE_ARP, np.uint8)
 
 Piece_co = TypeVar("Piece_co", covariant=True)
@@ -300,60 +297,6 @@ def frame_parts(frames: Frames) -> list[Singles | Train | Whole]:
         part = frames.part(start, stop)
         found += _super_parts(part) if whole[start] else [Singles(part)]
     return found
-
-
-def packets_of(frames: Frames) -> list[int] | None:
-    """The packets in each of super-datagrams of one flow, all full but the very last one.
-
-    So come nearly all frames that matter; None: these are something else.
-    """
-    _, heads, bodies, lengths = frames
-    first = heads[0].tobytes()
-    _, gso_type, _, size, *_ = VNET.unpack_from(first)
-    if gso_type != GSO_UDP_L4 or first[6:ETH] != UDP_USUAL or first[IP] != 0x45 or not size:
-        return None
-    if bodies.shape[1] % size or not bodies.flags.c_contiguous:
-        return None
-    if len(lengths) > 1 and not all(same(heads, first, part) for part in FIXED_BUT_LENGTHS):
-        return None
-    counts: list[int] = []
-    rest = 0
-    for length in lengths:
-        if rest:
-            return None
-        count, rest = divmod(length - HEAD, size)
-        counts.append(count + (rest > 0))
-    return counts if all(counts) else None
-
-
-def without(frames: Frames, counts: list[int], lost: list[int]) -> Supers:
-    """What is left of those that `packets_of` knows, without some packets: as few as can be."""
-    _, heads, bodies, lengths = frames
-    head: bytes = heads[0].tobytes()
-    size = VNET.unpack_from(head)[3]
-    room, total, most = bodies.shape[1] // size, sum(counts), max(counts)
-    keep = np.ones(total, bool)
-    keep[lost] = False
-    which = np.flatnonzero(keep)
-    n = len(which)
-    short = -(lengths[-1] - HEAD) % size * bool(n and keep[-1])  # bytes that the last lacks
-    if any(count != room for count in counts[:-1]):
-        places = [range(i * room, i * room + count) for i, count in enumerate(counts)]
-        which = np.concatenate(places)[which]
-    count = -(-n // most)
-    packets = np.empty((count * most, size), np.uint8)
-    np.take(bodies.reshape(-1, size), which, axis=0, out=packets[:n], mode="clip")
-    rest = n - (count - 1) * most
-    sizes = [most * size] * (count - 1) + [rest * size - short]
-    return Supers(packets.reshape(count, most * size), sizes, [most] * (count - 1) + [rest])
-
-
-def heads_of(head: bytes, lengths: list[int]) -> Rows:
-    """Heads of super-datagrams with payloads of these lengths, all equal but the last."""
-    if head[IP + 6] & 0x40:  # not to be fragmented: the identification tells nothing
-        head = head[: IP + 4] + bytes(2) + head[IP + 6 : IP + 10] + bytes(2) + head[IP + 12 :]
-    heads = super_head(head, lengths[0]) * (len(lengths) - 1) + super_head(head, lengths[-1])
-    return np.frombuffer(heads, np.uint8).reshape(-1, HEAD)
 
 
 def _super_parts(frames: Frames) -> list[Train | Whole]:

@@ -21,16 +21,8 @@ from iswitch.core.format.packets import Burst, Outgoing
 from iswitch.ethernet.frame import ETH_HEADER, HEAD, Frames, Transmission
 from iswitch.faults.impairment import DIRECTIONS, Impairments
 from iswitch.faults.line import Fates, Ints, Line, Times, Transit
-from iswitch.faults.parts import (
-    Part,
-    Payloads,
-    frame_parts,
-    heads_of,
-    packets_of,
-    sent_parts,
-    transmission,
-    without,
-)
+from iswitch.faults.parts import Part, Payloads, frame_parts, sent_parts, transmission
+from iswitch.faults.super_datagrams import heads_of, packets_of, without
 
 from .port import Port, earlier
 

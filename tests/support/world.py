@@ -16,7 +16,8 @@ from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import NO_RANK, Shape, Vector
 from iswitch.core.switch import Switch
 from iswitch.faults.impairment import Impairment
-from iswitch.sim.network import Machine, Network
+from iswitch.sim.network import Network
+from iswitch.sim.node import Machine
 from iswitch.sim.trace import Trace
 from worker_lib.protocol.events import Answered, Behind, Halted, Told, WasReset
 from worker_lib.protocol.member import Member

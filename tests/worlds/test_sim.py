@@ -17,7 +17,8 @@ from iswitch.core.format.wire import NO_RANK, TOS_DATA, Action, DType, Shape, Th
 from iswitch.ethernet.frame import HEADERS
 from iswitch.faults.impairment import Impairment
 from iswitch.sim.events import Events
-from iswitch.sim.network import OVERHEAD, Network
+from iswitch.sim.network import Network
+from iswitch.sim.node import OVERHEAD
 from iswitch.sim.trace import RECEIVED, SENT, Record, Trace
 from tests.support import ROOT
 from tests.support.parts import assert_accounted, packets_of

@@ -9,7 +9,8 @@ from iswitch.core.jobs.job import Job as SwitchJob
 from iswitch.core.jobs.limits import STRANGERS
 from iswitch.core.sums.accelerator import NumPyAccelerator
 from iswitch.core.switch import Switch
-from iswitch.sim.network import Network, Node
+from iswitch.sim.network import Network
+from iswitch.sim.node import Node
 from iswitch.sim.plugged import SPARE, Plugged
 
 from .strangers import Arrived, Stranger

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from iswitch.core.format.keys import Key
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.switch import Switch
-from iswitch.sim.network import Network, Node
+from iswitch.sim.network import Network
+from iswitch.sim.node import Node
 from iswitch.sim.plugged import Plugged
 from worker_lib.protocol.session import Session
 

@@ -16,7 +16,7 @@ from iswitch.core.sums.buffers import PLAIN, AllOrNothing, Buffers
 from iswitch.core.switch import Switch
 from iswitch.faults.impairment import Impairment
 from iswitch.outside import OutsideError
-from iswitch.sim.network import is_uniform
+from iswitch.sim.node import is_uniform
 from iswitch.sim.trace import Trace
 from topologies import Topology
 from topologies.simulated import Simulation

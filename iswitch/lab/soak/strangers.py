@@ -43,7 +43,8 @@ from iswitch.core.switch import Switch
 from iswitch.ethernet.frame import ARP_REPLY, ARP_REQUEST, BROADCAST, arp
 from iswitch.ethernet.made_up import frames, ip, mac
 from iswitch.sim.host import FRAME, TAGS
-from iswitch.sim.network import FORGED, TAKEN, Machine, Network
+from iswitch.sim.network import FORGED, TAKEN, Network
+from iswitch.sim.node import Machine
 from iswitch.sim.plugged import SPARE, Plugged
 from iswitch.sim.trace import RECEIVED, describe
 from worker_lib.protocol.session import Session

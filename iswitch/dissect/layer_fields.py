@@ -1,0 +1,213 @@
+"""Fields of scapy's layers, and what is known of the datagram that a layer is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from scapy.fields import (
+    ByteEnumField,
+    ByteField,
+    Field,
+    FlagsField,
+    IntField,
+    IPField,
+    PacketListField,
+    ShortField,
+    XStrFixedLenField,
+)
+from scapy.layers.inet import IP, UDP
+from scapy.packet import Packet
+from scapy.volatile import RandBin, RandShort
+
+from iswitch.core.format import wire
+from iswitch.core.format.keys import MAC_SIZE
+from iswitch.core.format.wire import SEG_SIZE, DType, Vector
+
+from . import faults, fields
+from .jobs import Jobs, Known, cut
+
+UDP_HEADER = 8  # bytes
+ELEMENTS_SHOWN = 8
+
+
+@dataclass
+class Settings:
+    """How data packets are read, which say neither their job nor their dtype."""
+
+    dtype: DType = DType.FLOAT32  # of elements while no Join told
+    jobs: Jobs = field(default_factory=Jobs)  # what the packets dissected so far told
+
+
+settings = Settings()
+
+
+@contextmanager
+def capture() -> Iterator[Jobs]:
+    """Read one capture: what others told of jobs is set aside meanwhile, and what it tells after.
+
+    Ports that were bound are known within, too.
+    """
+    others, settings.jobs = settings.jobs, Jobs()
+    settings.jobs.ports |= others.ports
+    try:
+        yield settings.jobs
+    finally:
+        settings.jobs = others
+
+
+def field_of(field: fields.Field) -> Field[Any, Any]:
+    """Make scapy's field of one of the table's."""
+    if field.codes == "flags":
+        names = [fields.FLAGS.get(1 << bit, f"bit{bit}") for bit in range(8 * field.size)]
+        return FlagsField(field.name, 0, 8 * field.size, names)
+    if field.codes == "ipv4":
+        return IPField(field.name, wire.HERE)
+    if field.codes == "bytes":
+        return XStrFixedLenField(field.name, bytes(field.size), field.size)
+    if field.codes is not None:
+        return ByteEnumField(field.name, 0, fields.CODES[field.codes])
+    return {1: ByteField, 2: ShortField, 4: IntField}[field.size](field.name, 0)
+
+
+def udp_of(layer: Packet) -> UDP | None:
+    """What a layer is in."""
+    below: Packet | None = layer
+    while below is not None and not isinstance(below, UDP):
+        below = below.underlayer or below.parent
+    return below
+
+
+def known_of(layer: Packet) -> Known | None:
+    """What is known of the packet that a layer is in."""
+    udp = udp_of(layer)
+    ip = udp and udp.underlayer
+    if udp is None or not isinstance(ip, IP):
+        return None
+    return settings.jobs.of((ip.src, udp.sport), (ip.dst, udp.dport))
+
+
+def is_truncated(udp: Packet | None, payload: bytes) -> bool:
+    """Whether the capture holds less of a datagram than was sent."""
+    return udp is not None and udp.len is not None and len(payload) < udp.len - UDP_HEADER
+
+
+def packets_in(udp: Packet | None, payload: bytes) -> list[bytes]:
+    """The packets of a super-datagram, or the one that it is."""
+    if len(payload) < SEG_SIZE or is_truncated(udp, payload):
+        return [payload]
+    known = udp and known_of(udp)
+    return cut(payload, known.shape if known else None)
+
+
+def in_a_line(fault: str | None) -> str:
+    """A fault, in a line."""
+    return fault if fault == faults.TRUNCATED else f"malformed: {fault}"
+
+
+class RanksField(Field[int, bytes]):
+    """A bitmap of ranks, of as many bytes as it needs; it goes to the end, or to the MAC."""
+
+    def addfield(self, _: Packet, s: bytes, val: int | None) -> bytes:
+        """The bytes of the bitmap."""
+        return s + wire.bitmap(val or 0)
+
+    def getfield(self, _: Packet, s: bytes) -> tuple[bytes, int]:
+        """The bitmap, and what is behind it."""
+        end = len(s) if len(s) in wire.BITMAPS else len(s) - MAC_SIZE
+        return s[max(end, 0) :], int.from_bytes(s[: max(end, 0)], "little")
+
+    def i2repr(self, _: Packet | None, x: int) -> str:
+        """The ranks in it."""
+        return ", ".join(map(str, ranks_in(x))) or "none"
+
+    def randval(self) -> Any:
+        """For scapy's `fuzz`."""
+        return RandShort()
+
+
+def ranks_in(bits: int) -> list[int]:
+    """The ranks of a bitmap."""
+    return [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
+
+
+def fields_of(kind: fields.Kind) -> list[Any]:
+    """Make the fields of a value."""
+    return [field_of(field) for field in fields.VALUES[kind]]
+
+
+class ElementsField(Field[Vector, bytes]):
+    """All bytes that are left, as a read-only array in the dtype of the job.
+
+    If they are no whole number of elements, they are uint8. To change elements, assign others: an
+    array of an element type of the protocol, numbers (of `settings.dtype`), or bytes as they are.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, np.empty(0, np.float32))
+
+    def any2i(self, _: Packet | None, x: Any) -> Vector:
+        """Check and keep elements.
+
+        Raises:
+            WireError: of a dtype that the protocol does not have.
+        """
+        if isinstance(x, bytes):
+            return np.frombuffer(x, np.uint8)
+        elements = np.array(x, None if isinstance(x, np.ndarray) else settings.dtype.numpy)
+        if elements.dtype != np.uint8:
+            DType.of(elements.dtype)
+        elements.flags.writeable = False
+        return elements.reshape(-1)
+
+    def addfield(self, _: Packet, s: bytes, val: Vector | None) -> bytes:
+        """The bytes of the elements."""
+        return s + (b"" if val is None else self.any2i(None, val).tobytes())
+
+    def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Vector]:
+        """All that is left."""
+        known = known_of(pkt)
+        dtype = known.shape.dtype if known and known.shape else settings.dtype
+        whole = len(s) % dtype.itemsize == 0
+        return b"", np.frombuffer(s, dtype.numpy if whole else np.uint8)
+
+    def i2repr(self, _: Packet | None, x: Vector) -> str:
+        """How many, of what, and the first of them."""
+        shown = ", ".join(str(element) for element in x[:ELEMENTS_SHOWN])
+        more = ", ..." if len(x) > ELEMENTS_SHOWN else ""
+        return f"{len(x)} {x.dtype.name}: {shown}{more}" if len(x) else "none"
+
+    def do_copy(self, x: Vector) -> Vector:
+        """The same: nobody can write to it."""
+        return x
+
+    def randval(self) -> Any:
+        """For scapy's `fuzz`."""
+        return RandBin()
+
+
+class EntriesField(PacketListField):
+    """As many entries as there are before the end, or the MAC."""
+
+    def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Any]:
+        """The entries, and what is behind them."""
+        odd = len(s) % wire.AWAITED.size
+        keyed = odd == MAC_SIZE % wire.AWAITED.size  # 14 bytes each: no length can be both
+        end = len(s) - MAC_SIZE * keyed
+        whole = s[:end] if end >= 0 and not end % wire.AWAITED.size else b""
+        size, entry = wire.AWAITED.size, cast(Callable[..., Packet], self.cls)
+        return s[len(whole) :], [
+            entry(whole[at : at + size], _parent=pkt) for at in range(0, len(whole), size)
+        ]
+
+
+class PacketsField(PacketListField):
+    """All that is left, as the packets that it is cut into."""
+
+    def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Any]:
+        """All that is left."""
+        packet = cast(Callable[..., Packet], self.cls)
+        return b"", [packet(part, _parent=pkt) for part in packets_in(udp_of(pkt), s)]
