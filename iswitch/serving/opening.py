@@ -24,8 +24,8 @@ from iswitch.outside import LIMITS, UsageError, reason
 from iswitch.ports.capture import Capture
 from iswitch.ports.engine import Engine
 from iswitch.ports.impaired import ImpairedDatagrams, ImpairedPorts
-from iswitch.ports.port import Port
 from iswitch.ports.interface import RawPortError
+from iswitch.ports.port import Port
 from iswitch.ports.raw import RawPorts
 from iswitch.ports.recorded import RecordedDatagrams
 from iswitch.ports.udp import UdpPort
