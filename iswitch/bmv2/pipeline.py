@@ -7,10 +7,9 @@ to what the jobs say before it goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import TOS_DATA, Mode, Shape
 from iswitch.core.jobs.job import Job
@@ -22,32 +21,13 @@ from iswitch.ethernet.frame import ETH, Route, sums
 from .cpu import CpuHeader, Flag
 from .cpu import Op as Cpu
 from .entries import Entry, Place, job_entries, parent_entry
+from .fates import Fates
 from .link import Link
 from .room import Room
-from .runtime import Runtime, handle, packets
+from .runtime import Runtime, handle
+from .tables import Tables
 
-FATES = (  # of p4/headers.p4
-    None,
-    "accumulated",
-    "duplicate",
-    "late",
-    "out_of_window",
-    "before_join",
-    "halted",
-    "stranger",
-    "malformed",
-    "bad_checksum",
-    "aggregates",
-    "retransmitted",
-    "forwarded",
-    "same_port",
-    "from_parent",
-    "repeated",
-    "to_parent",
-)
-DATA_FATES = {*FATES[1:9], "from_parent", "repeated"}
 NOBODY = Address("0.0.0.0", 0)
-SENT_FATES = {"aggregates", "retransmitted", "to_parent"}
 
 
 @dataclass
@@ -82,10 +62,9 @@ class Sizes:
 
 @dataclass
 class Installed:
-    """What the data plane has of one job."""
+    """What the data plane has of one job: tables, and the contents of registers."""
 
-    entries: dict[tuple[str, tuple[str, ...]], tuple[Entry, int]] = field(default_factory=dict)
-    nodes: dict[int, tuple[int, int]] = field(default_factory=dict)  # port and handle, by seat
+    tables: Tables
     epoch: int = -1
     high: int = -1
     flags: int = -1
@@ -125,12 +104,12 @@ class Pipeline:
         self._places: dict[int, int] = {}  # jobs, by their number in the data plane
         self._of_job: dict[int, Place] = {}
         self._installed: dict[int, Installed] = {}
-        self._shared = Installed()
+        self._shared = Tables(runtime)
         self._said: tuple[int, Place | None] | None = None  # of sources and parent, last
         self._stations: dict[bytes, int] = {}
         self._epoch = 0
         self._orders: list[tuple[CpuHeader, bytes]] = []
-        self._counted = [0] * len(FATES)
+        self.fates = Fates(runtime)
 
     def resolve_by(self, mac_of: Callable[[str, int], bytes | None]) -> None:
         """Ask this for the MAC of a host behind a port."""
@@ -164,7 +143,7 @@ class Pipeline:
         number = next(n for n in range(self.sizes.jobs) if n not in self._places)
         base = self.room.take(self.slots(shape))
         self._places[number] = job
-        self._installed.setdefault(number, Installed())
+        self._installed.setdefault(number, Installed(Tables(self.runtime)))
         self._of_job[job] = Place(number, base, self._next_epoch(), shape)
 
     def empty(self, job: int) -> None:
@@ -310,8 +289,8 @@ class Pipeline:
     def _commit_job(self, number: int, job: Job | None, installed: Installed) -> None:
         place = None if job is None else self.place(job.number)
         if job is None or place is None:
-            self._install(installed, [])
-            self._replicate(number, installed, {})
+            installed.tables.install([])
+            installed.tables.replicate(1 + number, {})
             installed.epoch = -1
             installed.contributed.clear()
             return
@@ -324,8 +303,8 @@ class Pipeline:
             mac = self._mac_of(peer.host, peer.ingress)
             if mac is not None:
                 macs[peer.host, peer.ingress] = mac
-        self._install(installed, job_entries(job, place, macs, self.parent))
-        self._replicate(number, installed, {m.seat: m.address.ingress for m in members})
+        installed.tables.install(job_entries(job, place, macs, self.parent))
+        installed.tables.replicate(1 + number, {m.seat: m.address.ingress for m in members})
         self._keep(number, job, place, installed, members)
 
     def _keep(
@@ -367,33 +346,6 @@ class Pipeline:
                 )
         installed.contributed = kept
 
-    def _install(self, installed: Installed, wanted: Iterable[Entry]) -> None:
-        """Add, change and delete entries until they are those wanted."""
-        target = {entry.key: entry for entry in wanted}
-        gone = [key for key, (entry, _) in installed.entries.items() if target.get(key) != entry]
-        deleted = [f"table_delete {key[0]} {installed.entries.pop(key)[1]}" for key in gone]
-        new = [entry for key, entry in target.items() if key not in installed.entries]
-        if deleted or new:
-            answers = self.runtime.run([*deleted, *(entry.line for entry in new)])
-            for entry, answer in zip(new, answers[len(deleted) :], strict=True):
-                installed.entries[entry.key] = (entry, handle(answer))
-
-    def _replicate(self, number: int, installed: Installed, wanted: Mapping[int, int]) -> None:
-        """A node of the multicast group for each member, with its seat and port."""
-        group = 1 + number
-        lines = []
-        for seat, (port, node) in list(installed.nodes.items()):
-            if wanted.get(seat) != port:
-                lines += [f"mc_node_dissociate {group} {node}", f"mc_node_destroy {node}"]
-                del installed.nodes[seat]
-        new = [(seat, port) for seat, port in wanted.items() if seat not in installed.nodes]
-        if not lines and not new:
-            return
-        made = self.runtime.run([*lines, *(f"mc_node_create {seat} {port}" for seat, port in new)])
-        nodes = [handle(answer) for answer in made[len(lines) :]]
-        installed.nodes |= {r: (p, node) for (r, p), node in zip(new, nodes, strict=True)}
-        self.runtime.run([f"mc_node_associate {group} {node}" for node in nodes])
-
     def _commit_shared(
         self, sources: Sources, learned: Mapping[bytes, int], fed: Place | None
     ) -> None:
@@ -418,27 +370,7 @@ class Pipeline:
             wanted.append(Entry("stations", (mac.hex(":"),), "forward", (str(port),)))
         if fed is not None and self.parent is not None:
             wanted.append(parent_entry(fed, self.parent))
-        self._install(self._shared, wanted)
-
-    # Counters
-
-    def count(self, counters: Counters) -> None:
-        """Add to `counters` what the data plane has counted since the last time."""
-        lines = [f"counter_read fates {fate}" for fate in range(1, len(FATES))]
-        lines += ["counter_read sent 0", "counter_read sent 1"]
-        *fates, aggregates, ordinary = map(packets, self.runtime.run(lines))
-        for fate, (name, total) in enumerate(zip(FATES[1:], fates, strict=True), 1):
-            new, self._counted[fate] = total - self._counted[fate], total
-            assert name is not None
-            counters[name] += new
-            if name in DATA_FATES:
-                counters["data"] += new
-                counters["rx_packets"] += new
-            if name not in SENT_FATES:
-                counters["rx_frames"] += new
-        counters["tx_packets"] += aggregates
-        counters["copies"] += ordinary
-        counters["tx_frames"] += aggregates + ordinary
+        self._shared.install(wanted)
 
 
 def _flags(job: Job) -> int:

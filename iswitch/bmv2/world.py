@@ -47,7 +47,7 @@ def build(
     pipeline.start()
 
     def close() -> None:
-        pipeline.count(switch.counters)
+        pipeline.fates.count(switch.counters)
         bmv2.close()
 
     return Engine(chassis, CpuPort(link, bmv2.wire.socket.fileno(), close))

@@ -12,8 +12,9 @@ import pytest
 
 from iswitch.bmv2.cpu import FORMAT, CpuHeader, Flag, Op
 from iswitch.bmv2.entries import Entry, Place, job_entries, parent_entry
+from iswitch.bmv2.fates import FATES
 from iswitch.bmv2.link import AT_ONCE, Link, PipelineSilent
-from iswitch.bmv2.pipeline import FATES, Pipeline, Sizes
+from iswitch.bmv2.pipeline import Pipeline, Sizes
 from iswitch.bmv2.room import Room
 from iswitch.bmv2.runtime import Cli, RuntimeRefused, handle, packets
 from iswitch.bmv2.switch import PipelineSwitch

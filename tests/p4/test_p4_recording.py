@@ -61,7 +61,7 @@ def test_the_control_plane_says_what_it_said_to_a_running_switch() -> None:
         if name == START:
             plane.pipeline.start()
         elif name == COUNT:
-            plane.pipeline.count(plane.chassis.counters)
+            plane.pipeline.fates.count(plane.chassis.counters)
         while player.lines:
             plane.turn(float(now))
     counters = plane.chassis.counters
