@@ -275,7 +275,7 @@ def record(both: Recorder, hosts: Hosts) -> list[str]:
             due -= hosts.acks()
             assert time.monotonic() < since + PATIENCE, f"{name}: {due} Acks are missing"
     both.lines.append(f"@ {COUNT}")
-    plane.pipeline.count(plane.chassis.counters)
+    plane.pipeline.fates.count(plane.chassis.counters)
     return both.lines
 
 
