@@ -51,15 +51,15 @@ def rank_of(job: Job, host: str) -> int:
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a worker, as the history starts it.
+    """A worker's process: which one it is, and where.
 
     Attributes:
         scenario: the whole history.
         network: where it lives.
-        host: the name of its place.
-        address: of its place.
+        host: the name of its host.
+        address: of its host.
         switch: where it joins.
-        identity: its number in its job.
+        identity: its number among the processes of its job.
         incarnation: larger than that of the process before.
         look: called after every round.
     """
@@ -78,7 +78,7 @@ class Application(ABC):
     """What a process does with its session.
 
     Args:
-        process: it.
+        process: which one it is.
         job: its job.
     """
 
@@ -114,7 +114,7 @@ class Life(Application):
     """A worker of a synchronous job: one allreduce after the other.
 
     Args:
-        process: that it is.
+        process: which one it is.
         oracle: of its job.
         expected: how many workers it waits for.
         leave_done: called when its Leave was answered.

@@ -1,0 +1,52 @@
+"""Packets that the network keeps and delivers once more."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from random import Random
+
+from iswitch.core.format.packets import Address, Burst
+from iswitch.sim.network import is_uniform
+
+from .strangers import PLACE
+
+ECHO = 0.001, 0.06  # seconds after which packets come once more
+
+
+class Echoes:
+    """Decides which packets come again, and when.
+
+    Args:
+        seed: of the history.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.near: Counter[Address] = Counter()  # echoes under way at each node
+        self.held: dict[Address, float] = {}  # by sender: seconds for which its packets are held
+        self._kept: dict[tuple[Address, Address], deque[Burst]] = {}  # the last ones, by direction
+        self._rng = Random(f"echo {seed}")
+
+    def after(self, peer: Address, burst: Burst) -> float | None:
+        """Draw in how many seconds these packets come again; None: they do not."""
+        if burst.peer in self.held:
+            return self.held[burst.peer]
+        near = self.near[peer] or self.near[burst.peer]
+        if not near or burst.peer == PLACE or self._rng.random() < 0.5:
+            return None
+        return float(ECHO[0] * (ECHO[1] / ECHO[0]) ** self._rng.random())
+
+    def older(self, peer: Address, burst: Burst) -> Burst | None:
+        """Choose packets of two rounds ago, whose buffers these will take, to come before these."""
+        if not is_uniform(burst) or burst.peer == PLACE:
+            return None
+        kept = self._kept.setdefault((burst.peer, peer), deque(maxlen=4))
+        size, now_at = burst.rows.shape[1], round_of(burst)
+        older = [b for b in kept if b.rows.shape[1] == size and now_at - round_of(b) == 2]
+        kept.append(burst)
+        near = self.near[peer] or self.near[burst.peer]
+        return older[-1] if near and older and self._rng.random() < 0.5 else None
+
+
+def round_of(burst: Burst) -> int:
+    """Read the round (or number) of a burst's first packet."""
+    return int.from_bytes(burst.rows[0, :4].tobytes(), "big")

@@ -1,0 +1,195 @@
+"""Who acts in a history: a simulated network, workers' processes, and oracles that look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from random import Random
+
+from iswitch.core.format.keys import Key
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import ROUND_MASK
+from iswitch.core.jobs.limits import Limits
+from iswitch.core.sums.buffers import PLAIN, Buffers
+from iswitch.core.switch import Switch
+from iswitch.sim.trace import Trace
+from topologies import Topology
+from topologies.simulated import Simulation
+
+from .absence import Absences
+from .books import Books
+from .conduct import Conduct
+from .drawing import NUMBERS
+from .echoes import Echoes
+from .lives import ENOUGH, Contributing, Life, Process
+from .numbering import check_ranks
+from .oracle import Rounds, Versions
+from .scenario import ELASTIC, Job, Scenario
+from .strangers import Stranger, key_of
+
+MEMORY = 1 << 22  # bytes that a switch lets its jobs reserve
+NEW_LIFE = {"reborn", "join", "leave"}  # the last if it lasts
+
+
+class Stage:
+    """The network of a history and all that lives in it.
+
+    Args:
+        scenario: what it is made for.
+        trace: where every packet is written down, if anywhere.
+        buffers: where the switches take theirs from.
+
+    Attributes:
+        open: events that are still to happen, or to end.
+        has_left: called when a worker's Leave was answered.
+    """
+
+    def __init__(
+        self, scenario: Scenario, trace: Trace | None = None, buffers: Buffers = PLAIN
+    ) -> None:
+        self.scenario = scenario
+        links = f",{scenario.links}" if scenario.links else ""
+        topology = replace(Topology.parse(scenario.topology + links), seed=scenario.seed)
+        lease = scenario.lease or float("inf")
+        limits = Limits(MEMORY, lease=lease, buffers=buffers)
+        keys = {job.number: key for job in scenario.jobs if (key := key_of(job)) is not None}
+        self.simulation = Simulation(
+            topology, limits, trace, scenario.latency, keys, scenario.ports
+        )
+        self.network = self.simulation.network
+        self.stranger = self._stranger_at(topology) if scenario.strangers else None
+        halts = sum(event.what == "halt" for event in scenario.events)
+        self.network.witness = Conduct(self.network, halts, [Key(key) for key in keys.values()])
+        self.heard_late: set[str] = set()  # whose last words come when another has their place
+        self.echoes = Echoes(scenario.seed)
+        self.books = {switch.name: self.open_books(switch.name) for switch in topology.tree}
+        self.oracles = {job.number: self._oracle(job) for job in scenario.jobs}
+        self.absences = {job.number: self._absences(job) for job in scenario.jobs}
+        self.lives: dict[str, Life | Contributing] = {}  # the last one at each host
+        self.identities = dict.fromkeys(self.oracles, 0)
+        self.open = len(scenario.events)  # what is still to happen, or to end
+        self.has_left: Callable[[Life], None] = lambda _: None
+
+    def open_books(self, name: str) -> Books:
+        """Begin to check the books of a switch that has just started."""
+        switch = self.simulation.switch(name)
+        assert isinstance(switch, Switch)
+        return Books(self.simulation.node(name), switch, self.stranger)
+
+    def _stranger_at(self, topology: Topology) -> Stranger:
+        switches = [self.simulation.address(switch.name) for switch in topology.tree]
+        hosts = {self.simulation.address(host.name): host.name for host in topology.hosts}
+
+        def job_of(address: Address) -> Job | None:
+            return self.job_of(hosts[address]) if address in hosts else None
+
+        return Stranger(self.scenario, self.network, switches, job_of, self._round_of)
+
+    def _round_of(self, job: int) -> int:
+        """Find the newest round (or version) of a job that any worker has begun."""
+        oracle = self.oracles[job]
+        if isinstance(oracle, Rounds):
+            return max(oracle.begun, default=0)
+        return max((version for _, version in oracle.made), default=0)
+
+    def _absences(self, job: Job) -> Absences:
+        def rank_of(host: str) -> int | None:
+            switch = self.simulation.switch(self.simulation.topology.switch_of(host))
+            at_switch = switch and switch.jobs.get(job.number)
+            name = self.simulation.address(host)
+            members = at_switch.members.by_address if at_switch else {}
+            ranks = (m.rank for a, m in members.items() if a[:2] == name[:2])
+            return next(ranks, None)
+
+        return Absences(job, self.scenario.lease, self.simulation.switch_of, rank_of)
+
+    def _oracle(self, job: Job) -> Rounds | Versions:
+        if job.asynchronous:
+            return Versions(job, NUMBERS)
+        lives = len(job.hosts)
+        for event in self.scenario.events:
+            if event.what in NEW_LIFE and self.job_of(event.who) is job:
+                lives += event.what != "leave" or event.lasting > 0
+        return Rounds(self.scenario, job, lives)
+
+    def job_of(self, host: str) -> Job:
+        """Find the job that a host works on; hosts that join later work on the first."""
+        jobs = self.scenario.jobs
+        return next((job for job in jobs if host in job.hosts), jobs[0])
+
+    def spawn(self, host: str) -> None:
+        """Start a new worker process at a host."""
+        job = self.job_of(host)
+        identity = self.identities[job.number]
+        self.identities[job.number] += 1
+        oracle = self.oracles[job.number]
+        at, above = self.simulation.address(host), self.simulation.switch_of(host)
+        process = Process(self.scenario, self.network, host, at, above, identity, 1000, self.look)
+        life: Life | Contributing
+        if isinstance(oracle, Versions):
+            life = Contributing(process, oracle)
+            first = self.lives.get(job.hosts[0], life)
+            assert isinstance(first, Contributing)
+            life.may_start = lambda: first.session.has_threshold
+        else:
+            second = 1000 * (identity + 1)
+            if identity >= len(job.hosts):  # not the first one there
+                second = self.stepped_back(second, host, identity)
+            before = self.lives.get(host)
+            if before is not None and host in self.heard_late:
+                # docs/soak.md, "What is left out": no second begins two whose data can meet.
+                second += second == before.session.incarnation
+            life = Life(
+                replace(process, incarnation=second),
+                oracle,
+                self._expected(job, identity),
+                lambda life: self.has_left(life),
+                self.absences[job.number].is_told,
+            )
+        self.lives[host] = life
+        if self.stranger is not None:
+            self.stranger.forget(at)
+        if self.network.now >= self.scenario.horizon and not self.open:
+            life.goal = ENOUGH
+        self.network.nodes[at].heed = life.heed
+        self.network.start(at, life.session)
+
+    def stepped_back(self, second: int, name: str, life: int) -> int:
+        """Draw the second in which a process begins by its host's clock, which may be set back.
+
+        The second of the process before is among the draws, and numbers wrap.
+        """
+        rng = Random(f"clock {self.scenario.seed} {name} {life}")
+        back = rng.choice((0, 0, 0, 1000, 1000, 1001, rng.randrange(500_000)))
+        return (second - back) & ROUND_MASK
+
+    def _expected(self, job: Job, identity: int) -> int:
+        """Count the workers that a process waits for.
+
+        A newcomer to an elastic job that has begun need not wait for workers that have left it;
+        but a restarted switch must be told how many there are.
+        """
+        begun = self.oracles[job.number].finished
+        newcomer = identity >= len(job.hosts) and job.mode == ELASTIC and begun
+        return 0 if newcomer and not self.scenario.restarts else len(job.hosts)
+
+    def alive(self) -> Iterator[Life | Contributing]:
+        """Go through the workers whose processes run."""
+        return (life for life in self.lives.values() if life.alive)
+
+    def states(self) -> str:
+        """Say where every worker stands."""
+        return "; ".join(life.state() for life in self.lives.values())
+
+    def look(self) -> None:
+        """Check ranks and books of all switches."""
+        for job in self.scenario.jobs:
+            lives = (life for life in self.alive() if self.job_of(life.host) is job)
+            check_ranks(self.simulation, job, lives)
+        rounds = [oracle for oracle in self.oracles.values() if isinstance(oracle, Rounds)]
+        begun = {o.job.number: o.job.shape().segments * len(o.begun) for o in rounds}
+        for name, books in self.books.items():
+            if self.simulation.switch(name) is books.switch:
+                books.look()
+                if len(rounds) == len(self.oracles) and not any(o.is_reset for o in rounds):
+                    books.made_once(begun)
