@@ -6,7 +6,7 @@ from collections import Counter, deque
 from random import Random
 
 from iswitch.core.format.packets import Address, Burst
-from iswitch.sim.network import is_uniform
+from iswitch.sim.node import is_uniform
 
 from .strangers import PLACE
 

@@ -8,10 +8,6 @@ from functools import partial
 from iswitch.core.sums.buffers import PLAIN, AllOrNothing, Buffers
 from iswitch.faults.impairment import Impairment
 from iswitch.outside import OutsideError
-<<<<<<< HEAD
-from iswitch.sim.node import is_uniform
-=======
->>>>>>> 32fe7d4 (Part soak's histories: the stage, the events, the echoes, and who plays them)
 from iswitch.sim.trace import Trace
 
 from .books import check_links
