@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import secrets
-import select
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -21,8 +15,6 @@ import numpy.typing as npt
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import (
     HEARTBEAT,
-    NO_RANK,
-    ROUND_MASK,
     Ack,
     AckWho,
     Action,
@@ -31,37 +23,20 @@ from iswitch.core.format.wire import (
     Shape,
     Show,
     Shown,
-    Status,
     Threshold,
     Value,
-    Vector,
 )
-from worker_lib.protocol.session import Answered, Dropped, Gone, Halted, Session, WasReset
+from worker_lib.protocol.session import Session
 from worker_lib.protocol.terms import RoundTerms
-from worker_lib.protocol.window import CEILING, TOGETHER
 
 from . import arguments, arrays, environment, naming
-from .errors import (
-    JobReset,
-    MembershipLost,
-    Refused,
-    RoundGone,
-    SwitchUnreachable,
-    TooFewWorkers,
-    WorkerError,
-    as_if_lost,
-)
-from .waiting import LOOK_PAUSE, OnMemberLost, Waiting
+from .errors import Refused, SwitchUnreachable, WorkerError
+from .membership import Membership
+from .opening import Opening
+from .waiting import LOOK_PAUSE, OnMemberLost
 
-LOOK_AGAIN = 0.001  # seconds since something came after which to look before an allreduce
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
-WHO_PATIENCE = 0.5  # seconds for an answer to the question who is in the job, or is waited for
-WHO_PAUSE = 0.01  # seconds before asking again, when switches further away have to be heard
-TAKEN_PAUSE = 0.5  # seconds before asking again for a place in a job that has all its workers
-LEAST_ELEMENTS = 16  # of a packet; no switch takes as few
-JOIN_PAUSE = 0.02  # seconds between two looks whether everybody has joined
 TIMES_KEPT = 100_000  # durations, for the percentiles
-REFUSED_PATIENCE = 5.0  # seconds to wait where no process listens; the switch may be starting
 
 V = TypeVar("V")  # an array, or a tensor on the CPU
 
@@ -131,63 +106,38 @@ class Worker:
         partial: bool = False,
         first_round: int = 0,
     ) -> None:
-        switch = arguments.address("switch", switch, least_port=1)
-        bind = arguments.address("bind", bind)
-        job = arguments.job_number(job)
-        if num_workers is not None:
-            num_workers = arguments.num_workers(num_workers)
-        wanted = arguments.rank(rank, num_workers)
-        shape = arguments.shape(numel, dtype, op, elements_per_segment)
-        arguments.key(key)
-        self.job = job
-        self.num_workers = num_workers
-        self.on_member_lost = arguments.on_member_lost(on_member_lost, num_workers)
+        opening = Opening(
+            switch, job, num_workers, rank, timeout, bind, key, elements_per_segment, offload
+        )
+        layout = arguments.shape(numel, dtype, op, elements_per_segment)
+        self.job = opening.job
+        self.num_workers = opening.num_workers
+        self.timeout = opening.timeout
+        self.on_member_lost = arguments.on_member_lost(on_member_lost, self.num_workers)
         self.reproducible = bool(reproducible)
         self.shorter = bool(shorter)
         self.partial = bool(partial)
         if first_round:
             arguments.named_round(first_round, self.partial, "first_round")
-        self.timeout = arguments.seconds("timeout", timeout)
         self.allreduces = 0
         self.allreduce_seconds: deque[float] = deque(maxlen=TIMES_KEPT)  # of the last
-        self._hosts = environment.hosts(os.environ)
         self._process = os.getpid()
-        incarnation = arguments.incarnation()
-        self._port = arguments.port(switch, bind, offload)
-        self.shape = shape = arguments.fitted(shape, self._port, elements_per_segment)
-        self._dtype = shape.dtype.numpy
-        self._address = Address(*self._port.socket.getpeername())  # `switch` may be a name
-        terms = RoundTerms(
-            self._address,
-            job,
-            shape,
-            expected=num_workers or 0,
-            rank=wanted,
+        self._port, _, terms = opening.open(layout)
+        ways = RoundTerms(
+            **terms,
             whole=num_workers is not None and on_member_lost != "continue",
             reproducible=self.reproducible,
             restart_safe=bool(restart_safe),
-            ceiling=min(CEILING, self._port.buffer),
-            room=min(TOGETHER, self._port.buffer),  # the switch's is no larger, by all we know
-            most=self._port.most,
-            key=key,
             heartbeat=LOOK_PAUSE if on_member_lost == "raise" else HEARTBEAT,
             partial=self.partial,
             first_round=first_round,
         )
-        try:
-            self._session = Session(terms, incarnation)
-        except MemoryError:
-            self._port.close()
-            raise arguments.too_large(shape) from None
-        self._waiting = Waiting(self._session, num_workers or 0, on_member_lost, self._hosts)
-        self._may_shorten = elements_per_segment is None
-        self._poller = select.poll()
-        self._poller.register(self._port, select.POLLIN)
-        self._notice: WorkerError | None = None  # to be raised by the next allreduce
+        hosts = environment.hosts(os.environ)
+        self._membership = Membership(self._port, ways, self.on_member_lost, hosts)
         self._left = threading.Event()
-        self._lock = threading.RLock()  # around the session
+        self._lock = threading.RLock()  # around the membership
         try:
-            self._join()
+            self._membership.join(self.timeout, may_shorten=elements_per_segment is None)
             threading.Thread(
                 target=_attend, args=(weakref.ref(self), self._left), daemon=True
             ).start()
@@ -223,6 +173,15 @@ class Worker:
         self.close()
 
     @property
+    def _session(self) -> Session:
+        return self._membership.session
+
+    @property
+    def shape(self) -> Shape:
+        """Layout of the vectors."""
+        return self._session.shape
+
+    @property
     def rank(self) -> int:
         """This worker's number in the job: no other of the whole tree has it at the same time.
 
@@ -243,7 +202,7 @@ class Worker:
     @property
     def address(self) -> Address:
         """The switch's."""
-        return self._address
+        return self._session.switch
 
     @property
     def waits_for(self) -> list[int]:
@@ -256,7 +215,7 @@ class Worker:
 
         It is asked for when nothing has come for a quarter of a second.
         """
-        return self._waiting.awaited
+        return self._membership.waiting.awaited
 
     # Collectives
 
@@ -289,119 +248,17 @@ class Worker:
             AllreduceTimeout: the round was not done in time; the message names whom it waits for.
             JobHalted, JobReset, MemberLost, MembershipLost, RoundGone: see worker_lib.errors.
         """
-        own = out is None
-        array = self._checked("vector", vector)
-        if out is None:
-            result = arguments.new_result(array.shape, self._dtype)
-            out = arrays.like(vector, result)
-        else:
-            result = self._checked("out", out)
-        if not (result.flags.c_contiguous and result.flags.writeable):
-            raise ValueError("out must be writable and C-contiguous; leave it out for a new array")
-        if result.shape != array.shape:
-            raise ValueError(
-                f"out has shape {result.shape}, vector {array.shape}; out = out.reshape("
-                f"{array.shape}) is a view that fits"
-            )
-        if _overlap(array, result):
-            raise ValueError(
-                "out lies over a part of vector; pass the vector itself, an array of its own, or "
-                "none"
-            )
+        array, result, out_ = arrays.operands(vector, out, self.shape, self.shorter)
         wait = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
         arguments.named_round(round_, self.partial, "round_")
+        flat = np.ascontiguousarray(array).reshape(-1), result.reshape(-1)
         with self._lock:
             self._ensure_open()
-            self._allreduce(array, result, wait, own, round_)
-        return out
-
-    def _allreduce(
-        self, vector: Vector, result: Vector, timeout: float, own: bool, round_: int | None
-    ) -> None:
-        began = time.monotonic()
-        limit = began + timeout
-        session = self._session
-        if began - self._session.heard > LOOK_AGAIN and self._poller.poll(0):
-            self._receive()  # since the last call: Help for that round, a Reset, a Halt
-        if session.has_events or self._notice is not None:
-            self._raise_notice()
-        if round_ is not None and not session.skip_to(round_):
-            raise RoundGone(round_, session.round, named=True)
-        flat = np.ascontiguousarray(vector).reshape(-1), result.reshape(-1)
-        try:
-            express = session.begin_express(*flat, began, own)
-            if not (express and self._express(limit)):
-                self._by_and_by(flat, began, limit, own)
-        except BaseException:
-            session.abandon()
-            raise
-        session.finish()
-        now = time.monotonic()
-        self._flush(now)
-        self.allreduces += 1
-        self.allreduce_seconds.append(now - began)
-
-    def _express(self, limit: float) -> bool:
-        """Send a small vector and take its aggregate; False: it has to be gone on with slowly."""
-        session = self._session
-        now = time.monotonic()
-        self._flush(now)
-        while (express := session.express) is not None:
-            deadline = session.deadline()
-            until = limit if deadline is None else min(limit, deadline)
-            if not self._poller.poll(max(0.0, until - now) * 1000):
-                break
-            self._receive()
-            if express.done and session.express is express:  # else there was a Reset behind it
-                return True
-            now = time.monotonic()
-        session.go_slow()
-        self._raise_notice()
-        return False
-
-    def _by_and_by(
-        self, flat: tuple[Vector, Vector], began: float, limit: float, own: bool
-    ) -> None:
-        """Send and receive until all has come."""
-        session = self._session
-        if session.transfer is None:
-            session.begin(*flat, began, own)
-        transfer = session.transfer
-        assert transfer is not None
-        self._waiting.begin(began)
-        while not transfer.done:
-            in_time = self._step(limit)
-            if not in_time:
-                self._ask_for_whom()
-                self._ask_who_is_there()
-            self._raise_notice()
-            now = time.monotonic()
-            if (lost := self._waiting.lost(now)) is not None:
-                raise lost
-            self._waiting.look(now)
-            if not in_time and not transfer.done:
-                failed = self._port.counters["tx_failed"]
-                raise self._waiting.too_late(limit - began, now, failed)
-
-    def _checked(self, name: str, given: Any) -> Vector:
-        """What is handed in, as an array of this worker's elements."""
-        array = arrays.as_array(name, given)
-        if array.dtype != self._dtype:
-            how = ".to(torch.{})" if arrays.is_tensor(given) else ".astype({})"
-            mend = f"convert it with {how.format(self._dtype)}"
-            if name == "out":
-                mend = f"make it with np.empty(vector.shape, {self._dtype})"
-            raise TypeError(
-                f"{name} is {array.dtype}, this worker's dtype is {self._dtype}: {mend}, or make "
-                "the Worker with another dtype"
-            )
-        least = 1 if self.shorter else self.shape.numel
-        if not min(least, self.shape.numel) <= array.size <= self.shape.numel:
-            raise ValueError(
-                f"{name} has {array.size} elements, this worker's vectors have "
-                f"{self.shape.numel}; make the Worker with numel={array.size}"
-            )
-        return array
+            began = time.monotonic()
+            self._membership.allreduce(*flat, wait, own=out is None, round_=round_)
+            self.allreduces += 1
+            self.allreduce_seconds.append(time.monotonic() - began)
+        return out_
 
     # Requests
 
@@ -513,181 +370,22 @@ class Worker:
             "tx_failed": self._port.counters["tx_failed"],
         }
 
-    # Moving packets
-
-    def _step(self, limit: float) -> bool:
-        """Send what may be sent, wait for something to come, take it; False: out of time."""
-        session = self._session
-        now = time.monotonic()
-        self._flush(now)
-        deadline = session.deadline()
-        until = limit if deadline is None else min(limit, deadline)
-        if self._poller.poll(0.0 if session.may_send else max(0.0, until - now) * 1000):
-            self._receive()
-        now = time.monotonic()
-        if until <= now:
-            with as_if_lost(session.stats):
-                session.handle_timer(now)
-        return now < limit
-
-    def _receive(self) -> None:
-        now = time.monotonic()
-        with as_if_lost(self._session.stats):
-            for burst in self._port.pull():
-                self._session.receive(burst, now)
+    def _request(self, action: Action, value: Value = None, timeout: float | None = None) -> Ack:
+        with self._lock:
+            self._ensure_open()
+            return self._membership.request(
+                action, value, self.timeout if timeout is None else timeout
+            )
 
     def _attend(self) -> None:
-        """What is due while no call is under way: heartbeats, Help for others, Acks."""
+        """Do what is due, unless a call is under way, which does it itself."""
         if not self._lock.acquire(blocking=False):
             return
         try:
             if not self._left.is_set():
-                self._receive()
-                now = time.monotonic()
-                deadline = self._session.deadline()
-                if deadline is not None and deadline <= now:
-                    with as_if_lost(self._session.stats):
-                        self._session.handle_timer(now)
-                self._flush(now)
-                self._note_refusal()
+                self._membership.attend()
         finally:
             self._lock.release()
-
-    def _flush(self, now: float) -> None:
-        with as_if_lost(self._session.stats):
-            self._port.push(self._session.transmissions(now))
-
-    def _events(self) -> list[Answered]:
-        """The answers among the events; what an allreduce has to raise is noted."""
-        answers = []
-        while (event := self._session.next_event()) is not None:
-            match event:
-                case Answered():
-                    answers.append(event)
-                case WasReset(round_):
-                    self._notice = JobReset(round_)
-                case Gone(round_, now_at):
-                    self._notice = RoundGone(round_, now_at, named=self.partial)
-                case Dropped(round_, now_at):
-                    self._notice = MembershipLost(round_, now_at)
-                case Halted():
-                    pass  # an allreduce waits, and says so if it waits too long
-        return answers
-
-    def _note_refusal(self) -> None:
-        """Have the next allreduce raise it when a membership could not be taken up again."""
-        for answer in self._events():
-            self._waiting.answered(answer)
-            if answer.action is Action.JOIN and answer.status is not Status.OK:
-                self._notice = self._refused(answer)
-
-    def _raise_notice(self) -> None:
-        self._note_refusal()
-        if self._notice is not None:
-            notice, self._notice = self._notice, None
-            raise notice
-
-    def _request(self, action: Action, value: Value = None, timeout: float | None = None) -> Ack:
-        with self._lock:
-            self._ensure_open()
-            limit = time.monotonic() + (self.timeout if timeout is None else timeout)
-            while True:
-                number = self._session.request(action, value, time.monotonic())
-                try:
-                    return self._await(functools.partial(_answers, number), limit)
-                except Refused as refused:
-                    if refused.status is not Status.NOT_MEMBER or action is Action.LEAVE:
-                        raise
-                # The switch was restarted, or the lease had run out: once more as a member.
-                self._await(_answers_join, limit)
-
-    def _await(self, wanted: Callable[[Answered], bool], limit: float) -> Ack:
-        began = time.monotonic()
-        self._port.refused = False
-        while True:
-            more = self._step(limit)
-            for answer in self._events():
-                self._waiting.answered(answer)
-                if wanted(answer):
-                    if answer.status is not Status.OK:
-                        raise self._refused(answer)
-                    return answer.ack
-            if not more or (self._port.refused and time.monotonic() - began > REFUSED_PATIENCE):
-                seconds = f"{time.monotonic() - began:.1f}"
-                assigned = os.environ.get("ISWITCH_SWITCH", "")
-                taken = self._session.taken
-                if taken is not None:
-                    raise self._refused(Answered(0, Action.JOIN, Status.RANK_TAKEN, taken))
-                refused = self._port.refused
-                denied = self._session.denied
-                raise SwitchUnreachable.silent(self._address, seconds, refused, assigned, denied)
-
-    def _refused(self, answer: Answered) -> Refused:
-        detail = ""
-        if answer.status is Status.MISMATCH:
-            shape = self.shape
-            detail = (
-                f" (this worker's: {shape.numel} elements of {self._dtype}, {shape.op.name.lower()}"
-                f", E = {shape.elements}{', reproducible' * self.reproducible})"
-            )
-        if answer.status is Status.RANK_TAKEN:
-            detail = naming.owner(answer.ack, self._hosts)
-        return Refused(answer.action, answer.status, self.job, detail, answer.ack)
-
-    def _join(self) -> None:
-        limit = time.monotonic() + self.timeout
-        most = 0  # were seen at once: who gives up leaves
-        while True:
-            self._session.join(time.monotonic())
-            try:
-                self._await(_answers_join, limit)
-            except Refused as refused:
-                if refused.status is Status.BAD_REQUEST and self._shorten_packets():
-                    continue
-                # The places of workers that were killed become free.
-                if not refused.taken or time.monotonic() + TAKEN_PAUSE >= limit:
-                    raise
-                time.sleep(TAKEN_PAUSE)
-                continue
-            except SwitchUnreachable:
-                if not most:  # else it has answered before, and only the time is up
-                    raise
-            most = max(most, self._session.joined)
-            if most >= (self.num_workers or 0) and self._session.rank != NO_RANK:
-                self._notice = None  # a reset while all were gathering: nothing was under way
-                arguments.tell_of_clock(self._session.clock_behind, self._session.incarnation)
-                return
-            if time.monotonic() + JOIN_PAUSE >= limit:
-                if most >= (self.num_workers or 0):
-                    raise TooFewWorkers(
-                        f"joined job {self.job}, but no rank was free within {self.timeout:g} s: "
-                        "a worker that died keeps its rank until its lease ends; try again after "
-                        "that, or with a longer timeout"
-                    )
-                raise TooFewWorkers(
-                    f"only {most} of {self.num_workers} workers joined job "
-                    f"{self.job} within {self.timeout:g} s; are all of them running, with the "
-                    "same job number and switch?"
-                )
-            time.sleep(JOIN_PAUSE)
-
-    def _shorten_packets(self) -> bool:
-        """Try the next shorter packets: this switch may not take so many elements in one.
-
-        Every worker tries the same numbers, from the same one on, so they meet. Each try has a
-        Request of its own: a late copy of one refusal must not pass for the next.
-        """
-        shape = self.shape
-        elements = 1 << (shape.elements - 1).bit_length() - 1 if shape.elements > 1 else 0
-        if not self._may_shorten or elements < LEAST_ELEMENTS:
-            return False
-        self.shape = Shape.of(shape.numel, shape.dtype, shape.op, shape.mode, elements)
-        incarnation = (self._session.incarnation + 1) & ROUND_MASK
-        self._session = Session(replace(self._session.terms, shape=self.shape), incarnation)
-        self._waiting = Waiting(
-            self._session, self.num_workers or 0, self.on_member_lost, self._hosts
-        )
-        return True
 
     def _ensure_open(self) -> None:
         if os.getpid() != self._process:
@@ -698,28 +396,6 @@ class Worker:
         if self._left.is_set():
             raise WorkerError("this Worker has left its job; make a new one")
 
-    def _ask_for_whom(self) -> None:
-        """Learn whose contributions are missing, from all switches of the tree."""
-        waiting, session = self._waiting, self._session
-        question, limit = secrets.randbits(32), time.monotonic() + WHO_PATIENCE
-        with suppress(SwitchUnreachable, Refused):
-            while not (waiting.knows or session.halted or session.transfer is None):
-                now = time.monotonic()
-                if session.transfer.done or now >= limit:
-                    return
-                request = waiting.ask_for_whom(question, now)
-                try:
-                    self._await(functools.partial(_answers, request), limit)
-                finally:
-                    session.forget(request)
-                if not waiting.knows:
-                    time.sleep(WHO_PAUSE)
-
-    def _ask_who_is_there(self) -> None:
-        with suppress(SwitchUnreachable, Refused):
-            self._session.join(time.monotonic())
-            self._await(_answers_join, time.monotonic() + WHO_PATIENCE)
-
 
 def _attend(worker_ref: weakref.ref[Worker], left: threading.Event) -> None:
     """Attend to a worker from a thread of its own, for as long as somebody has it."""
@@ -729,21 +405,3 @@ def _attend(worker_ref: weakref.ref[Worker], left: threading.Event) -> None:
             return
         worker._attend()
         del worker
-
-
-def _answers(number: int, answer: Answered) -> bool:
-    return answer.request == number
-
-
-def _answers_join(answer: Answered) -> bool:
-    return answer.action is Action.JOIN
-
-
-def _overlap(vector: Vector, out: Vector) -> bool:
-    """Whether they share memory without being the same."""
-    if not vector.flags.c_contiguous:  # it is copied first
-        return False
-    if vector is out or not np.may_share_memory(vector, out):
-        return False
-    begin = vector.__array_interface__["data"][0] - out.__array_interface__["data"][0]
-    return bool(begin)

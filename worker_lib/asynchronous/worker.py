@@ -18,12 +18,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import (
     NO_RANK,
     ROUND_MASK,
     VERSIONS_AHEAD,
-    Ack,
     Action,
     Mode,
     Status,
@@ -32,18 +30,15 @@ from iswitch.core.format.wire import (
 )
 from worker_lib import arguments, environment
 from worker_lib.errors import (
-    Refused,
-    SwitchUnreachable,
     TooFewWorkers,
     VersionTimeout,
     WorkerError,
     as_if_lost,
 )
-from worker_lib.naming import owner
+from worker_lib.opening import REFUSED_PATIENCE, Opening, no_answer, refused
 from worker_lib.protocol.events import Answered, Told, WasReset
 from worker_lib.protocol.terms import VersionTerms
 from worker_lib.protocol.versions import AsynchronousSession
-from worker_lib.protocol.window import CEILING
 
 from .directory import Directory
 from .peers import Peers
@@ -57,7 +52,6 @@ LOOK_PAUSE = 0.05  # seconds between two looks of the thread that moves packets,
 GREETING_PAUSE = 0.05  # seconds between two greetings; doubles
 GREETING_CEILING = 1.0
 AGAIN_PAUSE = 0.02  # seconds until a worker that is behind looks again how the others stand
-REFUSED_PATIENCE = 5.0  # seconds to wait where no process listens; the switch may be starting
 JOIN_PAUSE = 0.02  # seconds between two questions for a rank
 WHO_PAUSE = 0.5  # seconds between two questions how many workers have joined
 LEAVE_PATIENCE = 1.0  # seconds for an answer to Leave
@@ -113,9 +107,10 @@ class AsynchronousWorker:
         dtype: npt.DTypeLike = np.float32,
         check: bool = False,
     ) -> None:
-        switch = arguments.address("switch", switch, least_port=1)
-        bind = arguments.address("bind", bind)
-        self.job = arguments.job_number(job)
+        opening = Opening(
+            switch, job, num_workers, rank, timeout, bind, key, elements_per_segment, offload
+        )
+        self.job, self.timeout = opening.job, opening.timeout
         self.num_workers = arguments.num_workers(num_workers)
         self.numel = arguments.whole("numel", numel, 1, 0xFFFFFFFF, "pass the gradient's elements")
         hint = f"pass 1 to num_workers ({num_workers}) contributions, or None for everybody's"
@@ -123,9 +118,6 @@ class AsynchronousWorker:
             threshold = arguments.whole("threshold", threshold, 1, num_workers, hint)
         hint = "pass the versions by which a gradient may be late, 0 or more"
         self.staleness = arguments.whole("staleness", staleness, 0, 2**31 - 1, hint)
-        self.timeout = arguments.seconds("timeout", timeout)
-        wanted = arguments.rank(rank, self.num_workers)
-        arguments.key(key)
         self._state = State(state)
         self._update = update
         self._check = check
@@ -133,25 +125,11 @@ class AsynchronousWorker:
         whole = self.numel + self._directory.size
         shape = arguments.shape(whole, dtype, "sum", elements_per_segment, Mode.ASYNCHRONOUS)
         self._process = os.getpid()
-        incarnation = arguments.incarnation()
-        self._port = arguments.port(switch, bind, offload)
-        self.shape = shape = arguments.fitted(shape, self._port, elements_per_segment)
+        self._port, self.shape, terms = opening.open(shape)
         self._dtype = shape.dtype.numpy
-        self._address = Address(*self._port.socket.getpeername())
+        ways = VersionTerms(**terms, threshold=threshold or 0, watch=self.numel)
         try:
-            terms = VersionTerms(
-                self._address,
-                self.job,
-                shape,
-                expected=self.num_workers,
-                rank=wanted,
-                threshold=threshold or 0,
-                watch=self.numel,
-                ceiling=min(CEILING, self._port.buffer),
-                most=self._port.most,
-                key=key,
-            )
-            self._session = AsynchronousSession(terms, incarnation)
+            self._session = AsynchronousSession(ways, arguments.incarnation())
             self._vector = np.zeros(whole, self._dtype)
         except MemoryError:
             self._port.close()
@@ -388,7 +366,7 @@ class AsynchronousWorker:
         if session.halted:
             why = "the job is halted; a reset resumes it"
         elif silence > 2 * session.round_trip.ceiling:
-            why = f"the switch at {self._address} does not answer: is it running?"
+            why = f"the switch at {self._session.switch} does not answer: is it running?"
         elif session.behind:
             why = "this worker is behind, and no other gives it a snapshot: are all running?"
         else:
@@ -410,16 +388,8 @@ class AsynchronousWorker:
                 self._ensure_open()
                 now = time.monotonic()
                 refused = self._port.refused and now - began > REFUSED_PATIENCE
-                if self._session.taken is not None and now >= limit:
-                    raise self._refused(Status.RANK_TAKEN, self._session.taken)
                 if not self._session.member and (now >= limit or refused):
-                    raise SwitchUnreachable.silent(
-                        self._address,
-                        f"{now - began:.1f}",
-                        self._port.refused,
-                        os.environ.get("ISWITCH_SWITCH", ""),
-                        self._session.denied,
-                    )
+                    raise no_answer(self._session, self._port, now - began)
                 if now >= limit:
                     raise TooFewWorkers(
                         f"{self._session.joined} of {self.num_workers} workers joined job "
@@ -437,11 +407,6 @@ class AsynchronousWorker:
                 self._ensure_open()
                 self._greet()  # some may not have heard of it
                 self._changed.wait(LOOK_PAUSE)
-
-    def _refused(self, status: Status, ack: Ack) -> Refused:
-        taken = status is Status.RANK_TAKEN
-        detail = owner(ack, environment.hosts(os.environ)) if taken else ""
-        return Refused(Action.JOIN, status, self.job, detail, ack)
 
     def _all_have_begun(self) -> bool:
         """Whether all others have a state, from this worker or from one another."""
@@ -492,7 +457,8 @@ class AsynchronousWorker:
                     self._directory.learn(elements)
                 case Answered(action=Action.JOIN, status=status, ack=ack):
                     if status is not Status.OK:
-                        raise self._refused(status, ack)
+                        hosts = environment.hosts(os.environ)
+                        raise refused(self._session, Action.JOIN, status, ack, hosts)
                 case WasReset():
                     self._counts["resets"] += 1
 

@@ -1,0 +1,357 @@
+"""Drive a `Session` over a UDP socket by blocking calls: join, ask, and get a vector summed."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import select
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from iswitch.core.format.wire import (
+    NO_RANK,
+    ROUND_MASK,
+    Ack,
+    Action,
+    Shape,
+    Status,
+    Value,
+    Vector,
+)
+from iswitch.ports.udp import UdpPort
+from worker_lib.protocol.session import Answered, Dropped, Gone, Halted, Session, WasReset
+from worker_lib.protocol.terms import RoundTerms
+
+from . import arguments
+from .errors import (
+    JobReset,
+    MembershipLost,
+    Refused,
+    RoundGone,
+    SwitchUnreachable,
+    TooFewWorkers,
+    WorkerError,
+    as_if_lost,
+)
+from .opening import REFUSED_PATIENCE, no_answer, refused
+from .waiting import OnMemberLost, Waiting
+
+LOOK_AGAIN = 0.001  # seconds since something came after which to look before an allreduce
+WHO_PATIENCE = 0.5  # seconds for an answer to the question who is in the job, or is waited for
+WHO_PAUSE = 0.01  # seconds before asking again, when switches further away have to be heard
+TAKEN_PAUSE = 0.5  # seconds before asking again for a place in a job that has all its workers
+LEAST_ELEMENTS = 16  # of a packet; no switch takes as few
+JOIN_PAUSE = 0.02  # seconds between two looks whether everybody has joined
+
+
+class Membership:
+    """A session and its socket. One thread calls it at a time.
+
+    Args:
+        port: the socket, which it takes over.
+        terms: of the session.
+        on_member_lost: what to do when a worker is lost.
+        hosts: names of hosts by address, for messages.
+
+    Raises:
+        MemoryError: there is none for such vectors; the socket is closed.
+    """
+
+    def __init__(
+        self, port: UdpPort, terms: RoundTerms, on_member_lost: OnMemberLost, hosts: dict[str, str]
+    ) -> None:
+        self.port = port
+        self._on_member_lost = on_member_lost
+        self._hosts = hosts
+        try:
+            self._begin(terms, arguments.incarnation())
+        except MemoryError:
+            port.close()
+            raise arguments.too_large(terms.shape) from None
+        self._poller = select.poll()
+        self._poller.register(port, select.POLLIN)
+        self._notice: WorkerError | None = None  # for the next allreduce to raise
+
+    def _begin(self, terms: RoundTerms, incarnation: int) -> None:
+        self.session = Session(terms, incarnation)
+        self.waiting = Waiting(self.session, terms.expected, self._on_member_lost, self._hosts)
+
+    # Joining
+
+    def join(self, timeout: float, may_shorten: bool) -> None:
+        """Join the job, and wait for `expected` workers and for a rank.
+
+        Args:
+            timeout: seconds.
+            may_shorten: try shorter packets if the switch does not take such long ones.
+
+        Raises:
+            Refused, SwitchUnreachable, TooFewWorkers: the job was not joined.
+        """
+        limit = time.monotonic() + timeout
+        most = 0  # workers seen at once: one that gives up leaves
+        while True:
+            self.session.join(time.monotonic())
+            try:
+                self._await(_answers_join, limit)
+            except Refused as error:
+                if error.status is Status.BAD_REQUEST and may_shorten and self._shorten_packets():
+                    continue
+                # The places of workers that were killed become free.
+                if not error.taken or time.monotonic() + TAKEN_PAUSE >= limit:
+                    raise
+                time.sleep(TAKEN_PAUSE)
+                continue
+            except SwitchUnreachable:
+                if not most:  # else it has answered before, and only the time is up
+                    raise
+            most = max(most, self.session.joined)
+            if most >= self.session.terms.expected and self.session.rank != NO_RANK:
+                self._notice = None  # a reset while all were gathering: nothing was under way
+                arguments.tell_of_clock(self.session.clock_behind, self.session.incarnation)
+                return
+            if time.monotonic() + JOIN_PAUSE >= limit:
+                raise self._too_few(most, timeout)
+            time.sleep(JOIN_PAUSE)
+
+    def _too_few(self, most: int, timeout: float) -> TooFewWorkers:
+        job, expected = self.session.job, self.session.terms.expected
+        if most >= expected:
+            return TooFewWorkers(
+                f"joined job {job}, but no rank was free within {timeout:g} s: a worker that died "
+                "keeps its rank until its lease ends; try again after that, or with a longer "
+                "timeout"
+            )
+        return TooFewWorkers(
+            f"only {most} of {expected} workers joined job {job} within {timeout:g} s; are all of "
+            "them running, with the same job number and switch?"
+        )
+
+    def _shorten_packets(self) -> bool:
+        """Try the next shorter packets: this switch may not take so many elements in one.
+
+        Every worker tries the same numbers, from the same one on, so they meet. Each try has a
+        Request of its own: a late copy of one refusal must not pass for the next.
+        """
+        shape = self.session.shape
+        elements = 1 << (shape.elements - 1).bit_length() - 1 if shape.elements > 1 else 0
+        if elements < LEAST_ELEMENTS:
+            return False
+        shorter = Shape.of(shape.numel, shape.dtype, shape.op, shape.mode, elements)
+        incarnation = (self.session.incarnation + 1) & ROUND_MASK
+        self._begin(replace(self.session.terms, shape=shorter), incarnation)
+        return True
+
+    # Sums
+
+    def allreduce(
+        self, vector: Vector, out: Vector, timeout: float, own: bool, round_: int | None
+    ) -> None:
+        """Have a vector summed.
+
+        Args:
+            vector: flat, (numel,).
+            out: of that shape; takes the sum.
+            timeout: seconds.
+            own: nobody else writes to `out`.
+            round_: the round of the program; None: the current one.
+
+        Raises:
+            WorkerError: the sum could not be had in that time.
+        """
+        began = time.monotonic()
+        limit = began + timeout
+        session = self.session
+        if began - session.heard > LOOK_AGAIN and self._poller.poll(0):
+            self._receive()  # since the last call: Help for that round, a Reset, a Halt
+        if session.has_events or self._notice is not None:
+            self._raise_notice()
+        if round_ is not None and not session.skip_to(round_):
+            raise RoundGone(round_, session.round, named=True)
+        try:
+            express = session.begin_express(vector, out, began, own)
+            if not (express and self._express(limit)):
+                if session.transfer is None:
+                    session.begin(vector, out, began, own)
+                self._transfer(began, timeout)
+        except BaseException:
+            session.abandon()
+            raise
+        session.finish()
+        self._flush(time.monotonic())
+
+    def _express(self, limit: float) -> bool:
+        """Send a small vector and take its aggregate; False: the slow path finishes the round."""
+        session = self.session
+        now = time.monotonic()
+        self._flush(now)
+        while (express := session.express) is not None:
+            deadline = session.deadline()
+            until = limit if deadline is None else min(limit, deadline)
+            if not self._poller.poll(max(0.0, until - now) * 1000):
+                break
+            self._receive()
+            if express.done and session.express is express:  # else there was a Reset behind it
+                return True
+            now = time.monotonic()
+        session.go_slow()
+        self._raise_notice()
+        return False
+
+    def _transfer(self, began: float, timeout: float) -> None:
+        """Send and receive until all aggregates have come."""
+        transfer = self.session.transfer
+        assert transfer is not None
+        self.waiting.begin(began)
+        while not transfer.done:
+            in_time = self._step(began + timeout)
+            if not in_time:
+                self._ask_for_whom()
+                self._ask_who_is_there()
+            self._raise_notice()
+            now = time.monotonic()
+            if (lost := self.waiting.lost(now)) is not None:
+                raise lost
+            self.waiting.look(now)
+            if not in_time and not transfer.done:
+                failed = self.port.counters["tx_failed"]
+                raise self.waiting.too_late(timeout, now, failed)
+
+    def _ask_for_whom(self) -> None:
+        """Learn whose contributions are missing, from all switches of the tree."""
+        waiting, session = self.waiting, self.session
+        question, limit = secrets.randbits(32), time.monotonic() + WHO_PATIENCE
+        with suppress(SwitchUnreachable, Refused):
+            while not (waiting.knows or session.halted or session.transfer is None):
+                now = time.monotonic()
+                if session.transfer.done or now >= limit:
+                    return
+                request = waiting.ask_for_whom(question, now)
+                try:
+                    self._await(functools.partial(_answers, request), limit)
+                finally:
+                    session.forget(request)
+                if not waiting.knows:
+                    time.sleep(WHO_PAUSE)
+
+    def _ask_who_is_there(self) -> None:
+        with suppress(SwitchUnreachable, Refused):
+            self.session.join(time.monotonic())
+            self._await(_answers_join, time.monotonic() + WHO_PATIENCE)
+
+    # Requests
+
+    def request(self, action: Action, value: Value, timeout: float) -> Ack:
+        """Have an action executed once; as a member again, if the membership was lost.
+
+        Raises:
+            Refused, SwitchUnreachable: it was not executed.
+        """
+        limit = time.monotonic() + timeout
+        while True:
+            number = self.session.request(action, value, time.monotonic())
+            try:
+                return self._await(functools.partial(_answers, number), limit)
+            except Refused as error:
+                if error.status is not Status.NOT_MEMBER or action is Action.LEAVE:
+                    raise
+            # The switch was restarted, or the lease had run out: once more as a member.
+            self._await(_answers_join, limit)
+
+    def _await(self, wanted: Callable[[Answered], bool], limit: float) -> Ack:
+        began = time.monotonic()
+        self.port.refused = False
+        while True:
+            more = self._step(limit)
+            for answer in self._events():
+                self.waiting.answered(answer)
+                if wanted(answer):
+                    if answer.status is not Status.OK:
+                        raise self._refused(answer)
+                    return answer.ack
+            seconds = time.monotonic() - began
+            if not more or (self.port.refused and seconds > REFUSED_PATIENCE):
+                raise no_answer(self.session, self.port, seconds)
+
+    def _refused(self, answer: Answered) -> Refused:
+        return refused(self.session, answer.action, answer.status, answer.ack, self._hosts)
+
+    # Events
+
+    def _events(self) -> list[Answered]:
+        """The answers among the events; what an allreduce has to raise is noted."""
+        answers = []
+        while (event := self.session.next_event()) is not None:
+            match event:
+                case Answered():
+                    answers.append(event)
+                case WasReset(round_):
+                    self._notice = JobReset(round_)
+                case Gone(round_, now_at):
+                    self._notice = RoundGone(round_, now_at, named=self.session.partial)
+                case Dropped(round_, now_at):
+                    self._notice = MembershipLost(round_, now_at)
+                case Halted():
+                    pass  # an allreduce waits, and says so if it waits too long
+        return answers
+
+    def _note_refusal(self) -> None:
+        """Have the next allreduce raise it when a membership could not be taken up again."""
+        for answer in self._events():
+            self.waiting.answered(answer)
+            if answer.action is Action.JOIN and answer.status is not Status.OK:
+                self._notice = self._refused(answer)
+
+    def _raise_notice(self) -> None:
+        self._note_refusal()
+        if self._notice is not None:
+            notice, self._notice = self._notice, None
+            raise notice
+
+    # Packets
+
+    def attend(self) -> None:
+        """Do what is due between two calls: heartbeats, Help for others, Acks."""
+        self._receive()
+        now = time.monotonic()
+        deadline = self.session.deadline()
+        if deadline is not None and deadline <= now:
+            with as_if_lost(self.session.stats):
+                self.session.handle_timer(now)
+        self._flush(now)
+        self._note_refusal()
+
+    def _step(self, limit: float) -> bool:
+        """Send what may be sent, wait for something to come, take it; False: out of time."""
+        session = self.session
+        now = time.monotonic()
+        self._flush(now)
+        deadline = session.deadline()
+        until = limit if deadline is None else min(limit, deadline)
+        if self._poller.poll(0.0 if session.may_send else max(0.0, until - now) * 1000):
+            self._receive()
+        now = time.monotonic()
+        if until <= now:
+            with as_if_lost(session.stats):
+                session.handle_timer(now)
+        return now < limit
+
+    def _receive(self) -> None:
+        now = time.monotonic()
+        with as_if_lost(self.session.stats):
+            for burst in self.port.pull():
+                self.session.receive(burst, now)
+
+    def _flush(self, now: float) -> None:
+        with as_if_lost(self.session.stats):
+            self.port.push(self.session.transmissions(now))
+
+
+def _answers(number: int, answer: Answered) -> bool:
+    return answer.request == number
+
+
+def _answers_join(answer: Answered) -> bool:
+    return answer.action is Action.JOIN

@@ -1,0 +1,112 @@
+"""What every kind of worker is given to join a job: checked, and a socket opened with it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import Ack, Action, Shape, Status
+from iswitch.ports.udp import UdpPort
+from worker_lib.protocol.member import Member
+from worker_lib.protocol.window import CEILING, TOGETHER
+
+from . import arguments, environment, naming
+from .errors import Refused, SwitchUnreachable
+
+REFUSED_PATIENCE = 5.0  # seconds to wait where no process listens; the switch may be starting
+
+
+@dataclass
+class Opening:
+    """The arguments that `Worker` and `AsynchronousWorker` have in common, checked.
+
+    Attributes are those of the workers; `elements` is their `elements_per_segment`.
+
+    Raises:
+        ValueError: one of them is out of its range.
+    """
+
+    switch: tuple[str, int]
+    job: int
+    num_workers: int | None
+    rank: int | None
+    timeout: float
+    bind: tuple[str, int]
+    key: bytes | None
+    elements: int | None
+    offload: bool
+
+    def __post_init__(self) -> None:
+        self.switch = arguments.address("switch", self.switch, least_port=1)
+        self.bind = arguments.address("bind", self.bind)
+        self.job = arguments.job_number(self.job)
+        if self.num_workers is not None:
+            self.num_workers = arguments.num_workers(self.num_workers)
+        self.wanted_rank = arguments.rank(self.rank, self.num_workers)
+        self.timeout = arguments.seconds("timeout", self.timeout)
+        arguments.key(self.key)
+
+    def open(self, shape: Shape) -> tuple[UdpPort, Shape, dict[str, Any]]:
+        """Open the socket.
+
+        Args:
+            shape: layout of the vectors.
+
+        Returns:
+            the socket; the shape, with packets that fit the way to the switch; and what `Terms` of
+            any kind say of this membership, by name.
+
+        Raises:
+            SwitchUnreachable, BindError: there can be no such socket.
+        """
+        port = arguments.port(self.switch, self.bind, self.offload)
+        shape = arguments.fitted(shape, port, self.elements)
+        terms = {
+            "switch": Address(*port.socket.getpeername()),  # `self.switch` may be a name
+            "job": self.job,
+            "shape": shape,
+            "expected": self.num_workers or 0,
+            "rank": self.wanted_rank,
+            "key": self.key,
+            "ceiling": min(CEILING, port.buffer),
+            "room": min(TOGETHER, port.buffer),  # the switch's is no larger, by all we know
+            "most": port.most,
+        }
+        return port, shape, terms
+
+
+def refused(
+    session: Member[Any], action: Action, status: Status, ack: Ack, hosts: dict[str, str]
+) -> Refused:
+    """The error of a request that the switch refused.
+
+    Args:
+        session: that asked.
+        action: what it asked for.
+        status: why it was refused.
+        ack: what else the switch said.
+        hosts: names of hosts by address.
+    """
+    detail = ""
+    if status is Status.MISMATCH:
+        shape, ordered = session.shape, getattr(session.terms, "reproducible", False)
+        detail = (
+            f" (this worker's: {shape.numel} elements of {shape.dtype.numpy}, "
+            f"{shape.op.name.lower()}, E = {shape.elements}{', reproducible' * ordered})"
+        )
+    if status is Status.RANK_TAKEN:
+        detail = naming.owner(ack, hosts)
+    return Refused(action, status, session.job, detail, ack)
+
+
+def no_answer(session: Member[Any], port: UdpPort, seconds: float) -> SwitchUnreachable | Refused:
+    """The error of a request that was not answered within so many seconds."""
+    if session.taken is not None:
+        hosts = environment.hosts(os.environ)
+        return refused(session, Action.JOIN, Status.RANK_TAKEN, session.taken, hosts)
+    assigned = os.environ.get("ISWITCH_SWITCH", "")
+    return SwitchUnreachable.silent(
+        session.switch, f"{seconds:.1f}", port.refused, assigned, session.denied
+    )
