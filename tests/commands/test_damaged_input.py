@@ -30,7 +30,7 @@ from iswitch.cli import main
 from iswitch.lab.launch import processes
 from iswitch.lab.soak import many
 from iswitch.lab.soak.generate import generate
-from iswitch.lab.training import train_record
+from iswitch.lab.training import files as training_files
 from iswitch.outside import OutsideError
 from iswitch.ports import engine
 from iswitch.system import boundary, files
@@ -492,7 +492,7 @@ def test_checkpoints_with_bits_flipped(tell: Told, tmp_path: Path) -> None:
         tell(line)
 
 
-TABLES = {"progress.csv": train_record.COLUMNS, "episodes.csv": train_record.EPISODE_COLUMNS}
+TABLES = {"progress.csv": training_files.COLUMNS, "episodes.csv": training_files.EPISODE_COLUMNS}
 
 
 def table(columns: tuple[str, ...], *rows: str) -> bytes:
@@ -524,8 +524,8 @@ def test_half_a_row_at_the_end_is_taken_off(tmp_path: Path) -> None:
     columns = TABLES["episodes.csv"]
     path = tmp_path / "episodes.csv"
     path.write_bytes(table(columns, "1,2,0,9.0") + b"1,2,1")
-    files = train_record.Files(tmp_path, goes_on=True)
-    files.episodes(train_record.Member(1, iteration=3), [8.0])
+    files = training_files.Files(tmp_path, goes_on=True)
+    files.episodes(0.0, 3, 1, [8.0])
     files.close()
     assert path.read_bytes() == table(columns, "1,2,0,9.0", "0.000,3,1,8.0")
 

@@ -207,11 +207,11 @@ def test_a_capture_that_a_full_disk_cuts_is_told_of(
 
 @pytest.mark.parametrize("name", ["progress.csv", "episodes.csv"])
 def test_records_of_a_training_on_a_full_disk(name: str, tmp_path: Path) -> None:
-    from iswitch.lab.training.train_record import Files, Member
+    from iswitch.lab.training.files import Files
 
     (tmp_path / name).symlink_to(FULL)
     files = Files(tmp_path, goes_on=False)
-    files.episodes(Member(0), [1.0])
+    files.episodes(0.0, 0, 0, [1.0])
     with pytest.raises(OutsideError, match=f"cannot write .*{name}: No space left on device; make"):
         files.close()
 

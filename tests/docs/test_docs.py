@@ -19,6 +19,7 @@ from iswitch.cli import bench, train
 from iswitch.cli.switch import configure, settings
 from iswitch.lab.bench.choosing import plan_of
 from iswitch.lab.launch.worlds import chosen_topology
+from iswitch.lab.training.choosing import plan_of as train_plan
 from iswitch.serving.impairments import impairments
 from tests.conftest import Where
 from tests.support import ROOT
@@ -169,7 +170,7 @@ def test_commands(switch: Where, tmp_path: Path) -> None:
             parser = argparse.ArgumentParser()
             train.configure(parser)
             args = parser.parse_args(words[2:])
-            assert train.plan_of(args, chosen_topology(args.topology, args.workers))
+            assert train_plan(args, chosen_topology(args.topology, args.workers))
         elif words[:2] == ["iswitch", "bench"]:  # tests/lab/test_bench.py
             parser = argparse.ArgumentParser()
             bench.configure(parser)

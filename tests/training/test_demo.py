@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from iswitch.lab.training.demo_report import PARTS, curve, plot, rolling, summarise
-from iswitch.lab.training.demo_sums import sum_is_exact
-from iswitch.lab.training.demo_training import LEARNED, Training, WorkerProcess
+from iswitch.lab.training.demo import LEARNED, DemoRecord, DemoScreen
+from iswitch.lab.training.plot import curve, plot, rolling
+from iswitch.lab.training.record import PARTS
+from iswitch.lab.training.sums import sum_is_exact
 from tests.conftest import heed_interrupts
 from tests.support import ROOT
 from topologies import Topology
@@ -30,6 +30,10 @@ pytestmark = pytest.mark.serial
 
 DEMO = [sys.executable, "-m", "iswitch", "demo"]
 SHORT = ["--workers", "2", "--iterations", "6", "--seed", "3"]
+
+
+def record_of(workers: int, iterations: int) -> DemoRecord:
+    return DemoRecord(Topology.parse(f"star:{workers}"), iterations, seed=0)
 
 
 def demo(*options: str) -> subprocess.CompletedProcess[str]:
@@ -170,14 +174,15 @@ def test_judgement_of_learning(iterations: int, mean: float, line: str) -> None:
         "restarts": {"switches": {}, "workers": {}},
     }  # fmt: skip
     printed = StringIO()
-    summarise(Training(4, iterations, 0), report, Console(file=printed))
+    screen = DemoScreen(record_of(4, iterations), Console(file=printed))
+    screen.__dict__["report"] = report
+    screen.summarise()
     assert printed.getvalue().splitlines()[-1] == line
 
 
 def test_rate_is_of_what_was_timed() -> None:
     """From when all have done an iteration; none is told of a moment."""
-    run = Training(2, 100, 0)
-    run.members = [WorkerProcess(SimpleNamespace()) for _ in range(2)]  # type: ignore[arg-type]
+    run = record_of(2, 100)
     for now, done, seconds, rate in [
         (5.0, (3, 0), 0.0, None),
         (6.0, (8, 2), 0.0, None),
@@ -185,9 +190,9 @@ def test_rate_is_of_what_was_timed() -> None:
         (8.0, (12, 12), 2.0, 5.0),
         (9.0, (13, 12), 2.0, 5.0),  # nothing new that all have done
     ]:
-        for member, count in zip(run.members, done, strict=True):
-            member.seconds["update"] = [0.0] * count
-        run.keep_time(now)
+        for learner, count in zip(run.learners, done, strict=True):
+            learner.seconds["update"] = [0.0] * count
+        run.tick(now)
         assert run.seconds == pytest.approx(seconds)
         assert run.rate == rate
 
@@ -211,8 +216,9 @@ def test_worker_that_dies_again_and_again_is_named() -> None:
         assert process.wait(10) == 1
         assert process.stderr is not None
         error = process.stderr.read()
-        assert f"(process {last}) was killed by SIGKILL, after 5 restarts in a row" in error
-        assert error.startswith("iswitch demo: worker of rank ")
+        ending = f"process {last}) was killed by SIGKILL, after 5 restarts in a row\n"
+        assert error.startswith("iswitch demo: h")
+        assert error.endswith(ending)
         assert "Traceback" not in error
 
 
@@ -244,8 +250,8 @@ def test_crashed_parent_leaves_no_orphans() -> None:
     ("options", "complaint"),
     [
         (["--workers", "65"], "a switch takes 1 to 64 workers"),
-        (["--iterations", "0"], "at least 1"),
-        (["--seed", "-1"], "0 or more"),
+        (["--iterations", "0"], "is not a whole number of 1 or more"),
+        (["--seed", "-1"], "is not a whole number of 0 or more"),
         (["--plot", "demo.doc"], "a name that ends in .png"),
         (["--json", "/nowhere/demo.json"], "cannot write /nowhere/demo.json"),
     ],
@@ -265,12 +271,10 @@ def test_failed_run_leaves_no_empty_file(tmp_path: Path) -> None:
 
 def test_last_episodes_are_the_last_of_all() -> None:
     rng = np.random.default_rng(0)
-    run = Training(4, 50, 0)
-    for size in (0, 3, 40, 200):
+    run = record_of(4, 50)
+    for learner, size in zip(run.learners, (0, 3, 40, 200), strict=True):
         ended = np.sort(rng.integers(50, size=size))
-        member = WorkerProcess(SimpleNamespace())  # type: ignore[arg-type]
-        member.returns = [(int(i), float(r)) for i, r in zip(ended, rng.random(size), strict=True)]
-        run.members.append(member)
+        learner.returns = [(int(i), float(r)) for i, r in zip(ended, rng.random(size), strict=True)]
     for last in (1, 20, 242, 243, 1000):
         assert run.episodes(last) == run.episodes()[-last:]
 
@@ -281,13 +285,15 @@ def test_curve() -> None:
     assert np.isnan(curve([], 3)).all()
 
 
-def recorded(contributions: list[np.ndarray], aggregates: list[np.ndarray]) -> Training:
-    run = Training(len(contributions), 1, 0)
+def recorded(contributions: list[np.ndarray], aggregates: list[np.ndarray]) -> DemoRecord:
+    run = record_of(len(contributions), 1)
     for rank, parts in enumerate(zip(contributions, aggregates, strict=True)):
-        member = WorkerProcess(SimpleNamespace(), f"h{rank}")  # type: ignore[arg-type]
-        member.recorded = {3: record(rank, *parts)}
-        run.members.append(member)
+        run.learners[rank].recorded = {3: record(rank, *parts)}
     return run
+
+
+def exact(run: DemoRecord) -> bool:
+    return sum_is_exact(run.topology, run.recorded(), run.any_order)
 
 
 def record(rank: int, contribution: np.ndarray, aggregate: np.ndarray) -> dict[str, object]:
@@ -302,11 +308,11 @@ def test_sum_check_finds_one_flipped_bit() -> None:
     rng = np.random.default_rng(0)
     parts = [rng.standard_normal(100).astype(np.float32) for _ in range(3)]
     total = (parts[0] + parts[1]) + parts[2]
-    assert sum_is_exact(recorded(parts, [total] * 3))
+    assert exact(recorded(parts, [total] * 3))
     wrong = total.copy()
     wrong.view(np.uint32)[7] ^= 1
-    assert not sum_is_exact(recorded(parts, [total, wrong, total]))
-    assert not sum_is_exact(recorded(parts, [wrong] * 3))
+    assert not exact(recorded(parts, [total, wrong, total]))
+    assert not exact(recorded(parts, [wrong] * 3))
 
 
 @pytest.mark.parametrize("form", ["star:4", "rack:2x2"])
@@ -320,35 +326,34 @@ def test_sum_check_where_contributions_come_in_any_order(form: str) -> None:
     for total in (right, wrong):
         run = recorded([a, b, c, d], [total] * 4)
         run.topology, run.any_order = Topology.parse(form), True
-        for host, member in zip(run.topology.hosts, run.members, strict=True):
-            member.host = host.name
-            member.recorded[3]["elements"] = 50
-        assert sum_is_exact(run) == (total is right)
+        for host, learner in zip(run.topology.hosts, run.learners, strict=True):
+            learner.host = host.name
+            learner.recorded[3]["elements"] = 50
+        assert exact(run) == (total is right)
 
 
 def test_sum_check_takes_the_newest_round_that_all_have_recorded() -> None:
     """With the ranks as they were then: after a restart of the switch they are others."""
     parts = [np.array([x], np.float32) for x in (1e8, -1e8, 1.0)]  # the order matters
     run = recorded(parts, [parts[2] * 0] * 3)
-    assert not sum_is_exact(run)  # (1e8 - 1e8) + 1 is 1
-    for member, rank, part in zip(run.members, (0, 2, 1), parts, strict=True):
-        member.recorded[5] = record(rank, part, parts[2] * 0)
-    assert sum_is_exact(run)  # (1e8 + 1) - 1e8 is 0
-    run.members[1].recorded[6] = record(0, parts[0], parts[0])
-    assert sum_is_exact(run)
-    del run.members[0].recorded[3], run.members[0].recorded[5]
-    assert not sum_is_exact(run)
+    assert not exact(run)  # (1e8 - 1e8) + 1 is 1
+    for learner, rank, part in zip(run.learners, (0, 2, 1), parts, strict=True):
+        learner.recorded[5] = record(rank, part, parts[2] * 0)
+    assert exact(run)  # (1e8 + 1) - 1e8 is 0
+    run.learners[1].recorded[6] = record(0, parts[0], parts[0])
+    assert exact(run)
+    del run.learners[0].recorded[3], run.learners[0].recorded[5]
+    assert not exact(run)
 
 
 def test_iterations_of_one_that_was_started_again() -> None:
     """What it skips and what it does again leaves every iteration at its place."""
-    run = Training(1, 10, 0)
-    member = WorkerProcess(SimpleNamespace())  # type: ignore[arg-type]
-    run.members.append(member)
+    run = record_of(1, 10)
+    (learner,) = run.learners
     for iteration, seconds in [(0, 1.0), (1, 2.0), (4, 3.0), (3, 4.0)]:
         parts = dict.fromkeys(PARTS, seconds)
-        run.hear(member, {"event": "iteration", "iteration": iteration, "returns": [], **parts})
-    assert member.seconds["aggregate"] == [1.0, 2.0, 0.0, 4.0]
+        run.take(learner, {"event": "iteration", "iteration": iteration, "returns": [], **parts})
+    assert learner.seconds["aggregate"] == [1.0, 2.0, 0.0, 4.0]
 
 
 def test_rolling_mean() -> None:
@@ -361,11 +366,11 @@ def test_axes_of_iterations_are_whole(monkeypatch: pytest.MonkeyPatch, tmp_path:
     from matplotlib import pyplot
 
     monkeypatch.setattr(pyplot, "close", lambda _: None)
-    training = Training(2, 4, 1, members=[WorkerProcess(None) for _ in range(2)])  # type: ignore[arg-type]
-    for member in training.members:
-        member.returns = [(i, 20.0 + i) for i in range(4)]
-        member.seconds = {part: [0.01] * 4 for part in member.seconds}
-    plot(training, str(tmp_path / "plot.png"))
+    run = record_of(2, 4)
+    for learner in run.learners:
+        learner.returns = [(i, 20.0 + i) for i in range(4)]
+        learner.seconds = {part: [0.01] * 4 for part in learner.seconds}
+    plot(run, str(tmp_path / "plot.png"))
     for axes in pyplot.gcf().axes:
         assert {float(at).is_integer() for at in axes.get_xticks()} == {True}
     pyplot.clf()

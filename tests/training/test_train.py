@@ -20,8 +20,7 @@ from rich.console import Console
 
 from iswitch import cli
 from iswitch.cli import train
-from iswitch.lab.training.train_record import Training
-from iswitch.lab.training.train_screen import Screen
+from iswitch.lab.training.train import TrainRecord, TrainScreen
 from tests.conftest import heed_interrupts
 from tests.support.one_process import OneProcess
 from worker_lib.rl import workloads
@@ -242,8 +241,8 @@ def test_a_target_that_is_missed_is_a_failure() -> None:
 
 def test_the_screen_of_a_terminal() -> None:
     console = Console(file=StringIO(), force_terminal=True, width=120, highlight=False)
-    training = Training(Plan("ddpg", "Pendulum-v1", mode="async", target_return=-300.0), 2, None)
-    screen = Screen(training, "loopback", console)
+    training = TrainRecord(Plan("ddpg", "Pendulum-v1", mode="async", target_return=-300.0), 2, None)
+    screen = TrainScreen(training, "loopback", console)
     split = {"seconds": 2.0, "compute": 1.0, "aggregate": 0.5, "update": 0.1}
     told = {"event": "progress", "iteration": 40, "returns": [-900.0, -700.0], **split}
     told |= {"gradients": 44, "discarded": 3}
@@ -302,7 +301,7 @@ def test_event_files_do_not_take_torch() -> None:
     """Loading it takes seconds, in which Ctrl-C would wait."""
     code = (
         "import sys\n"
-        "from iswitch.lab.training import train_record; train_record.load_event_files()\n"
+        "from iswitch.lab.training.files import load_event_files; load_event_files()\n"
         "import tensorboardX, tensorboardX.summary\n"
         "assert 'torch' not in sys.modules; import torch; torch.zeros(1)"
     )

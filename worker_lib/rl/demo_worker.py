@@ -1,7 +1,8 @@
 """One worker of `iswitch demo`: play, add up, update; a process of its own.
 
-`python -m worker_lib.rl.demo_worker --switch HOST:PORT ...` prints a JSON object per line for
-whoever started it: `joined`, one `iteration` each, a recorded `round`, and `done` or `error`.
+`python -m worker_lib.rl.demo_worker --iterations N --seed S`, in the environment of `iswitch run`,
+prints a JSON object per line for its parent: `joined`, one `iteration` each, a recorded `round`,
+and `done` or `error`.
 
 It may be started again in the place of one that was killed. Then the job is reset, and all workers
 go on from the state of whoever is furthest.
@@ -22,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from iswitch.system.keyfiles import key_in
 from worker_lib import (
     AllreduceTimeout,
     JobReset,
@@ -32,6 +32,7 @@ from worker_lib import (
     WorkerError,
     catch_up,
 )
+from worker_lib.environment import number
 
 from .actor_critic import ActorCritic, Settings
 
@@ -41,12 +42,6 @@ Report = Callable[[dict[str, Any]], None]
 def encode(vector: np.ndarray[Any, np.dtype[np.float32]]) -> str:
     """A vector as text, to the last bit."""
     return base64.b64encode(vector.tobytes()).decode()
-
-
-def address(text: str) -> tuple[str, int]:
-    """HOST:PORT."""
-    host, _, port = text.rpartition(":")
-    return host, int(port)
 
 
 class Training:
@@ -141,13 +136,8 @@ class Training:
 def main() -> int:
     """Be a worker process."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--switch", required=True, metavar="HOST:PORT")
-    parser.add_argument("--job", type=int, required=True)
-    parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--iterations", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--rank", type=int, required=True, help="of this worker among all")
-    parser.add_argument("--bind", default="0.0.0.0:0", metavar="HOST:PORT", help="local address")
     parser.add_argument("--any-order", type=int, default=0, help="1: sums need not be repeatable")
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
@@ -160,20 +150,11 @@ def main() -> int:
     try:
         # Sums in rank order, and seeds by rank: the whole run can be repeated bit for bit.
         probe = ActorCritic(seed=0, weights_seed=args.seed, settings=settings)
-        with Worker(
-            address(args.switch),
-            args.job,
-            probe.weights.size,
-            args.workers,
-            rank=args.rank,
-            reproducible=not args.any_order,
-            key=key_in(os.environ),
-            bind=address(args.bind),
-        ) as worker:
+        with Worker.from_env(probe.weights.size, reproducible=not args.any_order) as worker:
             report({"event": "joined", "rank": worker.rank, "pid": os.getpid()})
             seed = args.seed * 1000 + worker.rank
             learner = ActorCritic(seed=seed, weights_seed=args.seed, settings=settings)
-            Training(worker, learner, args.workers, report).run()
+            Training(worker, learner, number(os.environ, "WORLD_SIZE"), report).run()
     except WorkerError as error:
         report({"event": "error", "message": str(error)})
         return 1

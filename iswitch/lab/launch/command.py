@@ -9,6 +9,7 @@ import signal
 import sys
 from contextlib import suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from topologies import Topology
 
 from .launch import Crew, broken_pipe_is_an_end, how
 from .processes import Fleet
+from .restarts import Restarts
 from .switches import Switches, SwitchFailed
 from .worlds import capture_folder, check_members, make_world, p4_switches, read_topology
 
@@ -73,7 +75,8 @@ def _run(
     built = make_world(args.world, topology, offload=not args.no_offload, switches=args.switch)
     with built as world, Fleet() as fleet:
         switches = Switches(fleet, world, capture, say)
-        crew = Crew(fleet, world, switches, args.workers_per_host, args.max_restarts, say)
+        restarts = partial(Restarts, args.max_restarts, inf)
+        crew = Crew(switches, args.workers_per_host, restarts, say)
         say(f"{crew.size} x {command[0]} in {args.topology} ({args.world})")
         status = 0
         try:

@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from iswitch.outside import UsageError, reason
 from iswitch.system.interrupts import Stopped
 
-from .processes import Child, Fleet, ended
+from .processes import Child, ended
 from .restarts import Restarts
 from .worlds import group_variables
 
@@ -43,7 +42,7 @@ class Worker:
     name: str  # what its lines begin with
     environment: Mapping[str, str]
     child: Child
-    restarts: Restarts = field(default_factory=lambda: Restarts(0))
+    restarts: Restarts = field(default_factory=Restarts)
     status: int | None = None  # as a shell has it: 128 + n for a signal
 
     @property
@@ -75,41 +74,37 @@ class Printer:
 
 
 class Crew:
-    """The processes of a command, so many on each host of a world.
+    """The processes of a command: a number of them on each host of a world.
 
     Args:
-        fleet: has the processes.
-        world: where they are started.
-        switches: what they talk to.
-        per_host: how many on each host.
-        max_restarts: how often one that fails is started again, at the same UDP port.
+        switches: what they talk to; their world and fleet are the crew's, too.
+        per_host: processes on each host.
+        restarts: makes the rule by which a process that fails is restarted, at the same UDP port.
         say: tells the user of a restart.
-        hear: takes the lines that they print (and whether to stderr), instead of their being
+        hear: takes the lines that the processes print (and whether to stderr); None: they are
             printed.
     """
 
     def __init__(
         self,
-        fleet: Fleet,
-        world: World,
         switches: Switches,
         per_host: int,
-        max_restarts: int = 0,
+        restarts: Callable[[], Restarts] = Restarts,
         say: Callable[[str], None] = lambda _: None,
         hear: Callable[[Worker, str, bool], None] | None = None,
     ) -> None:
-        self.fleet = fleet
-        self.world = world
+        self.fleet = switches.fleet
+        self.world = switches.world
         self.switches = switches
         self.per_host = per_host
-        self.max_restarts = max_restarts
+        self.make_restarts = restarts
         self.say = say
         self.workers: list[Worker] = []
         self.failed: Worker | None = None  # the first one for good
         self._ending = False
         self._by_child: dict[Child, Worker] = {}
-        names = [self._name(host.name, i) for host in world.topology.hosts for i in range(per_host)]
-        printer = Printer(names)
+        hosts = self.world.topology.hosts
+        printer = Printer([self._name(host.name, i) for host in hosts for i in range(per_host)])
         self._take = hear or (lambda worker, *line: printer.print(worker.name, *line))
 
     @property
@@ -126,7 +121,7 @@ class Crew:
         self._command = command
         hosts = [host.name for host in self.world.topology.hosts for _ in range(self.per_host)]
         shared = self._shared_environment(job)
-        binds = bindings(self.world, hosts) if self.max_restarts else [{} for _ in hosts]
+        binds = bindings(self.world, hosts) if self.make_restarts().most else [{} for _ in hosts]
         for rank, (host, bind) in enumerate(zip(hosts, binds, strict=True)):
             local = rank % self.per_host
             own = {
@@ -138,9 +133,7 @@ class Crew:
             }
             name = self._name(host, local)
             child = self._launch(name, host, shared | own)
-            worker = Worker(
-                host, rank, local, name, shared | own, child, Restarts(self.max_restarts, inf)
-            )
+            worker = Worker(host, rank, local, name, shared | own, child, self.make_restarts())
             worker.restarts.began(time.monotonic())
             self.workers.append(worker)
             self._by_child[child] = worker
@@ -204,7 +197,7 @@ class Crew:
             if worker.status is not None or waits or (status := worker.child.status()) is None:
                 continue
             if status and not self._ending and worker.restarts.plan(time.monotonic()):
-                count = f"{worker.restarts.count} of {self.max_restarts}"
+                count = f"{worker.restarts.row} of {worker.restarts.most}"
                 self.say(f"{worker.called} {ended(status)}; starting it again ({count})")
                 continue
             worker.status = 128 - status if status < 0 else status
@@ -245,7 +238,7 @@ class Crew:
 
 
 def how(worker: Worker) -> str:
-    """How a worker has ended, in words."""
+    """Say how a worker has ended."""
     status = worker.child.status()
     assert status is not None
     return ended(status)

@@ -19,7 +19,7 @@ class Restarts:
         sound: seconds after which a new row begins; infinity: never.
     """
 
-    most: int
+    most: int = 0
     sound: float = SOUND
     count: int = 0  # restarts in all
     row: int = 0  # restarts in a row

@@ -10,46 +10,47 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations, product
 from math import factorial, prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from topologies import Host, Topology
-
-    from .demo_training import Training
+from topologies import Host, Topology
 
 Vector = npt.NDArray[np.float32]
 
 
-def sum_is_exact(training: Training) -> bool:
-    """Whether all workers got, bit for bit, the recorded contributions added up in order."""
-    rounds = set.intersection(*(set(member.recorded) for member in training.members))
-    if not rounds:
+def sum_is_exact(
+    topology: Topology, recorded: Mapping[str, Mapping[str, Any]], any_order: bool
+) -> bool:
+    """Compare what all workers got in a round, bit for bit, with the sum of their contributions.
+
+    Args:
+        topology: says which switch adds what.
+        recorded: the round's message of each host; ranks are those of that round.
+        any_order: the switches add contributions as they come, rather than by rank.
+    """
+    if not recorded:
         return False
-    # Of the newest that all have recorded; ranks as they were then.
-    recorded = {m.host: m.recorded[max(rounds)] for m in training.members}
     ranks = {host: message["rank"] for host, message in recorded.items()}
     vectors = {host: _vector(message, "contribution") for host, message in recorded.items()}
     got = {_vector(message, "aggregate").tobytes() for message in recorded.values()}
-    topology = training.topology
-    if training.any_order:
+    if any_order:
         (elements,) = {message["elements"] for message in recorded.values()}
-        assert topology is not None
-        somehow = any_order(topology, topology.root.name, vectors)
+        somehow = any_order_sums(topology, topology.root.name, vectors)
         return len(got) == 1 and added_somehow(somehow, got.pop(), elements)
-    if topology is None:
-        right = _added([vectors[host] for host in sorted(vectors, key=ranks.__getitem__)])
-    else:
-        right = in_rank_order(topology, topology.root.name, ranks, vectors).tobytes()
-    return got == {right}
+    return got == {in_rank_order(topology, topology.root.name, ranks, vectors).tobytes()}
 
 
 def added_somehow(somehow: Iterator[Vector], got: bytes, elements: int) -> bool:
-    """Whether every segment of so many elements is that of one of these sums, to the last bit.
+    """Tell whether every segment equals that of one of these sums, to the last bit.
 
-    A P4 program adds as contributions come, which differs from segment to segment.
+    A P4 program adds contributions as they come: in another order in each segment.
+
+    Args:
+        somehow: the sums of whole vectors, one for each order.
+        got: the bytes of the vector that workers got.
+        elements: float32 elements of a segment.
     """
     sum_ = np.frombuffer(got, np.uint32)
     right = np.zeros(-(-len(sum_) // elements), bool)
@@ -63,17 +64,21 @@ def added_somehow(somehow: Iterator[Vector], got: bytes, elements: int) -> bool:
     return bool(right.all())
 
 
-def any_order(topology: Topology, switch: str, vectors: Mapping[str, Vector]) -> Iterator[Vector]:
-    """What the sum of a switch can be, if its members come in any order."""
+def any_order_sums(
+    topology: Topology, switch: str, vectors: Mapping[str, Vector]
+) -> Iterator[Vector]:
+    """Make each sum that a switch can get if its members come in any order."""
     members = [[vectors[host.name]] for host in topology.hosts_at(switch)]
-    members += [[*any_order(topology, child.name, vectors)] for child in topology.children(switch)]
+    members += [
+        [*any_order_sums(topology, child.name, vectors)] for child in topology.children(switch)
+    ]
     for chosen in product(*members):
         for order in permutations(chosen):
             yield np.frombuffer(_added(order), np.float32)
 
 
 def any_orders(topology: Topology, switch: str) -> int:
-    """How many of them there are."""
+    """Count the orders in which the members of a switch, and of those below it, can come."""
     children = [child.name for child in topology.children(switch)]
     own = factorial(len(topology.hosts_at(switch)) + len(children))
     return own * prod(any_orders(topology, child) for child in children)
@@ -82,7 +87,7 @@ def any_orders(topology: Topology, switch: str) -> int:
 def in_rank_order(
     topology: Topology, switch: str, ranks: Mapping[str, int], vectors: Mapping[str, Vector]
 ) -> Vector:
-    """The sum of a switch: its members' by rank, that of a switch being the lowest below it."""
+    """Add as a switch does: by rank; a switch below counts as the lowest rank below it."""
     members = {ranks[h.name]: vectors[h.name] for h in topology.hosts_at(switch)}
     for child in topology.children(switch):
         below = [ranks[host.name] for host in _hosts_below(topology, child.name)]
@@ -102,5 +107,5 @@ def _added(vectors: Sequence[Vector]) -> bytes:
     return total.tobytes()
 
 
-def _vector(message: dict[str, Any], name: str) -> Vector:
+def _vector(message: Mapping[str, Any], name: str) -> Vector:
     return np.frombuffer(base64.b64decode(message[name]), np.float32)

@@ -1,0 +1,72 @@
+"""`iswitch demo` and `iswitch train`, from their options to their files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from iswitch.lab.launch.worlds import capture_folder, chosen_topology, make_world, p4_switches
+from iswitch.outside import UsageError, writing
+from iswitch.system.files import check_writable, write
+from iswitch.system.interrupts import end_at_once, heed
+
+from .choosing import check_demo, demo_topology, plan_of
+from .conduct import Training, conduct
+from .demo import MOST_RESTARTS, DemoRecord, DemoScreen
+from .demo import command as demo_command
+from .plot import plot
+from .sums import any_orders
+from .train import TrainRecord, TrainScreen
+
+MOST_ORDERS = 10_000  # in which a sum can have been added up
+
+
+def demo(args: argparse.Namespace) -> int:
+    """Train the demo; returns the exit status.
+
+    Raises:
+        OutsideError: it cannot run here, or a file cannot be written.
+    """
+    check_demo(args)
+    topology = demo_topology(args)
+    is_p4 = bool(p4_switches(args.world, topology, args.switch, args.capture))
+    capture = capture_folder(args.capture)
+    if is_p4 and any_orders(topology, topology.root.name) > MOST_ORDERS:
+        raise UsageError(
+            f"a P4 program adds in any order, and a sum of {len(topology.hosts)} workers cannot "
+            "be checked; take 7 at most at a switch, or racks of 3, such as rack:2x3"
+        )
+    record = DemoRecord(topology, args.iterations, args.seed, any_order=is_p4)
+    screen = DemoScreen(record)
+    world = make_world(args.world, topology, switches=args.switch)
+    training = Training(world, demo_command(record), capture, MOST_RESTARTS)
+    status = conduct(training, record, screen)
+    if record.failure is None and record.done:
+        if args.json:
+            write(args.json, json.dumps(screen.report, indent=1))
+        if args.plot:
+            with writing(args.plot):
+                plot(record, args.plot)
+    return status
+
+
+def train(args: argparse.Namespace) -> int:
+    """Train; returns the exit status.
+
+    Raises:
+        OutsideError: the training cannot run here, or a file cannot be written.
+    """
+    end_at_once()  # loading torch cannot be interrupted otherwise
+    topology = chosen_topology(args.topology, args.workers)
+    plan = plan_of(args, topology)
+    check_writable(args.json, args.topology)
+    record = TrainRecord(plan, len(topology.hosts), args.out)
+    screen = TrainScreen(record, args.world)
+    heed()
+    command = [sys.executable, "-P", "-m", "worker_lib.rl.worker_process", plan.to_json()]
+    world = make_world(args.world, topology, switches=args.switch)
+    status = conduct(Training(world, command, prepare=record.prepare), record, screen)
+    if args.json:
+        write(args.json, json.dumps(record.report() | {"status": status}, indent=1))
+    return status

@@ -1,0 +1,97 @@
+"""A training from its network to its summary."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from iswitch.lab.launch.launch import Crew, how
+from iswitch.lab.launch.processes import Fleet
+from iswitch.lab.launch.restarts import Restarts
+from iswitch.lab.launch.switches import Switches, SwitchFailed
+from iswitch.lab.launch.worlds import World
+from iswitch.system.boundary import OUTSIDE
+from iswitch.system.interrupts import Signals, Stopped
+
+from .record import Record
+from .screen import Screen
+
+JOB = 1
+
+
+@dataclass(frozen=True)
+class Training:
+    """Where a training runs, and what each worker executes.
+
+    Args:
+        world: the network, not yet built.
+        command: of a worker, one on each host.
+        capture: a folder for the frames at each switch's ports.
+        restarts: how often, in a row, a worker that dies is started again.
+        prepare: called once the workers have been started.
+    """
+
+    world: World
+    command: Sequence[str]
+    capture: Path | None = None
+    restarts: int = 0
+    prepare: Callable[[], None] = lambda: None
+
+
+def conduct(training: Training, record: Record[Any], screen: Screen) -> int:
+    """Run a training to its end and print its summary; returns the exit status.
+
+    Args:
+        training: what is run.
+        record: takes what the workers tell.
+        screen: shows it.
+    """
+    with Signals() as signals, record:
+        try:
+            switches = _run(training, record, screen, signals)
+        except Stopped as stopped:
+            name = signal.Signals(stopped.signum).name
+            screen.fail(f"stopped by {name}{record.resumable()}")
+            return 128 + stopped.signum
+        if record.failure is not None:
+            screen.fail(record.failure + record.resumable())
+            return record.status
+        status = screen.summarise()
+        return switches.tell_incomplete() or status
+
+
+def _run(training: Training, record: Record[Any], screen: Screen, signals: Signals) -> Switches:
+    def over() -> bool:
+        record.tick(time.monotonic())
+        screen.refresh()
+        return record.over
+
+    with training.world as world, Fleet() as fleet, screen:
+        switches = Switches(fleet, world, training.capture, screen.say)
+        restarts = partial(Restarts, training.restarts)
+        crew = Crew(switches, 1, restarts, say=screen.say, hear=record.hear)
+        try:
+            switches.start()
+            crew.start(training.command, JOB)
+            training.prepare()
+            crew.run(over)
+            signals.hold()
+            crew.end()
+            if crew.failed is not None and not record.done:
+                failed, row = crew.failed, crew.failed.restarts.row
+                after = f", after {row} restarts in a row" if row else ""
+                record.fail(f"{failed.called} {how(failed)}{after}{record.complaint(failed)}")
+            record.counters = switches.stop()
+        except SwitchFailed as error:
+            signals.hold()
+            record.fail(str(error), error.status == OUTSIDE)
+        except Stopped:
+            crew.end()
+            raise
+        record.restarts = switches.restarted()
+    return switches

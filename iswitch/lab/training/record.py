@@ -1,0 +1,124 @@
+"""What a command knows of a training: what its workers tell, and how it ended."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from iswitch.system.boundary import OUTSIDE
+
+if TYPE_CHECKING:
+    from iswitch.lab.launch.launch import Worker
+
+PARTS = ("compute", "aggregate", "update")  # of an iteration
+LAST_WORDS = 5  # lines of stderr that are kept
+
+
+@dataclass
+class Learner:
+    """What is known of one worker."""
+
+    rank: int
+    words: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_WORDS))  # not for machines
+    done: dict[str, Any] | None = None  # its last message
+
+
+L = TypeVar("L", bound=Learner)
+
+
+class Record(ABC, Generic[L]):
+    """What is known of all workers of a training; a context, so that files can be closed.
+
+    Attributes:
+        learners: the workers, by rank.
+        failure: why the training ended early; None: it did not.
+        status: the exit status for that.
+        counters: of each switch, at the end.
+        restarts: of each switch that was restarted, how often.
+    """
+
+    def __init__(self, learners: Sequence[L]) -> None:
+        self.learners = learners
+        self.failure: str | None = None
+        self.status = 0
+        self.counters: dict[str, dict[str, int]] = {}
+        self.restarts: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def hear(self, worker: Worker, line: str, is_error: bool) -> None:
+        """Take a line that a worker prints."""
+        learner = self.learners[worker.rank]
+        try:
+            message = None if is_error else json.loads(line)
+        except json.JSONDecodeError:  # a word of a library's, or half a line of one that was killed
+            message = None
+        if message is None:
+            learner.words.append(line)
+        elif message["event"] == "error":
+            self.fail(f"{worker.called}: {message['message']}", message.get("outside", False))
+        else:
+            if message["event"] == "done":
+                learner.done = message
+            self.take(learner, message)
+
+    @abstractmethod
+    def take(self, learner: L, message: dict[str, Any]) -> None:
+        """Take a message of a worker that has an `event`."""
+
+    def tick(self, now: float) -> None:
+        """Note the time; called some times a second."""
+
+    def fail(self, why: str, is_outside: bool = False) -> None:
+        """End the training; the first reason counts.
+
+        Args:
+            why: in words.
+            is_outside: a full disk, say, is the reason.
+        """
+        if self.failure is None:
+            self.failure, self.status = why, OUTSIDE if is_outside else 1
+
+    def complaint(self, worker: Worker) -> str:
+        """Quote the last words of a worker that failed, unless a signal killed it."""
+        words = self.learners[worker.rank].words
+        return f": {words[-1]}" if words and (worker.status or 0) < 128 else ""
+
+    def resumable(self) -> str:
+        """Say how to resume a training that ended early; "": it cannot be resumed."""
+        return ""
+
+    @property
+    def done(self) -> bool:
+        """Whether every worker has finished its iterations."""
+        return all(learner.done is not None for learner in self.learners)
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self.done or self.failure is not None
+
+    @property
+    @abstractmethod
+    def iteration(self) -> int:
+        """Updates that every worker has made."""
+
+    @property
+    @abstractmethod
+    def rate(self) -> float | None:
+        """Updates per second; None while too few are timed."""
+
+    @abstractmethod
+    def share(self) -> dict[str, float]:
+        """Split the workers' time: the share, from 0 to 1, of each of PARTS."""
+
+    @abstractmethod
+    def report(self) -> dict[str, Any]:
+        """Collect all that was measured."""
