@@ -48,6 +48,7 @@ def test_product(workers: int, elements: int, dtype: DType, op: Op) -> None:
     assert counters.drops() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segments", [1, 2, 44, 300])
 @pytest.mark.parametrize("seed", range(6))
 def test_loss_duplication_and_reordering(seed: int, segments: int) -> None:

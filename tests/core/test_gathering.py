@@ -155,12 +155,14 @@ def test_all_learn_that_all_are_there(seed: int) -> None:
     History(seed, rounds=0, whole=bool(seed % 3)).play()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_sums_lack_nobody(seed: int) -> None:
     """The gate of no switch opens early: workers that join, sum once or twice, and leave."""
     History(seed, rounds=1 + seed % 2).play()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_switches_start_again_while_workers_gather(seed: int) -> None:
     """A switch that is started again counts anew who is there."""

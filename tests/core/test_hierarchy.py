@@ -194,6 +194,7 @@ def test_a_join_that_has_to_come_again_is_counted() -> None:
     assert bench.counters["busy_join"] == 1 + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_under_loss(seed: int) -> None:
     """Sixteen workers under two levels, and others; everything is lost, doubled and reordered."""
@@ -250,6 +251,7 @@ def leave(tree: Tree) -> None:
     tree.drop(3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("say", [Tree.round_of_all, reset, halt_and_reset, leave])
 def test_each_packet_lost_in_turn(say: Callable[[Tree], None]) -> None:
     """Every packet of a conversation, in both directions and on every link, is lost once."""
@@ -392,6 +394,7 @@ def test_a_switch_that_dies_is_leased_out() -> None:
     tree.round_of_all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_switches_restart(seed: int) -> None:
     """Any switch of the tree loses its state, at any time; the sums stay those of all."""

@@ -136,6 +136,7 @@ def test_who_was_replaced_does_not_take_its_place_back() -> None:
     assert (there.allreduce([new], [vector])[0] == 1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contributions", [5, NUMBERS - 3, 2 * NUMBERS])
 def test_no_number_of_a_contribution_is_used_again(contributions: int) -> None:
     """However many the process before made in its seconds."""

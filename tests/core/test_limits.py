@@ -153,6 +153,7 @@ def test_acks_that_the_switch_waits_for_cost_nothing() -> None:
 # Members in normal use
 
 
+@pytest.mark.slow
 def test_sixty_four_workers_are_never_throttled() -> None:
     """Joins every 20 ms while all gather, lost rounds, heartbeats; a tenth of the usual rate."""
     world = World(Switch(Limits(lease=1e6, control_rate=200.0)))
@@ -175,6 +176,7 @@ def test_sixty_four_workers_are_never_throttled() -> None:
     assert world.switch.counters["throttled"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segments", [500, 2000])
 def test_help_for_a_whole_lost_vector_is_not_throttled(segments: int) -> None:
     """Packets one by one, each fifth of them lost, so that much is asked for in small pieces."""

@@ -92,6 +92,7 @@ class Shortages:
         return watched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_memory_that_lacks_for_requests(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Members, ranks, reservations and sums are right; and all finish once there is memory."""
@@ -199,6 +200,7 @@ def test_a_timer_without_room_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert switch.record.retry_at == inf
 
 
+@pytest.mark.slow
 def test_requests_need_less_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured is the peak above what was there before, in bytes; joins reserve more."""
     peaks: list[tuple[float, int]] = []

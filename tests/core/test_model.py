@@ -199,6 +199,7 @@ class History:
         self.world.switch = patient_switch()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_members_come_and_go(seed: int) -> None:
     """Leaves, late joins and new incarnations, with H automatic and a switch that lasts."""
@@ -220,6 +221,7 @@ def test_members_come_and_go(seed: int) -> None:
     assert not history.excused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_switch_restarts(seed: int) -> None:
     """The switch loses its state, several times; the members stay the same."""
@@ -231,6 +233,7 @@ def test_switch_restarts(seed: int) -> None:
     assert not history.excused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_everything_at_once(seed: int) -> None:
     """Restarts of the switch and of workers together: nothing wrong, and everybody gets on.
@@ -252,6 +255,7 @@ def test_everything_at_once(seed: int) -> None:
     history.everybody_gets_on()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_gathering(seed: int) -> None:
     """Workers come, and crash, before all have joined: no sum lacks one that is there in time."""
@@ -273,6 +277,7 @@ def test_gathering(seed: int) -> None:
     assert not history.excused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS_OF_LEASES))
 def test_leases_run_out(seed: int) -> None:
     """Workers are stopped for a while, or die without a word.
@@ -307,6 +312,7 @@ def test_leases_run_out(seed: int) -> None:
         history.everybody_gets_on()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS_OF_LEASES))
 def test_whole_jobs(seed: int) -> None:
     """Workers leave, die, are stopped and replaced; when all are there again, all get on."""

@@ -598,11 +598,13 @@ class History:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_histories(seed: int) -> None:
     History(seed).play()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_switch_restarts_again_and_again(seed: int) -> None:
     """Whoever comes elsewhere has no rank of those below it who are not back yet."""
@@ -660,6 +662,7 @@ class Node:
 MANY = Shape.of(10_000)
 
 
+@pytest.mark.slow
 def test_many_workers_below_one_root() -> None:
     """512 in three levels join, have 40 kB summed up, lose a rack, and go on."""
     topology = Topology.parse("tree:4x8x16")

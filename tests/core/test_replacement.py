@@ -510,6 +510,7 @@ class History(Tree):
         self.faults = TYPICAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_workers_are_replaced_while_switches_restart(seed: int) -> None:
     """No sum mixes a newcomer with who has not heard of it, and everybody gets on.

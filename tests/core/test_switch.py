@@ -197,6 +197,7 @@ def is_bounded(bench: Bench) -> None:
     assert buffers <= record.reserved
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(senders, junk(), st.floats(0, 0.5)), max_size=25))
 def test_anything_from_others(

@@ -94,6 +94,7 @@ class Scene(Tree):
         self.let_pass(draw.uniform(0.3, 3.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_who_is_silent_is_named(seed: int) -> None:
     scene = Scene(seed)
@@ -109,6 +110,7 @@ def test_who_is_silent_is_named(seed: int) -> None:
         assert (LOST in str(error)) == (not missed and not scene.left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_nobody_else_is_named_while_packets_are_lost(seed: int) -> None:
     scene = Scene(1000 + seed)
@@ -190,6 +192,7 @@ def member_lost(tree: Tree, number: int) -> MemberLost:
     return found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_who_is_lost_is_named(seed: int) -> None:
     """Exactly the dead, in the whole tree, and nobody who is slow.
@@ -239,6 +242,7 @@ def asked(tree: Tree, number: int) -> AllreduceTimeout:
     return gives_up(tree, tree.workers[number])
 
 
+@pytest.mark.slow
 def test_a_switch_that_does_not_answer_is_named() -> None:
     """Its workers cannot be known, so it is named itself."""
     tree = Tree(2, 2)

@@ -114,6 +114,7 @@ def timer_never_satisfied(patch: pytest.MonkeyPatch) -> None:
 Break = Callable[[pytest.MonkeyPatch], None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "break_it"),
     [

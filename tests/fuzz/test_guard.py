@@ -184,6 +184,7 @@ BROKEN: dict[str, tuple[Any, str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
 def test_a_broken_guard_is_caught(
     broken: tuple[Any, str, Any], monkeypatch: pytest.MonkeyPatch

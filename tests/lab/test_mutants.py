@@ -26,7 +26,7 @@ from tests.mutants.examine import (
 )
 from tests.mutants.table import ROOT, Mutant, Rotten, mutants
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.slow]  # processes examine the mutants
 
 ALL = mutants()
 QUICK = ("duplicate-run-counted", "part-as-whole")

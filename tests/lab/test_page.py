@@ -106,6 +106,7 @@ def chromium() -> Iterator[Browser]:
         yield tab
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_it_opens_from_disk(chromium: Browser, tmp_path: Path, width: int, dark: bool) -> None:
@@ -118,6 +119,7 @@ def test_it_opens_from_disk(chromium: Browser, tmp_path: Path, width: int, dark:
     assert visit.width <= width
 
 
+@pytest.mark.slow
 def test_the_browser_tells_of_trouble(chromium: Browser, tmp_path: Path) -> None:
     """So the test above can fail."""
     path = tmp_path / "bad.html"

@@ -43,6 +43,7 @@ SEEDS = int(os.environ.get("ISWITCH_SOAK_SEEDS", "60"))  # `make soak` takes mor
 CAUGHT = 200  # seeds in which a broken core must be caught
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_all_promises_hold(seed: int) -> None:
     result = run(generate(seed))
@@ -223,6 +224,7 @@ def first_caught(broken: Break) -> tuple[Scenario, Result]:
     return CAUGHT_BY[broken]
 
 
+@pytest.mark.slow
 @each_broken
 def test_a_broken_core_is_caught(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
@@ -232,6 +234,7 @@ def test_a_broken_core_is_caught(broken: Break, monkeypatch: pytest.MonkeyPatch)
     assert not run(scenario).violation
 
 
+@pytest.mark.slow
 @each_broken
 def test_a_failure_shrinks_and_replays(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
@@ -390,6 +393,7 @@ def test_the_oracle_sees_a_round_that_was_missed() -> None:
 # The command
 
 
+@pytest.mark.slow
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["soak", "--seeds", "20", "--processes", "2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -400,6 +404,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("3 histories, ")
 
 
+@pytest.mark.slow
 def test_processes_find_what_one_does() -> None:
     def by_seed(processes: int) -> list[Result]:
         return sorted(play(range(AT_ONCE + 2), processes), key=lambda result: result.seed)
@@ -419,6 +424,7 @@ def test_one_seed_with_its_timeline(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out)["scenario"]["seed"] == 3
 
 
+@pytest.mark.slow
 def test_a_failure_on_the_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -177,6 +177,7 @@ BROKEN: dict[Break, tuple[Callable[[Scenario], bool], set[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
 def test_a_broken_door_is_caught(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     shows, kinds = BROKEN[broken]
@@ -203,6 +204,7 @@ HARM = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packets", HARM)
 def test_what_an_impostor_does_is_seen_by_what_comes_of_it(
     packets: str, monkeypatch: pytest.MonkeyPatch
@@ -237,6 +239,7 @@ ALONE = Scenario(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ports", [False, True], ids=["addresses", "ports"])
 @pytest.mark.parametrize("what", [what for what in STRANGE if what != "impostor"])
 def test_strangers_send_and_the_trace_says_so(what: str, ports: bool) -> None:

@@ -121,6 +121,7 @@ def test_special_values_are_added_as_numpy_does(form: Format) -> None:
     check(np.repeat(codes, len(codes)), np.tile(codes, len(codes)), form)
 
 
+@pytest.mark.slow
 def test_ten_million_random_pairs_of_float32() -> None:
     check(*pairs(FLOAT32, 10_000_000, 1), FLOAT32)
 

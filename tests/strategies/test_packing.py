@@ -55,6 +55,7 @@ def test_trees_fit_and_are_nearly_the_best(form: str) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["star:32", "rack:8x4"])
 def test_larger_networks_are_packed_in_time(form: str) -> None:
     """Before anybody who waits for rank 0 gives up, on a machine with much else to do."""
@@ -75,6 +76,7 @@ def no_network() -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_all_are_told_that_rank_0_cannot_pack() -> None:
     first, second = group(no_network, 2, ISWITCH_NETWORK="[]")
     assert first.startswith("ISWITCH_NETWORK is no network")
@@ -160,6 +162,7 @@ def sums_over(numel: int) -> dict[str, object]:
         return strategy.stats()
 
 
+@pytest.mark.slow
 def test_trees_of_a_given_network_carry_their_shares() -> None:
     """Three workers with links of unequal rate; what goes is as the cost says."""
     numel = 100_003

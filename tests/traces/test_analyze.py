@@ -166,6 +166,7 @@ def test_the_page(trace: Path, page: Path, tmp_path: Path, monkeypatch: pytest.M
     assert again.read_text().replace(str(again), str(page)) == text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("chromium") is None and os.geteuid() != 0, reason="chromium is not installed"
 )

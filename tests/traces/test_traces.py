@@ -217,6 +217,7 @@ def crafted(kind: str, n: int, whole: bytes = FRAMES[0], begin: bytes = b"") -> 
 CRAFTED = ("interfaces first", "interfaces between", "sections")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CRAFTED)
 def test_many_interfaces_and_sections_take_time_in_proportion(read: Read, kind: str) -> None:
     """Eight times as many cost about eight times as much; with the square it were sixty-four."""

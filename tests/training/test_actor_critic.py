@@ -17,8 +17,6 @@ from worker_lib.rl.actor_critic import (
     make_env,
 )
 
-pytestmark = pytest.mark.unit
-
 pytest.importorskip("gymnasium")
 
 SMALL = Settings(iterations=10, num_envs=2, num_steps=16, hidden=8)

@@ -28,8 +28,6 @@ from worker_lib.rl.updater import Updater
 from worker_lib.rl.workloads import ALGORITHMS, PAIRS, Unsuitable
 from worker_lib.strategies import make
 
-pytestmark = pytest.mark.unit
-
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 SHORT = {"learning_starts": "40"}  # of those that have a replay buffer
 QUICK = {"dqn": SHORT, "ddpg": SHORT, "ppo": {}, "a2c": {}}

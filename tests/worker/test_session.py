@@ -481,6 +481,7 @@ def test_forgotten_request_is_not_repeated() -> None:
     assert scene.told() == ["A> seth 1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "kwargs", "job", "status"),
     [

@@ -178,6 +178,7 @@ class Crew(World):
         return compared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_equal_versions_have_equal_states(seed: int) -> None:
     faults = Faults(loss=0.05, duplicate=0.05, jitter=2e-4 * (seed % 3))

@@ -168,6 +168,7 @@ def test_versions_of_sound_links() -> None:
     assert (totals == sum(unit(w, n) for w in range(3) for n in range(10))).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_all_get_all_versions_over_bad_links(seed: int) -> None:
     faults = Faults(loss=0.1, duplicate=0.1, jitter=1e-3 * (seed % 3), burst=4.0 * (seed % 2))

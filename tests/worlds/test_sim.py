@@ -319,6 +319,7 @@ def test_rates_and_queues_are_those_of_the_topology() -> None:
     assert link.impairment == Impairment(0.01, rate=10**7, queue=7, burst=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "most", "hops"),
     [("star:2,rate=1Gbit", 64, 2), ("rack:2x1,rate=1Gbit", 64, 4), ("rack:2x1,rate=100Mbit", 8, 4)],
