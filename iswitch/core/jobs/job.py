@@ -6,7 +6,6 @@ control plane, which take jobs as data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from iswitch.core.format.counters import Counters
@@ -20,6 +19,7 @@ from iswitch.core.format.wire import (
 from iswitch.core.sums.plane import Accelerator, DataPlane, RoundAccelerator, VersionAccelerator
 from iswitch.core.sums.runs import Held, Outcome, Run
 
+from .cutting import well_formed
 from .member import Member, lowest
 from .membership import Membership
 from .phases import JOB, JobPhase, follow
@@ -306,17 +306,6 @@ class Job:
             return True
         return self.synchronous and what is not Held.COMPLETE and self.window.is_past(round_)
 
-    def lacking(self, round_: int, bitmap: int, asker: Member | None = None) -> int:
-        """Return the bitmap of the contributors whose contribution to an open segment is missing.
-
-        Args:
-            round_: of the segment.
-            bitmap: of those whose contribution is there.
-            asker: a newcomer that is ahead of the others waits for itself only.
-        """
-        lacking = self.members.participants(round_) & ~bitmap
-        return lacking & asker.bit if asker is not None and round_ not in self.window else lacking
-
     # Data
 
     def stretches(self, rows: Rows, tail: int) -> list[Stretch]:
@@ -329,7 +318,7 @@ class Job:
         good: list[Stretch] = []
         for stretch in cut:
             fits = stretch.fits(self.shape)
-            good += (stretch,) if fits else _well_formed(self.shape, stretch, self.counters)
+            good += (stretch,) if fits else well_formed(self.shape, stretch, self.counters)
         return good
 
     def contribute(self, member: Member, stretch: Stretch, outcome: Outcome) -> None:
@@ -407,19 +396,3 @@ class Job:
         self.rounds.completed_any |= self.accelerator is not None and self.members.gathered
         if isinstance(self.accelerator, VersionAccelerator):
             self.window.name(self.accelerator.version, False)
-
-
-def _well_formed(shape: Shape, stretch: Stretch, counters: Counters) -> Iterator[Stretch]:
-    """Yield what has the length and the indices that the job's vectors have."""
-    for piece in stretch.pieces():
-        round_, index, rows, size, _ = piece
-        n = len(rows)
-        first = end = index  # the segments that have this length
-        if size == shape.packet_size:
-            first, end = 0, shape.full_segments
-        elif size == shape.last_size:
-            first, end = shape.full_segments, shape.segments
-        rows = rows[max(0, first - index) : max(0, end - index)]
-        counters["malformed"] += n - len(rows)
-        if len(rows):
-            yield Stretch(round_, max(index, first), rows, size)

@@ -68,7 +68,7 @@ class Questions:
             elif what is Held.SENT:
                 above.append(run)
             elif job.synchronous:
-                missing.append((job.lacking(round_, bitmap, request.member), run))
+                missing.append((job.rounds.lacking(round_, bitmap, request.member), run))
         sends = job.retransmit(request.member, kept)
         sends += self.ask_members(job, missing, now)
         if self.hierarchy and above:
@@ -91,7 +91,7 @@ class Questions:
             if what is not Held.COMPLETE and not job.is_gone(round_, what):
                 waits = True
                 if what is not Held.SENT:
-                    absent |= job.lacking(round_, bitmap, request.member)
+                    absent |= job.rounds.lacking(round_, bitmap, request.member)
         asked = absent
         if start == stop:
             absent = self.record.lost(job, now)
@@ -159,7 +159,7 @@ class Questions:
         held = job.held(asked.round, asked.index, stop)
         ours = [run for run, what, bitmap in held if what in (Held.SENT, Held.COMPLETE) and bitmap]
         missing = [
-            (job.lacking(asked.round, bitmap), run)
+            (job.rounds.lacking(asked.round, bitmap), run)
             for run, what, bitmap in held
             if what in (Held.OPEN, Held.NOTHING)
         ]
@@ -172,7 +172,7 @@ class Questions:
         stop = min(who.index + who.count, job.shape.segments)
         for _, what, bitmap in job.held(who.round, who.index, stop):
             if what in (Held.OPEN, Held.NOTHING):
-                absent |= job.lacking(who.round, bitmap)
+                absent |= job.rounds.lacking(who.round, bitmap)
         if not who.count:
             absent = self.record.lost(job, now) | job.members.switches()
         return self.ask_for_whom(job, who, absent, None, now)

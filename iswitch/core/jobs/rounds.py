@@ -70,6 +70,17 @@ class Rounds:
         if self.window.high != was:
             self.members.move_on(self.window.high)
 
+    def lacking(self, round_: int, bitmap: int, asker: Member | None = None) -> int:
+        """Return the bitmap of the contributors whose contribution to an open segment is missing.
+
+        Args:
+            round_: of the segment.
+            bitmap: of those whose contribution is there.
+            asker: a newcomer that is ahead of the others waits for itself only.
+        """
+        lacking = self.members.participants(round_) & ~bitmap
+        return lacking & asker.bit if asker is not None and round_ not in self.window else lacking
+
     def _may_begin(self, newcomer: Member, round_: int) -> bool:
         """Return whether a newcomer's first contribution may raise `high` to its round.
 
