@@ -50,7 +50,7 @@ class UplinkPhase(Enum):
 
 
 JOB: Mapping[JobPhase, set[JobPhase]] = {
-    JobPhase.DORMANT: {JobPhase.GATHERING, JobPhase.RUNNING},
+    JobPhase.DORMANT: {JobPhase.GATHERING},
     JobPhase.GATHERING: {JobPhase.RUNNING, JobPhase.AWAITING_RESET, JobPhase.DORMANT},
     JobPhase.RUNNING: {JobPhase.GATHERING, JobPhase.AWAITING_RESET, JobPhase.DORMANT},
     JobPhase.AWAITING_RESET: {JobPhase.GATHERING, JobPhase.RUNNING, JobPhase.DORMANT},
