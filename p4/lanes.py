@@ -135,98 +135,138 @@ def largest(a: Word, b: Word, let: Let, c: Named, f: Format | None, low: bool) -
 def add_float(a: Word, b: Word, let: Let, c: Named, f: Format) -> Word:
     """Add floating-point numbers as IEEE-754 has it, rounded to nearest, ties to even.
 
-    Infinities, signed zeros and subnormals are as the standard says. Of NaN it leaves open which
-    one comes out: here it is the first operand if that is one, else the second, made quiet; and
-    opposite infinities give the one with the sign set, as on x86.
+    Infinities, signed zeros and subnormals are as the standard says. It leaves open which NaN comes
+    out: here it is the first operand if that is one, else the second, made quiet; and opposite
+    infinities give the one with the sign set, as on x86.
+    """
+    return Adder(let, c, f).add(a, b)
+
+
+class Adder:
+    """The steps of an addition of floating-point numbers.
 
     Flags are 0 or 1 in each lane, and `all_of` makes lanes of ones of them. `x` is the number with
     the larger magnitude. Behind its mantissa are three more bits: guard, round, and sticky, which
     stands for all that was shifted out.
+
+    Args:
+        let: names an intermediate result.
+        c: gives a constant by name.
+        f: the format of the numbers.
     """
-    L, M, E = f.lane, f.mantissa, f.exponent
-    sign, below = c("SIGN", 1 << (L - 1)), c("BELOW_SIGN", (1 << (L - 1)) - 1)
-    one, infinity = c("ONE", 1), c("INFINITY", ((1 << E) - 1) << M)
-    fraction, largest = c("FRACTION", (1 << M) - 1), c("LARGEST_EXPONENT", (1 << E) - 1)
 
-    def all_of(flag: Word) -> Word:
-        return flag * ((1 << L) - 1)
+    def __init__(self, let: Let, c: Named, f: Format) -> None:
+        L, M, E = f.lane, f.mantissa, f.exponent
+        self.let, self.c, self.f = let, c, f
+        self.sign, self.below = c("SIGN", 1 << (L - 1)), c("BELOW_SIGN", (1 << (L - 1)) - 1)
+        self.one, self.infinity = c("ONE", 1), c("INFINITY", ((1 << E) - 1) << M)
+        self.fraction = c("FRACTION", (1 << M) - 1)
+        self.largest = c("LARGEST_EXPONENT", (1 << E) - 1)
 
-    def at_least(p: Word, q: Word) -> Word:
+    def all_of(self, flag: Word) -> Word:
+        """Lanes of ones where a flag is set."""
+        return flag * ((1 << self.f.lane) - 1)
+
+    def at_least(self, p: Word, q: Word) -> Word:
         """Flag: p >= q, both without sign."""
-        return ((p | sign) - q) >> (L - 1) & one
+        return ((p | self.sign) - q) >> (self.f.lane - 1) & self.one
 
-    def some(p: Word) -> Word:
+    def some(self, p: Word) -> Word:
         """Flag: p, without sign, is not zero."""
-        return (p + below) >> (L - 1) & one
+        return (p + self.below) >> (self.f.lane - 1) & self.one
 
-    # Order by magnitude.
-    size_a, size_b = let("size_a", a & below), let("size_b", b & below)
-    a_first = let("a_first", at_least(size_a, size_b))
-    differ = let("differ", (a ^ b) & all_of(a_first))
-    x, y = let("x", b ^ differ), let("y", a ^ differ)
-    subtract = let("subtract", (x ^ y) >> (L - 1) & one)
-    size_x, size_y = let("size_x", x & below), let("size_y", y & below)
+    def add(self, a: Word, b: Word) -> Word:
+        """Add: order by magnitude, take apart, align, add, normalise, round, and pack."""
+        let, all_of, L, M = self.let, self.all_of, self.f.lane, self.f.mantissa
+        size_a, size_b = let("size_a", a & self.below), let("size_b", b & self.below)
+        a_first = let("a_first", self.at_least(size_a, size_b))
+        differ = let("differ", (a ^ b) & all_of(a_first))
+        x, y = let("x", b ^ differ), let("y", a ^ differ)
+        subtract = let("subtract", (x ^ y) >> (L - 1) & self.one)
+        size_x, size_y = let("size_x", x & self.below), let("size_y", y & self.below)
 
-    # Take apart; a subnormal has exponent 1 and no hidden bit.
-    field_x, field_y = let("field_x", size_x >> M & largest), let("field_y", size_y >> M & largest)
-    hidden_x = let("hidden_x", some(field_x))
-    hidden_y = let("hidden_y", some(field_y))
-    exponent = let("exponent", field_x | (hidden_x ^ one))
-    total = let("total", ((size_x & fraction) | hidden_x << M) << 3)
-    addend = let("addend", ((size_y & fraction) | hidden_y << M) << 3)
+        # A subnormal has exponent 1 and no hidden bit.
+        field_x = let("field_x", size_x >> M & self.largest)
+        field_y = let("field_y", size_y >> M & self.largest)
+        hidden_x = let("hidden_x", self.some(field_x))
+        hidden_y = let("hidden_y", self.some(field_y))
+        exponent = let("exponent", field_x | (hidden_x ^ self.one))
+        total = let("total", ((size_x & self.fraction) | hidden_x << M) << 3)
+        addend = let("addend", ((size_y & self.fraction) | hidden_y << M) << 3)
 
-    # Align: shift the smaller one right; what falls out makes it sticky.
-    distance = let("distance", exponent - (field_y | (hidden_y ^ one)))
-    far = let("far", all_of(some(distance & c("FAR", ((1 << E) - 1) & -L))))
-    lost = let("lost", addend & far)
-    addend = let("addend", addend & ~far)
-    for k in f.stages:
-        low = c(f"LOW_{1 << k}", (1 << (1 << k)) - 1)
-        move = let("move", all_of(distance >> k & one))
-        lost = let("lost", lost | (addend & low & move))
-        moved = let("moved", (addend & ~low) >> (1 << k))
-        addend = let("addend", addend ^ ((addend ^ moved) & move))
-    addend = let("addend", addend | some(lost))
+        distance = let("distance", exponent - (field_y | (hidden_y ^ self.one)))
+        addend = self.aligned(addend, distance)
+        minus = let("minus", all_of(subtract))
+        total = let("total", (total + (addend & ~minus)) - (addend & minus))
+        total, exponent, nothing = self.normalised(total, exponent)
+        packed = self.rounded(total, exponent)
 
-    # Add.
-    minus = let("minus", all_of(subtract))
-    total = let("total", (total + (addend & ~minus)) - (addend & minus))
+        # The sign is the larger one's; an exact difference of zero is positive.
+        packed = let("packed", packed & ~all_of(nothing))
+        positive = let("positive", (nothing & subtract) << (L - 1))
+        result = let("result", packed | (x & self.sign & ~positive))
+        return self.or_special(result, (a, b), (size_a, size_x, size_y), x, subtract)
 
-    # Normalise: right by one bit, or left as far as the exponent allows.
-    carry = let("carry", total >> (M + 4) & one)
-    half = let("half", (total & ~one) >> 1 | (total & one))
-    total = let("total", total ^ ((total ^ half) & all_of(carry)))
-    exponent = let("exponent", exponent + carry)
-    nothing = let("nothing", some(total) ^ one)
-    for k in f.stages:
-        s = 1 << k
-        top = c(f"TOP_{s}", ((1 << s) - 1) << (M + 4 - s))
-        shift = let(
-            "shift", at_least(exponent, c(f"MORE_THAN_{s}", s + 1)) & (some(total & top) ^ one)
-        )
-        move = let("move", all_of(shift))
-        total = let("total", (total & ~move) | (total & move) << s)
-        exponent = let("exponent", exponent - (shift << k))
+    def aligned(self, addend: Word, distance: Word) -> Word:
+        """Shift the smaller mantissa right by a distance; what falls out makes it sticky."""
+        let, c, L, E = self.let, self.c, self.f.lane, self.f.exponent
+        far = let("far", self.all_of(self.some(distance & c("FAR", ((1 << E) - 1) & -L))))
+        lost = let("lost", addend & far)
+        addend = let("addend", addend & ~far)
+        for k in self.f.stages:
+            low = c(f"LOW_{1 << k}", (1 << (1 << k)) - 1)
+            move = let("move", self.all_of(distance >> k & self.one))
+            lost = let("lost", lost | (addend & low & move))
+            moved = let("moved", (addend & ~low) >> (1 << k))
+            addend = let("addend", addend ^ ((addend ^ moved) & move))
+        return let("addend", addend | self.some(lost))
 
-    # Round to nearest, ties to even; a carry out of the mantissa is one more in the exponent.
-    up = let("up", total >> 2 & (total >> 1 | total | total >> 3) & one)
-    rounded = let("rounded", ((total & ~c("LOW_3", 7)) >> 3) + up)
-    packed = let("packed", ((exponent - one) << M) + rounded)
-    packed = let("packed", packed ^ ((packed ^ infinity) & all_of(at_least(packed, infinity))))
+    def normalised(self, total: Word, exponent: Word) -> tuple[Word, Word, Word]:
+        """Shift right by one bit, or left as far as the exponent allows; the flag says: zero."""
+        let, c, one, M = self.let, self.c, self.one, self.f.mantissa
+        carry = let("carry", total >> (M + 4) & one)
+        half = let("half", (total & ~one) >> 1 | (total & one))
+        total = let("total", total ^ ((total ^ half) & self.all_of(carry)))
+        exponent = let("exponent", exponent + carry)
+        nothing = let("nothing", self.some(total) ^ one)
+        for k in self.f.stages:
+            s = 1 << k
+            top = c(f"TOP_{s}", ((1 << s) - 1) << (M + 4 - s))
+            may = self.at_least(exponent, c(f"MORE_THAN_{s}", s + 1))
+            shift = let("shift", may & (self.some(total & top) ^ one))
+            move = let("move", self.all_of(shift))
+            total = let("total", (total & ~move) | (total & move) << s)
+            exponent = let("exponent", exponent - (shift << k))
+        return total, exponent, nothing
 
-    # The sign is the larger one's; an exact difference of zero is positive.
-    packed = let("packed", packed & ~all_of(nothing))
-    positive = let("positive", (nothing & subtract) << (L - 1))
-    result = let("result", packed | (x & sign & ~positive))
+    def rounded(self, total: Word, exponent: Word) -> Word:
+        """Round to nearest, ties to even; a carry out of the mantissa goes to the exponent."""
+        let, one, infinity, M = self.let, self.one, self.infinity, self.f.mantissa
+        up = let("up", total >> 2 & (total >> 1 | total | total >> 3) & one)
+        rounded = let("rounded", ((total & ~self.c("LOW_3", 7)) >> 3) + up)
+        packed = let("packed", ((exponent - one) << M) + rounded)
+        beyond = self.all_of(self.at_least(packed, infinity))
+        return let("packed", packed ^ ((packed ^ infinity) & beyond))
 
-    # Infinities and NaN.
-    quiet, default = c("QUIET", 1 << (M - 1)), c("DEFAULT_NAN", ((1 << (E + 2)) - 1) << (M - 1))
-    not_a_number = c("LEAST_NAN", (((1 << E) - 1) << M) + 1)
-    a_is_nan = let("a_is_nan", all_of(at_least(size_a, not_a_number)))
-    x_is_nan = let("x_is_nan", all_of(at_least(size_x, not_a_number)))
-    special = let("special", all_of(at_least(size_x, infinity)))
-    invalid = let("invalid", all_of(at_least(size_y, infinity) & subtract))
-    nan = let("nan", (b ^ ((a ^ b) & a_is_nan)) | quiet)
-    infinite = let("infinite", x ^ ((x ^ default) & invalid))
-    extreme = let("extreme", infinite ^ ((infinite ^ nan) & x_is_nan))
-    return result ^ ((result ^ extreme) & special)
+    def or_special(
+        self,
+        result: Word,
+        operands: tuple[Word, Word],
+        sizes: tuple[Word, Word, Word],
+        x: Word,
+        subtract: Word,
+    ) -> Word:
+        """Put infinities and NaN in place of the result where an operand is one."""
+        let, c, all_of, M, E = self.let, self.c, self.all_of, self.f.mantissa, self.f.exponent
+        a, b = operands
+        size_a, size_x, size_y = sizes
+        quiet, default = c("QUIET", 1 << (M - 1)), c("DEFAULT_NAN", ((1 << (E + 2)) - 1) << (M - 1))
+        not_a_number = c("LEAST_NAN", (((1 << E) - 1) << M) + 1)
+        a_is_nan = let("a_is_nan", all_of(self.at_least(size_a, not_a_number)))
+        x_is_nan = let("x_is_nan", all_of(self.at_least(size_x, not_a_number)))
+        special = let("special", all_of(self.at_least(size_x, self.infinity)))
+        invalid = let("invalid", all_of(self.at_least(size_y, self.infinity) & subtract))
+        nan = let("nan", (b ^ ((a ^ b) & a_is_nan)) | quiet)
+        infinite = let("infinite", x ^ ((x ^ default) & invalid))
+        extreme = let("extreme", infinite ^ ((infinite ^ nan) & x_is_nan))
+        return result ^ ((result ^ extreme) & special)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import TOS_DATA, Mode, Shape
@@ -28,6 +29,14 @@ from .runtime import Runtime, handle
 from .tables import Tables
 
 NOBODY = Address("0.0.0.0", 0)
+
+
+class Own(NamedTuple):
+    """The addresses of the switch."""
+
+    mac: bytes  # six bytes
+    address: bytes  # IPv4, four bytes
+    port: int  # UDP
 
 
 @dataclass
@@ -79,7 +88,7 @@ class Pipeline:
         link: to its CPU port.
         runtime: its tables.
         sizes: what it has room for.
-        own: MAC and IPv4 address of the switch, and its UDP port.
+        own: the addresses of the switch.
         ports: how many it has.
         parent: the switch above.
     """
@@ -89,7 +98,7 @@ class Pipeline:
         link: Link,
         runtime: Runtime,
         sizes: Sizes,
-        own: tuple[bytes, bytes, int],
+        own: Own,
         ports: int,
         parent: Address | None = None,
     ) -> None:

@@ -13,7 +13,7 @@ from iswitch.ports.engine import Engine
 from p4.sizes import SIZES
 
 from .link import Link
-from .pipeline import Pipeline, Sizes
+from .pipeline import Own, Pipeline, Sizes
 from .port import CpuPort
 from .process import start
 from .switch import PipelineChassis, PipelineSwitch
@@ -21,26 +21,32 @@ from .switch import PipelineChassis, PipelineSwitch
 
 def build(
     ports: Sequence[str],
-    mac: bytes,
-    address: bytes,
-    port: int,
+    own: Own,
     limits: Limits,
     keys: Keys,
     cache: Path,
     parent: Address | None = None,
     incarnation: int = 0,
 ) -> Engine[Any, Any]:
-    """A switch with these interfaces as its ports, and its counters in `machine.counters`.
+    """Start a switch with these interfaces as its ports; its counters are `machine.counters`.
+
+    Args:
+        ports: the interfaces, in the order of the ports' numbers.
+        own: the switch's addresses.
+        limits: what members may reserve.
+        keys: of the jobs that are keyed.
+        cache: the folder that keeps compiled programs.
+        parent: the switch above.
+        incarnation: of this switch, as a member of jobs there.
 
     Raises:
         ToolMissing: compiler or switch are not there.
         CompilationFailed: the program is refused.
         Bmv2Failed: the switch does not start.
     """
-    bmv2 = start(ports, port, SIZES["CPU_PORT"], cache)
+    bmv2 = start(ports, own.port, SIZES["CPU_PORT"], cache)
     link = Link(bmv2.wire)
     sizes = Sizes.of(SIZES)
-    own = mac, address, port
     pipeline = Pipeline(link, bmv2.cli, sizes, own, len(ports), parent)
     switch = PipelineSwitch(pipeline, limits, keys, incarnation)
     chassis = PipelineChassis(switch, pipeline, len(ports))

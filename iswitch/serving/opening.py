@@ -166,6 +166,7 @@ def p4(settings: Settings) -> Opened:
     Raises:
         UsageError: its tools are missing, or it does not start.
     """
+    from iswitch.bmv2.pipeline import Own
     from iswitch.bmv2.process import Bmv2Failed
     from iswitch.bmv2.world import build
     from p4.tools import CompilationFailed, ToolMissing, cache_folder
@@ -174,7 +175,7 @@ def p4(settings: Settings) -> Opened:
     at, own = addresses(settings)
     try:
         engine = build(
-            settings.ports, own, inet_aton(at.host), at.port, settings.limits,
+            settings.ports, Own(own, inet_aton(at.host), at.port), settings.limits,
             settings.keyring(), cache_folder(), parent, incarnation(),
         )  # fmt: skip
     except (ToolMissing, CompilationFailed, Bmv2Failed) as error:

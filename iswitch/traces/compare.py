@@ -60,6 +60,19 @@ class Difference(NamedTuple):
     bit: int | None = None
 
 
+class Found(NamedTuple):
+    """The last fields of a `Difference`: which elements differ, and how the first of them does."""
+
+    element: int | None = None
+    elements: int = 0
+    captured: str = ""
+    recomputed: str = ""
+    bit: int | None = None
+
+
+NOTHING = Found()
+
+
 @dataclass
 class Tally:
     """Aggregate packets of the trace, by what became of their comparison."""
@@ -213,9 +226,8 @@ class Comparison:
         heads = [row[:SEG_SIZE].tobytes().hex() for row in (part.rows[i], ours)]
         if heads[0] != heads[1]:
             one = Stretch(run.round, run.start, part.rows[i : i + 1], part.tail)
-            self._differ(
-                "differs", job, one, captured, captured_value=heads[0], recomputed=heads[1]
-            )
+            found = Found(captured=heads[0], recomputed=heads[1])
+            self._differ("differs", job, one, captured, found)
             return
         shape = shape_of(job)
         size = shape.tail(run.stop)
@@ -239,11 +251,13 @@ class Comparison:
             job,
             Stretch(run.round, run.start, part.rows[i : i + 1], size),
             captured,
-            element=first,
-            elements=len(places),
-            captured_value=text(its[first]),
-            recomputed=text(mine[first]),
-            bit=flipped(mine[first], its[first]),
+            Found(
+                first,
+                len(places),
+                text(its[first]),
+                text(mine[first]),
+                flipped(mine[first], its[first]),
+            ),
         )
 
     def _bound(self, job: Job, run: Run, bitmap: int, count: int) -> npt.NDArray[np.float64] | None:
@@ -271,11 +285,7 @@ class Comparison:
         job: Job,
         part: Stretch,
         captured: Captured,
-        element: int | None = None,
-        elements: int = 0,
-        captured_value: str = "",
-        recomputed: str = "",
-        bit: int | None = None,
+        found: Found = NOTHING,
     ) -> None:
         n = len(part.rows)
         if kind == "missing":
@@ -286,10 +296,10 @@ class Comparison:
             segment = part.start + i
             at = position(captured, part, i)
             offset = int(captured.offsets[at])
-            if element is not None:
-                offset += SEG_SIZE + element * shape_of(job).dtype.itemsize
-                if bit is not None:
-                    offset += bit // 8
+            if found.element is not None:
+                offset += SEG_SIZE + found.element * shape_of(job).dtype.itemsize
+                if found.bit is not None:
+                    offset += found.bit // 8
             self.tally.differences.append(
                 Difference(
                     kind,
@@ -300,11 +310,7 @@ class Comparison:
                     part.round,
                     segment,
                     f"{captured.peer.host}:{captured.peer.port}",
-                    element,
-                    elements,
-                    captured_value,
-                    recomputed,
-                    bit,
+                    *found,
                 )
             )
 

@@ -14,7 +14,7 @@ from iswitch.bmv2.cpu import FORMAT, CpuHeader, Flag, Op
 from iswitch.bmv2.entries import Entry, Place, job_entries, parent_entry
 from iswitch.bmv2.fates import FATES
 from iswitch.bmv2.link import AT_ONCE, Link, PipelineSilent
-from iswitch.bmv2.pipeline import Pipeline, Sizes
+from iswitch.bmv2.pipeline import Own, Pipeline, Sizes
 from iswitch.bmv2.room import Room
 from iswitch.bmv2.runtime import Cli, RuntimeRefused, handle, packets
 from iswitch.bmv2.switch import PipelineSwitch
@@ -285,7 +285,7 @@ def test_only_a_contribution_says_that_a_member_has_heard_its_ack() -> None:
     """Malformed data renews its lease, and leaves a repeated Join a repeat."""
     wire = Registers()
     wire.held = {}
-    own = b"\2\0\0\0\0\1", b"\n\x1a\xff\xfe", 26963
+    own = Own(b"\2\0\0\0\0\1", b"\n\x1a\xff\xfe", 26963)
     pipeline = Pipeline(Link(wire, 0.0), Tables(), Sizes.of(SIZES), own, 2)
     switch = PipelineSwitch(pipeline)
     join = Control(Action.JOIN, 7, 1000, Join.for_shape(Shape.of(4), flags=FLAG_NEW)).build()
@@ -307,7 +307,7 @@ def test_a_request_of_one_member_has_no_other_one_looked_at() -> None:
     """Of 64 workers one asks for Help: the data plane is asked about that one, not about 64."""
     wire = Registers()
     wire.held = {}
-    own = b"\2\0\0\0\0\1", b"\n\x1a\xff\xfe", 26963
+    own = Own(b"\2\0\0\0\0\1", b"\n\x1a\xff\xfe", 26963)
     pipeline = Pipeline(Link(wire, 0.0), Tables(), Sizes.of(SIZES), own, 2)
     switch = PipelineSwitch(pipeline)
     peers = [Address(f"10.0.0.{host}", 5000, host) for host in range(64)]

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from iswitch.bmv2.cpu import CpuHeader, Op
 from iswitch.bmv2.link import Link, Wire
-from iswitch.bmv2.pipeline import Pipeline, Sizes
+from iswitch.bmv2.pipeline import Own, Pipeline, Sizes
 from iswitch.bmv2.port import CpuPort
 from iswitch.bmv2.runtime import Runtime
 from iswitch.bmv2.switch import PipelineChassis, PipelineSwitch
@@ -189,7 +189,7 @@ class Plane:
 
     def __init__(self, both: Recorder | Player) -> None:
         link = Link(both)
-        own = SWITCH_MAC, SWITCH_IP, 26963
+        own = Own(SWITCH_MAC, SWITCH_IP, 26963)
         self.pipeline = Pipeline(link, both, Sizes.of(SIZES), own, PORTS)
         self.chassis = PipelineChassis(PipelineSwitch(self.pipeline), self.pipeline, PORTS)
         self.port = CpuPort(link, -1, lambda: None)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.packets import spans
+from iswitch.core.format.packets import Indices, spans
 from iswitch.core.format.wire import round_distance
 
 from .runs import Held, Run
@@ -18,15 +18,27 @@ Bitmaps = npt.NDArray[np.uint64]
 
 
 class Mark(NamedTuple):
-    """A state of some segments, made up and not written yet: that takes no memory any more."""
+    """A state of some segments, made up and not written yet: to write it takes no memory."""
 
     table: bytearray
     at: int
     records: bytes
 
     def write(self) -> None:
-        """Have it hold from now on."""
+        """Write the state to the table."""
         self.table[self.at : self.at + len(self.records)] = self.records
+
+
+class Marks(NamedTuple):
+    """States, (n, words), of the segments of these indices: made up and not written yet."""
+
+    words: Bitmaps
+    indices: Indices
+    states: Bitmaps
+
+    def write(self) -> None:
+        """Write the states to the table."""
+        self.words[self.indices] = self.states
 
 
 class Table:

@@ -15,7 +15,7 @@ from .accelerator import NumPyAccelerator
 from .buffers import PLAIN, Buffers
 from .plane import RoundAccelerator, Rule
 from .runs import Held, Outcome, Run, runs
-from .states import Bitmaps, Mark, RoundStates
+from .states import Bitmaps, Mark, Marks, RoundStates
 
 STEPS = np.array((1, 0))  # for `spans` of consecutive segments that have something in common
 
@@ -147,7 +147,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         states = np.empty((len(indices), 2), np.uint64)
         states[:, 0] = round_
         bitmaps = states[:, 1] = bitmaps | bit
-        self._add_each(into[slot], indices, rows, first, words, states)
+        self._add_each(into[slot], indices, rows, first, Marks(words, indices, states))
         if self.complete(round_, int(np.bitwise_or.reduce(bitmaps))):  # else not one of them is
             done = np.zeros(len(bitmaps), bool)
             for bitmap in set(bitmaps.tolist()):
@@ -162,8 +162,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         indices: Indices,
         rows: Rows,
         first: npt.NDArray[np.bool_],
-        words: Bitmaps,
-        states: Bitmaps,
+        marks: Marks,
     ) -> None:
         """Accumulate whole packets of ascending segments; the `first` of a segment are copied.
 
@@ -182,7 +181,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
                 exact = self._combine(into[at, :width], exact)
         stretches = [(int(indices[a]), a, b) for a, b in spans(indices, 1)]
         repair = None if few is None else (at, exact)
-        self._count_in_each(into, stretches, rows, copies, repair, words, indices, states)
+        self._count_in_each(into, stretches, rows, copies, repair, marks)
 
     def _count_in_each(
         self,
@@ -191,9 +190,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         rows: Rows,
         copies: bool,
         repair: tuple[Indices, Vector] | None,
-        words: Bitmaps,
-        indices: Indices,
-        states: Bitmaps,
+        marks: Marks,
     ) -> None:
         """Do what `_add_each` has prepared, and mark it as counted: all of it or nothing."""
         for start, a, b in stretches:
@@ -201,7 +198,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         if repair is not None:
             at, exact = repair
             into[at, : exact.shape[1]] = exact
-        words[indices] = states
+        marks.write()
         self.counters["accumulated"] += len(rows)
 
     def _finish_each(self, round_: int, indices: Indices, bitmaps: Bitmaps) -> list[Run]:
