@@ -155,7 +155,7 @@ def test_frames_for_which_the_control_plane_of_a_p4_program_has_no_memory(
     """The others go on, and the program is told in the end where stations are."""
     wire = Registers()
     wire.held = {}
-    own = slow.SWITCH_MAC, slow.SWITCH_IP, 26963
+    own = Own(slow.SWITCH_MAC, slow.SWITCH_IP, 26963)
     tables = Tables()
     pipeline = Pipeline(Link(wire, 0.0), tables, Sizes.of(SIZES), own, 3)
     chassis = PipelineChassis(PipelineSwitch(pipeline), pipeline, 3)
