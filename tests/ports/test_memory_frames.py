@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from iswitch.bmv2.link import Link
-from iswitch.bmv2.pipeline import Pipeline, Sizes
+from iswitch.bmv2.pipeline import Own, Pipeline, Sizes
 from iswitch.bmv2.switch import PipelineChassis, PipelineSwitch
 from iswitch.core.format.packets import Outgoing
 from iswitch.ethernet.bridge import Bridge
