@@ -271,7 +271,7 @@ def test_who_has_lost_its_rank_is_told_who_has_it() -> None:
     tree.begin(0)
     session, other = tree.workers[0], switch_address(2)
     host = int.from_bytes(bytes(map(int, other.host.split("."))), "big")
-    session.taken = Ack(
+    session._claim.taken = Ack(
         Action.JOIN, rank=5, threshold=host, round=other.port, contributors=wire.ELSEWHERE
     )
     session.heard, session.waiting_for = tree.now - 60.0, None

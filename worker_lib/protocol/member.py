@@ -40,6 +40,7 @@ from iswitch.core.format.wire import (
     round_distance,
 )
 
+from .claim import Claim
 from .events import Answered, Halted
 from .terms import Terms
 from .window import RoundTrip, SendWindow
@@ -48,7 +49,6 @@ RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
 REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
 REPEAT_CEILING = 1.0
 BACKOFF = Backoff(REPEAT_PAUSE, REPEAT_CEILING)
-TAKEN_PAUSE = 0.5  # seconds before asking again for a rank whose owner may be dead
 MOST_OUTDONE = 16  # larger incarnations tried; one is enough where a switch is in its senses
 
 E = TypeVar("E")
@@ -73,8 +73,7 @@ class Member(ABC, Generic[E]):
         self.member = False
         self.leaving = False
         self.rank = NO_RANK
-        self.taken: Ack | None = None  # who has the rank that it asks for, as long as that may die
-        self._taken_since = self._ask_again = 0.0
+        self._claim = Claim()
         self.joined = 0  # workers that have joined, or are members since all had; by the last Ack
         self.threshold = 0  # H in force, by the last Ack
         self.told = float("-inf")  # when that Ack came
@@ -161,6 +160,11 @@ class Member(ABC, Generic[E]):
                     self._control(row.tobytes(), now)
 
     @property
+    def taken(self) -> Ack | None:
+        """The answer that another worker has our rank, as long as that one may be dead."""
+        return self._claim.taken
+
+    @property
     def has_events(self) -> bool:
         """Whether there is one."""
         return bool(self._events)
@@ -172,8 +176,8 @@ class Member(ABC, Generic[E]):
     def deadline(self) -> float | None:
         """When `handle_timer` wants to be called."""
         due = self._next_heartbeat if self.member and not self.leaving else None
-        if self.taken is not None:
-            due = self._ask_again
+        if self._claim.taken is not None:
+            due = self._claim.ask_again
         repeat = self.requests.deadline() if self.requests else None
         return repeat if due is None or (repeat is not None and repeat < due) else due
 
@@ -181,8 +185,7 @@ class Member(ABC, Generic[E]):
         """Repeat unanswered requests; do what is due; be a member still."""
         self._out += self.requests.repeat(now)
         self._do_what_is_due(now)
-        if self.taken is not None and self._ask_again <= now:
-            self._ask_again = now + TAKEN_PAUSE
+        if self._claim.is_due(now):
             self.join(now)
         if self.member and not self.leaving and self._next_heartbeat <= now:
             self.join(now)
@@ -351,23 +354,12 @@ class Member(ABC, Generic[E]):
         return True
 
     def _is_to_ask_again(self, ack: Ack, now: float) -> bool:
-        """Another worker has our rank: whether to join once more, now or soon.
-
-        If it has been heard since we first asked, it is alive, and keeps it. (Half a second is left
-        for packets that were under way.) If not, it may be a process that was killed, whose lease
-        has still to run out.
-        """
+        """Whether to join once more, now or soon, although another worker has our rank."""
         if self.terms.rank == NO_RANK:  # ours had been given: any other will do
             self.rank = NO_RANK
             self.join(now)
             return True
-        if self.taken is None:
-            self._taken_since = now
-        if ack.contributors < 1000 * (now - self._taken_since - TAKEN_PAUSE):
-            self.taken = None
-            return False
-        self.taken, self._ask_again = ack, now + TAKEN_PAUSE
-        return True
+        return self._claim.may_succeed(ack, now)
 
     def _outdo(self, one: Unanswered, ack: Ack, now: float) -> bool:
         """Ask anew with a larger incarnation than the process before had at this address.
@@ -390,7 +382,7 @@ class Member(ABC, Generic[E]):
         self.incarnation = self.requests.numbers.last = incarnation
 
     def _joined(self, ack: Ack, now: float) -> None:
-        self.rank, self.taken = ack.rank, None
+        self.rank, self._claim.taken = ack.rank, None
         if ack.contributors != self.joined:
             self._share(ack.contributors)
         self.joined = ack.contributors

@@ -2,18 +2,7 @@
 
 A world moves the packets: it sends what `transmissions` gives, hands in what comes with `receive`,
 calls `handle_timer` at `deadline`, and looks at `next_event`. Rules: docs/protocol.md.
-
-What is lost is repaired in three ways, each for what the one before cannot mend:
-
-- When later segments have their aggregates, those that do not are sent again (`recovery.py`). It is
-  the same whether the contribution was lost or the aggregate: the switch counts the one, and
-  answers the other with the aggregate it keeps. If another worker's was lost, that does as we do.
-- When nothing comes for two round trips, there is nothing later: what is missing is sent again, to
-  see, if it is little. Much of it only waits in a queue, of a switch or a worker that is slow; then
-  the switch is asked for the last segment, and nothing is sent again before something shows a loss.
-- When nothing comes for the time of the retransmission timer, the worker asks for Help. The switch
-  asks in turn exactly those workers whose contribution is missing, which may be at work on another
-  round; and says for whom we wait, or that it has forgotten us.
+`repairing.py` says how lost segments are repaired.
 """
 
 from __future__ import annotations
@@ -23,10 +12,8 @@ from math import inf
 
 from iswitch.core.format.packets import (
     Cutter,
-    Indices,
     Outgoing,
     Rows,
-    spans,
 )
 from iswitch.core.format.wire import (
     FLAG_FIRST,
@@ -43,8 +30,8 @@ from iswitch.core.format.wire import (
 
 from .events import Answered, Dropped, Event, Gone, Halted, WasReset
 from .express import Express
-from .member import RANGES_PER_HELP, Member
-from .ranges import bridged, ranges
+from .member import RANGES_PER_HELP
+from .repairing import PROBE, PROBE_FLOOR, Repairing
 from .terms import RoundTerms
 from .transfer import Contribution, Transfer
 
@@ -61,12 +48,9 @@ __all__ = [  # what those that deal with a session need
 
 BURSTS_AT_ONCE = 16  # super-datagrams given out between two looks at what has come
 BURSTS_IN_EXPRESS = 4  # as many as a window has at first
-PROBE = 2.0  # round trips without a sign after which to send something again, to see
-PROBE_FLOOR = 0.002  # seconds
-FEW = 8  # segments, and of a window one in so many, that are sent again to see if they are lost
 
 
-class Session(Member[Dropped | Gone | WasReset]):
+class Session(Repairing):
     """One worker's membership in one synchronous job.
 
     Args:
@@ -78,14 +62,10 @@ class Session(Member[Dropped | Gone | WasReset]):
 
     def __init__(self, terms: RoundTerms, incarnation: int) -> None:
         super().__init__(terms, incarnation)
-        self.resends = terms.resends
         self.partial = terms.partial
         self.round = 0  # of the allreduce under way, or the next
-        self.transfer: Transfer | None = None
         self.express: Express | None = None  # in place of a transfer, as long as all goes well
         self._whole: Outgoing | None = None  # its contribution, to be sent
-        self.waiting_for: int | None = None  # in this round: bitmap of seats, by the last answers
-        self._asked_anew = True  # no answer has come to the last Help
         self.stats = dict.fromkeys(
             ("sent", "sent_again", "received", "useless", "probes", "helps", "helped", "rejoins"),
             0,
@@ -95,12 +75,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         self._contributions = deque(Contribution(self.shape) for _ in range(1 + terms.restart_safe))
         self._own = False  # nobody else writes to the transfer's `out`
         self._given_up: Transfer | None = None
-        self._timer: float | None = None
-        self._moved = 0.0  # when something came last, or the transfer began
-        self._repair_at: float | None = None  # when something may have to be called lost
         self._measured_at = float("-inf")
-        self._last_loss = float("-inf")
-        self._taken = float("-inf")  # what was sent before then is at the switch, or lost
         self._finished: int | None = None  # the last round that was
         self._moved_to: int | None = None  # the round by which the switch last moved us
 
@@ -173,12 +148,6 @@ class Session(Member[Dropped | Gone | WasReset]):
         if self._contributions[0].round != self.round:
             self._contributions.rotate(1)
             self._contributions[0].begin(self.round)
-
-    def forget_who_is_missing(self) -> None:
-        """Only answers to a Help that is still to be asked say for whom the round waits."""
-        self.waiting_for = None
-        self._asked_anew = True
-        self._help_requests.clear()
 
     def finish(self) -> None:
         """The transfer is done: go on to the next round."""
@@ -335,91 +304,7 @@ class Session(Member[Dropped | Gone | WasReset]):
         for contribution in self._contributions:
             contribution.round = None
 
-    # What is lost
-
-    def _moves(self, now: float) -> None:
-        """Something has come, or a transfer begins: have the timer wait anew."""
-        self._moved = now
-        self.round_trip.backoff = 1.0
-        transfer = self.transfer
-        if transfer is None:
-            return
-        self._timer = now + self.round_trip.timeout
-        if not self.resends:
-            return
-        if transfer.losses.round_trip is not None:
-            pause = max(PROBE * transfer.losses.expected, PROBE_FLOOR)
-            self._timer = min(self._timer, now + pause)
-        if transfer.losses.doubtful:
-            if self._repair_at is None:
-                self._repair_at = now + transfer.losses.slack
-        else:
-            self._repair_at = None
-
-    def _repair(self, now: float) -> None:
-        """Send again what is lost by the evidence of what came later."""
-        transfer = self.transfer
-        self._repair_at = None
-        if transfer is None or self.halted or not self.member:
-            return
-        lost, self._repair_at = transfer.lose(now)
-        self._narrow(max((b - a for a, b in spans(lost, 1)), default=0), now)
-
-    def _narrow(self, lost: int, now: float) -> None:
-        """So many contributions in a row are lost: a link loses packets, a full queue bursts."""
-        if 2 * lost > self._burst and now - self._last_loss > self.round_trip.timeout:
-            self._last_loss = now
-            self.window.lost()
-
-    @property
-    def _few(self) -> int:
-        """So many segments are sent again to see whether they are lost: little of a window."""
-        return min(FEW, self.window.ceiling // FEW)
-
-    def _break_silence(self, now: float) -> None:
-        """Nothing has come for long."""
-        transfer = self.transfer
-        patience = self._moved + self.round_trip.timeout
-        if transfer is None or not self.member or self.halted or not self.resends:
-            self._ask_for_help(now)
-            return
-        waiting, suspect = transfer.waited_for()
-        few = len(waiting) <= self._few
-        probed = waiting if few else suspect[: self._burst]
-        if not len(probed):  # to ask for the last one costs nobody anything
-            patience = min(patience, self._moved + self.round_trip.typical)
-        if now >= patience:
-            self._ask_for_help(now, None if few else (waiting, suspect))
-        elif len(probed):
-            transfer.probe(probed)
-            self.stats["probes"] += 1
-            self._timer = min(patience, now + 2 * (now - self._moved))
-        else:
-            self._timer = patience
-
     # Help, in both directions
-
-    def _ask_for_help(self, now: float, many: tuple[Indices, Indices] | None = None) -> None:
-        """Ask for what is missing; of `many`, for those that may be lost, and the last, to see."""
-        transfer = self.transfer
-        if transfer is None or not self.member:
-            self._timer = now + self.round_trip.timeout
-            return
-        self._asked_anew = True
-        if many is None:
-            transfer.losses.land()
-            asked = bridged(transfer.missing(sent_only=True), RANGES_PER_HELP)
-        else:
-            waiting, suspect = many
-            asked = ranges(suspect)[: RANGES_PER_HELP - 1] + ranges(waiting[-1:])
-        if self.halted:  # nothing will come; but the Reset that ends it may have been lost
-            asked = [(0, 1)]
-        for start, stop in asked:
-            self._help(Segments(transfer.round, start, stop - start), now)
-            self.stats["helps"] += 1
-        self.round_trip.backoff = min(self.round_trip.backoff * 2, 64.0)
-        pause = self.round_trip.ceiling if self.halted else self.round_trip.timeout
-        self._timer = now + pause
 
     def _help_answered(
         self,
@@ -466,29 +351,6 @@ class Session(Member[Dropped | Gone | WasReset]):
                 self.stats["sent_again"] += stop - start
                 for at in range(start, stop, self._burst):
                     self._out.append(self._data(contribution, at, min(at + self._burst, stop)))
-
-    def _send_what_is_lost(self, transfer: Transfer, start: int, stop: int, now: float) -> None:
-        """Send again what the switch lacked; ask it once more if that may have been under way."""
-        if start >= stop:
-            return
-        which = slice(start, stop)
-        if stop - start <= self._few or not transfer.losses.is_younger(which, self._taken):
-            again = transfer.resend(start, stop)
-            self.stats["sent_again"] += again
-            self._narrow(again, now)
-            return
-        transfer.doubted.append((start, stop))
-        patience = self.round_trip.timeout
-        if all(now - asked >= patience for _, asked in self._help_requests.values()):
-            self._help(Segments(transfer.round, stop - 1, 1), now)
-            self.stats["helps"] += 1
-
-    def _settle(self, transfer: Transfer, lacks: bool) -> None:
-        """The switch has taken all that was sent before our Help, and may lack some of it still."""
-        doubted, transfer.doubted = transfer.doubted, []
-        for start, stop in doubted if lacks else ():
-            if not transfer.losses.is_younger(slice(start, stop), self._taken):
-                self.stats["sent_again"] += transfer.resend(start, stop)
 
     # Data
 

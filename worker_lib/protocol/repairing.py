@@ -1,0 +1,168 @@
+"""Repair what is lost of the transfer under way.
+
+There are three ways, each for losses that the one before cannot repair:
+
+- Later segments have their aggregates: segments without theirs are sent again (`recovery.py`),
+  whether the contribution was lost or the aggregate. The switch counts the contribution, or answers
+  with the aggregate that it keeps. If another worker's contribution was lost, that worker notices
+  it in this way, too.
+- Nothing comes for two round trips: if few segments are missing, they are sent again. Many of them
+  are probably only waiting in a queue, of a switch or of a slow worker; then the worker asks the
+  switch for the last segment, and sends nothing again before something shows a loss.
+- Nothing comes until the retransmission timer expires: the worker asks for Help. The switch then
+  asks exactly the workers whose contributions are missing, which may be at work on another round.
+  It also says for whom the round waits, or that it has forgotten this worker.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from iswitch.core.format.packets import Indices, spans
+from iswitch.core.format.wire import Segments
+
+from .events import Dropped, Gone, WasReset
+from .member import RANGES_PER_HELP, Member
+from .ranges import bridged, ranges
+from .terms import RoundTerms
+from .transfer import Transfer
+
+PROBE = 2.0  # round trips without a sign after which to send something again, to see
+PROBE_FLOOR = 0.002  # seconds
+FEW = 8  # segments, and of a window one in so many, that are sent again to see if they are lost
+
+
+class Repairing(Member[Dropped | Gone | WasReset]):
+    """A member of a synchronous job that finds out what is lost, and repairs it.
+
+    Args:
+        terms: of the membership.
+        incarnation: Request of the Join.
+    """
+
+    terms: RoundTerms
+
+    def __init__(self, terms: RoundTerms, incarnation: int) -> None:
+        super().__init__(terms, incarnation)
+        self.resends = terms.resends
+        self.transfer: Transfer | None = None
+        self.waiting_for: int | None = None  # in this round: bitmap of seats, by the last answers
+        self._asked_anew = True  # no answer has come to the last Help
+        self._timer: float | None = None
+        self._moved = 0.0  # when something came last, or the transfer began
+        self._repair_at: float | None = None  # when something may have to be called lost
+        self._last_loss = -inf
+        self._taken = -inf  # what was sent before then is at the switch, or lost
+
+    def forget_who_is_missing(self) -> None:
+        """Only answers to a Help that is still to be asked say for whom the round waits."""
+        self.waiting_for = None
+        self._asked_anew = True
+        self._help_requests.clear()
+
+    # What is lost
+
+    def _moves(self, now: float) -> None:
+        """Something has come, or a transfer begins: have the timer wait anew."""
+        self._moved = now
+        self.round_trip.backoff = 1.0
+        transfer = self.transfer
+        if transfer is None:
+            return
+        self._timer = now + self.round_trip.timeout
+        if not self.resends:
+            return
+        if transfer.losses.round_trip is not None:
+            pause = max(PROBE * transfer.losses.expected, PROBE_FLOOR)
+            self._timer = min(self._timer, now + pause)
+        if transfer.losses.doubtful:
+            if self._repair_at is None:
+                self._repair_at = now + transfer.losses.slack
+        else:
+            self._repair_at = None
+
+    def _repair(self, now: float) -> None:
+        """Send again what is lost by the evidence of what came later."""
+        transfer = self.transfer
+        self._repair_at = None
+        if transfer is None or self.halted or not self.member:
+            return
+        lost, self._repair_at = transfer.lose(now)
+        self._narrow(max((b - a for a, b in spans(lost, 1)), default=0), now)
+
+    def _narrow(self, lost: int, now: float) -> None:
+        """So many contributions in a row are lost: a link loses packets, a full queue bursts."""
+        if 2 * lost > self._burst and now - self._last_loss > self.round_trip.timeout:
+            self._last_loss = now
+            self.window.lost()
+
+    @property
+    def _few(self) -> int:
+        """So many segments are sent again to see whether they are lost: little of a window."""
+        return min(FEW, self.window.ceiling // FEW)
+
+    def _break_silence(self, now: float) -> None:
+        """Nothing has come for long."""
+        transfer = self.transfer
+        patience = self._moved + self.round_trip.timeout
+        if transfer is None or not self.member or self.halted or not self.resends:
+            self._ask_for_help(now)
+            return
+        waiting, suspect = transfer.waited_for()
+        few = len(waiting) <= self._few
+        probed = waiting if few else suspect[: self._burst]
+        if not len(probed):  # to ask for the last one costs nobody anything
+            patience = min(patience, self._moved + self.round_trip.typical)
+        if now >= patience:
+            self._ask_for_help(now, None if few else (waiting, suspect))
+        elif len(probed):
+            transfer.probe(probed)
+            self.stats["probes"] += 1
+            self._timer = min(patience, now + 2 * (now - self._moved))
+        else:
+            self._timer = patience
+
+    def _ask_for_help(self, now: float, many: tuple[Indices, Indices] | None = None) -> None:
+        """Ask for what is missing; of `many`, for those that may be lost, and the last, to see."""
+        transfer = self.transfer
+        if transfer is None or not self.member:
+            self._timer = now + self.round_trip.timeout
+            return
+        self._asked_anew = True
+        if many is None:
+            transfer.losses.land()
+            asked = bridged(transfer.missing(sent_only=True), RANGES_PER_HELP)
+        else:
+            waiting, suspect = many
+            asked = ranges(suspect)[: RANGES_PER_HELP - 1] + ranges(waiting[-1:])
+        if self.halted:  # nothing will come; but the Reset that ends it may have been lost
+            asked = [(0, 1)]
+        for start, stop in asked:
+            self._help(Segments(transfer.round, start, stop - start), now)
+            self.stats["helps"] += 1
+        self.round_trip.backoff = min(self.round_trip.backoff * 2, 64.0)
+        pause = self.round_trip.ceiling if self.halted else self.round_trip.timeout
+        self._timer = now + pause
+
+    def _send_what_is_lost(self, transfer: Transfer, start: int, stop: int, now: float) -> None:
+        """Send again what the switch lacked; ask it once more if that may have been under way."""
+        if start >= stop:
+            return
+        which = slice(start, stop)
+        if stop - start <= self._few or not transfer.losses.is_younger(which, self._taken):
+            again = transfer.resend(start, stop)
+            self.stats["sent_again"] += again
+            self._narrow(again, now)
+            return
+        transfer.doubted.append((start, stop))
+        patience = self.round_trip.timeout
+        if all(now - asked >= patience for _, asked in self._help_requests.values()):
+            self._help(Segments(transfer.round, stop - 1, 1), now)
+            self.stats["helps"] += 1
+
+    def _settle(self, transfer: Transfer, lacks: bool) -> None:
+        """The switch has taken all that was sent before our Help, and may lack some of it still."""
+        doubted, transfer.doubted = transfer.doubted, []
+        for start, stop in doubted if lacks else ():
+            if not transfer.losses.is_younger(slice(start, stop), self._taken):
+                self.stats["sent_again"] += transfer.resend(start, stop)
