@@ -19,7 +19,7 @@ from .errors import NetworkError
 from .namespaces import Claim, inside
 from .parts import Port
 
-PATIENCE = 3.0  # seconds to end in, before a process is killed
+TERM_GRACE = 3.0  # seconds from SIGTERM to SIGKILL
 
 File = int | IO[Any] | None
 
@@ -137,7 +137,7 @@ def end(children: Sequence[subprocess.Popen[bytes]]) -> None:
     running = [child for child in children if child.poll() is None]
     for child in running:
         os.killpg(child.pid, signal.SIGTERM)
-    limit = time.monotonic() + PATIENCE
+    limit = time.monotonic() + TERM_GRACE
     for child in running:
         try:
             child.wait(max(0.0, limit - time.monotonic()))

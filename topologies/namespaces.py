@@ -25,7 +25,7 @@ CLAIMS = Path("/run/iswitch/networks")
 NAMESPACES = Path("/run/netns")  # as iproute2 has it
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 MNT_DETACH = 2  # linux/fs.h
-PATIENCE = 1.0  # seconds to end in, before a process is killed
+TERM_GRACE = 1.0  # seconds from SIGTERM to SIGKILL
 CLEANING = "being removed\n"  # in the file of a claim that somebody has taken over
 CLEANED_IN = 20.0  # seconds for another process to remove what it has taken over
 PREFIX = re.compile(r"[a-z]{1,8}")
@@ -168,7 +168,7 @@ def evict(namespaces: Collection[Path]) -> None:
         for pidfd in pidfds:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signum)
-        limit = time.monotonic() + PATIENCE
+        limit = time.monotonic() + TERM_GRACE
         for pidfd in pidfds:
             ended = select.poll()
             ended.register(pidfd, select.POLLIN)

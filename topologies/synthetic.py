@@ -20,7 +20,7 @@ from .errors import TopologyError
 from .simulated import Simulation
 
 INCARNATION = 1000
-PATIENCE = 3600.0  # seconds of virtual time for a round
+ROUND_TIMEOUT = 3600.0  # seconds of virtual time for a round
 VALUES = 1 << 16  # numbers that vectors are made of
 
 
@@ -47,7 +47,7 @@ class SyntheticJob:
     reproducible: bool = False
 
 
-class Worker:
+class SyntheticWorker:
     """One of them: computes, has its vector summed, and so on; then leaves."""
 
     def __init__(self, simulation: Simulation, host: str, rank: int, job: SyntheticJob) -> None:
@@ -126,7 +126,8 @@ def synthesize(path: str | Path, topology: Topology, job: SyntheticJob, switch: 
     with open(path, "wb") as file:
         tape = Tape(network, simulation.address(switch), ports, file)
         workers = [
-            Worker(simulation, host.name, rank, job) for rank, host in enumerate(topology.hosts)
+            SyntheticWorker(simulation, host.name, rank, job)
+            for rank, host in enumerate(topology.hosts)
         ]
         begun, left = network.now, job.rounds
         while any(worker.left for worker in workers):
@@ -134,9 +135,9 @@ def synthesize(path: str | Path, topology: Topology, job: SyntheticJob, switch: 
             now_left = max(worker.left for worker in workers)
             if now_left < left:
                 begun, left = network.now, now_left
-            elif network.now - begun > PATIENCE:
+            elif network.now - begun > ROUND_TIMEOUT:
                 raise TopologyError(
-                    f"round {job.rounds - left} does not end within {PATIENCE:g} s: the links are "
-                    "too bad; take less loss"
+                    f"round {job.rounds - left} does not end within {ROUND_TIMEOUT:g} s: the links "
+                    "are too bad; take less loss"
                 )
     return tape.frames

@@ -29,7 +29,7 @@ from iswitch.lab.bench.choosing import check_ways, everything
 from iswitch.lab.bench.figures import Pictures
 from iswitch.lab.bench.group import BenchFailed, Done, Group, Round, WrongSum, cpu_seconds
 from iswitch.lab.bench.measure import measure
-from iswitch.lab.bench.member import FRESH, Member, whole_numbers
+from iswitch.lab.bench.member import FRESH, BenchWorker, whole_numbers
 from iswitch.lab.bench.network import pin, with_children
 from iswitch.lab.bench.plan import PAPER, Plan, Setting, Size, Way, networks, split
 from iswitch.lab.bench.report import CSV_COLUMNS, as_csv, as_json, hint, limits, ms, note, tables
@@ -185,7 +185,7 @@ class Doubling:
 
 
 def test_a_vector_gets_its_numbers_anew_before_it_overflows() -> None:
-    member = Member(0, 2, counts=False)
+    member = BenchWorker(0, 2, counts=False)
     member._own = whole_numbers(0, 100)
     member._vector = member._own.copy()
     member._strategy = Doubling()
@@ -209,7 +209,7 @@ def test_a_wrong_sum_is_an_error() -> None:
 
 
 def test_a_member_finds_wrong_elements() -> None:
-    member = Member(0, 3)
+    member = BenchWorker(0, 3)
     member._own = whole_numbers(0, 100)
     member._sum = sum((whole_numbers(rank, 100) for rank in range(3)), member._own * 0)
     assert member.check() == 0

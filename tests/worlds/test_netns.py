@@ -250,7 +250,7 @@ def test_closing_ends_the_children_and_theirs() -> None:
 
 @as_root
 def test_a_child_that_will_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "PATIENCE", 0.1)
+    monkeypatch.setattr(children, "TERM_GRACE", 0.1)
     with network("star:1") as net:
         deaf = "trap '' TERM; echo; while :; do sleep 1; done"
         child = net.popen("h1", ["sh", "-c", deaf], stdout=subprocess.PIPE)
@@ -274,7 +274,7 @@ def living(net: Network, node: str, command: str) -> int:
 def test_closing_ends_what_has_left_its_group(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(namespaces, "PATIENCE", 0.2)
+    monkeypatch.setattr(namespaces, "TERM_GRACE", 0.2)
     with network("star:1") as other, subprocess.Popen(["sleep", "1000"]) as stranger:
         neighbour = living(other, "h1", "sleep 1000")
         try:

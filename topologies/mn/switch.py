@@ -26,8 +26,8 @@ from topologies.errors import NetworkError
 from .cables import check_in_force
 from .nodes import Described, OwnHost, OwnSwitch, in_namespace_of
 
-START_PATIENCE = 20.0  # seconds for a switch process to listen
-COMPILE_PATIENCE = 180.0  # the same, if it first has to compile its program
+START_TIMEOUT = 20.0  # seconds for a switch process to listen
+COMPILE_TIMEOUT = 180.0  # seconds for one that first compiles its program
 FIRST = "first"  # the tree's root is the switch that was made first
 DEFAULT_NETWORK = "10.0.0.0/8"  # Mininet's
 
@@ -61,7 +61,7 @@ class ISwitch(OwnSwitch):
     """
 
     world = "raw"
-    patience = START_PATIENCE
+    patience = START_TIMEOUT
     _made = count()
 
     def __init__(
@@ -218,7 +218,7 @@ class P4Switch(ISwitch):
     """
 
     world = "bmv2"
-    patience = COMPILE_PATIENCE
+    patience = COMPILE_TIMEOUT
 
     def prepare(self, interfaces: Sequence[Any]) -> None:
         """Switch the offloads off, at both ends of its links."""

@@ -1,9 +1,9 @@
 """One worker of one strategy: `python -m iswitch.lab.bench.member SOCKET NUMBER LINKS`.
 
-It is told what to do by a conductor. LINKS is `links`, or `none` in the loopback world.
+A conductor tells it what to do. LINKS is `links`, or `none` in the loopback world.
 
-Orders come as tuples, of which the first names a method of `Member`; what it returns goes back. A
-fault ends the process; its last line on stderr says why.
+Orders come as tuples: the name of a method of `BenchWorker`, and its arguments. What the method
+returns goes back. A fault ends the process; its last line on stderr says why.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FRESH = 16  # rounds, after which a vector gets its numbers anew: 100**18 overfl
 MOMENTUM, RATE = np.float32(0.9), np.float32(0.01)
 
 
-class Member:
+class BenchWorker:
     """What a conductor can have done; the vectors are whole numbers, so that sums are exact.
 
     Args:
@@ -163,7 +163,7 @@ def nothing() -> tuple[int, int]:
 def main() -> None:
     """Do as told until the conductor has gone."""
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    member = Member(rank, workers, counts=sys.argv[3] == LINKS)
+    member = BenchWorker(rank, workers, counts=sys.argv[3] == LINKS)
     with Client(sys.argv[1], "AF_UNIX") as conductor:
         conductor.send((int(sys.argv[2]), rank))
         while True:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iswitch.lab.launch.processes import Fleet
-from iswitch.lab.launch.switches import START_PATIENCE, Switches
+from iswitch.lab.launch.switches import START_TIMEOUT, Switches
 from iswitch.lab.launch.worlds import Namespaces, World, group_variables, make_world, read_topology
 
 from .group import BenchFailed, Group, Lobby
@@ -60,7 +60,7 @@ def opened(plan: Plan, setting: Setting, build: Build) -> Iterator[list[Group]]:
     """
     with ExitStack() as stack:
         fleet = stack.enter_context(Fleet())
-        look = Watch(fleet)
+        look = Alarm(fleet)
         lobby = stack.enter_context(Lobby(look))
         sites: dict[str, Site] = {}
         ways = plan.ways_on(setting)
@@ -178,14 +178,14 @@ def listening(fleet: Fleet, server: Child) -> str:
     Raises:
         BenchFailed: it does not.
     """
-    limit = time.monotonic() + START_PATIENCE
+    limit = time.monotonic() + START_TIMEOUT
     while time.monotonic() < limit:
         for child, line in fleet.listen(LOOK):
             if child is server:
                 if line is None:
                     raise BenchFailed(f"the {server.name} {server.ending()}")
                 return line.split()[-1]
-    raise BenchFailed(f"the {server.name} did not listen within {START_PATIENCE:.0f} s")
+    raise BenchFailed(f"the {server.name} did not listen within {START_TIMEOUT:.0f} s")
 
 
 def free_ports(sites: Sequence[Site]) -> list[int]:
@@ -200,7 +200,7 @@ def free_ports(sites: Sequence[Site]) -> list[int]:
     return numbers
 
 
-class Watch:
+class Alarm:
     """Called, it raises BenchFailed if a process has ended."""
 
     def __init__(self, fleet: Fleet) -> None:

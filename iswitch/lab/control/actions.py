@@ -26,14 +26,14 @@ from .words import (
 )
 
 
-class Report(NamedTuple):
+class Answer(NamedTuple):
     """What an action found: for people, and for programs."""
 
     line: str
     fields: dict[str, Any]
 
 
-def status(controller: Controller, args: argparse.Namespace) -> Report:
+def status(controller: Controller, args: argparse.Namespace) -> Answer:
     """Look, and change nothing."""
     halted = False
     controller.look()  # of a job that is none nobody becomes one
@@ -53,10 +53,10 @@ def status(controller: Controller, args: argparse.Namespace) -> Report:
     hosts = environment.hosts(os.environ)
     line += "".join(f"\n  {naming.member(member, hosts)}" for member in members)
     named = [member_fields(member) for member in members]
-    return Report(line, {**state_fields(ack), "halted": halted, "members": named})
+    return Answer(line, {**state_fields(ack), "halted": halted, "members": named})
 
 
-def jobs(controller: Controller, _: argparse.Namespace) -> Report:
+def jobs(controller: Controller, _: argparse.Namespace) -> Answer:
     """List the jobs of a switch, and how much memory they leave."""
     itself = controller.switch_itself()
     found = list(controller.jobs())
@@ -75,10 +75,10 @@ def jobs(controller: Controller, _: argparse.Namespace) -> Report:
         "free": itself.threshold * KIB,
         "above": bool(itself.contributors),
     }
-    return Report("\n".join(lines), fields)
+    return Answer("\n".join(lines), fields)
 
 
-def join(controller: Controller, args: argparse.Namespace) -> Report:
+def join(controller: Controller, args: argparse.Namespace) -> Answer:
     """Try whether one can join; stay if asked to."""
     if not args.stay:
         with controller.membership() as ack:
@@ -93,18 +93,18 @@ def join(controller: Controller, args: argparse.Namespace) -> Report:
             f"to end it before: iswitch ctl leave {options}"
         )
     fields = {**state_fields(ack), "address": str(controller.address)}
-    return Report(line, {**fields, "stays": args.stay})
+    return Answer(line, {**fields, "stays": args.stay})
 
 
-def leave(controller: Controller, args: argparse.Namespace) -> Report:
+def leave(controller: Controller, args: argparse.Namespace) -> Answer:
     """End a membership that `join --stay` left behind."""
     if not args.bind[1]:
         raise UsageError("--bind needs the port that `iswitch ctl join --stay` printed")
     controller.leave()
-    return Report(f"left job {args.job}", {"address": str(controller.address)})
+    return Answer(f"left job {args.job}", {"address": str(controller.address)})
 
 
-def seth(controller: Controller, args: argparse.Namespace) -> Report:
+def seth(controller: Controller, args: argparse.Namespace) -> Answer:
     """Set H."""
     with controller.settings() as joined:
         ack = controller.request(Action.SETH, Threshold(args.threshold))
@@ -123,27 +123,27 @@ def seth(controller: Controller, args: argparse.Namespace) -> Report:
             "or to go on without a dead one; where others leave calls out, rounds are mixed up"
         )
     fields = {"threshold": ack.threshold, "automatic": not args.threshold, "workers": there}
-    return Report(line, fields)
+    return Answer(line, fields)
 
 
-def reset(controller: Controller, args: argparse.Namespace) -> Report:
+def reset(controller: Controller, args: argparse.Namespace) -> Answer:
     """Clear the job; ends a Halt."""
     with controller.settings():
         ack = controller.request(Action.RESET)
     line = f"job {args.job} was reset and goes on from round {ack.round}; "
     line += "what was under way is void (JobReset)"
-    return Report(line, {"round": ack.round})
+    return Answer(line, {"round": ack.round})
 
 
-def halt(controller: Controller, args: argparse.Namespace) -> Report:
+def halt(controller: Controller, args: argparse.Namespace) -> Answer:
     """Suspend the job."""
     with controller.settings():
         ack = controller.request(Action.HALT)
     line = f"job {args.job} is halted at round {ack.round}; `iswitch ctl reset` resumes it"
-    return Report(line, {"round": ack.round})
+    return Answer(line, {"round": ack.round})
 
 
-def fbcast(controller: Controller, args: argparse.Namespace) -> Report:
+def fbcast(controller: Controller, args: argparse.Namespace) -> Answer:
     """Complete open segments as they are."""
     with controller.membership() as joined:
         named = segments(args, joined)
@@ -152,10 +152,10 @@ def fbcast(controller: Controller, args: argparse.Namespace) -> Report:
     what = f"broadcast with {fewest} or more contributions each"
     if not fewest:
         what = not_begun(named, ack) or "nothing to force"
-    return Report(f"{span(args, named)}: {what}", {**span_fields(named), "contributors": fewest})
+    return Answer(f"{span(args, named)}: {what}", {**span_fields(named), "contributors": fewest})
 
 
-def help_(controller: Controller, args: argparse.Namespace) -> Report:
+def help_(controller: Controller, args: argparse.Namespace) -> Answer:
     """Ask who is missing; the switch asks those in turn."""
     with controller.membership() as joined:
         named = segments(args, joined)
@@ -166,7 +166,7 @@ def help_(controller: Controller, args: argparse.Namespace) -> Report:
     else:
         whom = f"missing from {whom}"
     fields["current"] = ack.round
-    return Report(f"{span(args, named)}: {whom}", {**span_fields(named), **fields})
+    return Answer(f"{span(args, named)}: {whom}", {**span_fields(named), **fields})
 
 
 ACTIONS = {

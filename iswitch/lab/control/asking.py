@@ -12,9 +12,9 @@ from iswitch.system.keyfiles import given_key
 from worker_lib.controller import Controller, NoSuchJob, NoWorkers
 from worker_lib.errors import Refused, WorkerError
 
-from .actions import Report
+from .actions import Answer
 
-Act = Callable[[Controller, argparse.Namespace], Report]
+Act = Callable[[Controller, argparse.Namespace], Answer]
 
 
 def ask(args: argparse.Namespace, act: Act) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from iswitch.ports.udp import UdpPort
 
 PACKETS = 44  # what a 64 kB super-datagram holds
-PATIENCE = 2.0  # seconds for packets to come over the loopback device
+ARRIVAL_TIMEOUT = 2.0  # seconds for packets to come over the loopback device
 LOOPBACK = ("127.0.0.1", 0)
 
 # In a process of its own, which alone changes namespaces.
@@ -91,7 +91,10 @@ class Host:
         from p4.tools import cli_command
 
         done = subprocess.run(
-            [*cli_command(), "--help"], capture_output=True, text=True, timeout=10 * PATIENCE
+            [*cli_command(), "--help"],
+            capture_output=True,
+            text=True,
+            timeout=10 * ARRIVAL_TIMEOUT,
         )
         lines = done.stderr.strip().splitlines() or [f"it ends with status {done.returncode}"]
         return lines[-1] if done.returncode else ""
@@ -129,9 +132,9 @@ class Host:
             tos: set[int] = set()
             poller = select.poll()
             poller.register(receiver, select.POLLIN)
-            limit = time.monotonic() + PATIENCE
+            limit = time.monotonic() + ARRIVAL_TIMEOUT
             while came < PACKETS and time.monotonic() < limit:
-                poller.poll(PATIENCE * 1000)
+                poller.poll(ARRIVAL_TIMEOUT * 1000)
                 for burst in receiver.pull():
                     n = len(burst.rows)
                     pieces = burst.pieces()
@@ -208,7 +211,7 @@ class Host:
             [sys.executable, "-I", "-S", "-c", UNSHARE],
             check=False,
             capture_output=True,
-            timeout=10 * PATIENCE,
+            timeout=10 * ARRIVAL_TIMEOUT,
         )
         if child.returncode not in UNSHARED:
             raise OSError(f"the trial process ended with status {child.returncode}")
@@ -219,6 +222,6 @@ def _drain(port: UdpPort) -> None:
     """Take what comes, and all that has come by then."""
     poller = select.poll()
     poller.register(port, select.POLLIN)
-    poller.poll(PATIENCE * 1000)
+    poller.poll(ARRIVAL_TIMEOUT * 1000)
     while port.pull():
         pass

@@ -33,7 +33,7 @@ COLOURS = (36, 33, 32, 35, 34, 31)  # of terminals (ECMA-48): cyan first, red la
 
 
 @dataclass
-class Worker:
+class WorkerProcess:
     """One process of the command."""
 
     host: str
@@ -91,7 +91,7 @@ class Crew:
         per_host: int,
         restarts: Callable[[], Restarts] = Restarts,
         say: Callable[[str], None] = lambda _: None,
-        hear: Callable[[Worker, str, bool], None] | None = None,
+        hear: Callable[[WorkerProcess, str, bool], None] | None = None,
     ) -> None:
         self.fleet = switches.fleet
         self.world = switches.world
@@ -99,10 +99,10 @@ class Crew:
         self.per_host = per_host
         self.make_restarts = restarts
         self.say = say
-        self.workers: list[Worker] = []
-        self.failed: Worker | None = None  # the first one for good
+        self.workers: list[WorkerProcess] = []
+        self.failed: WorkerProcess | None = None  # the first one for good
         self._ending = False
-        self._by_child: dict[Child, Worker] = {}
+        self._by_child: dict[Child, WorkerProcess] = {}
         hosts = self.world.topology.hosts
         printer = Printer([self._name(host.name, i) for host in hosts for i in range(per_host)])
         self._take = hear or (lambda worker, *line: printer.print(worker.name, *line))
@@ -133,7 +133,9 @@ class Crew:
             }
             name = self._name(host, local)
             child = self._launch(name, host, shared | own)
-            worker = Worker(host, rank, local, name, shared | own, child, self.make_restarts())
+            worker = WorkerProcess(
+                host, rank, local, name, shared | own, child, self.make_restarts()
+            )
             worker.restarts.began(time.monotonic())
             self.workers.append(worker)
             self._by_child[child] = worker
@@ -237,7 +239,7 @@ class Crew:
         ]
 
 
-def how(worker: Worker) -> str:
+def how(worker: WorkerProcess) -> str:
     """Say how a worker has ended."""
     status = worker.child.status()
     assert status is not None

@@ -15,7 +15,7 @@ from typing import IO, NamedTuple, Self
 from iswitch.ports.orphans import DiesWithParent
 from iswitch.system import interrupts
 
-PATIENCE = 3.0  # seconds to end in, before a process is killed
+TERM_GRACE = 3.0  # seconds from SIGTERM to SIGKILL
 PAUSE = 0.01  # seconds between two looks at processes that are to end
 
 
@@ -78,7 +78,7 @@ class Child:
     def ending(self) -> str:
         """How it ended, in words, with the last line it complained in."""
         try:
-            how = ended(self.process.wait(PATIENCE))
+            how = ended(self.process.wait(TERM_GRACE))
         except subprocess.TimeoutExpired:
             return "closed its output"
         complaint = self.complaint()
@@ -198,7 +198,7 @@ class Fleet:
         """Whether there is something to hear at once."""
         return bool(self._selector.select(0))
 
-    def end(self, children: Collection[Child], patience: float = PATIENCE) -> None:
+    def end(self, children: Collection[Child], patience: float = TERM_GRACE) -> None:
         """End these, and what they have started: politely, then for certain."""
         for child in children:
             child.signal(signal.SIGTERM)

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from iswitch.system.boundary import INCOMPLETE, OUTSIDE
 
-from .processes import PATIENCE, Child, Fleet
+from .processes import TERM_GRACE, Child, Fleet
 from .restarts import Restarts
 
 if TYPE_CHECKING:
     from .worlds import World
 
-START_PATIENCE = 20.0  # seconds for a switch to listen
-STOP_PATIENCE = 10.0  # seconds for a switch to tell its counters
+START_TIMEOUT = 20.0  # seconds for a switch to listen
+STOP_TIMEOUT = 10.0  # seconds for a switch to tell its counters
 MOST_RESTARTS = 5  # of a switch, in a row
 
 
@@ -152,12 +152,12 @@ class Switches:
         """
         for child in self._up.values():
             child.process.terminate()
-        limit = time.monotonic() + STOP_PATIENCE
+        limit = time.monotonic() + STOP_TIMEOUT
         while silent := [c for name, c in self._up.items() if name not in self.counters]:
             if time.monotonic() > limit:
                 raise SwitchFailed(
                     f"the {silent[0].name} (process {silent[0].process.pid}) did not tell its "
-                    f"counters within {STOP_PATIENCE:.0f} s"
+                    f"counters within {STOP_TIMEOUT:.0f} s"
                 )
             for child, line in self.fleet.listen(0.1):
                 if child in silent and line is None:
@@ -169,7 +169,7 @@ class Switches:
                     silent.remove(child)
         for child in self._up.values() if self.capture is not None else ():
             with suppress(subprocess.TimeoutExpired):
-                child.process.wait(PATIENCE)
+                child.process.wait(TERM_GRACE)
             if child.process.returncode == INCOMPLETE:
                 self._incomplete.append(child.complaint().removeprefix("iswitch switch: "))
         return self.counters
@@ -185,11 +185,11 @@ class Switches:
         return f"switch {name}" if len(self.world.topology.tree) > 1 else "switch"
 
     def _await_listening(self, names: list[str]) -> None:
-        limit = time.monotonic() + START_PATIENCE
+        limit = time.monotonic() + START_TIMEOUT
         while silent := [name for name in names if name not in self.listening]:
             if time.monotonic() > limit:
                 called = self.called(silent[0])
-                raise SwitchFailed(f"the {called} did not listen within {START_PATIENCE:.0f} s")
+                raise SwitchFailed(f"the {called} did not listen within {START_TIMEOUT:.0f} s")
             for child, line in self.fleet.listen(0.1):
                 if line is None:
                     raise SwitchFailed(self._ending(child), child.status())

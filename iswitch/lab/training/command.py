@@ -12,7 +12,7 @@ from iswitch.system.files import check_writable, write
 from iswitch.system.interrupts import end_at_once, heed
 
 from .choosing import check_demo, demo_topology, plan_of
-from .conduct import Training, conduct
+from .conduct import Launch, conduct
 from .demo import MOST_RESTARTS, DemoRecord, DemoScreen
 from .demo import command as demo_command
 from .plot import plot
@@ -40,8 +40,8 @@ def demo(args: argparse.Namespace) -> int:
     record = DemoRecord(topology, args.iterations, args.seed, any_order=is_p4)
     screen = DemoScreen(record)
     world = make_world(args.world, topology, switches=args.switch)
-    training = Training(world, demo_command(record), capture, MOST_RESTARTS)
-    status = conduct(training, record, screen)
+    launch = Launch(world, demo_command(record), capture, MOST_RESTARTS)
+    status = conduct(launch, record, screen)
     if record.failure is None and record.done:
         if args.json:
             write(args.json, json.dumps(screen.report, indent=1))
@@ -66,7 +66,7 @@ def train(args: argparse.Namespace) -> int:
     heed()
     command = [sys.executable, "-P", "-m", "worker_lib.rl.worker_process", plan.to_json()]
     world = make_world(args.world, topology, switches=args.switch)
-    status = conduct(Training(world, command, prepare=record.prepare), record, screen)
+    status = conduct(Launch(world, command, prepare=record.prepare), record, screen)
     if args.json:
         write(args.json, json.dumps(record.report() | {"status": status}, indent=1))
     return status

@@ -25,7 +25,7 @@ JOB = 1
 
 
 @dataclass(frozen=True)
-class Training:
+class Launch:
     """Where a training runs, and what each worker executes.
 
     Args:
@@ -43,17 +43,17 @@ class Training:
     prepare: Callable[[], None] = lambda: None
 
 
-def conduct(training: Training, record: Record[Any], screen: Screen) -> int:
+def conduct(launch: Launch, record: Record[Any], screen: Screen) -> int:
     """Run a training to its end and print its summary; returns the exit status.
 
     Args:
-        training: what is run.
+        launch: where the training runs, and what each worker executes.
         record: takes what the workers tell.
         screen: shows it.
     """
     with Signals() as signals, record:
         try:
-            switches = _run(training, record, screen, signals)
+            switches = _run(launch, record, screen, signals)
         except Stopped as stopped:
             name = signal.Signals(stopped.signum).name
             screen.fail(f"stopped by {name}{record.resumable()}")
@@ -65,20 +65,20 @@ def conduct(training: Training, record: Record[Any], screen: Screen) -> int:
         return switches.tell_incomplete() or status
 
 
-def _run(training: Training, record: Record[Any], screen: Screen, signals: Signals) -> Switches:
+def _run(launch: Launch, record: Record[Any], screen: Screen, signals: Signals) -> Switches:
     def over() -> bool:
         record.tick(time.monotonic())
         screen.refresh()
         return record.over
 
-    with training.world as world, Fleet() as fleet, screen:
-        switches = Switches(fleet, world, training.capture, screen.say)
-        restarts = partial(Restarts, training.restarts)
+    with launch.world as world, Fleet() as fleet, screen:
+        switches = Switches(fleet, world, launch.capture, screen.say)
+        restarts = partial(Restarts, launch.restarts)
         crew = Crew(switches, 1, restarts, say=screen.say, hear=record.hear)
         try:
             switches.start()
-            crew.start(training.command, JOB)
-            training.prepare()
+            crew.start(launch.command, JOB)
+            launch.prepare()
             crew.run(over)
             signals.hold()
             crew.end()

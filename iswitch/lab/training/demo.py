@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from iswitch.core.format.wire import Shape
-from iswitch.lab.launch.launch import Worker
+from iswitch.lab.launch.launch import WorkerProcess
 from iswitch.lab.options import workers
 from topologies import Topology
 
@@ -86,7 +86,7 @@ class DemoRecord(Record[DemoLearner]):
         self._heard: float | None = None
         self._left = False  # the workers had time to end by themselves
 
-    def hear(self, worker: Worker, line: str, is_error: bool) -> None:
+    def hear(self, worker: WorkerProcess, line: str, is_error: bool) -> None:
         """Take a line that a worker prints."""
         self._heard = time.monotonic()
         if worker.restarts.count:

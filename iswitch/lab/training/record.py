@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from iswitch.system.boundary import OUTSIDE
 
 if TYPE_CHECKING:
-    from iswitch.lab.launch.launch import Worker
+    from iswitch.lab.launch.launch import WorkerProcess
 
 PARTS = ("compute", "aggregate", "update")  # of an iteration
 LAST_WORDS = 5  # lines of stderr that are kept
@@ -53,7 +53,7 @@ class Record(ABC, Generic[L]):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def hear(self, worker: Worker, line: str, is_error: bool) -> None:
+    def hear(self, worker: WorkerProcess, line: str, is_error: bool) -> None:
         """Take a line that a worker prints."""
         learner = self.learners[worker.rank]
         try:
@@ -86,7 +86,7 @@ class Record(ABC, Generic[L]):
         if self.failure is None:
             self.failure, self.status = why, OUTSIDE if is_outside else 1
 
-    def complaint(self, worker: Worker) -> str:
+    def complaint(self, worker: WorkerProcess) -> str:
         """Quote the last words of a worker that failed, unless a signal killed it."""
         words = self.learners[worker.rank].words
         return f": {words[-1]}" if words and (worker.status or 0) < 128 else ""
