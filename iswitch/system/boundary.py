@@ -55,7 +55,7 @@ def guarded(name: str, run: Callable[[], int]) -> int:
         finally:
             _flush()
     except KeyboardInterrupt:
-        return interrupts.STATUS
+        return _stopped(name)
     except BrokenPipeError:  # whoever read what we print has gone; so must we, quietly
         _print_no_more()
         return UNREAD
@@ -65,12 +65,18 @@ def guarded(name: str, run: Callable[[], int]) -> int:
         raise
     except Exception as error:
         if interrupts.follows_one(error):
-            return interrupts.STATUS
+            return _stopped(name)
         status, sentence = told(error)
         _complain(f"{name}: {sentence}")
         if os.environ.get(SHOW):
             traceback.print_exc()
     return status
+
+
+def _stopped(name: str) -> int:
+    """Say that Ctrl-C has ended a command; returns the exit status."""
+    _complain(f"{name}: stopped by SIGINT")
+    return interrupts.STATUS
 
 
 def told(error: BaseException) -> tuple[int, str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -60,8 +60,27 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> None:
         OutsideError: it cannot be written: the disk is full, say.
     """
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
-    with writing(os.fspath(path)):
+    with whole(path):
         Path(path).write_bytes(data)
+
+
+@contextmanager
+def whole(path: str | os.PathLike[str]) -> Iterator[None]:
+    """A context in which a file is written whole: if that fails, or Ctrl-C comes, it is removed.
+
+    A file that is no regular one, such as a device or a FIFO, stays.
+
+    Raises:
+        OutsideError: the file cannot be written: the disk is full, say.
+    """
+    try:
+        with writing(os.fspath(path)):
+            yield
+    except BaseException:
+        if os.path.isfile(path) and not os.path.islink(path):
+            with suppress(OSError):
+                os.unlink(path)
+        raise
 
 
 def check_unread(path: str | None, *read: str | None) -> None:

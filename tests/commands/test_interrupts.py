@@ -1,12 +1,17 @@
-"""A signal is heeded though its exception is lost, in a destructor or as a process forks."""
+"""What ends a command early: a signal is heeded, is told, and leaves no half of a file."""
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from iswitch.cli import main
+from iswitch.outside import OutsideError
+from iswitch.system.files import write
 from tests.support import ROOT
 
 BEGIN = """
@@ -53,3 +58,34 @@ def test_a_lost_signal_comes_again(lose: str, signal: str) -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=15
     )
     assert (done.stdout, done.stderr, done.returncode) == (f"stopped {number}\n", "", 0)
+
+
+GENERATE = ["generate", "--workers", "2", "--numel", "2000", "--rounds", "2"]
+
+
+def test_an_interrupted_generate_says_so_and_leaves_no_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def slow(path: str, *_: object) -> int:
+        Path(path).write_bytes(bytes(100))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("iswitch.lab.tracing.generating.synthesize", slow)
+    assert main([*GENERATE, str(tmp_path / "a.pcapng")]) == 130
+    assert capsys.readouterr().err == "iswitch generate: stopped by SIGINT\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_or_report_that_the_disk_has_no_room_for_leaves_no_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))  # EFBIG: Python ignores SIGXFSZ
+    try:
+        assert main([*GENERATE, str(tmp_path / "a.pcapng")]) == 2
+        with pytest.raises(OutsideError, match="File too large"):
+            write(tmp_path / "report.json", bytes(6000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "cannot write" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

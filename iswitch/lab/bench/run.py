@@ -13,8 +13,7 @@ from rich.console import Console
 from iswitch.lab.launch.switches import SwitchFailed
 from iswitch.lab.options import command, foot
 from iswitch.lab.reports.page import check_drawing
-from iswitch.outside import writing
-from iswitch.system.files import check_writable, write
+from iswitch.system.files import check_writable, whole, write
 from iswitch.system.interrupts import Signals, Stopped
 
 from . import machine, paper, report
@@ -130,6 +129,6 @@ def keep(
     if args.csv:
         write(args.csv, report.as_csv(plan, results))
     if args.html:
-        with writing(args.html):
+        with whole(args.html):
             names = [foot(args.csv, args.html, "csv"), foot(args.json, args.html, "json")]
             page(plan, results, where, command(), complete, found, names).write(args.html)

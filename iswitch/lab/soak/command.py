@@ -39,7 +39,7 @@ def play_one(args: argparse.Namespace, scenario: Scenario) -> int:
         result = outcome(history)
     except KeyboardInterrupt:
         _say_stopped(f"in the history of seed {scenario.seed}")
-        raise
+        return STATUS
     if args.pcapng:
         write(args.pcapng, trace.pcapng(history.network.names()))
     if args.json:

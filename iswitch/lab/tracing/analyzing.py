@@ -8,8 +8,8 @@ from typing import Any
 
 from iswitch.lab.options import command, foot
 from iswitch.lab.reports.page import check_drawing
-from iswitch.outside import UsageError, writing
-from iswitch.system.files import check_writable
+from iswitch.outside import UsageError
+from iswitch.system.files import check_writable, whole
 from iswitch.traces import timeline
 from iswitch.traces.observed import Watch
 from iswitch.traces.report import is_clean, is_whole, lines, replay, replayed
@@ -63,5 +63,5 @@ def write_page(args: argparse.Namespace, report: dict[str, Any], found: Any) -> 
         OutsideError: matplotlib is missing, or the file cannot be written.
     """
     check_drawing("--html")
-    with writing(args.html):
+    with whole(args.html):
         page(report, found, command(), foot(None, args.html, "json")).write(args.html)

@@ -8,8 +8,8 @@ import json
 from iswitch.core.format.wire import DType, Op
 from iswitch.faults.units import count
 from iswitch.lab.launch.worlds import check_link, chosen_topology, read_topology
-from iswitch.outside import UsageError, writing
-from iswitch.system.files import check_writable
+from iswitch.outside import UsageError
+from iswitch.system.files import check_writable, whole
 from iswitch.system.keyfiles import read_key
 from topologies import Topology
 from topologies.synthetic import SyntheticJob, synthesize
@@ -47,7 +47,7 @@ def generate(args: argparse.Namespace) -> int:
         reproducible=args.reproducible,
     )
     switch = args.switch or network.root.name
-    with writing(args.trace):
+    with whole(args.trace):
         frames = synthesize(args.trace, network, job, switch)
     found = {"trace": args.trace, "frames": frames, "workers": hosts, "rounds": args.rounds}
     print(

@@ -12,7 +12,7 @@ from typing import Any
 
 from iswitch.outside import UsageError, writing
 from iswitch.ports.interface import RawPortError
-from iswitch.system.files import check_unread, check_writable
+from iswitch.system.files import check_unread, check_writable, whole
 from iswitch.traces.inject import Injector
 from iswitch.traces.reader import Reader
 from iswitch.traces.report import is_clean, is_whole, lines, replay
@@ -44,7 +44,8 @@ def replay_or_inject(args: argparse.Namespace) -> int:
 def report(args: argparse.Namespace, reader: Reader, setting: Setting) -> int:
     """Replay, and print."""
     writer = None
-    with writing(args.out or "standard output"), ExitStack() as stack:
+    with ExitStack() as stack:
+        stack.enter_context(whole(args.out) if args.out else writing("standard output"))
         if args.out:
             writer = TraceWriter(args.out)
             stack.callback(writer.close)

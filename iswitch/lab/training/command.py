@@ -7,8 +7,8 @@ import json
 import sys
 
 from iswitch.lab.launch.worlds import capture_folder, chosen_topology, make_world, p4_switches
-from iswitch.outside import UsageError, writing
-from iswitch.system.files import check_writable, write
+from iswitch.outside import UsageError
+from iswitch.system.files import check_writable, whole, write
 from iswitch.system.interrupts import end_at_once, heed
 
 from .choosing import check_demo, demo_topology, plan_of
@@ -46,7 +46,7 @@ def demo(args: argparse.Namespace) -> int:
         if args.json:
             write(args.json, json.dumps(screen.report, indent=1))
         if args.plot:
-            with writing(args.plot):
+            with whole(args.plot):
                 plot(record, args.plot)
     return status
 
