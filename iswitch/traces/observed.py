@@ -13,7 +13,18 @@ import numpy.typing as npt
 
 from iswitch.core.format.arbiter import Traffic, classify
 from iswitch.core.format.packets import Address, Burst, Outgoing
-from iswitch.core.format.wire import NO_RANK, RANKS, SEG_SIZE, Ack, Action, DType, Mode, Op, Shape
+from iswitch.core.format.wire import (
+    NO_RANK,
+    RANKS,
+    SEG_SIZE,
+    Ack,
+    Action,
+    DType,
+    MemberType,
+    Mode,
+    Op,
+    Shape,
+)
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.sums.runs import Run
@@ -32,8 +43,9 @@ class Seen:
     """A member, as it was in the trace."""
 
     address: Address
-    rank: int
+    rank: int  # of a switch below its place among the members
     joined: float
+    is_switch: bool = False
     packets: int = 0  # of data
     actions: Counter[str] = field(default_factory=Counter)
 
@@ -47,6 +59,11 @@ class JobSeen:
     rounds: Rounds
     members: dict[Address, Seen] = field(default_factory=dict)
     most: int = 0  # members at once
+
+    def called(self, rank: int) -> str:
+        """Name a member: `rank 3`, or `child 3` if it is a switch below."""
+        switches = [member.rank for member in self.members.values() if member.is_switch]
+        return f"{'child' if rank in switches else 'rank'} {rank}"
 
 
 class Watch:
@@ -84,14 +101,19 @@ class Watch:
             found = self.jobs[number] = JobSeen(number, shape, rounds)
         return found
 
-    def member(self, job: JobSeen, address: Address, rank: int) -> Seen:
-        """One of its members."""
+    def member(self, job: JobSeen, address: Address, rank: int, is_switch: bool = False) -> Seen:
+        """Find what is known of a member; a new one is entered."""
         found = job.members.get(address)
         if found is None:
-            found = job.members[address] = Seen(address, rank, self.span[0])
+            found = job.members[address] = Seen(address, rank, self.span[0], is_switch)
             job.most = max(job.most, len(job.members))
         found.rank = rank
         return found
+
+    def joined(self, job: JobSeen, member: Member) -> Seen:
+        """Find what is known of a member of the switch that the trace is put through."""
+        is_switch = member.type is MemberType.SWITCH
+        return self.member(job, member.address, self.rank(job.number, member), is_switch)
 
     def spoke(self, payload: bytes) -> tuple[str, Any] | None:
         """A control packet to the switch: its action, and its value."""
@@ -167,8 +189,7 @@ class ObservedSwitch(Switch):
         before = [counters[name] for name in TAKEN]
         heads = np.ascontiguousarray(burst.rows[:, :SEG_SIZE]).view(">u4").astype(np.int64)
         seen = self.watch.job(job.number, job.shape)
-        rank = self.watch.rank(job.number, member)
-        who = self.watch.member(seen, burst.peer, rank)
+        who = self.watch.joined(seen, member)
         who.packets += len(heads)
         last = job.shape.segments - 1
         sends = super().receive(burst, now)
@@ -178,7 +199,7 @@ class ObservedSwitch(Switch):
         if taken or duplicates or late:
             watch, indices = self.watch, np.minimum(heads[:, 1], last)
             share = seen.rounds.contributed(
-                rank, int(heads[0, 0]), indices, watch.span, watch.window
+                who.rank, int(heads[0, 0]), indices, watch.span, watch.window
             )
             share.duplicates += duplicates
             share.late += late
@@ -196,8 +217,7 @@ class ObservedSwitch(Switch):
             if job is None or member is None or job.shape is None:
                 continue
             seen = self.watch.job(job.number, job.shape)
-            rank = self.watch.rank(job.number, member)
-            self.watch.member(seen, burst.peer, rank).actions[name] += 1
+            self.watch.joined(seen, member).actions[name] += 1
             if packet.action is Action.HELP:
                 seen.rounds.helped(packet.value.round)
 

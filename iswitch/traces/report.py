@@ -125,6 +125,7 @@ def job_json(job: JobSeen) -> dict[str, Any]:
         **describe(job.shape),
         "members": [
             {
+                "type": "switch" if member.is_switch else "worker",
                 "rank": member.rank,
                 "address": str(member.address),
                 "joined": round(member.joined, 9),
@@ -251,22 +252,29 @@ def _job(job: dict[str, Any]) -> list[str]:
         f" rounds  {job['rounds']:,}{spans}; packets out of turn {job['resent']:,}, duplicates "
         f"{job['duplicates']:,}, late {job['late']:,}, Help {job['helps']:,}"
     )
+    names = {m["rank"]: f"{member_kind(m)} {m['rank']}" for m in job["members"]}
     for member in job["members"]:
         last = member["last_of_round"]
         behind = f", by {_ms(member['behind'] / last)} on average" if last else ""
-        found.append(
-            f" rank {member['rank']:2}  {member['address']:21} {_packets(member)}, "
-            f"last in {count(last, 'round')}{behind}"
-        )
+        found.append(f" {_who(member)} {_packets(member)}, last in {count(last, 'round')}{behind}")
     if job["rounds_not_listed"]:
         found.append(f" {count(job['rounds_not_listed'], 'round')} more than are listed one by one")
     slow = sorted(job["per_round"], key=lambda r: -(r["seconds"] or 0.0))[:SHOWN_ROUNDS]
     for told in slow[:3]:
         if told["seconds"] is not None:
             last, behind = told["straggler"], _ms(told["behind"])
-            straggler = "" if last is None else f"; rank {last} was {behind} behind the others"
+            straggler = "" if last is None else f"; {names[last]} was {behind} behind the others"
             found.append(f" slow     round {told['number']} took {_ms(told['seconds'])}{straggler}")
     return found
+
+
+def member_kind(member: dict[str, Any]) -> str:
+    """Say whether a member is a worker, named by its rank, or a switch below."""
+    return "child" if member["type"] == "switch" else "rank"
+
+
+def _who(member: dict[str, Any]) -> str:
+    return f"{member_kind(member)} {member['rank']:2}  {member['address']:21}"
 
 
 def _packets(member: dict[str, Any]) -> str:
@@ -275,8 +283,7 @@ def _packets(member: dict[str, Any]) -> str:
 
 def _versions(job: dict[str, Any]) -> list[str]:
     members = [
-        f" rank {member['rank']:2}  {member['address']:21} {_packets(member)}, "
-        f"{count(member['vectors'], 'vector')}"
+        f" {_who(member)} {_packets(member)}, {count(member['vectors'], 'vector')}"
         for member in job["members"]
     ]
     return [

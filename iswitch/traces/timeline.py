@@ -101,8 +101,8 @@ def lines(job: JobSeen, told: Told) -> list[str]:
     found = [
         f"round {told.number} of job {job.number}: {seconds * 1000:.3f} ms, "
         f"{count(told.segments, 'segment')}; milliseconds of each worker:",
-        "  rank " + "".join(f"{name:>22}" for name in PARTS),
+        "  " + " " * 9 + "".join(f"{name:>22}" for name in PARTS),
     ]
     for rank, cut in parts(told).items():
-        found.append(f"  {rank:4} " + "".join(f"{1000 * part:22.3f}" for part in cut))
+        found.append(f"  {job.called(rank):9}" + "".join(f"{1000 * part:22.3f}" for part in cut))
     return [*found, *wrap(f"  {MEANING}", 100, subsequent_indent="  ")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -137,7 +138,8 @@ def page(trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_counts_have_whole_axes() -> None:
-    members = [{"rank": rank, "last_of_round": rank, "behind": 0.001} for rank in range(3)]
+    worker = {"type": "worker", "behind": 0.001}
+    members = [{**worker, "rank": rank, "last_of_round": rank} for rank in range(3)]
     told = {"resent": 1, "duplicates": 0, "late": 0, "helps": 0}
     job = {"members": members, "per_round": [{**told, "number": i} for i in range(2)]}
     figures = [(charts.stragglers(job), "x"), (charts.losses(job), "x"), (charts.losses(job), "y")]
@@ -175,3 +177,24 @@ def test_the_page_opens_without_trouble(page: Path) -> None:
         visit = opened.visit(page)
     assert visit.requests == [page.as_uri()]
     assert not visit.trouble
+
+
+def test_of_an_upper_switch_the_members_are_switches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, page = str(tmp_path / "core.pcapng"), str(tmp_path / "core.html")
+    assert (
+        main(["generate", trace, "--topology", "rack:2x2", "--numel", "800", "--rounds", "2"]) == 0
+    )
+    capsys.readouterr()
+    assert main(["analyze", trace, "--html", page]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^ child  0  10\.\d+", said, re.MULTILINE)
+    assert re.search(r"^  child 0 +\d", said, re.MULTILINE)
+    assert "rank" not in said
+    assert main(["replay", trace, "--json"]) == 0
+    members = json.loads(capsys.readouterr().out)["jobs"][0]["members"]
+    assert [member["type"] for member in members] == ["switch", "switch"]
+    text = Path(page).read_text()
+    assert "child 1" in text
+    assert "rank 1" not in text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from iswitch.lab.reports.page import COLOURS, INK, Page, drawing
 from iswitch.traces.observed import JobSeen
-from iswitch.traces.report import lines
+from iswitch.traces.report import lines, member_kind
 from iswitch.traces.rounds import AGGREGATE, CONTRIBUTION, RESENT, Event, Told
 from iswitch.traces.timeline import MEANING, PARTS, parts
 
@@ -45,17 +45,19 @@ def _round(made: Page, job: JobSeen, told: Told) -> None:
             + (
                 ""
                 if told.straggler is None
-                else f" The last to send was rank {told.straggler}, {told.behind * 1000:.3f} ms "
-                "behind the median of the others."
+                else f" The last to send was {job.called(told.straggler)}, "
+                f"{told.behind * 1000:.3f} ms behind the median of the others."
             )
         )
     with drawing():
-        made.figure(who_sent(told, events), "Who sent when, and when aggregates were complete")
-        made.figure(segments(told, events), "When each segment came from each, and was complete")
-        made.figure(where(told), f"Where the time of each worker went. {MEANING}")
+        made.figure(who_sent(job, told, events), "Who sent when, and when aggregates were complete")
+        made.figure(
+            segments(job, told, events), "When each segment came from each, and was complete"
+        )
+        made.figure(where(job, told), f"Where the time of each worker went. {MEANING}")
 
 
-def who_sent(told: Told, events: list[Event]) -> Figure:
+def who_sent(job: JobSeen, told: Told, events: list[Event]) -> Figure:
     """A bar for every run of packets, a row for every rank, and one for aggregates."""
     from matplotlib.figure import Figure
 
@@ -77,13 +79,13 @@ def who_sent(told: Told, events: list[Event]) -> Figure:
     named = [("contribution", COLOURS[0]), ("sent again", COLOURS[1]), ("aggregate", COLOURS[2])]
     handles = [axes.barh(0, 0, color=colour, label=name) for name, colour in named]
     axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
-    axes.set_yticks([*rows.values(), len(ranks)], [*(f"rank {r}" for r in ranks), "switch"])
+    axes.set_yticks([*rows.values(), len(ranks)], [*(job.called(rank) for rank in ranks), "switch"])
     axes.invert_yaxis()
     axes.set_xlabel("ms from the first packet")
     return figure
 
 
-def segments(told: Told, events: list[Event]) -> Figure:
+def segments(job: JobSeen, told: Told, events: list[Event]) -> Figure:
     """Segment over time: a line from the first to the last of every run."""
     from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
@@ -104,7 +106,7 @@ def segments(told: Told, events: list[Event]) -> Figure:
 
     for i, rank in enumerate(sorted(told.spans)):
         own = [e for e in events if e.rank == rank]
-        draw(own, f"rank {rank}", color=COLOURS[i % 8], linewidth=2.5)
+        draw(own, job.called(rank), color=COLOURS[i % 8], linewidth=2.5)
     done = [e for e in events if e.what == AGGREGATE]
     draw(done, "complete", color=INK, linewidth=1)
     axes.autoscale_view()
@@ -114,14 +116,14 @@ def segments(told: Told, events: list[Event]) -> Figure:
     return figure
 
 
-def where(told: Told) -> Figure:
+def where(job: JobSeen, told: Told) -> Figure:
     """A bar of four parts for every rank."""
     from matplotlib.figure import Figure
 
     figure = Figure()
     axes = figure.subplots()
     cut = parts(told)
-    labels = [f"rank {rank}" for rank in cut]
+    labels = [job.called(rank) for rank in cut]
     left = [0.0] * len(cut)
     colours = (FAINT, COLOURS[0], COLOURS[1], COLOURS[2])
     for i, (name, colour) in enumerate(zip(PARTS, colours, strict=True)):
@@ -141,10 +143,10 @@ def _rounds(made: Page, job: dict[str, Any]) -> None:
         made.figure(stragglers(job), "How often each worker was the last, and by how much")
         made.figure(losses(job), "What came more than once, or was asked for")
     made.table(
-        ["rank", "address", "packets", "last in, rounds", "behind, ms on average"],
+        ["member", "address", "packets", "last in, rounds", "behind, ms on average"],
         [
             [
-                member["rank"],
+                f"{member_kind(member)} {member['rank']}",
                 member["address"],
                 f"{member['packets']:,}",
                 member["last_of_round"],
@@ -182,7 +184,7 @@ def stragglers(job: dict[str, Any]) -> Figure:
 
     figure = Figure()
     axes = figure.subplots()
-    names = [f"rank {member['rank']}" for member in job["members"]]
+    names = [f"{member_kind(member)} {member['rank']}" for member in job["members"]]
     counts = [member["last_of_round"] for member in job["members"]]
     bars = axes.barh(names, counts, color=COLOURS[0], height=0.7)
     labels = [
