@@ -23,7 +23,7 @@ from .batch import gather
 from .compare import Difference, flipped, text
 from .groups import FROM_SWITCH, TO_SWITCH
 from .links import IP
-from .replay import Replayer
+from .walk import Walk
 
 MOST_SEGMENTS = 16  # that are looked into
 MOST_PACKETS = 4096  # of these
@@ -61,12 +61,12 @@ class Finding(NamedTuple):
 
 
 def diagnose(
-    replayer: Replayer, differences: Sequence[Difference], shapes: Sequence[Shape]
+    walk: Walk, differences: Sequence[Difference], shapes: Sequence[Shape]
 ) -> list[Finding]:
     """Look into what a replay found.
 
     Args:
-        replayer: one that has not run, of the same trace.
+        walk: through the same trace.
         differences: what did not agree.
         shapes: of the jobs; none: only checksums are looked at.
     """
@@ -74,11 +74,11 @@ def diagnose(
     for each in differences:
         if (each.round, each.segment) not in wanted and len(wanted) < MOST_SEGMENTS:
             wanted.append((each.round, each.segment))
-    packets, damaged = collect(replayer, set(wanted), shapes)
+    packets, damaged = collect(walk, set(wanted), shapes)
     others = {key_of(found) for found in damaged if not found.control}
     more = sorted(others - set(wanted))[: MOST_SEGMENTS - len(wanted)]
     if more:
-        packets.update(collect(replayer, set(more), shapes)[0])
+        packets.update(collect(walk, set(more), shapes)[0])
     wanted += more
     findings: list[Finding] = []
     named: set[int] = set()
@@ -107,7 +107,7 @@ def diagnose(
 
 
 def collect(
-    replayer: Replayer, wanted: set[Key], shapes: Sequence[Shape]
+    walk: Walk, wanted: set[Key], shapes: Sequence[Shape]
 ) -> tuple[dict[Key, list[Found]], list[Found]]:
     """All packets of some segments, and the packets with a wrong checksum."""
     segs = np.array([round_ << 32 | index for round_, index in wanted], np.uint64)
@@ -115,7 +115,7 @@ def collect(
     found: dict[Key, list[Found]] = defaultdict(list)
     damaged: list[Found] = []
     count = 0
-    for group in replayer.groups():
+    for group in walk.groups():
         if group.what not in (TO_SWITCH, FROM_SWITCH):
             continue
         size = group.size
@@ -123,7 +123,7 @@ def collect(
         at, numbers = group.at, group.packets.numbers[group.which]
         to_switch = group.what == TO_SWITCH
         if kind is not Traffic.DATA or size < SEG_SIZE:
-            for i in np.flatnonzero(~replayer.sound(group)).tolist():
+            for i in np.flatnonzero(~walk.sound(group)).tolist():
                 number, peer = int(numbers[i]), group.peer(to_switch)
                 if len(damaged) < MOST_DAMAGED:
                     damaged.append(
@@ -132,8 +132,8 @@ def collect(
             continue
         step = max((each for each in sizes if each < size), default=size)
         step = step if size > max(sizes, default=size) else size
-        rows = gather(replayer.reader.data, at, size)
-        sound = replayer.sound(group, rows)
+        rows = gather(walk.reader.data, at, size)
+        sound = walk.sound(group, rows)
         for start in range(0, size, step):
             part = rows[:, start : start + step]
             if part.shape[1] < SEG_SIZE:

@@ -12,8 +12,7 @@ be written in the order of the trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
@@ -21,42 +20,34 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.arbiter import Traffic, classify
-from iswitch.core.format.packets import Rows
 from iswitch.core.format.wire import SEG_SIZE
 from iswitch.core.sums.paper import Counting
 from iswitch.ethernet.chassis import Chassis
-from iswitch.ethernet.flows import datagrams_sound
 from iswitch.ethernet.frame import ETH, GSO_UDP_L4, HEADERS, NEEDS_CSUM, VNET, Frames, Transmission
 from iswitch.ethernet.frame import HEAD as ROW_HEAD
 from iswitch.ethernet.issuing import Jack
 
-from .batch import IN, OUT, Ints, gather
+from .batch import Ints, gather
 from .compare import Captured, Comparison
-from .groups import CUT_OFF, FROM_SWITCH, PASSING, SKIPPED, TO_SWITCH, Group, Sink
+from .groups import CUT_OFF, FROM_SWITCH, SKIPPED, TO_SWITCH, Group, Sink
 from .layers import LEAST, MOST_PORTS, Layers
 from .leaving import Leaves
-from .links import CUT, HEAD, IP, ORDINARY, TAGGED, UDP, LinkLayer, Packets
+from .links import IP, UDP, Packets
 from .observed import Watch
 from .paired import MagnitudesSwitch, Options, PairedSwitch, Unguarded, UnwrittenChassis
 from .reader import Reader
-from .stamps import settled
 from .survey import CONTROL_BYTES, NothingToReplay, Setting
+from .walk import MOST, Walk
 
-MOST = 1024  # packets of a group: their bytes stay in the processor's caches
-MOST_PASSING = 32  # of different lengths
-SORTED = 32 << 20  # bytes of a trace that are put in the order of time, where it has no better
 SPAN = 0.010  # seconds of a group
 LAYERED_SPAN = 0.050  # and of those that are put in layers
 FEW = 8  # packets of a group on average, below which they are put in layers
 SAMPLE = 2048  # packets of a batch by which that is judged
 MOST_WRITTEN = 1024  # ports of a switch whose frames are written: as many as a Linux bridge has
 MOST_TIMERS = 1000  # between two packets; beyond, the clock jumps over the rest of a gap
-# Of a head, in words of 16 bits: not the identification, nor checksums.
-SAME = np.array([0xFFFF] * 21, np.uint16)
-SAME[[9, 12, 20]] = 0
 
 
-class Replayer:
+class Replayer(Walk):
     """Replays one trace, once.
 
     Args:
@@ -70,7 +61,6 @@ class Replayer:
     Attributes:
         switch: the one that replays.
         comparison: with what the real one sent.
-        passed: packets by what they were.
         damaged: of those that the switch does not check itself, with a wrong checksum.
     """
 
@@ -84,35 +74,16 @@ class Replayer:
         pace: Callable[[float], None] | None = None,
     ) -> None:
         options = options or Options()
-        self.reader = reader
-        self.setting = setting
+        super().__init__(reader, setting)
         self.watch = watch or Watch()
-        self.passed = dict.fromkeys(
-            (
-                "packets",
-                "to_switch",
-                "from_switch",
-                "passing",
-                "cut_off",
-                "skipped",
-                "out_of_order",
-                "ahead",
-            ),
-            0,
-        )
-        self.begin: int | None = None  # ns since 1970
-        self.end = 0
-        self.first_cut: int | None = None  # packet number
         self.damaged = 0
         self._sink = sink
         self._pace = pace
-        self._layer = LinkLayer(reader)
         self.switch = self._make(PairedSwitch, options)
         self.switch.watch = self.watch
         if not setting.ordered:
             self.switch.magnitudes = self._make(MagnitudesSwitch, options)
         self.comparison = Comparison(self.switch, self.switch.magnitudes)
-        self._address = bytes(map(int, setting.switch[0].split(".")))
         kind = UnwrittenChassis if sink is None else Chassis
         guard = None
         if setting.shared:
@@ -141,47 +112,17 @@ class Replayer:
 
     def run(self) -> None:
         """Replay all of it."""
-        for packets, what in self._batches():
+        for packets, what in self.batches():
             self._plug()
             if self.in_layers and self._alternate(packets, what):
                 self._take_layers(packets, what)
             else:
-                for group in self._cut(packets, what, 0, len(what)):
+                for group in self.cut(packets, what, 0, len(what)):
                     self._take(group)
             self.comparison.settle()
         self._release(self._leaves.overdue(inf))
         self.comparison.settle(end=True)
         self.watch.close()
-
-    def groups(self) -> Iterator[Group]:
-        """What is for the switch, from it, or passes, in the order of the trace."""
-        for packets, what in self._batches():
-            yield from self._cut(packets, what, 0, len(what))
-
-    def _batches(self) -> Iterator[tuple[Packets, npt.NDArray[np.int64]]]:
-        """Packets, and what each is to the switch."""
-        if not self.setting.ordered:
-            self.reader.window = max(self.reader.window, SORTED)
-        for batch, ahead in settled(self.reader.batches()):
-            self.passed["ahead"] += ahead
-            packets = self._layer.read(batch)
-            early = int(np.count_nonzero(batch.times < np.maximum.accumulate(batch.times)))
-            self.passed["out_of_order"] += early
-            if early and not self.setting.ordered:
-                packets = packets.by_time()
-            what = self._sorted(packets)
-            self._count(packets, what)
-            yield packets, what
-
-    @property
-    def ports(self) -> list[str]:
-        """Names of the ports, as far as they are known."""
-        return self._layer.ports
-
-    @property
-    def unknown_links(self) -> dict[int, int]:
-        """Packets of link types that are not known, by these."""
-        return self._layer.unknown
 
     def _plug(self) -> None:
         """Have as many ports as there are places of capture."""
@@ -196,73 +137,12 @@ class Replayer:
             jack = Jack(65535, offload=self._sink is None)
             self._chassis.plug([jack] * (places - jacks))
 
-    # Sorting
-
-    @staticmethod
-    def _bounds(packets: Packets, what: npt.NDArray[np.int64], start: int, stop: int) -> list[int]:
-        """Where packets of a range are not as the one before; its ends among them."""
-        words = packets.heads[start:stop].view(np.uint16)
-        what, ports = what[start:stop], packets.ports[start:stop]
-        differs = ((words[1:] ^ words[:-1]) & SAME).any(axis=1)
-        plain = (what[1:] == PASSING) & (what[:-1] == PASSING)
-        differs &= ~plain
-        differs |= (what[1:] != what[:-1]) | (ports[1:] != ports[:-1])
-        return [start, *(start + 1 + np.flatnonzero(differs)).tolist(), stop]
-
     def _alternate(self, packets: Packets, what: npt.NDArray[np.int64]) -> bool:
         """Whether most packets, by a sample, are of another flow than the one before."""
         if len(self.ports) > MOST_PORTS:
             return False
         sample = min(len(what), SAMPLE)
-        return len(self._bounds(packets, what, 0, sample)) * FEW > sample
-
-    def _cut(
-        self, packets: Packets, what: npt.NDArray[np.int64], begin: int, end: int
-    ) -> Iterator[Group]:
-        """Packets of a range in groups; what is of no interest is left out."""
-        for start, stop in pairwise(self._bounds(packets, what, begin, end)):
-            kind = int(what[start])
-            if kind in (TO_SWITCH, FROM_SWITCH, PASSING):
-                most = MOST if kind != PASSING else MOST_PASSING
-                for at in range(start, stop, most):
-                    yield Group(packets, slice(at, min(at + most, stop)), kind)
-
-    def _sorted(self, packets: Packets) -> npt.NDArray[np.int64]:
-        """What each packet is to the switch."""
-        heads, directions = packets.heads, packets.directions
-        words = heads.view(np.uint16)
-        own = np.frombuffer(self._address + self.setting.switch[1].to_bytes(2, "big"), np.uint16)
-        ip, port = int(own[:2].view(np.uint32)[0]), own[2]
-        source, target = IP + 12 >> 1, IP + 16 >> 1
-        tagged = (packets.kinds == TAGGED) | (packets.kinds == CUT)
-        to = tagged & (_pair(words, target) == ip) & (words[:, UDP + 2 >> 1] == port)
-        if not self.setting.host:
-            to &= directions != OUT
-        of = tagged & (_pair(words, source) == ip) & (words[:, UDP >> 1] == port) & ~to
-        if self.setting.directed and not self.setting.host:
-            of &= directions != IN
-        what = np.full(len(heads), SKIPPED, np.int64)
-        if self.setting.directed and not self.setting.host:
-            passing = (packets.kinds == ORDINARY) | (packets.kinds == TAGGED)
-            foreign = _pair(words, source) != ip  # what it has sent comes in elsewhere only
-            what[passing & foreign & (directions == IN) & ~to & ~of] = PASSING
-        what[of & (packets.kinds == TAGGED)] = FROM_SWITCH
-        what[to] = TO_SWITCH
-        what[(to | of) & (packets.kinds == CUT)] = CUT_OFF
-        return what
-
-    def _count(self, packets: Packets, what: npt.NDArray[np.int64]) -> None:
-        batch = packets.batch
-        counts = np.bincount(what, minlength=5).tolist()
-        names = ("skipped", "to_switch", "from_switch", "passing", "cut_off")
-        for name, count in zip(names, counts, strict=True):
-            self.passed[name] += count
-        self.passed["packets"] += len(what)
-        if counts[CUT_OFF] and self.first_cut is None:
-            self.first_cut = int(packets.numbers[(what == CUT_OFF).argmax()])
-        if self.begin is None:
-            self.begin = int(batch.times[0])
-        self.end = max(self.end, int(batch.times.max()))
+        return len(self.bounds(packets, what, 0, sample)) * FEW > sample
 
     # Time
 
@@ -317,7 +197,7 @@ class Replayer:
             if end - at < LEAST:
                 end = layers.stretch(max(end, min(at + patience, n)))
                 patience = min(2 * patience, MOST)
-                for group in self._cut(packets, what, at, end):
+                for group in self.cut(packets, what, at, end):
                     self._take(group)
             else:
                 patience = 1
@@ -439,35 +319,6 @@ class Replayer:
         seg = int.from_bytes(payload[:SEG_SIZE], "big") + 1 & 0xFFFFFFFFFFFFFFFF
         return max(0, payload.find(seg.to_bytes(SEG_SIZE, "big"), SEG_SIZE))
 
-    def sound(self, group: Group, payloads: Rows | None = None) -> npt.NDArray[np.bool_]:
-        """Which datagrams of a group have a right checksum, or none, or one that is unfinished.
-
-        Those that are not wholly there are taken to be.
-        """
-        which, at, size = group.which, group.at, max(group.size, 0)
-        if payloads is None:
-            payloads = gather(self.reader.data, at, size)
-        heads = np.zeros((len(at), ROW_HEAD), np.uint8)
-        heads[:, ETH:] = group.packets.heads[which]
-        batch = group.packets.batch
-        cut_off = batch.at[which] + batch.sizes[which] < at + size
-        sound: npt.NDArray[np.bool_] = (
-            datagrams_sound(heads, payloads) | self.unfinished(heads[:, ETH:]) | cut_off
-        )
-        return sound
-
-    @staticmethod
-    def unfinished(heads: Rows) -> npt.NDArray[np.bool_]:
-        """Whose checksum is the pseudo-header's only: the sender's kernel left the rest to a card.
-
-        A finished one is the same by chance once in 65535 times, and is then believed.
-        """
-        words = np.ascontiguousarray(heads[:, IP + 12 : HEAD]).view(">u2").astype(np.int32)
-        said = words[:, 7]
-        total = words[:, 0] + words[:, 1] + words[:, 2] + words[:, 3] + words[:, 6] + 17
-        unfinished: npt.NDArray[np.bool_] = (said != 0) & ((total - said) % 0xFFFF == 0)
-        return unfinished
-
     def _whole(self, group: Group) -> Frames:
         """Frames of any kind, as they are."""
         batch = group.packets.batch
@@ -516,8 +367,3 @@ class Replayer:
         """Control packets, without what is behind the longest."""
         rows = gather(self.reader.data, group.at, max(min(group.size, CONTROL_BYTES), 1))
         return [row.tobytes() for row in rows]
-
-
-def _pair(words: npt.NDArray[np.uint16], at: int) -> npt.NDArray[np.uint32]:
-    """Two words of each head, as one of 32 bits."""
-    return words[:, at] | words[:, at + 1].astype(np.uint32) << np.uint32(16)

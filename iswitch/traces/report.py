@@ -19,6 +19,7 @@ from .reader import Reader
 from .replay import Replayer
 from .rounds import Versions, as_json
 from .survey import NothingToReplay, Setting
+from .walk import Walk
 
 SHOWN_ROUNDS, SHOWN = 8, 10
 SLOW_DISK = "the switch's disk was full, or too slow; make room there, or name another place"
@@ -52,7 +53,7 @@ def replay(
     report = describe_replay(reader, replayer)
     if is_suspicious(replayer):
         shapes = [job.shape for job in replayer.watch.jobs.values() if not setting.host]
-        again = Replayer(reader, setting, options)
+        again = Walk(reader, setting)
         differences = replayer.comparison.tally.differences
         findings = diagnose(again, differences, shapes)
         findings += unexplained(differences, {(each.round, each.segment) for each in findings})

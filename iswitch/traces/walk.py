@@ -1,0 +1,188 @@
+"""Goes through a trace: what each packet is to the switch, and which come together as a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from iswitch.core.format.packets import Rows
+from iswitch.ethernet.flows import datagrams_sound
+from iswitch.ethernet.frame import ETH
+from iswitch.ethernet.frame import HEAD as ROW_HEAD
+
+from .batch import IN, OUT, gather
+from .groups import CUT_OFF, FROM_SWITCH, PASSING, SKIPPED, TO_SWITCH, Group
+from .links import CUT, HEAD, IP, ORDINARY, TAGGED, UDP, LinkLayer, Packets
+from .reader import Reader
+from .stamps import settled
+from .survey import Setting
+
+MOST = 1024  # packets of a group: their bytes stay in the processor's caches
+MOST_PASSING = 32  # of different lengths
+SORTED = 32 << 20  # bytes of a trace that are put in the order of time, where it has no better
+# Of a head, in words of 16 bits: not the identification, nor checksums.
+SAME = np.array([0xFFFF] * 21, np.uint16)
+SAME[[9, 12, 20]] = 0
+
+
+class Walk:
+    """Reads the packets of a trace, and puts them into groups.
+
+    Args:
+        reader: the trace.
+        setting: what it is of.
+
+    Attributes:
+        passed: packets by what they were.
+        begin: the time of the first packet, in ns since 1970.
+        end: the time of the last one.
+        first_cut: number of the first packet that the capture cut off.
+    """
+
+    def __init__(self, reader: Reader, setting: Setting) -> None:
+        self.reader = reader
+        self.setting = setting
+        self.passed = dict.fromkeys(
+            (
+                "packets",
+                "to_switch",
+                "from_switch",
+                "passing",
+                "cut_off",
+                "skipped",
+                "out_of_order",
+                "ahead",
+            ),
+            0,
+        )
+        self.begin: int | None = None  # ns since 1970
+        self.end = 0
+        self.first_cut: int | None = None  # packet number
+        self._layer = LinkLayer(reader)
+        self._address = bytes(map(int, setting.switch[0].split(".")))
+
+    def groups(self) -> Iterator[Group]:
+        """Give what is for the switch, from it, or passes, in the order of the trace."""
+        for packets, what in self.batches():
+            yield from self.cut(packets, what, 0, len(what))
+
+    def batches(self) -> Iterator[tuple[Packets, npt.NDArray[np.int64]]]:
+        """Give packets, and what each is to the switch."""
+        if not self.setting.ordered:
+            self.reader.window = max(self.reader.window, SORTED)
+        for batch, ahead in settled(self.reader.batches()):
+            self.passed["ahead"] += ahead
+            packets = self._layer.read(batch)
+            early = int(np.count_nonzero(batch.times < np.maximum.accumulate(batch.times)))
+            self.passed["out_of_order"] += early
+            if early and not self.setting.ordered:
+                packets = packets.by_time()
+            what = self._kinds(packets)
+            self._count(packets, what)
+            yield packets, what
+
+    @property
+    def ports(self) -> list[str]:
+        """Names of the ports, as far as they are known."""
+        return self._layer.ports
+
+    @property
+    def unknown_links(self) -> dict[int, int]:
+        """Packets of link types that are not known, by these."""
+        return self._layer.unknown
+
+    @staticmethod
+    def bounds(packets: Packets, what: npt.NDArray[np.int64], start: int, stop: int) -> list[int]:
+        """List where packets of a range differ from the one before; its ends among them."""
+        words = packets.heads[start:stop].view(np.uint16)
+        what, ports = what[start:stop], packets.ports[start:stop]
+        differs = ((words[1:] ^ words[:-1]) & SAME).any(axis=1)
+        plain = (what[1:] == PASSING) & (what[:-1] == PASSING)
+        differs &= ~plain
+        differs |= (what[1:] != what[:-1]) | (ports[1:] != ports[:-1])
+        return [start, *(start + 1 + np.flatnonzero(differs)).tolist(), stop]
+
+    def cut(
+        self, packets: Packets, what: npt.NDArray[np.int64], begin: int, end: int
+    ) -> Iterator[Group]:
+        """Put packets of a range into groups; leave out what is of no interest."""
+        for start, stop in pairwise(self.bounds(packets, what, begin, end)):
+            kind = int(what[start])
+            if kind in (TO_SWITCH, FROM_SWITCH, PASSING):
+                most = MOST if kind != PASSING else MOST_PASSING
+                for at in range(start, stop, most):
+                    yield Group(packets, slice(at, min(at + most, stop)), kind)
+
+    def _kinds(self, packets: Packets) -> npt.NDArray[np.int64]:
+        """What each packet is to the switch."""
+        heads, directions = packets.heads, packets.directions
+        words = heads.view(np.uint16)
+        own = np.frombuffer(self._address + self.setting.switch[1].to_bytes(2, "big"), np.uint16)
+        ip, port = int(own[:2].view(np.uint32)[0]), own[2]
+        source, target = IP + 12 >> 1, IP + 16 >> 1
+        tagged = (packets.kinds == TAGGED) | (packets.kinds == CUT)
+        to = tagged & (_pair(words, target) == ip) & (words[:, UDP + 2 >> 1] == port)
+        if not self.setting.host:
+            to &= directions != OUT
+        of = tagged & (_pair(words, source) == ip) & (words[:, UDP >> 1] == port) & ~to
+        if self.setting.directed and not self.setting.host:
+            of &= directions != IN
+        what = np.full(len(heads), SKIPPED, np.int64)
+        if self.setting.directed and not self.setting.host:
+            passing = (packets.kinds == ORDINARY) | (packets.kinds == TAGGED)
+            foreign = _pair(words, source) != ip  # what it has sent comes in elsewhere only
+            what[passing & foreign & (directions == IN) & ~to & ~of] = PASSING
+        what[of & (packets.kinds == TAGGED)] = FROM_SWITCH
+        what[to] = TO_SWITCH
+        what[(to | of) & (packets.kinds == CUT)] = CUT_OFF
+        return what
+
+    def _count(self, packets: Packets, what: npt.NDArray[np.int64]) -> None:
+        batch = packets.batch
+        counts = np.bincount(what, minlength=5).tolist()
+        names = ("skipped", "to_switch", "from_switch", "passing", "cut_off")
+        for name, count in zip(names, counts, strict=True):
+            self.passed[name] += count
+        self.passed["packets"] += len(what)
+        if counts[CUT_OFF] and self.first_cut is None:
+            self.first_cut = int(packets.numbers[(what == CUT_OFF).argmax()])
+        if self.begin is None:
+            self.begin = int(batch.times[0])
+        self.end = max(self.end, int(batch.times.max()))
+
+    def sound(self, group: Group, payloads: Rows | None = None) -> npt.NDArray[np.bool_]:
+        """Which datagrams of a group have a right checksum, or none, or one that is unfinished.
+
+        Those that are not wholly there are taken to be.
+        """
+        which, at, size = group.which, group.at, max(group.size, 0)
+        if payloads is None:
+            payloads = gather(self.reader.data, at, size)
+        heads = np.zeros((len(at), ROW_HEAD), np.uint8)
+        heads[:, ETH:] = group.packets.heads[which]
+        batch = group.packets.batch
+        cut_off = batch.at[which] + batch.sizes[which] < at + size
+        sound: npt.NDArray[np.bool_] = (
+            datagrams_sound(heads, payloads) | self.unfinished(heads[:, ETH:]) | cut_off
+        )
+        return sound
+
+    @staticmethod
+    def unfinished(heads: Rows) -> npt.NDArray[np.bool_]:
+        """Whose checksum is the pseudo-header's only: the sender's kernel left the rest to a card.
+
+        A finished one is the same by chance once in 65535 times, and is then believed.
+        """
+        words = np.ascontiguousarray(heads[:, IP + 12 : HEAD]).view(">u2").astype(np.int32)
+        said = words[:, 7]
+        total = words[:, 0] + words[:, 1] + words[:, 2] + words[:, 3] + words[:, 6] + 17
+        unfinished: npt.NDArray[np.bool_] = (said != 0) & ((total - said) % 0xFFFF == 0)
+        return unfinished
+
+
+def _pair(words: npt.NDArray[np.uint16], at: int) -> npt.NDArray[np.uint32]:
+    """Two words of each head, as one of 32 bits."""
+    return words[:, at] | words[:, at + 1].astype(np.uint32) << np.uint32(16)
