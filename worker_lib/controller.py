@@ -344,7 +344,7 @@ class Controller:
         for burst in self._port.pull():
             if burst.tos & TOS_MASK != TOS_CONTROL:
                 continue
-            for rows in burst.pieces():
+            for rows in burst.by_size():
                 for row in rows:
                     payload = row.tobytes()
                     opened = self._key.opened(payload) if self._key else payload

@@ -22,9 +22,9 @@ from iswitch.core.format.packets import (
     Outgoing,
     Recurring,
     Rows,
-    Supers,
-    pieces,
-    supers,
+    SuperDatagrams,
+    by_size,
+    super_datagrams,
 )
 
 from .frame import (
@@ -133,15 +133,19 @@ class Issuer:
                 elif jack.offload:
                     able.setdefault(jack.most, []).append((peer, mac))
                 else:
-                    single = single or [(rows, sums(rows)) for rows in pieces(out.rows, out.tail)]
+                    single = single or [(rows, sums(rows)) for rows in by_size(out.rows, out.tail)]
                     route = self._route(peer, mac, out.tos)
                     transmissions += [_singles(route, peer, *some) for some in single]
             for most, alike in able.items():
-                for some in supers(out.rows, out.tail, most):
-                    transmissions += [self._supers(out, peer, mac, some) for peer, mac in alike]
+                for some in super_datagrams(out.rows, out.tail, most):
+                    transmissions += [
+                        self._super_frames(out, peer, mac, some) for peer, mac in alike
+                    ]
         return transmissions
 
-    def _supers(self, out: Outgoing, peer: Address, mac: bytes, whole: Supers) -> Transmission:
+    def _super_frames(
+        self, out: Outgoing, peer: Address, mac: bytes, whole: SuperDatagrams
+    ) -> Transmission:
         size = out.rows.shape[1]
         lengths = whole.lengths
         key = (peer, mac, out.tos, size, len(lengths), lengths[-1])

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.arbiter import CONTROL, TAGGED, Traffic, classify
-from iswitch.core.format.packets import Address, Rows, trains
+from iswitch.core.format.packets import Address, Rows, burst_ranges
 
 from .frame import (
     ETH,
@@ -87,7 +87,7 @@ def groups(frames: Frames, mac: npt.NDArray[np.uint8]) -> Iterator[Frames]:
         differs |= supers[1:] & (np.diff(lengths - said) != 0)
     short = lengths < HEAD
     differs |= short[1:] | short[:-1]
-    for start, stop in trains(np.where(own, lengths, 0), differs, supers):
+    for start, stop in burst_ranges(np.where(own, lengths, 0), differs, supers):
         yield frames.part(start, stop)
 
 

@@ -99,7 +99,7 @@ class Singles:
         return Singles(self.frames.copy())
 
 
-class Train:
+class SuperFrames:
     """Super-datagrams of one flow and one length: their packets are the rows of one array.
 
     What is left of them is put together anew, in as few.
@@ -139,16 +139,16 @@ class Train:
             return
         hit = np.zeros(len(which), bool) if bit is None else bit >= 0
         ends = self._is_last(which) if self._short else np.zeros(len(which), bool)
-        for start, stop in stretches(hit, ends):
+        for start, stop in ranges(hit, ends):
             some = which[start:stop]
             if hit[start] and bit is not None:
                 yield from self._singles().take(some, bit[start:stop])
             else:
                 yield self._together(some)
 
-    def copy(self) -> Train:
+    def copy(self) -> SuperFrames:
         """As a Part does."""
-        return Train(self.frames.copy(), self.found)
+        return SuperFrames(self.frames.copy(), self.found)
 
     def _is_last(self, which: Ints) -> npt.NDArray[np.bool_]:
         """Which of these packets end a super-datagram."""
@@ -271,7 +271,7 @@ class Payloads(Generic[Datagrams]):
             yield self.datagrams
             return
         ends = (which == n - 1) if tail < size else np.zeros(len(which), bool)
-        for start, stop in stretches(ends[:0], ends) if len(which) else ():
+        for start, stop in ranges(ends[:0], ends) if len(which) else ():
             some = which[start:stop]
             last = tail if some[-1] == n - 1 else size
             yield self.datagrams._replace(rows=rows[some], tail=last)
@@ -281,7 +281,7 @@ class Payloads(Generic[Datagrams]):
         return Payloads(self.datagrams._replace(rows=self.datagrams.rows.copy()))
 
 
-def frame_parts(frames: Frames) -> list[Singles | Train | Whole]:
+def frame_parts(frames: Frames) -> list[Singles | SuperFrames | Whole]:
     """Frames of one port: plain ones together, and super-frames of one flow and length."""
     whole = frames.heads[:, 1] != 0
     if not whole.any():
@@ -292,21 +292,21 @@ def frame_parts(frames: Frames) -> list[Singles | Train | Whole]:
     lengths = np.asarray(frames.lengths)
     differs = (words[1:] != words[:-1]).any(axis=1) | (lengths[1:] != lengths[:-1])
     differs = whole[1:] & whole[:-1] & differs
-    found: list[Singles | Train | Whole] = []
-    for start, stop in stretches(whole, np.append(differs, False)):
+    found: list[Singles | SuperFrames | Whole] = []
+    for start, stop in ranges(whole, np.append(differs, False)):
         part = frames.part(start, stop)
         found += _super_parts(part) if whole[start] else [Singles(part)]
     return found
 
 
-def _super_parts(frames: Frames) -> list[Train | Whole]:
+def _super_parts(frames: Frames) -> list[SuperFrames | Whole]:
     """Super-frames with equal heads."""
     length = frames.lengths[0]
     top = frames.row(0) if length < MOST_HEADERS else _top(frames)
     found = read_super(top, length)
     kind = VNET.unpack_from(top)[1]
     if found and kind == GSO_UDP_L4 and found.header == HEAD - ETH and top[IP] == 0x45:
-        return [Train(frames, found)]
+        return [SuperFrames(frames, found)]
     if len(frames.lengths) == 1:
         return [Whole(frames, found)]
     return [one for i in range(len(frames.lengths)) for one in _super_parts(frames.part(i, i + 1))]
@@ -318,7 +318,7 @@ def _top(frames: Frames) -> bytes:
     return top
 
 
-def sent_parts(transmission: Transmission) -> list[Singles | Train | Whole]:
+def sent_parts(transmission: Transmission) -> list[Singles | SuperFrames | Whole]:
     """What is to be sent at one port."""
     port, heads, bodies, lengths, _ = transmission
     if heads is None:
@@ -367,9 +367,7 @@ def is_all(which: Ints, count: int) -> bool:
     return len(which) == count and bool((which == np.arange(count)).all())
 
 
-def stretches(
-    kinds: npt.NDArray[np.bool_], ends: npt.NDArray[np.bool_]
-) -> Iterator[tuple[int, int]]:
+def ranges(kinds: npt.NDArray[np.bool_], ends: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     """The longest ranges start..stop-1 of one kind that go on behind no end."""
     cuts = [0, len(ends), *(np.flatnonzero(ends) + 1).tolist()]
     cuts += (np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist()

@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 
-from iswitch.core.format.packets import Rows, Supers
+from iswitch.core.format.packets import Rows, SuperDatagrams
 from iswitch.ethernet.frame import ETH, GSO_UDP_L4, HEAD, IP, UDP, VNET, Frames
 from iswitch.ethernet.segmentation import super_head
 from iswitch.ethernet.sorting import FIXED_BUT_LENGTHS, same
@@ -38,7 +38,7 @@ def packets_of(frames: Frames) -> list[int] | None:
     return counts if all(counts) else None
 
 
-def without(frames: Frames, counts: list[int], lost: list[int]) -> Supers:
+def without(frames: Frames, counts: list[int], lost: list[int]) -> SuperDatagrams:
     """Put super-datagrams that `packets_of` knows together anew, without the lost packets."""
     _, heads, bodies, lengths = frames
     head: bytes = heads[0].tobytes()
@@ -57,7 +57,7 @@ def without(frames: Frames, counts: list[int], lost: list[int]) -> Supers:
     np.take(bodies.reshape(-1, size), which, axis=0, out=packets[:n], mode="clip")
     rest = n - (count - 1) * most
     sizes = [most * size] * (count - 1) + [rest * size - short]
-    return Supers(packets.reshape(count, most * size), sizes, [most] * (count - 1) + [rest])
+    return SuperDatagrams(packets.reshape(count, most * size), sizes, [most] * (count - 1) + [rest])
 
 
 def heads_of(head: bytes, lengths: list[int]) -> Rows:

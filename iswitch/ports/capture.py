@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from iswitch.core.format.counters import Counters
-from iswitch.core.format.packets import Address, Rows, supers
+from iswitch.core.format.packets import Address, Rows, super_datagrams
 from iswitch.core.format.pcapng import OWN, Direction, interface, packets, section, statistics
 from iswitch.ethernet.frame import ETH, Frames, Transmission
 from iswitch.ethernet.made_up import route
@@ -168,10 +168,12 @@ class Capture:
         size = packets[0].shape[1]
         rows = (
             route(source, target, tos).head(length, size).tobytes() + payload[:length].tobytes()
-            for payloads, lengths, _ in supers(*packets)
+            for payloads, lengths, _ in super_datagrams(*packets)
             for payload, length in zip(payloads, lengths, strict=True)
         )
-        self._record(0, direction, rows, lambda: [n for *_, some in supers(*packets) for n in some])
+        self._record(
+            0, direction, rows, lambda: [n for *_, some in super_datagrams(*packets) for n in some]
+        )
 
     def _record(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.memo import Memo
-from iswitch.core.format.packets import Address, Burst, Rows, trains, unpacked
+from iswitch.core.format.packets import Address, Burst, Rows, burst_ranges, unpacked
 from iswitch.ports.kernel.lobby import IP_PKTINFO
 from iswitch.ports.kernel.mmsg import BATCH_SUPER, SOCKADDR_SIZE, Spacing
 
@@ -90,7 +90,7 @@ class BurstReader:
             starts = [0, *(np.flatnonzero(differs) + 1).tolist()]
             is_super = [self._kind(meta[i].tobytes()).segment > 0 for i in starts]
             supers = np.repeat(is_super, np.diff([*starts, n]))
-            ranges = trains(np.array(lengths), differs, supers)
+            ranges = burst_ranges(np.array(lengths), differs, supers)
         bursts: list[Burst] = []
         for start, stop in ranges:
             kind = self._kind(meta[start].tobytes() if start else first)

@@ -18,9 +18,9 @@ from iswitch.core.format.packets import (
     Outgoing,
     Recurring,
     Rows,
-    Supers,
+    SuperDatagrams,
+    super_datagrams,
     super_packets,
-    supers,
 )
 from iswitch.ports.kernel.lobby import IP_PKTINFO
 from iswitch.ports.kernel.mmsg import SOCKADDR_SIZE, Block, Post, Sender
@@ -106,7 +106,7 @@ class DatagramSender:
             return None
         payloads = [
             payload[:length]
-            for some in supers(out.rows, out.tail, self.most)
+            for some in super_datagrams(out.rows, out.tail, self.most)
             for payload, length in zip(some.payloads, some.lengths, strict=True)
         ]
         control = self._control(out.tos, out.rows.shape[1], group.source)
@@ -124,7 +124,7 @@ class DatagramSender:
             return
         left = group.whole.tolist()
         at = 0
-        for some in supers(out.rows, out.tail, self.most):
+        for some in super_datagrams(out.rows, out.tail, self.most):
             refused = self._send_whole(left, some, control)
             for name, sent in refused.items():
                 self._send_to_singly(name)
@@ -132,7 +132,7 @@ class DatagramSender:
             left = [name for name in left if name not in refused]
             at += sum(some.counts)
 
-    def _send_whole(self, names: list[int], some: Supers, control: Block) -> dict[int, int]:
+    def _send_whole(self, names: list[int], some: SuperDatagrams, control: Block) -> dict[int, int]:
         """Send super-datagrams to each; by who refuses: how many packets were sent before."""
         payloads, lengths, counts = some
         if len(counts) == 1:

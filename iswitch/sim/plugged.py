@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from iswitch.core.format.packets import Address, Burst, Outgoing, Rows, supers, unpacked
+from iswitch.core.format.packets import Address, Burst, Outgoing, Rows, super_datagrams, unpacked
 from iswitch.core.switch import Switch
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ethernet.frame import (
@@ -106,11 +106,11 @@ class Plugged:
         its = route(peer, self.address, burst.tos)
         size = burst.rows.shape[1]
         if self._jacks[port].offload:
-            for some in supers(np.ascontiguousarray(burst.rows), burst.tail):
+            for some in super_datagrams(np.ascontiguousarray(burst.rows), burst.tail):
                 heads = np.concatenate([its.head(length, size) for length in some.lengths])
                 yield Frames(port, heads, some.payloads, [HEAD + n for n in some.lengths])
             return
-        for rows in burst.pieces():
+        for rows in burst.by_size():
             heads = its.heads(rows.shape[1], sums(rows))
             yield Frames(port, heads, rows, [HEAD + rows.shape[1]] * len(rows))
 

@@ -46,7 +46,7 @@ class Tape:
     def _write(self, direction: Direction, other: Address, burst: Burst, target: Address) -> None:
         port = self._ports[other.host]
         now = round(self._network.now * 1e9)
-        for rows in burst.pieces():
+        for rows in burst.by_size():
             whole = frames(burst.peer, target, burst.tos, rows)
             self._file.write(packets(port, now, direction, whole))
             self.frames += len(rows)

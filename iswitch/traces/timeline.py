@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from iswitch.core.format.packets import spans
+from iswitch.core.format.packets import index_ranges
 from iswitch.faults.units import count
 
 from .observed import JobSeen, Watch
@@ -52,7 +52,7 @@ def _available(job: JobSeen) -> str:
         return f"job {job.number} has no round"
     ranges = [
         f"{numbers[a]} to {numbers[b - 1]}" if b - a > 1 else f"{numbers[a]}"
-        for a, b in spans(numbers, 1)
+        for a, b in index_ranges(numbers, 1)
     ]
     more = f" and {count(len(ranges) - SHOWN, 'range')} more" if len(ranges) > SHOWN else ""
     return f"job {job.number} has round{'s'[: len(numbers) > 1]} {', '.join(ranges[:SHOWN])}{more}"

@@ -316,7 +316,7 @@ def test_nobody_makes_room_for_one_that_is_refused() -> None:
     job = machine.jobs[2]
     lost = job.members.by_address[peer(1)]
     job.members.by_address[peer(0)].last_seen = 50.0
-    del job.accelerator._parts[lost.rank]  # type: ignore[union-attr]
+    del job.accelerator._contributions[lost.rank]  # type: ignore[union-attr]
     scarce.left = 0
     packet = Control(Action.JOIN, 2, 1000, join).build()
     (answer,) = machine.receive(Burst.single(peer(2), TOS_CONTROL, packet), 50.0)

@@ -151,7 +151,7 @@ def test_pieces_are_the_packets(n: int, size: int, data: st.DataObject) -> None:
     burst = Burst(peer(0), TOS_DATA, rows, tail)
     sizes = [size] * (n - 1) + [tail]
     want = [row[:length].tobytes() for row, length in zip(rows, sizes, strict=True)]
-    pieces = burst.pieces()
+    pieces = burst.by_size()
     assert [row.tobytes() for piece in pieces for row in piece] == want
     assert burst.nbytes == sum(sizes)
     assert len(pieces) == (2 if n > 1 and tail < size else 1)
@@ -162,7 +162,7 @@ def test_single() -> None:
     burst = Burst.single(peer(1), TOS_CONTROL, b"abcdefghij")
     assert burst.rows.tobytes() == b"abcdefghij"
     assert (burst.peer, burst.tos, burst.tail, burst.nbytes) == (peer(1), TOS_CONTROL, 10, 10)
-    assert [piece.shape for piece in burst.pieces()] == [(1, 10)]
+    assert [piece.shape for piece in burst.by_size()] == [(1, 10)]
 
 
 def test_empty_datagram() -> None:

@@ -72,7 +72,7 @@ def check_memory(switch: Switch) -> None:
         buffers = held.rows.nbytes
         if held.aggregates is not held.rows:
             buffers += held.aggregates.nbytes
-        buffers += sum(part.nbytes for part in getattr(held, "_parts", {}).values())
+        buffers += sum(part.nbytes for part in getattr(held, "_contributions", {}).values())
         assert buffers <= sum(job.reserved.values())
 
 

@@ -243,7 +243,7 @@ class SessionWorld:
         """Packets from the switch's side."""
         transfer = self.session.transfer
         if transfer is not None and burst.tos & TOS_MASK == TOS_DATA:
-            for rows in burst.pieces():
+            for rows in burst.by_size():
                 for row in rows:
                     self.note(transfer.round, row.tobytes())
         self.session.receive(burst, self.now)

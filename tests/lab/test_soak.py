@@ -86,7 +86,7 @@ def no_bitmap(monkeypatch: pytest.MonkeyPatch) -> None:
             is_open = held[:, 0] == stretch.round  # and not far enough for anything else
             again = np.flatnonzero(is_open & (held[:, 1] >> np.uint64(rank) & np.uint64(1) == 1))
             original(self, rank, stretch, outcome)
-            into = self._parts[rank] if self.reproducible else self._words
+            into = self._contributions[rank] if self.reproducible else self._words
             add_again(self, into[slot], stretch, again)
             self.counters["duplicate"] -= len(again)
             self.counters["accumulated"] += len(again)

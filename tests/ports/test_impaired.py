@@ -414,7 +414,7 @@ class FakeSocket:
 
 
 def split(packets: Burst | Outgoing) -> list[bytes]:
-    return [row.tobytes() for rows in Burst(PEER, 0, *packets[2:]).pieces() for row in rows]
+    return [row.tobytes() for rows in Burst(PEER, 0, *packets[2:]).by_size() for row in rows]
 
 
 PEER = Address("10.0.0.1", 5000)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from iswitch.core.format.counters import Counters
-from iswitch.core.format.packets import MAX_SEGMENTS, Address, Outgoing, supers
+from iswitch.core.format.packets import MAX_SEGMENTS, Address, Outgoing, super_datagrams
 from iswitch.core.format.wire import PORT, TOS_DATA, Shape
 from iswitch.ethernet.frame import HEAD
 from iswitch.ethernet.issuing import Issuer, Jack
@@ -104,7 +104,7 @@ def test_what_a_worker_sends_comes_whole(rate: str) -> None:
             port = UdpPort((str(net.topology.address("h1")), 0), connect=(to, PORT))
         rows = np.zeros((100, 1472), np.uint8)
         port.push([Outgoing((Address(to, PORT),), TOS_DATA, rows, 1472)])
-        wanted = [count for some in supers(rows, 1472, most) for count in some.counts]
+        wanted = [count for some in super_datagrams(rows, 1472, most) for count in some.counts]
         assert max(wanted) == min(most, 44)
         came: list[int] = []
         limit = time.monotonic() + PATIENCE

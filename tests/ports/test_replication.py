@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from iswitch.core.format.counters import Counters
-from iswitch.core.format.packets import supers
+from iswitch.core.format.packets import super_datagrams
 from iswitch.ethernet.frame import HEADERS, RecurringFrames, Route, Transmission
 from iswitch.ports.kernel import bpf, replication
 from iswitch.ports.kernel.replication import WORTH
@@ -69,7 +69,7 @@ class Hosts:
         """The frames that carry some packets to all hosts."""
         return self.step(
             Transmission(port, route.head(some.lengths[0], rows.shape[1]), *some)
-            for some in supers(rows, tail)
+            for some in super_datagrams(rows, tail)
             for port, route in enumerate(self.routes)
         )
 
@@ -112,7 +112,7 @@ def test_every_host_gets_the_same(hosts: Hosts, packets: int, tail: int) -> None
         rows += 1  # the same memory with other contents
         wanted = rows.tobytes()[: rows.size - 1472 + tail]
         hosts.ports.push([sends])
-        came = [hosts.receive() for _ in supers(rows, tail)]
+        came = [hosts.receive() for _ in super_datagrams(rows, tail)]
         for pieces in zip(*came, strict=True):  # another core's may overtake
             longest_first = sorted(map(bytes, pieces), key=len, reverse=True)
             assert b"".join(longest_first) == wanted

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.packets import Indices, Rows, Stretch, spans
+from iswitch.core.format.packets import Indices, Rows, Stretch, index_ranges
 from iswitch.core.format.wire import SEG_SIZE, Shape, Vector
 
 FEW_STRETCHES = 32  # segments in a stretch from which on it is stored by itself
@@ -53,7 +53,7 @@ class Aggregates:
         if not new.all():
             came, rows = came[new], rows[new]
         if len(came):
-            together = spans(came, 1)
+            together = index_ranges(came, 1)
             if len(together) * FEW_STRETCHES < len(came):
                 for a, b in together:
                     start = int(came[a])
@@ -100,7 +100,7 @@ class Aggregates:
             yield start, stop
             return
         had = self.has[start:stop]
-        yield from ((start + a, start + b) for a, b in spans(had, 0) if not had[a])
+        yield from ((start + a, start + b) for a, b in index_ranges(had, 0) if not had[a])
 
     def _store(self, start: int, stop: int, rows: Rows) -> None:
         whole = min(stop, self.shape.full_segments)

@@ -155,7 +155,7 @@ class Member(ABC, Generic[E]):
             if len(rows):
                 self._take(rows, tail, now)
         elif kind == TOS_CONTROL:
-            for rows in burst.pieces():
+            for rows in burst.by_size():
                 for row in rows:
                     self._control(row.tobytes(), now)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from iswitch.core.format.packets import Indices, spans
+from iswitch.core.format.packets import Indices, index_ranges
 
 
 def ranges(indices: Indices) -> list[tuple[int, int]]:
     """Ascending segments as ranges."""
-    return [(int(indices[a]), int(indices[b - 1]) + 1) for a, b in spans(indices, 1)]
+    return [(int(indices[a]), int(indices[b - 1]) + 1) for a, b in index_ranges(indices, 1)]
 
 
 def bridged(ranges: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from math import inf
 
-from iswitch.core.format.packets import Indices, spans
+from iswitch.core.format.packets import Indices, index_ranges
 from iswitch.core.format.wire import Segments
 
 from .events import Dropped, Gone, WasReset
@@ -88,7 +88,7 @@ class Repairing(Member[Dropped | Gone | WasReset]):
         if transfer is None or self.halted or not self.member:
             return
         lost, self._repair_at = transfer.lose(now)
-        self._narrow(max((b - a for a, b in spans(lost, 1)), default=0), now)
+        self._narrow(max((b - a for a, b in index_ranges(lost, 1)), default=0), now)
 
     def _narrow(self, lost: int, now: float) -> None:
         """So many contributions in a row are lost: a link loses packets, a full queue bursts."""

@@ -22,7 +22,7 @@ MAX_SUPER = 65507  # bytes of payload of a super-datagram: IPv4 counts no more
 MAX_SEGMENTS = 64  # packets of one (UDP_MAX_SEGMENTS; 128 in newer kernels)
 
 
-def pieces(rows: Rows, tail: int) -> list[Rows]:
+def by_size(rows: Rows, tail: int) -> list[Rows]:
     """Packets of which the last has `tail` bytes, as one or two arrays of equally long ones."""
     if tail == rows.shape[1]:
         return [rows]
@@ -35,7 +35,7 @@ def super_packets(size: int, most: int = MAX_SEGMENTS) -> int:
     return max(1, min(MAX_SUPER // size, most)) if size else 1
 
 
-class Supers(NamedTuple):
+class SuperDatagrams(NamedTuple):
     """Payloads of super-datagrams, a row each; the bytes and the packets of each."""
 
     payloads: Rows
@@ -43,7 +43,7 @@ class Supers(NamedTuple):
     counts: list[int]
 
 
-def supers(rows: Rows, tail: int, most: int = MAX_SEGMENTS) -> list[Supers]:
+def super_datagrams(rows: Rows, tail: int, most: int = MAX_SEGMENTS) -> list[SuperDatagrams]:
     """Packets, of which the last has `tail` bytes, as super-datagrams: full ones, and the rest.
 
     Full ones have as many packets as 64 kB hold, and `most` at most.
@@ -53,9 +53,9 @@ def supers(rows: Rows, tail: int, most: int = MAX_SEGMENTS) -> list[Supers]:
     found = []
     if whole := n // at_once:
         payloads = rows[: whole * at_once].reshape(whole, at_once * size)
-        found.append(Supers(payloads, [at_once * size] * whole, [at_once] * whole))
+        found.append(SuperDatagrams(payloads, [at_once * size] * whole, [at_once] * whole))
     if rest := n % at_once:
-        found.append(Supers(rows[n - rest :].reshape(1, -1), [rest * size], [rest]))
+        found.append(SuperDatagrams(rows[n - rest :].reshape(1, -1), [rest * size], [rest]))
     found[-1].lengths[-1] += tail - size
     return found
 
@@ -85,7 +85,7 @@ def unpacked(payloads: Rows, size: int, step: int, last: int) -> Iterator[tuple[
             yield payload[: rest * step].reshape(rest, step), last - (rest - 1) * step
 
 
-def trains(
+def burst_ranges(
     lengths: npt.NDArray[np.int64], differs: npt.NDArray[np.bool_], supers: npt.NDArray[np.bool_]
 ) -> list[tuple[int, int]]:
     """Cut datagrams that came together where `unpacked` cannot take them as one: ranges a..b-1.
@@ -151,9 +151,9 @@ class Burst(NamedTuple):
             rows = self.rows[i : i + 1]
             yield self._replace(rows=rows, tail=self.tail if i == len(self.rows) - 1 else size)
 
-    def pieces(self) -> list[Rows]:
+    def by_size(self) -> list[Rows]:
         """The packets as one or two arrays in each of which all rows are whole."""
-        return pieces(self.rows, self.tail)
+        return by_size(self.rows, self.tail)
 
 
 class Outgoing(NamedTuple):
@@ -186,7 +186,7 @@ class Recurring(Outgoing):
         return Outgoing(*self)._replace(**fields)
 
 
-def spans(keys: npt.NDArray[Any], step: int | npt.NDArray[Any]) -> list[tuple[int, int]]:
+def index_ranges(keys: npt.NDArray[Any], step: int | npt.NDArray[Any]) -> list[tuple[int, int]]:
     """Cut keys, (n,) or (n, k), where one is not the one before plus `step`: ranges a..b-1."""
     if not len(keys):
         return []
@@ -226,15 +226,15 @@ class Stretch(NamedTuple):
                 self.rows[a:b],
                 self.tail if b == n else size,
             )
-            for a, b in spans(self.indices, 1)
+            for a, b in index_ranges(self.indices, 1)
         ]
 
-    def pieces(self) -> list[Stretch]:
+    def by_size(self) -> list[Stretch]:
         """The same in stretches of consecutive segments in each of which all rows are whole."""
         found = []
         for stretch in self.consecutive():
             start = stretch.start
-            for rows in pieces(stretch.rows, stretch.tail):
+            for rows in by_size(stretch.rows, stretch.tail):
                 found.append(Stretch(self.round, start, rows, rows.shape[1]))
                 start += len(rows)
         return found

@@ -17,7 +17,7 @@ def well_formed(shape: Shape, stretch: Stretch, counters: Counters) -> Iterator[
         stretch: segments of one round.
         counters: where malformed segments are counted.
     """
-    for piece in stretch.pieces():
+    for piece in stretch.by_size():
         round_, index, rows, size, _ = piece
         n = len(rows)
         first = end = index  # the segments that have this length

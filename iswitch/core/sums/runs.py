@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from iswitch.core.format.packets import Indices, spans
+from iswitch.core.format.packets import Indices, index_ranges
 
 
 class Run(NamedTuple):
@@ -56,5 +56,6 @@ def merge(runs: Iterable[Run]) -> list[Run]:
 def runs(slot: int, round_: int, indices: Indices) -> list[Run]:
     """Express ascending segments, (n,), as runs."""
     return [
-        Run(slot, round_, int(indices[a]), int(indices[b - 1]) + 1) for a, b in spans(indices, 1)
+        Run(slot, round_, int(indices[a]), int(indices[b - 1]) + 1)
+        for a, b in index_ranges(indices, 1)
     ]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.packets import Indices, spans
+from iswitch.core.format.packets import Indices, index_ranges
 from iswitch.core.format.wire import round_distance
 
 from .runs import Held, Run
@@ -64,7 +64,7 @@ class Table:
             return []
         if self.is_uniform(start, stop):
             return [(start, stop)]
-        return [(start + a, start + b) for a, b in spans(self.words[start:stop], 0)]
+        return [(start + a, start + b) for a, b in index_ranges(self.words[start:stop], 0)]
 
     def get(self, index: int) -> tuple[int, ...]:
         """The state of one segment."""

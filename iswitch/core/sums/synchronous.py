@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.counters import Counters
-from iswitch.core.format.packets import Cutter, Indices, Rows, Stretch, spans
+from iswitch.core.format.packets import Cutter, Indices, Rows, Stretch, index_ranges
 from iswitch.core.format.wire import ROUND_MASK, Shape, Vector
 
 from .accelerator import NumPyAccelerator
@@ -17,7 +17,7 @@ from .plane import RoundAccelerator, Rule
 from .runs import Held, Outcome, Run, runs
 from .states import Bitmaps, Mark, Marks, RoundStates
 
-STEPS = np.array((1, 0))  # for `spans` of consecutive segments that have something in common
+STEPS = np.array((1, 0))  # for `index_ranges` of consecutive segments that have something in common
 
 
 class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
@@ -48,7 +48,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         self.states = RoundStates(shape.segments)
         self.state = self.states.sets
         self.reproducible = reproducible
-        self._parts: dict[int, Vector] = {}  # by seat, shaped as `_words`
+        self._contributions: dict[int, Vector] = {}  # by seat, shaped as `_words`
         self.order: dict[int, int] = {}  # what seats are sorted by when sums are in rank order
 
     @classmethod
@@ -65,16 +65,16 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
 
     def nbytes(self) -> int:
         """Bytes of all arrays and states, headers of rounds aside."""
-        parts = sum(part.nbytes for part in self._parts.values())
+        parts = sum(part.nbytes for part in self._contributions.values())
         return super().nbytes() + sum(len(table.bytes) for table in self.state) + parts
 
     def join(self, seat: int) -> None:
         """A new member has this seat."""
-        lacks = self.reproducible and seat not in self._parts
+        lacks = self.reproducible and seat not in self._contributions
         parts = self._vectors().view(self._dtype) if lacks else None
         self._buffers.leave_room(self.shape.segments)
         if parts is not None:
-            self._parts[seat] = parts
+            self._contributions[seat] = parts
 
     def rank(self, seat: int, rank: int) -> None:
         """Add what comes from this seat in the place of this rank, where sums are in rank order."""
@@ -110,7 +110,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         if how_far or bitmap >> seat & 1:
             self.counters["duplicate" if bitmap >> seat & 1 else "late"] += len(rows)
             return
-        into = self._parts[seat] if self.reproducible else self._words
+        into = self._contributions[seat] if self.reproducible else self._words
         first = self.reproducible or not bitmap
         bitmap |= 1 << seat
         mark = state.mark(start, stop, round_, self.OPEN, bitmap)
@@ -142,7 +142,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
             indices, rows, bitmaps = indices[taken], rows[taken], bitmaps[taken]
             if not len(indices):
                 return
-        into = self._parts[seat] if self.reproducible else self._words
+        into = self._contributions[seat] if self.reproducible else self._words
         first = (bitmaps == 0) | self.reproducible
         states = np.empty((len(indices), 2), np.uint64)
         states[:, 0] = round_
@@ -179,21 +179,21 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
             exact = data[few]
             if copies:
                 exact = self._combine(into[at, :width], exact)
-        stretches = [(int(indices[a]), a, b) for a, b in spans(indices, 1)]
+        places = [(int(indices[a]), a, b) for a, b in index_ranges(indices, 1)]
         repair = None if few is None else (at, exact)
-        self._count_in_each(into, stretches, rows, copies, repair, marks)
+        self._count_in_each(into, places, rows, copies, repair, marks)
 
     def _count_in_each(
         self,
         into: Vector,
-        stretches: list[tuple[int, int, int]],
+        places: list[tuple[int, int, int]],
         rows: Rows,
         copies: bool,
         repair: tuple[Indices, Vector] | None,
         marks: Marks,
     ) -> None:
         """Do what `_add_each` has prepared, and mark it as counted: all of it or nothing."""
-        for start, a, b in stretches:
+        for start, a, b in places:
             self._add(into[start : start + b - a], rows[a:b], copies)
         if repair is not None:
             at, exact = repair
@@ -204,7 +204,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
     def _finish_each(self, round_: int, indices: Indices, bitmaps: Bitmaps) -> list[Run]:
         slot = round_ & 1
         if self.reproducible:
-            for a, b in spans(np.stack((indices, bitmaps.astype(np.int64)), axis=1), STEPS):
+            for a, b in index_ranges(np.stack((indices, bitmaps.astype(np.int64)), axis=1), STEPS):
                 start = int(indices[a])
                 self._add_up(slot, start, start + b - a, int(bitmaps[a]))
         self._segs[slot, indices] = self.cutter.headers(round_, 0, self.shape.segments)[indices]
@@ -217,9 +217,9 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         held = [seat for seat in range(bitmap.bit_length()) if bitmap >> seat & 1]
         first, *others = sorted(held, key=lambda seat: (self.order.get(seat, seat), seat))
         total = self._words[slot, start:stop]
-        total[...] = self._parts[first][slot, start:stop]
+        total[...] = self._contributions[first][slot, start:stop]
         for seat in others:
-            self._combine(total, self._parts[seat][slot, start:stop], out=total)
+            self._combine(total, self._contributions[seat][slot, start:stop], out=total)
 
     def finish(self, run: Run, bitmap: int) -> Run:
         """Make aggregates of a run's sums."""

@@ -137,7 +137,7 @@ class Host:
                 poller.poll(ARRIVAL_TIMEOUT * 1000)
                 for burst in receiver.pull():
                     n = len(burst.rows)
-                    pieces = burst.pieces()
+                    pieces = burst.by_size()
                     if len(pieces) == 1 and np.array_equal(pieces[0], rows[came : came + n]):
                         intact += n
                     came += n
