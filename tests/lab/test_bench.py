@@ -267,6 +267,13 @@ def test_cpu_is_per_gb_of_all_contributions() -> None:
     assert one.link() == (32e6, 64e6)
 
 
+def test_no_more_cores_are_busy_than_there_are() -> None:
+    """In rounds of microseconds (of a single worker, say) processes mostly wake and sleep."""
+    assert series("ring", [1.0]).cores_busy(2) == pytest.approx(0.3)
+    assert series("ring", [0.01]).cores_busy(2) == 2.0
+    assert "ring 2.0 of 2 cores" in limits([series("ring", [0.01])], 2)
+
+
 def test_bound_of_the_wire() -> None:
     """Each of 28 frames of 366 elements, but for the last, has 50 bytes beside them."""
     assert wire_bound(PAPER["ppo"], 1e9) == (10_247 * 4 + 28 * 50) * 8 / 1e9

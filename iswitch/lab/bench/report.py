@@ -64,7 +64,7 @@ def limits(cell: Sequence[Series], cores: int) -> str:
     """What limits the strategies of a table, in a line: cores or the wire."""
     found: dict[str, list[str]] = {}
     for one in cell:
-        busy = [f"{one.cores_busy():.1f} of {count(cores, 'core')}"]
+        busy = [f"{one.cores_busy(cores):.1f} of {count(cores, 'core')}"]
         if (wire := one.wire_busy()) is not None:
             busy.insert(0, f"{100 * wire:.0f} % of the rate")
         limit = one.limit(cores)
@@ -106,7 +106,7 @@ def summary(one: Series, first: Series, plan: Plan) -> dict[str, Any]:
         **dict(zip(("ratio_p25", "ratio_p50", "ratio_p75"), ratio, strict=True)),
         "wire_bound": one.bound,
         "limit": one.limit(cores()),
-        "cores_busy": one.cores_busy(),
+        "cores_busy": one.cores_busy(cores()),
         "wire_busy": one.wire_busy(),
         "switch_cpu_per_gb": switch,
         "workers_cpu_per_gb": workers,

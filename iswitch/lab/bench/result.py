@@ -81,10 +81,14 @@ class Series:
             sum(one.sent for one in self.rounds) * 8 / seconds,
         )
 
-    def cores_busy(self) -> float:
-        """How many cores the processes of workers, switches and servers keep busy; of medians."""
+    def cores_busy(self, cores: int) -> float:
+        """Estimate how many of the machine's cores the processes of this strategy keep busy.
+
+        Of medians. A round of some microseconds takes less time than its processes need to be
+        woken and to sleep again, which counts as their CPU time: so the estimate is capped.
+        """
         spent = np.median([one.switch_cpu + one.workers_cpu for one in self.rounds])
-        return float(spent / np.median(self.seconds))
+        return min(float(spent / np.median(self.seconds)), float(cores))
 
     def wire_busy(self) -> float | None:
         """Which part of its rate the busiest link carries while an allreduce lasts; of medians.
@@ -102,7 +106,7 @@ class Series:
         """What limits it: "wire", "cores", or "" where neither is busy."""
         if (self.wire_busy() or 0.0) >= BUSY:
             return "wire"
-        return "cores" if self.cores_busy() >= BUSY * cores else ""
+        return "cores" if self.cores_busy(cores) >= BUSY * cores else ""
 
     def split(self) -> dict[str, float] | None:
         """Median seconds of the parts of an iteration; None: there were none."""
