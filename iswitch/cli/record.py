@@ -10,10 +10,6 @@ the loopback world packets are written in the frames that they would be in.
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
-
-from iswitch.outside import UsageError
 
 from . import run as running
 
@@ -26,12 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run it, and say where the traces are."""
-    folder = Path(args.to)
-    if former := sorted(folder.glob("*.pcapng")):
-        raise UsageError(f"--to {folder} has {former[0].name} already; name another folder")
-    args.capture = args.to
-    status = running.run(args)
-    for path in sorted(folder.glob("*.pcapng")):
-        print(f"iswitch record: {path}, {path.stat().st_size:,} bytes", file=sys.stderr)
-    return status
+    """Run the command, and say where the traces are."""
+    from iswitch.lab.tracing.recording import record
+
+    return record(args)

@@ -511,3 +511,14 @@ def test_sums_through_an_impaired_socket() -> None:
     for name in ("lost", "duplicated", "reordered", "corrupted"):
         assert counters[f"{name}_in"] > 0 < counters[f"{name}_out"], name
     assert counters["rx_frames"] == counters["bad_checksum"] == 0
+
+
+def test_a_capture_makes_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "too" / "s1.pcapng"
+    command = [*COMMAND, "--listen", "127.0.0.1:0", "--capture", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("listening")
+    process.terminate()
+    assert process.communicate(timeout=PATIENCE)[1] == ""
+    assert path.stat().st_size
