@@ -210,3 +210,29 @@ def test_from_env_outside_a_run() -> None:
 
     with pytest.raises(ValueError, match="iswitch run"):
         Worker.from_env(numel=3)
+
+
+@pytest.mark.root(reason="only root can make namespaces")
+def test_a_network_of_its_own_says_how_to_ask_its_switch() -> None:
+    """From outside nothing reaches it; the command that is printed does."""
+    process = start("--topology", "star:1", "--world", "netns", "--job", "9", "--", "sleep", "20")
+    assert process.stderr is not None
+    try:
+        said = next(line for line in process.stderr if "to ask the switch: " in line)
+        entry, _, asks = said.partition("to ask the switch: ")[2].partition(" iswitch ")
+        command = [*entry.split(), sys.executable, "-m", "iswitch", *asks.split()]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+        assert "10.26.255.254:26963" in done.stderr, done
+        assert "job 9" in done.stderr
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
+
+
+def test_a_record_without_packets_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "too"
+    status, _, err = run(
+        "--to", str(folder), "--topology", "star:1", "--", "true", command="record"
+    )
+    assert status == 0
+    assert f"iswitch record: {folder}/s1.pcapng holds no packets: no worker has joined" in err

@@ -82,6 +82,10 @@ def _run(
         try:
             switches.start()
             say(f"{switches.addresses()}, job {args.job}")
+            host = topology.hosts[0].name
+            if entry := world.entry(host):
+                asks = f"iswitch ctl status --job {args.job} --switch {switches.at(host)}"
+                say(f"to ask the switch: {entry} {asks}")
             crew.start(command, args.job)
             with broken_pipe_is_an_end():
                 crew.run()

@@ -53,6 +53,9 @@ class World(Protocol):
     def environment(self, host: str) -> dict[str, str]:
         """What programs on a host have to know of the network."""
 
+    def entry(self, node: str) -> str:
+        """The command that starts another at the node; "": from here it can be reached anyway."""
+
 
 class Loopback:
     """All nodes are this machine; switches are told apart by their UDP ports."""
@@ -92,6 +95,10 @@ class Loopback:
     def environment(self, host: str) -> dict[str, str]:  # noqa: ARG002
         """Nothing."""
         return {}
+
+    def entry(self, node: str) -> str:  # noqa: ARG002
+        """None is needed."""
+        return ""
 
 
 class Namespaces:
@@ -134,6 +141,10 @@ class Namespaces:
         """
         (port,) = self.topology.ports(host)
         return {"GLOO_SOCKET_IFNAME": port.ifname, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+    def entry(self, node: str) -> str:
+        """Name its namespace."""
+        return f"ip netns exec {self.network.namespace(node)}"
 
 
 def capture_folder(path: str | None) -> Path | None:
