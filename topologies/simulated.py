@@ -13,10 +13,10 @@ from iswitch.core.format.wire import PORT, ROUND_MASK
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
 from iswitch.faults.impairment import Impairment
-from iswitch.sim.host import Host
+from iswitch.sim.host import HostStack
 from iswitch.sim.link import LATENCY
-from iswitch.sim.network import Network
-from iswitch.sim.node import Machine, Node
+from iswitch.sim.network import VirtualNetwork
+from iswitch.sim.node import Node, Process
 from iswitch.sim.plugged import Plugged
 from iswitch.sim.trace import Trace
 
@@ -51,14 +51,14 @@ class Simulation:
         self.limits = limits
         self.keys = keys
         self.ports = ports
-        self.network = Network(topology.seed, latency, trace)
+        self.network = VirtualNetwork(topology.seed, latency, trace)
         self.incarnations = dict.fromkeys((switch.name for switch in topology.tree), 0)
         for switch in topology.tree:
             self.network.add(switch.name, self.address(switch.name))
         for host in topology.hosts:
             node = self.network.add(host.name, self.address(host.name))
             if ports:
-                node.stack = Host(node.address, self.switch_of(host.name))
+                node.stack = HostStack(node.address, self.switch_of(host.name))
         for link in filter(topology.active, topology.links):
             self.network.connect(self.address(link.a), self.address(link.b), impairment(link))
         for switch in topology.tree:
@@ -102,7 +102,7 @@ class Simulation:
         self.network.start(at, machine)
         return switch
 
-    def start_worker(self, host: str, machine: Machine) -> None:
+    def start_worker(self, host: str, machine: Process) -> None:
         """Start the worker of a host."""
         self.network.start(self.address(host), machine)
 

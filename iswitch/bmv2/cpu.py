@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 FORMAT = struct.Struct(">BBHHHIIQIIQQQII")
 
 
-class Op(IntEnum):
+class CpuOp(IntEnum):
     """Why a frame comes to the control plane, or what it wants of the data plane."""
 
     CONTROL = 0
@@ -41,7 +41,7 @@ class Flag(IntFlag):
 class CpuHeader(NamedTuple):
     """The fields; in a LOOK or HOLD towards the data plane `high` is the job's epoch."""
 
-    op: Op
+    op: CpuOp
     flags: int = 0
     port: int = 0
     job: int = 0
@@ -71,4 +71,4 @@ class CpuHeader(NamedTuple):
         if len(frame) < FORMAT.size:
             raise ValueError(f"{len(frame)} bytes at the CPU port; the header has {FORMAT.size}")
         op, *rest = FORMAT.unpack_from(frame)
-        return cls(Op(op), *rest), frame[FORMAT.size :]
+        return cls(CpuOp(op), *rest), frame[FORMAT.size :]

@@ -37,7 +37,7 @@ class Entry(NamedTuple):
         return " ".join(("table_add", *words))
 
 
-class Place(NamedTuple):
+class JobPlace(NamedTuple):
     """Where a job is in the data plane.
 
     Its number there, its first slot, the epoch that its sums are marked with, and their layout.
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 def job_entries(
     job: Job,
-    place: Place,
+    place: JobPlace,
     macs: dict[tuple[str, int], bytes],
     parent: Address | None = None,
 ) -> list[Entry]:
@@ -69,7 +69,7 @@ def job_entries(
     return found
 
 
-def parent_entry(place: Place, parent: Address) -> Entry:
+def parent_entry(place: JobPlace, parent: Address) -> Entry:
     """Aggregates from the switch above are for this job."""
     return Entry("members", _source(parent), "parent", (str(place.number),))
 
@@ -78,7 +78,7 @@ def _source(peer: Address) -> tuple[str, ...]:
     return str(peer.ingress), peer.host, str(peer.port)
 
 
-def _job(job: Job, place: Place, parent: Address | None) -> Entry:
+def _job(job: Job, place: JobPlace, parent: Address | None) -> Entry:
     shape = place.shape
     lowest = job.window.lowest
     parameters = (
@@ -99,7 +99,7 @@ def _job(job: Job, place: Place, parent: Address | None) -> Entry:
     return Entry("jobs", (str(place.number),), "job", numbers)
 
 
-def _member(place: Place, member: Member) -> Entry:
+def _member(place: JobPlace, member: Member) -> Entry:
     first = member.first_round
     parameters = (
         place.number,
@@ -113,12 +113,12 @@ def _member(place: Place, member: Member) -> Entry:
     return Entry("members", _source(member.address), "member", numbers)
 
 
-def _receiver(place: Place, seat: int, peer: Address, mac: bytes) -> Entry:
+def _receiver(place: JobPlace, seat: int, peer: Address, mac: bytes) -> Entry:
     match = (str(place.number), str(seat))
     return Entry("receivers", match, "receiver", (mac.hex(":"), peer.host, str(peer.port)))
 
 
-def _rules(job: Job, place: Place, members: list[Member]) -> list[Entry]:
+def _rules(job: Job, place: JobPlace, members: list[Member]) -> list[Entry]:
     """Of whom sums are complete: as the members have joined, it may differ from round to round."""
     if not job.members.gathered or job.awaits_reset:
         return []

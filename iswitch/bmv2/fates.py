@@ -29,7 +29,7 @@ DATA_FATES = {*FATES[1:9], "from_parent", "repeated"}
 SENT_FATES = {"aggregates", "retransmitted", "to_parent"}
 
 
-class Fates:
+class FateCounters:
     """Reads the counters of the data plane.
 
     Args:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from .cpu import CpuHeader, Op
+from .cpu import CpuHeader, CpuOp
 
 AT_ONCE = 32  # frames under way to the data plane: with their answers they fit all rings
 TRIES = 25
@@ -34,7 +34,7 @@ class Wire(Protocol):
         """The next frame from it, waited for at most so long."""
 
 
-class Link:
+class CpuLink:
     """Asks the data plane and gives it orders.
 
     Args:
@@ -78,7 +78,7 @@ class Link:
             PipelineSilent: it is not.
         """
         if self._orders:
-            self.ask([CpuHeader(Op.LOOK)])
+            self.ask([CpuHeader(CpuOp.LOOK)])
 
     def ask(self, headers: Sequence[CpuHeader]) -> list[CpuHeader]:
         """The answers to LOOK and HOLD, in the same order, after all that was told before.
@@ -117,7 +117,7 @@ class Link:
             if frame is None:
                 return found
             answer, rest = CpuHeader.parse(frame)
-            if answer.op not in (Op.LOOK, Op.HOLD):
+            if answer.op not in (CpuOp.LOOK, CpuOp.HOLD):
                 self._take(answer, rest)
             elif answer.number in wanted:  # else to a question that was asked again
                 while self._orders and self._orders[0][0] != answer.next:
@@ -130,14 +130,14 @@ class Link:
     def hold(self) -> None:
         """From now on no data is handled but what is told here; all before has been."""
         self.is_holding = True
-        self.ask([CpuHeader(Op.HOLD)])
+        self.ask([CpuHeader(CpuOp.HOLD)])
 
     def go(self) -> None:
         """End a hold; what came meanwhile is handled now.
 
         Whether it has ended is asked by the next `pull`, together with what is told until then.
         """
-        self.tell(CpuHeader(Op.GO))
+        self.tell(CpuHeader(CpuOp.GO))
         self.is_holding = False
         self._tell_held()
 
@@ -157,13 +157,13 @@ class Link:
 
     def _take(self, header: CpuHeader, frame: bytes) -> None:
         """Keep a frame that is no answer; a late answer is not kept."""
-        if header.op is Op.CONTROL:
+        if header.op is CpuOp.CONTROL:
             self._came.append((header.port, frame))
-        elif header.op is Op.HELD:  # or was on its way when the hold ended
+        elif header.op is CpuOp.HELD:  # or was on its way when the hold ended
             self._held.append((header.port, frame))
 
     def _tell_held(self) -> None:
         """Have data handled that was held back."""
         while self._held and not self.is_holding:
             port, frame = self._held.popleft()
-            self.tell(CpuHeader(Op.RECEIVE, port=port), frame)
+            self.tell(CpuHeader(CpuOp.RECEIVE, port=port), frame)

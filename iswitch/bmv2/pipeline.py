@@ -20,10 +20,10 @@ from iswitch.core.sums.runs import Run
 from iswitch.ethernet.frame import ETH, Route, sums
 
 from .cpu import CpuHeader, Flag
-from .cpu import Op as Cpu
-from .entries import Entry, Place, job_entries, parent_entry
-from .fates import Fates
-from .link import Link
+from .cpu import CpuOp as Cpu
+from .entries import Entry, JobPlace, job_entries, parent_entry
+from .fates import FateCounters
+from .link import CpuLink
 from .room import Room
 from .runtime import Runtime, handle
 from .tables import Tables
@@ -95,7 +95,7 @@ class Pipeline:
 
     def __init__(
         self,
-        link: Link,
+        link: CpuLink,
         runtime: Runtime,
         sizes: Sizes,
         own: Own,
@@ -111,14 +111,14 @@ class Pipeline:
         self._mac_of: Callable[[str, int], bytes | None] = lambda _host, _ingress: None
         self.room = Room(sizes.slots)
         self._places: dict[int, int] = {}  # jobs, by their number in the data plane
-        self._of_job: dict[int, Place] = {}
+        self._of_job: dict[int, JobPlace] = {}
         self._installed: dict[int, Installed] = {}
         self._shared = Tables(runtime)
-        self._said: tuple[int, Place | None] | None = None  # of sources and parent, last
+        self._said: tuple[int, JobPlace | None] | None = None  # of sources and parent, last
         self._stations: dict[bytes, int] = {}
         self._epoch = 0
         self._orders: list[tuple[CpuHeader, bytes]] = []
-        self.fates = Fates(runtime)
+        self.fates = FateCounters(runtime)
 
     def resolve_by(self, mac_of: Callable[[str, int], bytes | None]) -> None:
         """Ask this for the MAC of a host behind a port."""
@@ -153,7 +153,7 @@ class Pipeline:
         base = self.room.take(self.slots(shape))
         self._places[number] = job
         self._installed.setdefault(number, Installed(Tables(self.runtime)))
-        self._of_job[job] = Place(number, base, self._next_epoch(), shape)
+        self._of_job[job] = JobPlace(number, base, self._next_epoch(), shape)
 
     def empty(self, job: int) -> None:
         """Make void all that was contributed."""
@@ -170,7 +170,7 @@ class Pipeline:
         self._epoch += 1
         return self._epoch
 
-    def place(self, job: int) -> Place | None:
+    def place(self, job: int) -> JobPlace | None:
         """Find where a job is; None: it has no sums."""
         return self._of_job.get(job)
 
@@ -317,7 +317,7 @@ class Pipeline:
         self._keep(number, job, place, installed, members)
 
     def _keep(
-        self, number: int, job: Job, place: Place, installed: Installed, members: list[Member]
+        self, number: int, job: Job, place: JobPlace, installed: Installed, members: list[Member]
     ) -> None:
         """Write the registers that are not as the job says."""
         anew = installed.epoch != place.epoch
@@ -356,7 +356,7 @@ class Pipeline:
         installed.contributed = kept
 
     def _commit_shared(
-        self, sources: Sources, learned: Mapping[bytes, int], fed: Place | None
+        self, sources: Sources, learned: Mapping[bytes, int], fed: JobPlace | None
     ) -> None:
         """Where members' addresses belong, where stations are, whom the parent feeds."""
         self._stations.update(learned)

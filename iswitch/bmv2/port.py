@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from iswitch.ethernet.frame import ETH, Frames, Transmission
 
-from .cpu import CpuHeader, Op
-from .link import Link
+from .cpu import CpuHeader, CpuOp
+from .link import CpuLink
 
 ETH_P_ALL = 3  # linux/if_ether.h
 SOL_PACKET, PACKET_IGNORE_OUTGOING = 263, 23  # linux/if_packet.h
@@ -61,7 +61,7 @@ class CpuPort:
         close: called at the end.
     """
 
-    def __init__(self, link: Link, fileno: int, close: Callable[[], None]) -> None:
+    def __init__(self, link: CpuLink, fileno: int, close: Callable[[], None]) -> None:
         self.link = link
         self._fileno = fileno
         self._close = close
@@ -84,7 +84,7 @@ class CpuPort:
         for step in steps:
             for transmission in step:
                 for row in transmission.whole():
-                    self.link.tell(CpuHeader(Op.SEND, port=transmission.port), row[ETH:])
+                    self.link.tell(CpuHeader(CpuOp.SEND, port=transmission.port), row[ETH:])
 
     def close(self) -> None:
         """Give back what it holds."""

@@ -19,8 +19,8 @@ from .port import CpuWire
 from .runtime import Cli, RuntimeRefused
 
 QUEUE = 16384  # packets of each port; the default of 64 loses the bursts of a broadcast
-PATIENCE = 20.0  # seconds for the switch to listen
-PAUSE = 0.05
+LISTEN_SECONDS = 20.0  # seconds for the switch to listen
+PAUSE_SECONDS = 0.05  # between two tries to reach it
 LO = 1  # index of the loopback interface
 CPU_MTU = 2000  # a frame of 1514 bytes and the header in front of it, with room
 
@@ -160,16 +160,16 @@ def await_listening(process: subprocess.Popen[bytes], port: int) -> None:
     Raises:
         Bmv2Failed: it does not.
     """
-    limit = time.monotonic() + PATIENCE
+    limit = time.monotonic() + LISTEN_SECONDS
     while time.monotonic() < limit:
         if process.poll() is not None:
             assert process.stderr is not None
             said = process.stderr.read().decode(errors="replace").strip()
             raise Bmv2Failed(f"simple_switch ended with status {process.returncode}: {said}")
         try:
-            socket.create_connection(("127.0.0.1", port), PAUSE).close()
+            socket.create_connection(("127.0.0.1", port), PAUSE_SECONDS).close()
         except OSError:
-            time.sleep(PAUSE)
+            time.sleep(PAUSE_SECONDS)
         else:
             return
-    raise Bmv2Failed(f"simple_switch does not listen at port {port} after {PATIENCE:.0f} s")
+    raise Bmv2Failed(f"simple_switch does not listen at port {port} after {LISTEN_SECONDS:.0f} s")

@@ -12,7 +12,7 @@ from iswitch.core.jobs.limits import Limits
 from iswitch.ports.engine import Engine
 from p4.sizes import SIZES
 
-from .link import Link
+from .link import CpuLink
 from .pipeline import Own, Pipeline, Sizes
 from .port import CpuPort
 from .process import start
@@ -45,7 +45,7 @@ def build(
         Bmv2Failed: the switch does not start.
     """
     bmv2 = start(ports, own.port, SIZES["CPU_PORT"], cache)
-    link = Link(bmv2.wire)
+    link = CpuLink(bmv2.wire)
     sizes = Sizes.of(SIZES)
     pipeline = Pipeline(link, bmv2.cli, sizes, own, len(ports), parent)
     switch = PipelineSwitch(pipeline, limits, keys, incarnation)

@@ -28,7 +28,7 @@ MAX_PACKETS = 128  # of a super-datagram (UDP_MAX_SEGMENTS)
 TO_SWITCH = {Action.JOIN, Action.LEAVE, Action.SETH, Action.FBCAST, Action.SHOW}  # only there
 
 
-class Known(NamedTuple):
+class JobKnown(NamedTuple):
     """What is known of a packet from those before it."""
 
     job: int
@@ -36,7 +36,7 @@ class Known(NamedTuple):
     to_switch: bool
 
 
-class Jobs:
+class JobsSeen:
     """Learns of the jobs of a capture, packet by packet.
 
     Args:
@@ -53,7 +53,7 @@ class Jobs:
         self._shapes: dict[tuple[End, int], Shape] = {}  # by switch and job
         self._asked: dict[tuple[Pair, int, int], Shape | None] = {}  # Joins without an answer yet
 
-    def of(self, source: End, destination: End) -> Known | None:
+    def of(self, source: End, destination: End) -> JobKnown | None:
         """Of a packet between these two; None: nothing."""
         for member, switch, to_switch in (
             (source, destination, True),
@@ -61,7 +61,7 @@ class Jobs:
         ):
             job = self._members.get((member, switch))
             if job is not None:
-                return Known(job, self._shapes.get((switch, job)), to_switch)
+                return JobKnown(job, self._shapes.get((switch, job)), to_switch)
         return None
 
     def learn(self, source: End, destination: End, packet: Control) -> None:

@@ -28,7 +28,7 @@ from iswitch.core.format.keys import MAC_SIZE
 from iswitch.core.format.wire import SEG_SIZE, DType, Vector
 
 from . import faults, fields
-from .jobs import Jobs, Known, cut
+from .jobs import JobKnown, JobsSeen, cut
 
 UDP_HEADER = 8  # bytes
 ELEMENTS_SHOWN = 8
@@ -39,19 +39,19 @@ class Settings:
     """How data packets are read, which say neither their job nor their dtype."""
 
     dtype: DType = DType.FLOAT32  # of elements while no Join told
-    jobs: Jobs = field(default_factory=Jobs)  # what the packets dissected so far told
+    jobs: JobsSeen = field(default_factory=JobsSeen)  # what the packets dissected so far told
 
 
 settings = Settings()
 
 
 @contextmanager
-def capture() -> Iterator[Jobs]:
+def capture() -> Iterator[JobsSeen]:
     """Read one capture: what others told of jobs is set aside meanwhile, and what it tells after.
 
     Ports that were bound are known within, too.
     """
-    others, settings.jobs = settings.jobs, Jobs()
+    others, settings.jobs = settings.jobs, JobsSeen()
     settings.jobs.ports |= others.ports
     try:
         yield settings.jobs
@@ -81,7 +81,7 @@ def udp_of(layer: Packet) -> UDP | None:
     return below
 
 
-def known_of(layer: Packet) -> Known | None:
+def known_of(layer: Packet) -> JobKnown | None:
     """What is known of the packet that a layer is in."""
     udp = udp_of(layer)
     ip = udp and udp.underlayer

@@ -24,7 +24,7 @@ from iswitch.core.switch import Switch
 
 from .bridge import Bridge, is_link_local
 from .express import plain_data
-from .flows import Known, datagrams_sound, headers_sound
+from .flows import KnownFlow, datagrams_sound, headers_sound
 from .forwarding import Forwarder, Sends, drop
 from .frame import (
     ARP_REPLY,
@@ -93,7 +93,7 @@ class Chassis:
         self.issuer = Issuer(self.jacks, address, mac, port, switch.counters)
         self.guard = guard or SourceGuard(switch.record.sources, self.issuer.mac_of, address, mac)
         self._mac_row = np.frombuffer(mac, np.uint8)
-        self._flows: Memo[tuple[int, bytes], Known | None] = Memo(FLOWS)
+        self._flows: Memo[tuple[int, bytes], KnownFlow | None] = Memo(FLOWS)
 
     def plug(self, jacks: Sequence[Jack]) -> None:
         """Add ports. The bridge forgets what it has learned."""
@@ -159,7 +159,7 @@ class Chassis:
         except MemoryError:
             return len(frames.lengths)
 
-    def _take(self, known: Known, rows: Rows, now: float) -> Iterable[Sends]:
+    def _take(self, known: KnownFlow, rows: Rows, now: float) -> Iterable[Sends]:
         """Have the switch take sound packets, the last of them in a datagram of this kind."""
         flow, packets = known.flow, len(rows)
         ingress = flow.peer.ingress
@@ -199,7 +199,7 @@ class Chassis:
 
     # Tagged traffic
 
-    def _flow(self, group: Frames, head: bytes) -> Known | None:
+    def _flow(self, group: Frames, head: bytes) -> KnownFlow | None:
         """What a head says, but for what differs within a flow whose datagrams are equally long."""
         key = (group.ingress, fixed(head))
         try:
@@ -210,10 +210,10 @@ class Chassis:
             if flow is not None:
                 ip = head[IP + 12 : IP + 16]
                 spoofed = self.guard.is_spoofed(flow.mac, ip, group.ingress)
-                found = Known.of(flow._replace(spoofed=spoofed), read_lengths(head))
+                found = KnownFlow.of(flow._replace(spoofed=spoofed), read_lengths(head))
             return self._flows.keep(key, found)
 
-    def _tagged(self, known: Known, group: Frames, head: bytes, now: float) -> Iterator[Sends]:
+    def _tagged(self, known: KnownFlow, group: Frames, head: bytes, now: float) -> Iterator[Sends]:
         """Datagrams of one flow for the switch inside, all of one length but for the last."""
         ingress, heads, bodies, lengths = group
         n = len(lengths)

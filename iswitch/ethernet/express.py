@@ -8,14 +8,14 @@ import numpy as np
 
 from iswitch.core.format.packets import Rows
 
-from .flows import Known
+from .flows import KnownFlow
 from .frame import IP, IP_HEADER, UDP, Frames
 from .sorting import FIXED, fixed, same
 
-Flows = Mapping[tuple[int, bytes], Known | None]
+Flows = Mapping[tuple[int, bytes], KnownFlow | None]
 
 
-def plain_data(flows: Flows, frames: Frames) -> tuple[Known, Rows] | None:
+def plain_data(flows: Flows, frames: Frames) -> tuple[KnownFlow, Rows] | None:
     """Recognise a member's data where it comes as it nearly always does.
 
     That is: sound super-datagrams (or a single datagram) of a known flow, all full but for the
@@ -61,14 +61,14 @@ def plain_data(flows: Flows, frames: Frames) -> tuple[Known, Rows] | None:
     return last, payloads.reshape(packets, step)
 
 
-def _put_together(flows: Flows, frames: Frames) -> tuple[Known, Rows] | None:
+def _put_together(flows: Flows, frames: Frames) -> tuple[KnownFlow, Rows] | None:
     """Recognise super-datagrams of any length, as they come where something is sent again.
 
     To copy them next to each other costs less than to handle them one by one.
     """
     ingress, heads, bodies, lengths = frames
     payloads: list[Rows] = []
-    before: Known | None = None
+    before: KnownFlow | None = None
     for i, length in enumerate(lengths):
         head: bytes = heads[i].tobytes()
         known = flows.get((ingress, fixed(head)))

@@ -15,7 +15,7 @@ from .frame import DATA_VALID, GSO_NONE, HEAD, IP, NEEDS_CSUM, UDP, sums
 from .sorting import Flow, Lengths, is_whole
 
 
-class Known(NamedTuple):
+class KnownFlow(NamedTuple):
     """A flow, and the layout of its datagrams of one length."""
 
     flow: Flow
@@ -29,7 +29,7 @@ class Known(NamedTuple):
     is_plain: bool  # data, sound as far as this tells
 
     @classmethod
-    def of(cls, flow: Flow, found: Lengths) -> Known:
+    def of(cls, flow: Flow, found: Lengths) -> KnownFlow:
         """Put together what the headers say."""
         size = found.datagram - 8
         step = size if found.gso_type == GSO_NONE else min(found.gso_size, size)
@@ -45,11 +45,11 @@ class Known(NamedTuple):
         )
         return cls(flow, found, size, step, packets, tail, least, is_unchecked, is_plain)
 
-    def may_precede(self, other: Known) -> bool:
+    def may_precede(self, other: KnownFlow) -> bool:
         """Whether packets of the other kind are the next rows behind those of this one."""
         return self.flow == other.flow and self.step == other.step == self.tail
 
-    def may_lead(self, last: Known) -> bool:
+    def may_lead(self, last: KnownFlow) -> bool:
         """Whether full super-datagrams of this kind may come before one of the other."""
         return (
             self.is_plain

@@ -41,7 +41,7 @@ class _Run(NamedTuple, Generic[Piece]):
     bit: Ints
 
 
-class Way(Generic[Piece]):
+class OneWay(Generic[Piece]):
     """One direction of all ports.
 
     Args:
@@ -171,8 +171,8 @@ class Impaired(Generic[In, Out]):
     ) -> None:
         self.port = port
         self.clock = clock
-        self._in: Way[Any] = Way("in", impairments, seed, counters)
-        self._out: Way[Any] = Way("out", impairments, seed, counters)
+        self._in: OneWay[Any] = OneWay("in", impairments, seed, counters)
+        self._out: OneWay[Any] = OneWay("out", impairments, seed, counters)
 
     def fileno(self) -> int:
         """The port's descriptor."""

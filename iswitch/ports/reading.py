@@ -22,7 +22,7 @@ SEEN = 256  # kinds of batches that are remembered
 KINDS = 4096  # kinds of datagrams that are remembered; strangers may have ever new addresses
 
 
-class Kind(NamedTuple):
+class DatagramKind(NamedTuple):
     """What the sender's address and the control messages of a datagram say."""
 
     peer: Address
@@ -46,7 +46,7 @@ class BurstReader:
         self.counters = counters
         self._sources = sources
         self._moved = moved
-        self._kinds: Memo[bytes, Kind] = Memo(KINDS)
+        self._kinds: Memo[bytes, DatagramKind] = Memo(KINDS)
         self._seen: Memo[tuple[bytes, tuple[int, ...], int], list[Burst]] = Memo(SEEN)
         self._overflow = 0
 
@@ -128,13 +128,13 @@ class BurstReader:
         self.counters["rx_overflow"] += max(0, drops - self._overflow)
         self._overflow = max(self._overflow, drops)
 
-    def _kind(self, signature: bytes) -> Kind:
+    def _kind(self, signature: bytes) -> DatagramKind:
         kind = self._kinds.get(signature) or self._read_kind(signature)
         if kind.overflow > self._overflow:
             self.note_overflow(kind.overflow)
         return kind
 
-    def _read_kind(self, signature: bytes) -> Kind:
+    def _read_kind(self, signature: bytes) -> DatagramKind:
         port, host = struct.unpack_from(">2xH4s", signature)
         tos = segment = overflow = 0
         source = b""
@@ -153,7 +153,7 @@ class BurstReader:
                 (overflow,) = struct.unpack_from("<I", signature, at + 16)
             at += (size + 7) & ~7
         peer = Address(socket.inet_ntoa(host), port)
-        kind = Kind(peer, tos, segment, overflow)
+        kind = DatagramKind(peer, tos, segment, overflow)
         self._remember(signature, kind)
         if source and self._sources.get(peer) != source:
             if len(self._sources) >= self._sources.most:
@@ -162,7 +162,7 @@ class BurstReader:
             self._moved()
         return kind
 
-    def _remember(self, signature: bytes, kind: Kind) -> None:
+    def _remember(self, signature: bytes, kind: DatagramKind) -> None:
         if len(self._kinds) >= self._kinds.most:
             self._forget()  # the batches, too, which are of these kinds
         self._kinds.keep(signature, kind)

@@ -34,7 +34,7 @@ GROUPS = 4096  # lists of receivers that are remembered; strangers may have ever
 NOT_WHOLE = (errno.EIO, errno.EINVAL, errno.EMSGSIZE)
 
 
-class Group(NamedTuple):
+class Receivers(NamedTuple):
     """Receivers that are sent to from the same address: where their sockaddr_in are."""
 
     source: bytes  # our address; b"": as the kernel chooses
@@ -62,7 +62,7 @@ class DatagramSender:
         self._socket = sock
         self._sources = sources
         self._sender = Sender()
-        self._groups: dict[tuple[Address, ...], list[Group]] = {}
+        self._groups: dict[tuple[Address, ...], list[Receivers]] = {}
         self._names: list[Block] = []
         self._singly: Memo[Address, None] = Memo(GROUPS)  # cannot be reached with super-datagrams
         self._controls: dict[tuple[int, int, bytes], Block] = {}
@@ -112,7 +112,7 @@ class DatagramSender:
         control = self._control(out.tos, out.rows.shape[1], group.source)
         return Post(payloads, int(group.whole[0]), control)
 
-    def _send_supers(self, group: Group, out: Outgoing) -> None:
+    def _send_supers(self, group: Receivers, out: Outgoing) -> None:
         """Send super-datagrams to whom the way carries them."""
         control = self._control(out.tos, out.rows.shape[1], group.source)
         single = self._control(out.tos, 0, group.source)
@@ -205,7 +205,7 @@ class DatagramSender:
 
     # Receivers
 
-    def _group(self, peers: tuple[Address, ...]) -> list[Group]:
+    def _group(self, peers: tuple[Address, ...]) -> list[Receivers]:
         """The receivers by the address they are sent to from."""
         if len(self._groups) >= GROUPS:
             self.forget()
@@ -218,7 +218,7 @@ class DatagramSender:
             self._names.append(packed)  # keeps the memory
             names = packed.address + np.arange(len(members), dtype=np.uint64) * SOCKADDR_SIZE
             single = np.array([peer in self._singly for peer in members], bool)
-            groups.append(Group(source, names, names[~single], names[single]))
+            groups.append(Receivers(source, names, names[~single], names[single]))
         return groups
 
     def forget(self) -> None:

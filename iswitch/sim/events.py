@@ -8,7 +8,7 @@ from collections.abc import Callable
 Action = Callable[[], None]
 
 
-class Events:
+class EventQueue:
     """Actions by the time they are due; those due at one time in the order they were put in."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ FRAME = 0x100  # the payload of such a packet is an Ethernet frame
 TAGS = (b"\x81\x00", b"\x88\xa8")  # that Linux takes with VLAN ID 0, however many there are
 
 
-class Host:
+class HostStack:
     """Where a worker runs.
 
     Args:

@@ -57,7 +57,7 @@ class Arrival(NamedTuple):
     burst: Burst
 
 
-class Link:
+class VirtualLink:
     """One direction of a link.
 
     Args:

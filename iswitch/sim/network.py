@@ -15,16 +15,16 @@ from functools import partial
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.faults.impairment import Impairment
 
-from .events import Action, Events
-from .host import FRAME, Host
-from .link import LATENCY, Arrival, Link, LinkCounts
-from .node import Machine, Node, Speaker, Witness, gathered, joined, payload
-from .trace import RECEIVED, SENT, Record, Trace
+from .events import Action, EventQueue
+from .host import FRAME, HostStack
+from .link import LATENCY, Arrival, LinkCounts, VirtualLink
+from .node import Node, Process, Speaker, Witness, gathered, joined, payload
+from .trace import RECEIVED, SENT, Trace, TraceRecord
 
 TAKEN, FORGED = "taken", "forged"  # what only a tap is told of
 
 
-class Network:
+class VirtualNetwork:
     """Machines, links and the clock.
 
     Args:
@@ -39,7 +39,7 @@ class Network:
         self.latency = latency
         self.trace = trace
         self.nodes: dict[Address, Node] = {}
-        self.links: dict[tuple[Address, Address], Link] = {}
+        self.links: dict[tuple[Address, Address], VirtualLink] = {}
         # Called with sender, receiver, ToS and payload of every packet; True: it is lost.
         self.lose: Callable[[Address, Address, int, bytes], bool] | None = None
         self.lost = 0  # packets that `lose` has lost
@@ -52,11 +52,11 @@ class Network:
         # Called with a receiver and packets for it: older ones that travel with them, as one burst.
         self.ahead: Callable[[Address, Burst], Burst | None] | None = None
         self.echoed = 0  # packets that were sent on a link once more, by these two
-        self._events = Events()
+        self._events = EventQueue()
 
     # Building
 
-    def add(self, name: str, address: Address, machine: Machine | None = None) -> Node:
+    def add(self, name: str, address: Address, machine: Process | None = None) -> Node:
         """A new node, whose machine, if any, is started."""
         node = self.nodes[address] = Node(name, address)
         if machine is not None:
@@ -68,7 +68,7 @@ class Network:
         for source, target in ((a, b), (b, a)):
             seed = (self.seed, len(self.links))
             tell = None if self.trace is None else partial(self._note_damage, target)
-            link = Link(impairment or Impairment(), seed, self.latency, tell)
+            link = VirtualLink(impairment or Impairment(), seed, self.latency, tell)
             self.links[source, target] = link
 
     def names(self) -> dict[Address, str]:
@@ -84,7 +84,7 @@ class Network:
 
     # Faults
 
-    def start(self, address: Address, machine: Machine) -> None:
+    def start(self, address: Address, machine: Process) -> None:
         """Start a process, in place of the one that was there, if any."""
         node = self.nodes[address]
         self._end(node)
@@ -234,11 +234,11 @@ class Network:
         if after is not None:
             self.at(self.now + after, partial(self._echo, link, peer, burst))
 
-    def _put_on(self, link: Link, peer: Address, burst: Burst) -> None:
+    def _put_on(self, link: VirtualLink, peer: Address, burst: Burst) -> None:
         for arrival in link.send(burst, self.now):
             self._events.put(arrival.due, partial(self._arrive, link, peer, arrival))
 
-    def _echo(self, link: Link, peer: Address, burst: Burst) -> None:
+    def _echo(self, link: VirtualLink, peer: Address, burst: Burst) -> None:
         """The network has kept a copy, and lets it go only now."""
         self.echoed += len(burst.rows)
         self._put_on(link, peer, burst)
@@ -257,7 +257,7 @@ class Network:
         tail = len(payloads[kept[-1]])
         return burst._replace(rows=burst.rows[kept], tail=tail)
 
-    def _arrive(self, link: Link, peer: Address, arrival: Arrival) -> None:
+    def _arrive(self, link: VirtualLink, peer: Address, arrival: Arrival) -> None:
         burst = arrival.burst
         link.counts.delivered += len(burst.rows)
         node = self.nodes[peer]
@@ -288,7 +288,7 @@ class Network:
             self._receive(node, burst)
             self._speak(node)
 
-    def _unpack(self, node: Node, stack: Host, burst: Burst) -> Iterator[Burst]:
+    def _unpack(self, node: Node, stack: HostStack, burst: Burst) -> Iterator[Burst]:
         """Frames have come: the datagrams in them, which were forged; all else is done with."""
         self._note_packets(RECEIVED, burst, node.address)
         for row in burst.rows:
@@ -314,7 +314,7 @@ class Network:
 
     def _note(self, node: Node, what: str) -> None:
         if self.trace is not None:
-            self.trace.records.append(Record(self.now, what, node.address))
+            self.trace.records.append(TraceRecord(self.now, what, node.address))
 
     def note(self, address: Address, what: str) -> None:
         """Write down what a node does."""
@@ -336,5 +336,5 @@ class Network:
     def _note_packet(self, what: str, burst: Burst, i: int, target: Address, bit: int = -1) -> None:
         assert self.trace is not None
         self.trace.records.append(
-            Record(self.now, what, burst.peer, target, burst.tos, payload(burst, i), bit)
+            TraceRecord(self.now, what, burst.peer, target, burst.tos, payload(burst, i), bit)
         )

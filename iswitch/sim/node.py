@@ -12,13 +12,13 @@ import numpy as np
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import TOS_DATA
 
-from .host import Host
+from .host import HostStack
 
 ROOM = 212_992  # bytes that wait in a socket: Linux' net.core.rmem_default
 OVERHEAD = 576  # bytes that a datagram takes there beside its own (struct sk_buff, rounded up)
 
 
-class Machine(Protocol):
+class Process(Protocol):
     """What is at a node: a `Switch`, or a `Session`, which has its words fetched."""
 
     def receive(self, burst: Burst, now: float, /) -> Sequence[Outgoing] | None:
@@ -66,10 +66,10 @@ class Node:
 
     name: str
     address: Address
-    machine: Machine | None = None
+    machine: Process | None = None
     room: int = ROOM
     heed: Callable[[], None] | None = None
-    stack: Host | None = None
+    stack: HostStack | None = None
     paused: bool = False
     taken: int = 0
     overflow: int = 0

@@ -12,7 +12,7 @@ from iswitch.core.format.packets import Address, Burst
 from iswitch.core.format.pcapng import Direction, interface, packets, section
 from iswitch.ethernet.made_up import frames
 
-from .network import Network
+from .network import VirtualNetwork
 from .trace import RECEIVED, SENT
 
 
@@ -27,7 +27,11 @@ class Tape:
     """
 
     def __init__(
-        self, network: Network, switch: Address, neighbours: Mapping[str, Address], file: BinaryIO
+        self,
+        network: VirtualNetwork,
+        switch: Address,
+        neighbours: Mapping[str, Address],
+        file: BinaryIO,
     ) -> None:
         self.frames = 0
         self._network = network

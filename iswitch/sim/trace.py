@@ -33,7 +33,7 @@ SENT, RECEIVED = "sent", "received"
 DAMAGE = ("lost", "full", "corrupted", "cut")  # on a link
 
 
-class Record(NamedTuple):
+class TraceRecord(NamedTuple):
     """One packet at one moment, or something that happened to a machine.
 
     `what`: `sent`, `received`; what kept a packet from coming out of a link (DAMAGE) or, at the
@@ -54,7 +54,7 @@ class Trace:
     """Records in the order in which things happened."""
 
     def __init__(self) -> None:
-        self.records: list[Record] = []
+        self.records: list[TraceRecord] = []
 
     def digest(self) -> str:
         """A number that two traces share only if they are equal to the last bit."""
@@ -94,7 +94,7 @@ class Trace:
         return b"".join(blocks)
 
 
-def frame(record: Record) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+def frame(record: TraceRecord) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     """The Ethernet frame of a packet, as one row."""
     assert record.target is not None
     payload = np.frombuffer(record.payload, np.uint8).reshape(1, -1)
@@ -107,7 +107,7 @@ def frame(record: Record) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     return whole
 
 
-def line(record: Record, names: Mapping[Address, str]) -> str:
+def line(record: TraceRecord, names: Mapping[Address, str]) -> str:
     """A record, for people."""
     source = _name(record.source, names)
     time = f"{record.time * 1000:10.3f} ms"

@@ -21,7 +21,7 @@ UNKNOWN, IN, OUT = 0, int(Direction.IN), int(Direction.OUT)
 MOST_PROBLEMS = 100  # that are told one by one
 
 
-class Batch(NamedTuple):
+class PacketBatch(NamedTuple):
     """Consecutive packets of one link type, an entry of each array for every one.
 
     Attributes:

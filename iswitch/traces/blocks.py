@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from iswitch.core.format.packets import Rows
 
-from .batch import UNKNOWN, Batch, Bytes, Interface, Ints, Problems, gather
+from .batch import UNKNOWN, Bytes, Interface, Ints, PacketBatch, Problems, gather
 from .chain import Chain, search_windows
 
 Mask = npt.NDArray[np.bool_]
@@ -102,7 +102,7 @@ class PcapngBlocks:
         self._number = 1
         self._last_time = 0
 
-    def batches(self, window: int) -> Iterator[Batch]:
+    def batches(self, window: int) -> Iterator[PacketBatch]:
         """All packets, as many at once as begin in so many bytes."""
         end = len(self.data)
         while self.at < end:
@@ -211,7 +211,7 @@ class PcapngBlocks:
 
     # Packets
 
-    def _batch(self, pieces: list[Ints], sections: list[Section]) -> Batch:
+    def _batch(self, pieces: list[Ints], sections: list[Section]) -> PacketBatch:
         starts = np.concatenate(pieces)
         lengths_of = [len(piece) for piece in pieces]
         big, first, known = np.repeat(np.array(sections, np.int64), lengths_of, axis=0).T
@@ -247,7 +247,9 @@ class PcapngBlocks:
         sizes[broken] = lengths[broken] = 0
         interfaces[broken] = np.where(known > 0, first, -1)[broken]
         number, self._number = self._number, self._number + len(starts)
-        return Batch(number, data, sizes, np.maximum(sizes, lengths), times, interfaces, flags)
+        return PacketBatch(
+            number, data, sizes, np.maximum(sizes, lengths), times, interfaces, flags
+        )
 
     def _times(
         self, interfaces: Ints, ticks: npt.NDArray[np.uint64], simple: Mask, sound: Mask

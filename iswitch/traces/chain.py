@@ -15,7 +15,7 @@ from .batch import Bytes, Ints
 
 FIRST, FACTOR = 32, 8  # records that are compared at first, and how much more then
 WORTH = 8  # records of a run for which looking for it paid
-PATIENCE = 64  # records that are stepped through where it did not
+STEPS = 64  # records that are stepped through where it did not
 SEARCHES = (1 << 12, 1 << 16, 1 << 20)  # bytes that are searched at once for a sound record
 
 
@@ -81,7 +81,7 @@ class Chain:
                 continue
             n = self._run(at, length, limit)
             if n < WORTH:
-                self._steps = PATIENCE
+                self._steps = STEPS
             if singles:
                 pieces.append(np.array(singles, np.int64))
                 singles.clear()

@@ -60,7 +60,7 @@ class Difference(NamedTuple):
     bit: int | None = None
 
 
-class Found(NamedTuple):
+class ElementsDiffer(NamedTuple):
     """The last fields of a `Difference`: which elements differ, and how the first of them does."""
 
     element: int | None = None
@@ -70,7 +70,7 @@ class Found(NamedTuple):
     bit: int | None = None
 
 
-NOTHING = Found()
+NOTHING = ElementsDiffer()
 
 
 @dataclass
@@ -226,7 +226,7 @@ class Comparison:
         heads = [row[:SEG_SIZE].tobytes().hex() for row in (part.rows[i], ours)]
         if heads[0] != heads[1]:
             one = Stretch(run.round, run.start, part.rows[i : i + 1], part.tail)
-            found = Found(captured=heads[0], recomputed=heads[1])
+            found = ElementsDiffer(captured=heads[0], recomputed=heads[1])
             self._differ("differs", job, one, captured, found)
             return
         shape = shape_of(job)
@@ -251,7 +251,7 @@ class Comparison:
             job,
             Stretch(run.round, run.start, part.rows[i : i + 1], size),
             captured,
-            Found(
+            ElementsDiffer(
                 first,
                 len(places),
                 text(its[first]),
@@ -285,7 +285,7 @@ class Comparison:
         job: Job,
         part: Stretch,
         captured: Captured,
-        found: Found = NOTHING,
+        found: ElementsDiffer = NOTHING,
     ) -> None:
         n = len(part.rows)
         if kind == "missing":

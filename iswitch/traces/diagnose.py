@@ -33,7 +33,7 @@ UFUNCS = {Op.SUM: np.add, Op.MAX: np.maximum, Op.MIN: np.minimum}
 Key = tuple[int, int]  # round and segment
 
 
-class Found(NamedTuple):
+class PacketFound(NamedTuple):
     """A packet to the switch, or from it; of data unless `control`."""
 
     packet: int
@@ -45,7 +45,7 @@ class Found(NamedTuple):
     control: bool = False
 
 
-class Finding(NamedTuple):
+class TraceFinding(NamedTuple):
     """What is wrong, and how that is known. Control packets have no round and segment."""
 
     packet: int
@@ -62,7 +62,7 @@ class Finding(NamedTuple):
 
 def diagnose(
     walk: Walk, differences: Sequence[Difference], shapes: Sequence[Shape]
-) -> list[Finding]:
+) -> list[TraceFinding]:
     """Look into what a replay found.
 
     Args:
@@ -80,7 +80,7 @@ def diagnose(
     if more:
         packets.update(collect(walk, set(more), shapes)[0])
     wanted += more
-    findings: list[Finding] = []
+    findings: list[TraceFinding] = []
     named: set[int] = set()
     lost = {found.peer for found in damaged if found.to_switch and not found.control}
     for key in wanted:
@@ -98,7 +98,7 @@ def diagnose(
             named.add(found.packet)
             round_, segment = (None, None) if found.control else key_of(found)
             findings.append(
-                Finding(
+                TraceFinding(
                     found.packet, found.offset, whose(found), round_, segment, None, None, "", "",
                     "its UDP checksum is wrong",
                 )
@@ -108,12 +108,12 @@ def diagnose(
 
 def collect(
     walk: Walk, wanted: set[Key], shapes: Sequence[Shape]
-) -> tuple[dict[Key, list[Found]], list[Found]]:
+) -> tuple[dict[Key, list[PacketFound]], list[PacketFound]]:
     """All packets of some segments, and the packets with a wrong checksum."""
     segs = np.array([round_ << 32 | index for round_, index in wanted], np.uint64)
     sizes = {shape.packet_size for shape in shapes}
-    found: dict[Key, list[Found]] = defaultdict(list)
-    damaged: list[Found] = []
+    found: dict[Key, list[PacketFound]] = defaultdict(list)
+    damaged: list[PacketFound] = []
     count = 0
     for group in walk.groups():
         if group.what not in (TO_SWITCH, FROM_SWITCH):
@@ -127,7 +127,7 @@ def collect(
                 number, peer = int(numbers[i]), group.peer(to_switch)
                 if len(damaged) < MOST_DAMAGED:
                     damaged.append(
-                        Found(number, int(at[i]), to_switch, str(peer), b"", False, True)
+                        PacketFound(number, int(at[i]), to_switch, str(peer), b"", False, True)
                     )
             continue
         step = max((each for each in sizes if each < size), default=size)
@@ -141,7 +141,7 @@ def collect(
             heads = np.ascontiguousarray(part[:, :SEG_SIZE]).view(">u8")[:, 0].astype(np.uint64)
             here = np.isin(heads, segs)
             for i in np.flatnonzero(here | ~sound).tolist():
-                one = Found(
+                one = PacketFound(
                     int(numbers[i]),
                     int(at[i]) + start,
                     to_switch,
@@ -159,10 +159,10 @@ def collect(
 
 def unexplained(
     differences: Sequence[Difference], known: Collection[tuple[int | None, int | None]]
-) -> list[Finding]:
+) -> list[TraceFinding]:
     """The aggregates that differ though nothing in the trace is wrong; `known` are the others."""
     return [
-        Finding(
+        TraceFinding(
             each.packet, each.offset, f"aggregate to {each.to}", each.round, each.segment,
             each.element, each.bit, each.captured, each.recomputed,
             "all packets of the segment are sound: was that switch started with other options?",
@@ -172,14 +172,14 @@ def unexplained(
     ]  # fmt: skip
 
 
-def key_of(packet: Found) -> Key:
+def key_of(packet: PacketFound) -> Key:
     """Round and segment that a data packet names."""
     return split_seg(int.from_bytes(packet.payload[:SEG_SIZE], "big"))
 
 
 def explain(
-    key: Key, packets: Sequence[Found], shape: Shape, lost: Collection[str] = ()
-) -> list[Finding]:
+    key: Key, packets: Sequence[PacketFound], shape: Shape, lost: Collection[str] = ()
+) -> list[TraceFinding]:
     """What is wrong with one segment.
 
     Where one of the members in `lost`, of which a packet was damaged, has no contribution to it,
@@ -188,7 +188,7 @@ def explain(
     size = shape.tail(key[1] + 1)
     of_size = [p for p in packets if len(p.payload) == size]
     aggregates = [p for p in of_size if not p.to_switch]
-    first: dict[str, Found] = {}
+    first: dict[str, PacketFound] = {}
     for each in sorted(of_size, key=lambda packet: not packet.sound):
         if each.to_switch:
             first.setdefault(each.peer, each)
@@ -214,7 +214,9 @@ def explain(
     return findings + culprits(key, contributions, elements(chosen, shape), total, shape)
 
 
-def difference(key: Key, packet: Found, right: bytes, shape: Shape, evidence: str) -> Finding:
+def difference(
+    key: Key, packet: PacketFound, right: bytes, shape: Shape, evidence: str
+) -> TraceFinding:
     """Where a packet is not what it should be."""
     its, should = elements(packet.payload, shape), elements(right, shape)
     words = [row.view(np.uint8).reshape(len(row), -1) for row in (its, should)]
@@ -224,7 +226,7 @@ def difference(key: Key, packet: Found, right: bytes, shape: Shape, evidence: st
     offset = packet.offset + SEG_SIZE + at * shape.dtype.itemsize + (bit or 0) // 8
     if not packet.sound:
         evidence = f"its UDP checksum is wrong, and {evidence}"
-    return Finding(
+    return TraceFinding(
         packet.packet, offset, whose(packet), *key, at, bit,
         text(its[at]), text(should[at]), evidence,
     )  # fmt: skip
@@ -232,11 +234,11 @@ def difference(key: Key, packet: Found, right: bytes, shape: Shape, evidence: st
 
 def culprits(
     key: Key,
-    contributions: Sequence[Found],
+    contributions: Sequence[PacketFound],
     right: npt.NDArray[Any],
     total: npt.NDArray[Any],
     shape: Shape,
-) -> list[Finding]:
+) -> list[TraceFinding]:
     """Contributions in which one flipped bit explains that their sum is not the one captured."""
     width = shape.dtype.itemsize
     wrong = right.view(np.uint8).reshape(len(right), -1) != total.view(np.uint8).reshape(
@@ -244,7 +246,7 @@ def culprits(
     )
     places = np.flatnonzero(wrong.any(axis=1))
     suspects = [c for c in contributions if not c.sound] or list(contributions)
-    found: list[Finding] = []
+    found: list[TraceFinding] = []
     if len(places) == 1:
         at = int(places[0])
         column = np.array([elements(c.payload, shape)[at] for c in contributions])
@@ -256,7 +258,7 @@ def culprits(
             sums = reduced(tries, shape.op)
             hits = np.flatnonzero(sums.view(f"<u{width}") == right[at : at + 1].view(f"<u{width}"))
             found += [
-                Finding(
+                TraceFinding(
                     suspect.packet,
                     suspect.offset + SEG_SIZE + at * width + bit // 8,
                     whose(suspect),
@@ -273,7 +275,7 @@ def culprits(
         return found
     at = int(places[0])
     return [
-        Finding(
+        TraceFinding(
             c.packet, c.offset, whose(c), *key, at, None, "", "",
             evidence(c, f"{len(places)} elements of the sum are not those captured"),
         )
@@ -281,12 +283,12 @@ def culprits(
     ]  # fmt: skip
 
 
-def evidence(packet: Found, more: str) -> str:
+def evidence(packet: PacketFound, more: str) -> str:
     """How it is known."""
     return more if packet.sound else f"its UDP checksum is wrong, and {more}"
 
 
-def whose(packet: Found) -> str:
+def whose(packet: PacketFound) -> str:
     """What a packet is."""
     if packet.control:
         return f"control packet {'of' if packet.to_switch else 'to'} {packet.peer}"
@@ -298,7 +300,7 @@ def elements(payload: bytes, shape: Shape) -> npt.NDArray[Any]:
     return np.frombuffer(payload[SEG_SIZE:], np.uint8).copy().view(shape.dtype.numpy)
 
 
-def add_up(contributions: Sequence[Found], shape: Shape) -> npt.NDArray[Any] | None:
+def add_up(contributions: Sequence[PacketFound], shape: Shape) -> npt.NDArray[Any] | None:
     """Their sum, in this order; None: there are none."""
     if not contributions:
         return None
@@ -314,7 +316,7 @@ def reduced(rows: npt.NDArray[Any], op: Op) -> npt.NDArray[Any]:
     return total
 
 
-def shape_for(shapes: Sequence[Shape], packets: Sequence[Found]) -> Shape | None:
+def shape_for(shapes: Sequence[Shape], packets: Sequence[PacketFound]) -> Shape | None:
     """The layout of the job that packets belong to, by their size."""
     sizes = {len(p.payload) for p in packets}
     for shape in shapes:

@@ -16,7 +16,7 @@ from .links import IP, UDP, Packets
 SKIPPED, TO_SWITCH, FROM_SWITCH, PASSING, CUT_OFF = range(5)
 
 
-class Group:
+class PacketGroup:
     """Packets of a batch, alike: a range of them, or those at some places.
 
     Attributes:
@@ -36,12 +36,14 @@ class Group:
     def __len__(self) -> int:
         return len(self.at)
 
-    def part(self, start: int, stop: int) -> Group:
+    def part(self, start: int, stop: int) -> PacketGroup:
         """Packets start..stop-1 of it."""
         which = self.which
         if isinstance(which, slice):
-            return Group(self.packets, slice(which.start + start, which.start + stop), self.what)
-        return Group(self.packets, which[start:stop], self.what)
+            return PacketGroup(
+                self.packets, slice(which.start + start, which.start + stop), self.what
+            )
+        return PacketGroup(self.packets, which[start:stop], self.what)
 
     @property
     def size(self) -> int:

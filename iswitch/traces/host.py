@@ -14,7 +14,7 @@ from iswitch.core.format.wire import RANKS, SEG_SIZE, Ack, Action, Join, Segment
 from iswitch.core.sums.runs import Run
 
 from .batch import gather
-from .groups import FROM_SWITCH, TO_SWITCH, Group
+from .groups import FROM_SWITCH, TO_SWITCH, PacketGroup
 from .links import IP
 from .observed import JobSeen, Seen
 from .replay import Replayer
@@ -28,7 +28,7 @@ class HostView(Replayer):
     aggregates = 0  # packets
     repeated = 0  # of these, segments that had come before
 
-    def _handle(self, group: Group, time_ns: int) -> None:  # noqa: ARG002
+    def _handle(self, group: PacketGroup, time_ns: int) -> None:  # noqa: ARG002
         if group.what not in (TO_SWITCH, FROM_SWITCH):
             return
         self.damaged += int(np.count_nonzero(~self.sound(group)))
@@ -76,7 +76,7 @@ class HostView(Replayer):
         elif isinstance(value, Ack) and value.action == Action.JOIN and value.rank < RANKS:
             member.rank = value.rank
 
-    def _data(self, peer: Address, group: Group, to_switch: bool) -> None:
+    def _data(self, peer: Address, group: PacketGroup, to_switch: bool) -> None:
         job, member, cutter = self._known()[peer]
         at = group.at
         size = min(group.size, job.shape.packet_size)

@@ -15,10 +15,10 @@ from iswitch.ports.frames import SOCKADDR_LL, FrameSender
 from iswitch.ports.interface import BUFFER, interface, packet_socket
 from iswitch.ports.kernel.mmsg import Block
 
-from .groups import TO_SWITCH, Group
+from .groups import TO_SWITCH, PacketGroup
 from .reader import Reader
 from .replay import Replayer
-from .survey import Setting
+from .survey import TraceSetting
 
 
 class Injector(Replayer):
@@ -37,7 +37,7 @@ class Injector(Replayer):
     def __init__(
         self,
         reader: Reader,
-        setting: Setting,
+        setting: TraceSetting,
         ifname: str,
         pace: Callable[[float], None] | None = None,
     ) -> None:
@@ -57,7 +57,7 @@ class Injector(Replayer):
     def __exit__(self, *_: object) -> None:
         self._out.close()
 
-    def _handle(self, group: Group, time_ns: int) -> None:  # noqa: ARG002
+    def _handle(self, group: PacketGroup, time_ns: int) -> None:  # noqa: ARG002
         if group.what == TO_SWITCH:
             self._emit(self._frames(group))
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import SEG_SIZE, Action, Header
 
-from .groups import Group
+from .groups import PacketGroup
 
-PATIENCE = 2.0  # seconds from a Leave to its Ack, which may not be in the trace
+ACK_SECONDS = 2.0  # seconds from a Leave to its Ack, which may not be in the trace
 
 _Key = tuple[str, int, int]  # who leaves, host and port, and the Request
 
@@ -24,9 +24,9 @@ class Leaves:
     """Leaves that have come and are not answered yet, in the order of their coming."""
 
     def __init__(self) -> None:
-        self._kept: dict[_Key, tuple[float, list[Group]]] = {}
+        self._kept: dict[_Key, tuple[float, list[PacketGroup]]] = {}
 
-    def keep(self, group: Group, payloads: Sequence[bytes], now: float) -> bool:
+    def keep(self, group: PacketGroup, payloads: Sequence[bytes], now: float) -> bool:
         """Keep a group of control packets, if it is one Leave, or copies of one; whether it is."""
         payload = payloads[0]
         if len(payload) < SEG_SIZE or any(other != payload for other in payloads):
@@ -38,7 +38,7 @@ class Leaves:
         self._kept.setdefault((peer.host, peer.port, header.request), (now, []))[1].append(group)
         return True
 
-    def answered(self, peer: Address, payload: bytes) -> list[Group]:
+    def answered(self, peer: Address, payload: bytes) -> list[PacketGroup]:
         """Give back the Leave that a packet of the switch acknowledges, with its copies."""
         if not self._kept or len(payload) < SEG_SIZE:
             return []
@@ -46,14 +46,14 @@ class Leaves:
         key = peer.host, peer.port, header.request
         return self._taken([key]) if header.action == Action.ACK and key in self._kept else []
 
-    def of(self, peer: Address) -> list[Group]:
+    def of(self, peer: Address) -> list[PacketGroup]:
         """Give back what cannot wait any longer, since the peer asks for something else."""
         return self._taken([key for key in self._kept if key[:2] == (peer.host, peer.port)])
 
-    def overdue(self, now: float) -> list[Group]:
+    def overdue(self, now: float) -> list[PacketGroup]:
         """Give back what should have been answered by now."""
-        late = [key for key, (since, _) in self._kept.items() if now > since + PATIENCE]
+        late = [key for key, (since, _) in self._kept.items() if now > since + ACK_SECONDS]
         return self._taken(late)
 
-    def _taken(self, keys: Iterable[_Key]) -> list[Group]:
+    def _taken(self, keys: Iterable[_Key]) -> list[PacketGroup]:
         return [group for key in keys for group in self._kept.pop(key)[1]]

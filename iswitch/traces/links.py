@@ -17,7 +17,7 @@ from iswitch.core.format.packets import Rows
 from iswitch.ethernet import frame
 from iswitch.ethernet.made_up import MAC_PREFIX
 
-from .batch import IN, OUT, Batch, Bytes, Ints, field, gather
+from .batch import IN, OUT, Bytes, Ints, PacketBatch, field, gather
 from .reader import Reader
 
 ETHERNET, RAW, RAW_OLD, COOKED, IPV4, IPV6, COOKED2 = 1, 101, 12, 113, 228, 229, 276
@@ -56,7 +56,7 @@ class Packets(NamedTuple):
         directions: as in the batch, or as the link type tells.
     """
 
-    batch: Batch
+    batch: PacketBatch
     numbers: Ints
     kinds: Bytes
     heads: Rows
@@ -72,7 +72,7 @@ class Packets(NamedTuple):
         """Some of them, in some order."""
         ordered: list[Any] = [array[order] for array in self[1:]]
         batch: list[Any] = [array[order] for array in self.batch[1:]]
-        return Packets(Batch(self.batch.number, *batch), *ordered)
+        return Packets(PacketBatch(self.batch.number, *batch), *ordered)
 
 
 class LinkLayer:
@@ -90,7 +90,7 @@ class LinkLayer:
         self._numbers: dict[tuple[int, int], int] = {}  # by interface, and index in SLL2
         self._known = 0  # interfaces
 
-    def read(self, batch: Batch) -> Packets:
+    def read(self, batch: PacketBatch) -> Packets:
         """Read the headers of a batch."""
         data, n = self.reader.data, len(batch.at)
         interfaces = self.reader.interfaces
@@ -132,7 +132,7 @@ class LinkLayer:
 
     def _mixed(
         self,
-        batch: Batch,
+        batch: PacketBatch,
         link: int,
         which: npt.NDArray[np.bool_],
         heads: Rows,
@@ -163,7 +163,7 @@ class LinkLayer:
         network[which] = self._past_tags(some, network[which], behind)
         start[which] = behind
 
-    def _past_tags(self, batch: Batch, network: Ints, start: Ints) -> Ints:
+    def _past_tags(self, batch: PacketBatch, network: Ints, start: Ints) -> Ints:
         """Pass over VLAN tags: the type behind them; moves `start`."""
         for _ in range(MOST_TAGS):
             tagged = np.flatnonzero(np.isin(network, TYPES_VLAN))
@@ -186,7 +186,7 @@ class LinkLayer:
 
     @staticmethod
     def _kinds(
-        batch: Batch, heads: Rows, start: Ints, network: Ints, ethernet: npt.NDArray[np.bool_]
+        batch: PacketBatch, heads: Rows, start: Ints, network: Ints, ethernet: npt.NDArray[np.bool_]
     ) -> Bytes:
         there = batch.sizes - start
         tagged = (network == TYPE_IP) & (heads[:, IP] == 0x45) & (there >= HEAD - IP)
@@ -200,7 +200,7 @@ class LinkLayer:
         kinds[cut] = CUT
         return kinds
 
-    def _ports(self, batch: Batch, links: set[int]) -> Ints:
+    def _ports(self, batch: PacketBatch, links: set[int]) -> Ints:
         if COOKED2 not in links:
             table = [self._number(i << 32) for i in range(len(self.reader.interfaces))]
             return np.array([*table, 0], np.int64)[batch.interfaces]

@@ -31,7 +31,7 @@ from iswitch.core.sums.runs import Run
 from iswitch.core.switch import Switch
 
 from .batch import Ints
-from .rounds import Rounds, Versions
+from .rounds import RoundsSeen, VersionsSeen
 from .survey import parse
 
 Floats = npt.NDArray[np.float64]
@@ -56,7 +56,7 @@ class JobSeen:
 
     number: int
     shape: Shape
-    rounds: Rounds
+    rounds: RoundsSeen
     members: dict[Address, Seen] = field(default_factory=dict)
     most: int = 0  # members at once
 
@@ -97,7 +97,7 @@ class Watch:
         if found is None:
             detailed = {round_ for job, round_ in self.detailed if job == number}
             asynchronous = shape.mode is Mode.ASYNCHRONOUS
-            rounds = Versions() if asynchronous else Rounds(detailed)
+            rounds = VersionsSeen() if asynchronous else RoundsSeen(detailed)
             found = self.jobs[number] = JobSeen(number, shape, rounds)
         return found
 

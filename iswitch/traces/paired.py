@@ -20,7 +20,7 @@ from .observed import ObservedSwitch
 
 
 @dataclass
-class Options:
+class ReplayOptions:
     """How the switch that replays is set up, as the one of the trace was."""
 
     keys: Keys = field(default_factory=Keys)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .batch import UNKNOWN, Batch, Bytes, Interface, Ints, Problems, gather
+from .batch import UNKNOWN, Bytes, Interface, Ints, PacketBatch, Problems, gather
 from .chain import Chain, search_windows
 
 HEADER, RECORD = 24, 16
@@ -46,7 +46,7 @@ class PcapRecords:
         self._number = 1
         self._second: int | None = None  # of the last sound record
 
-    def batches(self, window: int) -> Iterator[Batch]:
+    def batches(self, window: int) -> Iterator[PacketBatch]:
         """All packets, as many at once as begin in so many bytes."""
         end = len(self.data)
         while self.at < end:
@@ -66,13 +66,13 @@ class PcapRecords:
             return None
         return RECORD + int(size)
 
-    def _batch(self, starts: Ints) -> Batch:
+    def _batch(self, starts: Ints) -> PacketBatch:
         words = gather(self.data, starts, RECORD).view(f"{self.order}u4").astype(np.int64)
         seconds, ticks, sizes, lengths = words.T
         number, self._number = self._number, self._number + len(starts)
         self._second = int(seconds[-1])
         zeros = np.zeros(len(starts), np.int64)
-        return Batch(
+        return PacketBatch(
             number,
             starts + RECORD,
             sizes,

@@ -19,7 +19,7 @@ import numpy as np
 from iswitch.outside import OutsideError
 
 from . import blocks, pcap
-from .batch import Batch, Bytes, Interface, Problems
+from .batch import Bytes, Interface, PacketBatch, Problems
 
 WINDOW = 24 << 20  # bytes read at a time
 POPULATE_READ = 22  # MADV_POPULATE_READ (linux/mman.h, 5.14): one call instead of many page faults
@@ -110,7 +110,7 @@ class Reader:
         """Packets that what captured has dropped, as far as the file says so and has been read."""
         return self._records.dropped
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[PacketBatch]:
         """All packets from the first on, many at once; `interfaces` and `problems` begin anew."""
         self.problems = Problems()
         self._records = self._open()

@@ -29,14 +29,14 @@ from iswitch.ethernet.issuing import Jack
 
 from .batch import Ints, gather
 from .compare import Captured, Comparison
-from .groups import CUT_OFF, FROM_SWITCH, SKIPPED, TO_SWITCH, Group, Sink
+from .groups import CUT_OFF, FROM_SWITCH, SKIPPED, TO_SWITCH, PacketGroup, Sink
 from .layers import LEAST, MOST_PORTS, Layers
 from .leaving import Leaves
 from .links import IP, UDP, Packets
 from .observed import Watch
-from .paired import MagnitudesSwitch, Options, PairedSwitch, Unguarded, UnwrittenChassis
+from .paired import MagnitudesSwitch, PairedSwitch, ReplayOptions, Unguarded, UnwrittenChassis
 from .reader import Reader
-from .survey import CONTROL_BYTES, NothingToReplay, Setting
+from .survey import CONTROL_BYTES, NothingToReplay, TraceSetting
 from .walk import MOST, Walk
 
 SPAN = 0.010  # seconds of a group
@@ -67,13 +67,13 @@ class Replayer(Walk):
     def __init__(
         self,
         reader: Reader,
-        setting: Setting,
-        options: Options | None = None,
+        setting: TraceSetting,
+        options: ReplayOptions | None = None,
         watch: Watch | None = None,
         sink: Sink | None = None,
         pace: Callable[[float], None] | None = None,
     ) -> None:
-        options = options or Options()
+        options = options or ReplayOptions()
         super().__init__(reader, setting)
         self.watch = watch or Watch()
         self.damaged = 0
@@ -100,7 +100,7 @@ class Replayer(Walk):
         self.in_layers = alone and pace is None and not setting.host
         self._places: tuple[Ints, Ints, Ints] | None = None  # of what is handled in layers
 
-    def _make(self, kind: Any, options: Options) -> Any:
+    def _make(self, kind: Any, options: ReplayOptions) -> Any:
         return kind(
             options.limits,
             options.reproducible,
@@ -152,7 +152,7 @@ class Replayer(Walk):
         seconds = (times - self.begin) / 1e9
         return np.maximum(np.maximum.accumulate(seconds), self._now)
 
-    def _take(self, group: Group) -> None:
+    def _take(self, group: PacketGroup) -> None:
         """Handle a group, with what is due before and between its packets."""
         times = group.packets.batch.times[group.which]
         seconds = self._seconds(times)
@@ -209,7 +209,7 @@ class Replayer(Walk):
                     self.watch.came = indices, times
                     if self._sink is not None:
                         self._places = indices, which, packets.batch.times[which]
-                    group = Group(packets, which, int(what[which[0]]))
+                    group = PacketGroup(packets, which, int(what[which[0]]))
                     self._handle(group, int(packets.batch.times[which[-1]]))
                 self.watch.came = self._places = None
                 if self._sink is not None:
@@ -234,7 +234,7 @@ class Replayer(Walk):
 
     # Handling
 
-    def _handle(self, group: Group, time_ns: int) -> None:
+    def _handle(self, group: PacketGroup, time_ns: int) -> None:
         self._release(self._leaves.overdue(self._now))
         if group.what == FROM_SWITCH:
             self._compare(group)
@@ -245,12 +245,12 @@ class Replayer(Walk):
             self._release(self._leaves.of(group.peer(source=True)))
         self._receive(group, time_ns)
 
-    def _release(self, groups: Iterable[Group]) -> None:
+    def _release(self, groups: Iterable[PacketGroup]) -> None:
         """Hand the switch Leaves that were sent to it before."""
         for group in groups:
             self._receive(group, int(group.packets.batch.times[group.which][-1]))
 
-    def _receive(self, group: Group, time_ns: int) -> None:
+    def _receive(self, group: PacketGroup, time_ns: int) -> None:
         frames = self._frames(group) if group.what == TO_SWITCH else self._whole(group)
         counters = self.switch.counters
         before = counters["aggregates"] + counters["from_parent"]
@@ -284,7 +284,7 @@ class Replayer(Walk):
                 which = np.where(indices[at] == wanted, at, 0)
             sink.keep(sent, places[which], times[which], self.ports)
 
-    def _frames(self, group: Group) -> Frames:
+    def _frames(self, group: PacketGroup) -> Frames:
         """Tagged datagrams for the switch, as a port would give them."""
         packets, which, at, n = group.packets, group.which, group.at, len(group)
         heads = np.zeros((n, ROW_HEAD), np.uint8)
@@ -303,7 +303,7 @@ class Replayer(Walk):
             )
         return Frames(group.port, heads, gather(self.reader.data, at, size), [ROW_HEAD + size] * n)
 
-    def _step(self, group: Group, size: int) -> int:
+    def _step(self, group: PacketGroup, size: int) -> int:
         """Bytes of the packets in super-datagrams of data; 0: these are none."""
         if classify(group.head[IP + 1]) is not Traffic.DATA or size < 2 * SEG_SIZE:
             return 0
@@ -319,7 +319,7 @@ class Replayer(Walk):
         seg = int.from_bytes(payload[:SEG_SIZE], "big") + 1 & 0xFFFFFFFFFFFFFFFF
         return max(0, payload.find(seg.to_bytes(SEG_SIZE, "big"), SEG_SIZE))
 
-    def _whole(self, group: Group) -> Frames:
+    def _whole(self, group: PacketGroup) -> Frames:
         """Frames of any kind, as they are."""
         batch = group.packets.batch
         which = group.which
@@ -330,7 +330,7 @@ class Replayer(Walk):
         lengths = (sizes + ETH).tolist()
         return Frames(group.port, table[:, :ROW_HEAD], table[:, ROW_HEAD:], lengths)
 
-    def _compare(self, group: Group) -> None:
+    def _compare(self, group: PacketGroup) -> None:
         if group.tos is Traffic.CONTROL:
             self._note_answers(group)
             return
@@ -356,14 +356,14 @@ class Replayer(Walk):
                 where = at[one] + full * step
                 self.comparison.take(Captured(peer, last, numbers[one], where, times[one]))
 
-    def _note_answers(self, group: Group) -> None:
+    def _note_answers(self, group: PacketGroup) -> None:
         self.damaged += int(np.count_nonzero(~self.sound(group)))
         peer = group.peer(source=False)
         for payload in self._payloads(group):
             self.watch.answered(payload, peer)
             self._release(self._leaves.answered(peer, payload))
 
-    def _payloads(self, group: Group) -> list[bytes]:
+    def _payloads(self, group: PacketGroup) -> list[bytes]:
         """Control packets, without what is behind the longest."""
         rows = gather(self.reader.data, group.at, max(min(group.size, CONTROL_BYTES), 1))
         return [row.tobytes() for row in rows]

@@ -9,16 +9,16 @@ from iswitch.core.format.counters import DROPS
 from iswitch.core.format.pcapng import OUTSIDE, OWN
 from iswitch.faults.units import count
 
-from .diagnose import Finding, diagnose, unexplained
+from .diagnose import TraceFinding, diagnose, unexplained
 from .groups import Sink
 from .host import HostView
 from .links import LINKS
 from .observed import JobSeen, Watch, describe
-from .paired import Options
+from .paired import ReplayOptions
 from .reader import Reader
 from .replay import Replayer
-from .rounds import Versions, as_json
-from .survey import NothingToReplay, Setting
+from .rounds import VersionsSeen, as_json
+from .survey import NothingToReplay, TraceSetting
 from .walk import Walk
 
 SHOWN_ROUNDS, SHOWN = 8, 10
@@ -31,8 +31,8 @@ NO_ROOM = (
 
 def replay(
     reader: Reader,
-    setting: Setting,
-    options: Options | None = None,
+    setting: TraceSetting,
+    options: ReplayOptions | None = None,
     watch: Watch | None = None,
     sink: Sink | None = None,
     **more: Any,
@@ -42,7 +42,7 @@ def replay(
     Raises:
         NothingToReplay: jobs are keyed, and their keys are not there.
     """
-    options = options or Options()
+    options = options or ReplayOptions()
     lacking = sorted(job for job in setting.keyed if options.keys.of(job) is None)
     if lacking:
         raise NothingToReplay(
@@ -61,7 +61,7 @@ def replay(
     return report
 
 
-def replayed(reader: Reader, setting: Setting, *args: Any, **more: Any) -> Replayer:
+def replayed(reader: Reader, setting: TraceSetting, *args: Any, **more: Any) -> Replayer:
     """Replay a trace, and look into nothing."""
     kind = HostView if setting.host else Replayer
     replayer = kind(reader, setting, *args, **more)
@@ -135,7 +135,7 @@ def job_json(job: JobSeen) -> dict[str, Any]:
                 "last_of_round": rounds.last.get(member.rank, 0),
                 "behind": round(rounds.behind.get(member.rank, 0.0), 9),
                 "vectors": rounds.numbers.get(member.rank, 0)
-                if isinstance(rounds, Versions)
+                if isinstance(rounds, VersionsSeen)
                 else None,
             }
             for member in sorted(job.members.values(), key=lambda m: (m.rank, m.joined))
@@ -143,7 +143,7 @@ def job_json(job: JobSeen) -> dict[str, Any]:
         "rounds": totals.rounds,
         "rounds_without_aggregates": totals.incomplete,
         "rounds_not_listed": totals.rounds - len(rounds.told),
-        "versions": rounds.versions if isinstance(rounds, Versions) else None,
+        "versions": rounds.versions if isinstance(rounds, VersionsSeen) else None,
         "completion": totals.completion(),
         "duplicates": totals.duplicates,
         "late": totals.late,
@@ -153,7 +153,7 @@ def job_json(job: JobSeen) -> dict[str, Any]:
     }
 
 
-def finding_json(finding: Finding) -> dict[str, Any]:
+def finding_json(finding: TraceFinding) -> dict[str, Any]:
     """A finding of the report."""
     return finding._asdict()
 

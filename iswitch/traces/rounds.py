@@ -22,7 +22,7 @@ MOST_ROUNDS = 10_000  # of a job, that are told one by one
 CONTRIBUTION, AGGREGATE, RESENT = "contribution", "aggregate", "resent"
 
 
-class Event(NamedTuple):
+class RoundEvent(NamedTuple):
     """Segments start..stop-1 that came, or were complete, from time `begin` to `end`."""
 
     what: str
@@ -34,7 +34,7 @@ class Event(NamedTuple):
 
 
 @dataclass
-class Share:
+class RankShare:
     """What one member sent to a round; from its first packet to its last new one."""
 
     first: float
@@ -49,18 +49,18 @@ class Share:
 
 
 @dataclass
-class Round:
+class RoundTold:
     """A round under way."""
 
     number: int
-    shares: dict[int, Share] = field(default_factory=dict)
+    shares: dict[int, RankShare] = field(default_factory=dict)
     completed: int = 0
     done: float | None = None  # when the last segment that is complete became so
     helps: int = 0
-    events: list[Event] = field(default_factory=list)
+    events: list[RoundEvent] = field(default_factory=list)
 
 
-class Told(NamedTuple):
+class RoundFigures(NamedTuple):
     """A round that is over.
 
     Attributes:
@@ -98,7 +98,7 @@ class Totals:
     helps: int = 0
     seconds: array[float] = field(default_factory=lambda: array("d"))
 
-    def add(self, round_: Round) -> None:
+    def add(self, round_: RoundTold) -> None:
         """One more that is over."""
         self.helps += round_.helps
         for share in round_.shares.values():
@@ -114,7 +114,7 @@ class Totals:
         return {name: _r(each) for name, each in zip(("p50", "p99", "max"), found, strict=True)}
 
 
-class Rounds:
+class RoundsSeen:
     """The rounds of one job.
 
     Args:
@@ -122,13 +122,13 @@ class Rounds:
     """
 
     def __init__(self, detailed: Collection[int] = ()) -> None:
-        self.told: list[Told] = []
+        self.told: list[RoundFigures] = []
         self.totals = Totals()
         self.last: dict[int, int] = {}  # by rank, how often it was the straggler
         self.behind: dict[int, float] = {}  # and by how much in all
-        self.events: dict[int, list[Event]] = {}
+        self.events: dict[int, list[RoundEvent]] = {}
         self._detailed = detailed
-        self._open: dict[int, Round] = {}
+        self._open: dict[int, RoundTold] = {}
 
     def contributed(
         self,
@@ -137,7 +137,7 @@ class Rounds:
         indices: Indices,
         span: tuple[float, float],
         window: int | None = None,
-    ) -> Share:
+    ) -> RankShare:
         """A member sent these segments, a packet each.
 
         Those of one window are told in any order, but each member's ascended in the trace.
@@ -147,7 +147,7 @@ class Rounds:
         start, stop = int(indices[0]), int(indices.max()) + 1
         share = found.shares.get(rank)
         if share is None:
-            share = found.shares[rank] = Share(begin, end)
+            share = found.shares[rank] = RankShare(begin, end)
         if window is None or window != share.window:
             share.before, share.window = share.furthest, window
         share.packets += len(indices)
@@ -160,7 +160,7 @@ class Rounds:
         share.furthest = max(share.furthest, stop - 1)
         if number in self._detailed:
             what = RESENT if resent else CONTRIBUTION
-            found.events.append(Event(what, rank, begin, end, start, stop))
+            found.events.append(RoundEvent(what, rank, begin, end, start, stop))
         return share
 
     def completed(self, number: int, runs: Collection[Run], at: float) -> None:
@@ -169,7 +169,7 @@ class Rounds:
         for run in runs:
             found.completed += run.segments
             if number in self._detailed:
-                found.events.append(Event(AGGREGATE, -1, at, at, run.start, run.stop))
+                found.events.append(RoundEvent(AGGREGATE, -1, at, at, run.start, run.stop))
         found.done = at if found.done is None else max(found.done, at)
 
     def helped(self, number: int) -> None:
@@ -181,15 +181,15 @@ class Rounds:
         for number in list(self._open):
             self._tell(self._open.pop(number))
 
-    def _round(self, number: int) -> Round:
+    def _round(self, number: int) -> RoundTold:
         found = self._open.get(number)
         if found is None:
             while len(self._open) >= OPEN:
                 self._tell(self._open.pop(next(iter(self._open))))
-            found = self._open[number] = Round(number)
+            found = self._open[number] = RoundTold(number)
         return found
 
-    def _tell(self, round_: Round) -> None:
+    def _tell(self, round_: RoundTold) -> None:
         shares = round_.shares
         if round_.events:
             self.events.setdefault(round_.number, []).extend(round_.events)
@@ -213,7 +213,7 @@ class Rounds:
         if len(self.told) >= MOST_ROUNDS:
             return
         self.told.append(
-            Told(
+            RoundFigures(
                 round_.number,
                 start,
                 seconds,
@@ -230,7 +230,7 @@ class Rounds:
         )
 
 
-class Versions(Rounds):
+class VersionsSeen(RoundsSeen):
     """What became of an asynchronous job, which has no rounds: versions, and members' own numbers.
 
     Nobody waits there for anybody: there are no stragglers, and no times of completion.
@@ -240,7 +240,7 @@ class Versions(Rounds):
         super().__init__()
         self.numbers: dict[int, int] = {}  # by rank, how many vectors it sent
         self.versions = 0
-        self._shares: dict[int, Share] = {}
+        self._shares: dict[int, RankShare] = {}
         self._newest: dict[int, int] = {}  # by rank, the number of its last vector
         self._version: int | None = None
 
@@ -251,9 +251,9 @@ class Versions(Rounds):
         indices: Indices,
         span: tuple[float, float],
         window: int | None = None,  # noqa: ARG002
-    ) -> Share:
+    ) -> RankShare:
         """A member sent these segments of the vector that it counts as `number`."""
-        share = self._shares.setdefault(rank, Share(*span))
+        share = self._shares.setdefault(rank, RankShare(*span))
         newest = self._newest.get(rank)
         if newest is None or round_distance(number, newest) > 0:
             self._newest[rank] = number
@@ -282,7 +282,7 @@ class Versions(Rounds):
         self._shares.clear()
 
 
-def as_json(told: Told) -> dict[str, Any]:
+def as_json(told: RoundFigures) -> dict[str, Any]:
     """A round, for machines; times in microseconds resolution."""
     found = told._asdict()
     found["spans"] = {str(rank): [_r(a), _r(b)] for rank, (a, b) in told.spans.items()}

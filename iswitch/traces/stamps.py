@@ -11,18 +11,18 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from .batch import Batch, Ints
+from .batch import Ints, PacketBatch
 
 AROUND = 64  # packets before and after, whose medians say what time it is
 JUMP = 1_000_000_000  # ns that a time has to be ahead of both
 
 
-def settled(batches: Iterator[Batch]) -> Iterator[tuple[Batch, int]]:
+def settled(batches: Iterator[PacketBatch]) -> Iterator[tuple[PacketBatch, int]]:
     """Batches whose times have no such peaks, and how many each had."""
     before = np.zeros(0, np.int64)
     batch = next(batches, None)
     while batch is not None:
-        following: Batch | None = None
+        following: PacketBatch | None = None
         after = np.zeros(0, np.int64)
         last = np.append(before[-1:], batch.times[-AROUND:])
         fetched = bool((np.diff(last) > JUMP).any())

@@ -55,7 +55,7 @@ class Spoken(NamedTuple):
 
 
 @dataclass
-class Setting:
+class TraceSetting:
     """Where a trace was captured.
 
     Attributes:
@@ -85,7 +85,7 @@ class Setting:
 
 def survey(
     reader: Reader, switch: tuple[str, int] | None = None, host: bool | None = None
-) -> Setting:
+) -> TraceSetting:
     """Look through a trace.
 
     Args:
@@ -116,7 +116,7 @@ def survey(
             f"{reader.path}: nobody joins {switch[0]}:{switch[1]}; switches that are joined here: "
             f"{others}"
         )
-    setting = Setting(switch, to_it[0].mac)
+    setting = TraceSetting(switch, to_it[0].mac)
     setting.keyed = {s.packet.job for s in to_it if s.keyed}
     setting.shared = any(s.source[0] == switch[0] for s in to_it)
     arrivals = [s for s in to_it if s.direction != OUT]

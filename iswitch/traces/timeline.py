@@ -16,7 +16,7 @@ from iswitch.core.format.packets import index_ranges
 from iswitch.faults.units import count
 
 from .observed import JobSeen, Watch
-from .rounds import AGGREGATE, Told, Versions
+from .rounds import AGGREGATE, RoundFigures, VersionsSeen
 
 MEANING = (
     "Before: until its first packet came. Sending: until its last new one. Waiting for others: "
@@ -27,7 +27,9 @@ SHOWN = 8  # ranges of rounds
 PARTS = ("before", "sending", "waiting for others", "repairs and the rest")
 
 
-def chosen(watch: Watch, job: int | None, number: int | None) -> tuple[JobSeen, Told] | None:
+def chosen(
+    watch: Watch, job: int | None, number: int | None
+) -> tuple[JobSeen, RoundFigures] | None:
     """The round named, or the one that took longest of those that ended; None: there is none."""
     jobs = [seen for seen in watch.jobs.values() if job in (None, seen.number)]
     told = [
@@ -45,7 +47,7 @@ def available(watch: Watch) -> str:
 
 
 def _available(job: JobSeen) -> str:
-    if isinstance(job.rounds, Versions):
+    if isinstance(job.rounds, VersionsSeen):
         return f"job {job.number} is asynchronous and has no rounds"
     numbers = np.array([told.number for told in job.rounds.told if told.spans])
     if not len(numbers):
@@ -58,7 +60,7 @@ def _available(job: JobSeen) -> str:
     return f"job {job.number} has round{'s'[: len(numbers) > 1]} {', '.join(ranges[:SHOWN])}{more}"
 
 
-def parts(told: Told) -> dict[int, list[float]]:
+def parts(told: RoundFigures) -> dict[int, list[float]]:
     """By rank: seconds of each of PARTS."""
     last = max(end for _, end in told.spans.values())
     done = max(last, told.start + (told.seconds or 0.0))
@@ -68,7 +70,7 @@ def parts(told: Told) -> dict[int, list[float]]:
     }
 
 
-def as_json(job: JobSeen, told: Told) -> dict[str, Any]:
+def as_json(job: JobSeen, told: RoundFigures) -> dict[str, Any]:
     """A round in detail, seconds from its first packet."""
     events = job.rounds.events.get(told.number, [])
     return {
@@ -95,7 +97,7 @@ def as_json(job: JobSeen, told: Told) -> dict[str, Any]:
     }
 
 
-def lines(job: JobSeen, told: Told) -> list[str]:
+def lines(job: JobSeen, told: RoundFigures) -> list[str]:
     """Where the time of a round went, as text."""
     seconds = 0.0 if told.seconds is None else told.seconds
     found = [

@@ -14,11 +14,11 @@ from iswitch.ethernet.frame import ETH
 from iswitch.ethernet.frame import HEAD as ROW_HEAD
 
 from .batch import IN, OUT, gather
-from .groups import CUT_OFF, FROM_SWITCH, PASSING, SKIPPED, TO_SWITCH, Group
+from .groups import CUT_OFF, FROM_SWITCH, PASSING, SKIPPED, TO_SWITCH, PacketGroup
 from .links import CUT, HEAD, IP, ORDINARY, TAGGED, UDP, LinkLayer, Packets
 from .reader import Reader
 from .stamps import settled
-from .survey import Setting
+from .survey import TraceSetting
 
 MOST = 1024  # packets of a group: their bytes stay in the processor's caches
 MOST_PASSING = 32  # of different lengths
@@ -42,7 +42,7 @@ class Walk:
         first_cut: number of the first packet that the capture cut off.
     """
 
-    def __init__(self, reader: Reader, setting: Setting) -> None:
+    def __init__(self, reader: Reader, setting: TraceSetting) -> None:
         self.reader = reader
         self.setting = setting
         self.passed = dict.fromkeys(
@@ -64,7 +64,7 @@ class Walk:
         self._layer = LinkLayer(reader)
         self._address = bytes(map(int, setting.switch[0].split(".")))
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[PacketGroup]:
         """Give what is for the switch, from it, or passes, in the order of the trace."""
         for packets, what in self.batches():
             yield from self.cut(packets, what, 0, len(what))
@@ -107,14 +107,14 @@ class Walk:
 
     def cut(
         self, packets: Packets, what: npt.NDArray[np.int64], begin: int, end: int
-    ) -> Iterator[Group]:
+    ) -> Iterator[PacketGroup]:
         """Put packets of a range into groups; leave out what is of no interest."""
         for start, stop in pairwise(self.bounds(packets, what, begin, end)):
             kind = int(what[start])
             if kind in (TO_SWITCH, FROM_SWITCH, PASSING):
                 most = MOST if kind != PASSING else MOST_PASSING
                 for at in range(start, stop, most):
-                    yield Group(packets, slice(at, min(at + most, stop)), kind)
+                    yield PacketGroup(packets, slice(at, min(at + most, stop)), kind)
 
     def _kinds(self, packets: Packets) -> npt.NDArray[np.int64]:
         """What each packet is to the switch."""
@@ -153,7 +153,7 @@ class Walk:
             self.begin = int(batch.times[0])
         self.end = max(self.end, int(batch.times.max()))
 
-    def sound(self, group: Group, payloads: Rows | None = None) -> npt.NDArray[np.bool_]:
+    def sound(self, group: PacketGroup, payloads: Rows | None = None) -> npt.NDArray[np.bool_]:
         """Which datagrams of a group have a right checksum, or none, or one that is unfinished.
 
         Those that are not wholly there are taken to be.

@@ -23,7 +23,7 @@ from iswitch.lab.soak.lives import Life
 from iswitch.lab.soak.run import History, outcome, run
 from iswitch.lab.soak.scenario import ELASTIC, STRANGE, WHOLE, Event, Job, Scenario
 from iswitch.lab.soak.strangers import Stranger
-from iswitch.sim.host import Host
+from iswitch.sim.host import HostStack
 from iswitch.sim.trace import Trace
 from worker_lib.errors import MemberLost
 from worker_lib.waiting import Waiting
@@ -212,7 +212,7 @@ def test_what_an_impostor_does_is_seen_by_what_comes_of_it(
     """Also where nobody looks whether the frames were counted, and ARP does no harm."""
     outermost(monkeypatch)
     monkeypatch.setattr(Stranger, "_count", lambda *_: None)
-    monkeypatch.setattr(Host, "_learn", lambda *_: None)
+    monkeypatch.setattr(HostStack, "_learn", lambda *_: None)
     forged, kinds, message = HARM[packets]
     monkeypatch.setattr(Stranger, "_as_of_switch", forged)
     found = map(run, filter(has_impostors, map(generate, range(CAUGHT))))
@@ -224,7 +224,7 @@ def test_what_an_impostor_does_is_seen_by_what_comes_of_it(
 def test_arp_that_turns_a_worker_away_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     outermost(monkeypatch)
     monkeypatch.setattr(Stranger, "_count", lambda *_: None)
-    monkeypatch.setattr(Host, "_datagram", lambda *_: None)
+    monkeypatch.setattr(HostStack, "_datagram", lambda *_: None)
     found = map(run, filter(has_impostors, map(generate, range(CAUGHT))))
     result = next(result for result in found if result.violation)
     assert result.violation == "obeyed"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from iswitch.bmv2.cpu import FORMAT, CpuHeader, Flag, Op
-from iswitch.bmv2.entries import Entry, Place, job_entries, parent_entry
+from iswitch.bmv2.cpu import FORMAT, CpuHeader, CpuOp, Flag
+from iswitch.bmv2.entries import Entry, JobPlace, job_entries, parent_entry
 from iswitch.bmv2.fates import FATES
-from iswitch.bmv2.link import AT_ONCE, Link, PipelineSilent
+from iswitch.bmv2.link import AT_ONCE, CpuLink, PipelineSilent
 from iswitch.bmv2.pipeline import Own, Pipeline, Sizes
 from iswitch.bmv2.room import Room
 from iswitch.bmv2.runtime import Cli, RuntimeRefused, handle, packets
@@ -62,7 +62,7 @@ def test_operations_and_flags_are_those_of_the_program() -> None:
     body = re.search(r"enum bit<8> op_t {(.*?)}", HEADERS, re.DOTALL)
     assert body is not None
     named = {name: int(code) for name, code in re.findall(r"(\w+) = (\d+)", body[1])}
-    assert named == {op.name: op.value for op in Op}
+    assert named == {op.name: op.value for op in CpuOp}
     flags = re.findall(r"const bit<8> (\w+) = (\d+);", HEADERS)
     assert {n: int(v) for n, v in flags if n in Flag.__members__} == {
         flag.name: flag.value for flag in Flag
@@ -104,7 +104,7 @@ def a_job(*firsts: int | None, high: int = 0) -> Job:
     return job
 
 
-PLACE = Place(3, 100, 9, SHAPE)
+PLACE = JobPlace(3, 100, 9, SHAPE)
 
 
 def rules(job: Job) -> list[tuple[str, tuple[str, ...]]]:
@@ -231,7 +231,7 @@ class Stub:
         self.lost = lost
         self.next = 0
         self.asked: list[CpuHeader] = []
-        self.done: list[tuple[Op, int, bytes]] = []
+        self.done: list[tuple[CpuOp, int, bytes]] = []
         self.says: list[bytes] = []
         self.waiting = self.most = 0  # frames since it was last listened to
 
@@ -242,7 +242,7 @@ class Stub:
         if self.came - 1 in self.lost:
             return
         header, rest = CpuHeader.parse(frame)
-        if header.op in (Op.LOOK, Op.HOLD):
+        if header.op in (CpuOp.LOOK, CpuOp.HOLD):
             self.asked.append(header)
             self.says.append(header._replace(round=header.slot + 1, next=self.next).build())
         elif header.number == self.next:
@@ -262,7 +262,7 @@ class Registers(Stub):
     def send(self, frame: bytes) -> None:
         super().send(frame)
         header, _ = CpuHeader.parse(frame)
-        if header.op is Op.LOOK:
+        if header.op is CpuOp.LOOK:
             answer, _ = CpuHeader.parse(self.says.pop())
             self.says.append(answer._replace(**self.held).build())
 
@@ -286,7 +286,7 @@ def test_only_a_contribution_says_that_a_member_has_heard_its_ack() -> None:
     wire = Registers()
     wire.held = {}
     own = Own(b"\2\0\0\0\0\1", b"\n\x1a\xff\xfe", 26963)
-    pipeline = Pipeline(Link(wire, 0.0), Tables(), Sizes.of(SIZES), own, 2)
+    pipeline = Pipeline(CpuLink(wire, 0.0), Tables(), Sizes.of(SIZES), own, 2)
     switch = PipelineSwitch(pipeline)
     join = Control(Action.JOIN, 7, 1000, Join.for_shape(Shape.of(4), flags=FLAG_NEW)).build()
 
@@ -308,14 +308,14 @@ def test_a_request_of_one_member_has_no_other_one_looked_at() -> None:
     wire = Registers()
     wire.held = {}
     own = Own(b"\2\0\0\0\0\1", b"\n\x1a\xff\xfe", 26963)
-    pipeline = Pipeline(Link(wire, 0.0), Tables(), Sizes.of(SIZES), own, 2)
+    pipeline = Pipeline(CpuLink(wire, 0.0), Tables(), Sizes.of(SIZES), own, 2)
     switch = PipelineSwitch(pipeline)
     peers = [Address(f"10.0.0.{host}", 5000, host) for host in range(64)]
 
     def asks(peer: Address, packet: Control, now: float) -> list[int]:
         wire.asked.clear()
         switch.receive(Burst.single(peer, TOS_CONTROL, packet.build()), now)
-        return [header.rank for header in wire.asked if header.op is Op.LOOK and not header.slot]
+        return [header.rank for header in wire.asked if header.op is CpuOp.LOOK and not header.slot]
 
     for peer in peers:
         asks(peer, Control(Action.JOIN, 7, 1, Join.for_shape(Shape.of(4), expected=64)), 0.0)
@@ -329,25 +329,25 @@ def test_a_request_of_one_member_has_no_other_one_looked_at() -> None:
 
 def test_answers_come_in_the_order_of_the_questions() -> None:
     wire = Stub(1, 40, 70)
-    looks = [CpuHeader(Op.LOOK, slot=slot) for slot in range(300)]
-    assert [answer.round for answer in Link(wire, 0.0).ask(looks)] == list(range(1, 301))
+    looks = [CpuHeader(CpuOp.LOOK, slot=slot) for slot in range(300)]
+    assert [answer.round for answer in CpuLink(wire, 0.0).ask(looks)] == list(range(1, 301))
     assert wire.most == AT_ONCE
 
 
 def test_a_late_answer_is_not_taken_for_the_next_one() -> None:
     wire = Stub()
-    link = Link(wire, 0.0)
-    (first,) = link.ask([CpuHeader(Op.LOOK, slot=5)])
+    link = CpuLink(wire, 0.0)
+    (first,) = link.ask([CpuHeader(CpuOp.LOOK, slot=5)])
     wire.says = [first._replace(round=99).build()]
-    assert [answer.round for answer in link.ask([CpuHeader(Op.LOOK, slot=5)])] == [6]
+    assert [answer.round for answer in link.ask([CpuHeader(CpuOp.LOOK, slot=5)])] == [6]
 
 
 @pytest.mark.parametrize("lost", [(0,), (31,), (32,), (40, 41), (0, 32, 64, 66), (99,)])
 def test_orders_are_done_once_each_and_in_their_order(lost: tuple[int, ...]) -> None:
     wire = Stub(*lost)
-    link = Link(wire, 0.0)
+    link = CpuLink(wire, 0.0)
     for port in range(100):
-        link.tell(CpuHeader(Op.SEND, port=port))
+        link.tell(CpuHeader(CpuOp.SEND, port=port))
     link.settle()
     assert [port for _, port, _ in wire.done] == list(range(100))
     assert not link.has_frames
@@ -355,40 +355,40 @@ def test_orders_are_done_once_each_and_in_their_order(lost: tuple[int, ...]) -> 
 
 def test_a_hold_whose_end_is_lost_ends() -> None:
     wire = Stub(1)
-    link = Link(wire, 0.0)
+    link = CpuLink(wire, 0.0)
     link.hold()
     link.go()
     assert link.has_frames  # so the engine asks
     assert list(link.pull(8)) == []
-    assert [op for op, *_ in wire.done] == [Op.GO]
+    assert [op for op, *_ in wire.done] == [CpuOp.GO]
 
 
 def test_a_data_plane_that_is_silent_is_told_of() -> None:
     with pytest.raises(PipelineSilent, match="has the switch ended"):
-        Link(Stub(*range(99)), 0.0).hold()
+        CpuLink(Stub(*range(99)), 0.0).hold()
 
 
 def test_data_held_back_is_handled_after_the_hold() -> None:
     """In the order in which it came; control that came meanwhile is not lost."""
     wire = Stub()
-    link = Link(wire, 0.0)
+    link = CpuLink(wire, 0.0)
     wire.says = [
-        CpuHeader(Op.CONTROL, port=2).build() + b"control",
-        CpuHeader(Op.HELD, port=1).build() + b"early",
+        CpuHeader(CpuOp.CONTROL, port=2).build() + b"control",
+        CpuHeader(CpuOp.HELD, port=1).build() + b"early",
     ]
     link.hold()
-    wire.says = [CpuHeader(Op.HELD, port=4).build() + bytes([i]) for i in range(3)]
+    wire.says = [CpuHeader(CpuOp.HELD, port=4).build() + bytes([i]) for i in range(3)]
     assert list(link.pull(8)) == [(2, b"control")]
     link.go()
     assert list(link.pull(8)) == []
     assert wire.done == [
-        (Op.GO, 0, b""),
-        (Op.RECEIVE, 1, b"early"),
-        *((Op.RECEIVE, 4, bytes([i])) for i in range(3)),
+        (CpuOp.GO, 0, b""),
+        (CpuOp.RECEIVE, 1, b"early"),
+        *((CpuOp.RECEIVE, 4, bytes([i])) for i in range(3)),
     ]
-    wire.says = [CpuHeader(Op.HELD, port=5).build() + b"late"]
+    wire.says = [CpuHeader(CpuOp.HELD, port=5).build() + b"late"]
     assert list(link.pull(8)) == []
-    assert wire.done[-1] == (Op.RECEIVE, 5, b"late")
+    assert wire.done[-1] == (CpuOp.RECEIVE, 5, b"late")
 
 
 # The runtime API

@@ -10,7 +10,7 @@ from collections.abc import Set
 
 import pytest
 
-from iswitch.bmv2.cpu import Op
+from iswitch.bmv2.cpu import CpuOp
 from tests.support import ROOT
 from tests.support.p4_recording import (
     COUNT,
@@ -31,20 +31,20 @@ RECORDED = dict(sections(RECORDING.read_text(encoding="utf-8").splitlines()))
 
 OF_A_JOIN = {"table_add members", "table_add receivers", "mc_node_create", "mc_node_associate"}
 OF_A_LEAVE = {"table_delete members", "table_delete receivers", "mc_node_destroy"}
-ALWAYS = {Op.HOLD, Op.GO, Op.SEND}  # no data is handled meanwhile; the Ack
+ALWAYS = {CpuOp.HOLD, CpuOp.GO, CpuOp.SEND}  # no data is handled meanwhile; the Ack
 EXPECTED: dict[str, Set[object]] = {  # what each step has to have, orders and lines for the runtime
-    "Join of the first worker": ALWAYS | {Op.KEEP, "table_add jobs"} | OF_A_JOIN,
-    "Join of the second worker": ALWAYS | {Op.KEEP, "table_add rules"} | OF_A_JOIN,
+    "Join of the first worker": ALWAYS | {CpuOp.KEEP, "table_add jobs"} | OF_A_JOIN,
+    "Join of the second worker": ALWAYS | {CpuOp.KEEP, "table_add rules"} | OF_A_JOIN,
     "Joins that are refused": ALWAYS,
     "Round 0": set(),
-    "Help": ALWAYS | {Op.LOOK, Op.RESEND},
-    "FBcast": ALWAYS | {Op.LOOK, Op.FORCE},
-    "SetH: one": ALWAYS | {Op.LOOK, Op.FORCE, "table_delete rules", "table_add rules"},
+    "Help": ALWAYS | {CpuOp.LOOK, CpuOp.RESEND},
+    "FBcast": ALWAYS | {CpuOp.LOOK, CpuOp.FORCE},
+    "SetH: one": ALWAYS | {CpuOp.LOOK, CpuOp.FORCE, "table_delete rules", "table_add rules"},
     "SetH: all": ALWAYS | {"table_delete rules", "table_add rules"},
-    "Join of a third worker": ALWAYS | {Op.KEEP, "table_add rules"} | OF_A_JOIN,
-    "The third worker's first": {Op.HOLD, Op.GO, Op.KEEP, Op.ACCEPT},
+    "Join of a third worker": ALWAYS | {CpuOp.KEEP, "table_add rules"} | OF_A_JOIN,
+    "The third worker's first": {CpuOp.HOLD, CpuOp.GO, CpuOp.KEEP, CpuOp.ACCEPT},
     "Halt": ALWAYS | {"table_delete jobs", "table_add jobs"},
-    "Reset": ALWAYS | {Op.KEEP, "table_delete jobs", "table_add jobs"},
+    "Reset": ALWAYS | {CpuOp.KEEP, "table_delete jobs", "table_add jobs"},
     "Leave of the third worker": ALWAYS | OF_A_LEAVE,
     "Leave of the second worker": ALWAYS | OF_A_LEAVE | {"table_delete owners"},
     "Leave of the first worker": ALWAYS | OF_A_LEAVE | {"table_delete jobs", "table_delete rules"},
@@ -73,7 +73,7 @@ def test_the_control_plane_says_what_it_said_to_a_running_switch() -> None:
 def test_each_action_has_its_operations(step: str) -> None:
     """In the recording, that is; so the test before says something."""
     (said,) = [lines for name, lines in RECORDED.items() if name.startswith(step)]
-    told: set[object] = {Op[line.split()[1]] for line in said if line.startswith("> ")}
+    told: set[object] = {CpuOp[line.split()[1]] for line in said if line.startswith("> ")}
     told |= {" ".join(line.split()[1:3]) for line in said if line.startswith("$ table")}
     told |= {line.split()[1] for line in said if line.startswith("$ mc")}
     assert told >= EXPECTED[step]

@@ -20,7 +20,7 @@ from iswitch.ethernet.issuing import Jack
 from iswitch.ethernet.segmentation import wire_frames
 from iswitch.faults.impairment import Impairment, Impairments
 from iswitch.faults.parts import frame_parts
-from iswitch.ports.impaired import ImpairedDatagrams, ImpairedPorts, Way
+from iswitch.ports.impaired import ImpairedDatagrams, ImpairedPorts, OneWay
 from tests.support.frames import (
     IPS,
     MACS,
@@ -358,7 +358,7 @@ def test_seeds_and_ports_have_chances_of_their_own() -> None:
     impairments = {(p, d): Impairment(loss=0.5) for p in (0, 1) for d in ("in", "out")}
     found = set()
     for seed in (1, 2):
-        ways = [Way[Frames](d, impairments, seed, Counters()) for d in ("in", "out")]
+        ways = [OneWay[Frames](d, impairments, seed, Counters()) for d in ("in", "out")]
         for way in ways:
             for port in (0, 1):
                 rows = way.send(port, frame_parts(Frames.of(port, [super_udp(44)])), 0.0)

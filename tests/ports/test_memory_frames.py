@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iswitch.bmv2.link import Link
+from iswitch.bmv2.link import CpuLink
 from iswitch.bmv2.pipeline import Own, Pipeline, Sizes
 from iswitch.bmv2.switch import PipelineChassis, PipelineSwitch
 from iswitch.core.format.packets import Outgoing
@@ -157,7 +157,7 @@ def test_frames_for_which_the_control_plane_of_a_p4_program_has_no_memory(
     wire.held = {}
     own = Own(slow.SWITCH_MAC, slow.SWITCH_IP, 26963)
     tables = Tables()
-    pipeline = Pipeline(Link(wire, 0.0), tables, Sizes.of(SIZES), own, 3)
+    pipeline = Pipeline(CpuLink(wire, 0.0), tables, Sizes.of(SIZES), own, 3)
     chassis = PipelineChassis(PipelineSwitch(pipeline), pipeline, 3)
     lacking(monkeypatch, owner, name, 0)
     frames = Frames.of(0, [FRAME])

@@ -188,7 +188,7 @@ def test_it_can_be_left_out(network: Network) -> None:
 
 def test_programs_are_as_long_as_they_have_to_be() -> None:
     """They count packets by what follows the headers; the first receiver is told at the end."""
-    one = replication.Receiver(0, 1, bytes(6), bytes(4), bytes(2))
+    one = replication.Target(0, 1, bytes(6), bytes(4), bytes(2))
     lengths = [len(replication.replicate([one] * n, 0)) for n in (1, 2, 3)]
     assert lengths[1] - lengths[0] == lengths[2] - lengths[1]
     assert HEADERS == replication.UDP_CSUM_AT + 2

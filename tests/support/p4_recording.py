@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from iswitch.bmv2.cpu import CpuHeader, Op
-from iswitch.bmv2.link import Link, Wire
+from iswitch.bmv2.cpu import CpuHeader, CpuOp
+from iswitch.bmv2.link import CpuLink, Wire
 from iswitch.bmv2.pipeline import Own, Pipeline, Sizes
 from iswitch.bmv2.port import CpuPort
 from iswitch.bmv2.runtime import Runtime
@@ -126,7 +126,7 @@ def read(line: str) -> bytes:
     head, _, rest = line[2:].partition(" | ")
     op, *fields = head.split()
     values = {name: int(value) for name, _, value in (field.partition("=") for field in fields)}
-    return CpuHeader(Op[op], **values).build() + bytes.fromhex(rest)
+    return CpuHeader(CpuOp[op], **values).build() + bytes.fromhex(rest)
 
 
 class Recorder:
@@ -188,7 +188,7 @@ class Plane:
     """The control plane of a switch with two ports, of which the engine's part is played."""
 
     def __init__(self, both: Recorder | Player) -> None:
-        link = Link(both)
+        link = CpuLink(both)
         own = Own(SWITCH_MAC, SWITCH_IP, 26963)
         self.pipeline = Pipeline(link, both, Sizes.of(SIZES), own, PORTS)
         self.chassis = PipelineChassis(PipelineSwitch(self.pipeline), self.pipeline, PORTS)

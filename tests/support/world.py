@@ -16,8 +16,8 @@ from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import NO_RANK, Shape, Vector
 from iswitch.core.switch import Switch
 from iswitch.faults.impairment import Impairment
-from iswitch.sim.network import Network
-from iswitch.sim.node import Machine
+from iswitch.sim.network import VirtualNetwork
+from iswitch.sim.node import Process
 from iswitch.sim.trace import Trace
 from worker_lib.protocol.events import Answered, Behind, Halted, Told, WasReset
 from worker_lib.protocol.member import Member
@@ -62,7 +62,7 @@ class World:
         self.tidings: dict[Address, list[Behind | Told | Answered | Halted | WasReset]] = {}
         self.asleep: dict[Address, Session] = {}
         self.random = random.Random(seed)
-        self.network = Network(seed, LATENCY, Trace())
+        self.network = VirtualNetwork(seed, LATENCY, Trace())
         self.network.lose = self.lost
         self.faults = faults or Faults()
 
@@ -152,7 +152,7 @@ class World:
         """Have those machines in the network that a test has put here, and no others."""
         network = self.network
         self.switches[SWITCH] = self.switch
-        machines: dict[Address, Machine] = {
+        machines: dict[Address, Process] = {
             **self.switches,
             **self.sessions,
             **self.asynchronous,
@@ -172,7 +172,7 @@ class World:
                 network.crash(address)
 
     @staticmethod
-    def _above(machine: Machine) -> Address | None:
+    def _above(machine: Process) -> Address | None:
         """Whom a machine talks to."""
         if isinstance(machine, Member):
             return machine.switch

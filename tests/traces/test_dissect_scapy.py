@@ -479,7 +479,7 @@ def test_rdpcap_learns_from_joins(tmp_path: Path) -> None:
 
 
 def test_a_refused_join_changes_nothing() -> None:
-    known, member = jobs.Jobs(), worker(1)
+    known, member = jobs.JobsSeen(), worker(1)
     first, second = Shape.of(10), Shape.of(10, DType.INT32)
 
     def take(sent: Sent) -> None:
@@ -501,7 +501,7 @@ def test_a_refused_join_changes_nothing() -> None:
 
 def test_who_is_known_from_other_packets() -> None:
     """A member whose Join was not captured, of a job whose shape another's told."""
-    known, shape = jobs.Jobs(), Shape.of(10)
+    known, shape = jobs.JobsSeen(), Shape.of(10)
     assert known.of(worker(1), SWITCH) is None
     for sent in (
         request(worker(1), Action.HELP, 7, 5, Segments(1, 0, 1)),
@@ -517,7 +517,7 @@ def test_who_is_known_from_other_packets() -> None:
 
 def test_a_switch_below_another() -> None:
     """Both ends have the switch's port; a Join tells which is above."""
-    known, below = jobs.Jobs(), ("10.26.1.254", PORT)
+    known, below = jobs.JobsSeen(), ("10.26.1.254", PORT)
     sent = request(below, Action.HELP, 7, 5, Segments(1, 0, 1))
     known.learn(sent.source, sent.destination, Control.parse(sent.payload))
     assert known.of(below, SWITCH) is None

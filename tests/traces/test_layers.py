@@ -11,7 +11,7 @@ import pytest
 
 from iswitch.cli import main
 from iswitch.traces import replay as replaying
-from iswitch.traces.groups import Group
+from iswitch.traces.groups import PacketGroup
 from iswitch.traces.observed import Watch
 from iswitch.traces.reader import Reader
 from iswitch.traces.replay import Replayer
@@ -51,7 +51,7 @@ class Counting(Replayer):
 
     handled = 0
 
-    def _handle(self, group: Group, time_ns: int) -> None:
+    def _handle(self, group: PacketGroup, time_ns: int) -> None:
         self.handled += 1
         super()._handle(group, time_ns)
 

@@ -28,7 +28,7 @@ from iswitch.outside import OutsideError
 from iswitch.traces import rounds as accounts
 from iswitch.traces.compare import within_each
 from iswitch.traces.links import IP, TAGGED, LinkLayer
-from iswitch.traces.paired import Options, UnwrittenChassis
+from iswitch.traces.paired import ReplayOptions, UnwrittenChassis
 from iswitch.traces.reader import Reader
 from iswitch.traces.report import is_clean, lines, replay
 from iswitch.traces.survey import NothingToReplay, survey
@@ -55,7 +55,7 @@ def replayed(path: Path, order: bool | None = None, **options: Any) -> dict[str,
         setting = survey(reader)
         if order is not None:
             setting.ordered = order
-        return replay(reader, setting, Options(**options))
+        return replay(reader, setting, ReplayOptions(**options))
 
 
 def all_equal(report: dict[str, Any]) -> None:
@@ -462,7 +462,7 @@ def test_frames_are_counted_alike_whether_they_are_written(tmp_path: Path) -> No
     trace = crowd(tmp_path / "t.pcapng", 7)
     with Reader(trace) as reader:
         writer = TraceWriter(tmp_path / "out.pcapng")
-        written = replay(reader, survey(reader), Options(), sink=writer)
+        written = replay(reader, survey(reader), ReplayOptions(), sink=writer)
         writer.close()
     counters = replayed(trace)["counters"]
     assert counters == written["counters"]

@@ -13,7 +13,7 @@ from iswitch.core.format.counters import Counters
 from iswitch.ethernet.frame import ETH, Frames
 from iswitch.ethernet.frame import HEAD as ROW_HEAD
 from iswitch.ports.capture import Capture
-from iswitch.traces.batch import Batch, Ints
+from iswitch.traces.batch import Ints, PacketBatch
 from iswitch.traces.reader import Reader
 from iswitch.traces.report import lines
 from iswitch.traces.stamps import JUMP, settled
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.unit
 HOURS = 10 * 3600 * 10**9
 
 
-def batch(times: list[int]) -> Batch:
+def batch(times: list[int]) -> PacketBatch:
     zeros = np.zeros(len(times), np.int64)
-    return Batch(1, zeros, zeros, zeros, np.array(times), zeros, zeros.astype(np.uint8))
+    return PacketBatch(1, zeros, zeros, zeros, np.array(times), zeros, zeros.astype(np.uint8))
 
 
 def settle(*times: list[int]) -> tuple[list[int], int]:

@@ -16,10 +16,10 @@ from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import NO_RANK, TOS_DATA, Action, DType, Shape, Threshold
 from iswitch.ethernet.frame import HEADERS
 from iswitch.faults.impairment import Impairment
-from iswitch.sim.events import Events
-from iswitch.sim.network import Network
+from iswitch.sim.events import EventQueue
+from iswitch.sim.network import VirtualNetwork
 from iswitch.sim.node import OVERHEAD
-from iswitch.sim.trace import RECEIVED, SENT, Record, Trace
+from iswitch.sim.trace import RECEIVED, SENT, Trace, TraceRecord
 from tests.support import ROOT
 from tests.support.parts import assert_accounted, packets_of
 from topologies import Topology
@@ -58,21 +58,23 @@ class Recorder:
         return words
 
 
-def pair(impairment: Impairment | None = None, trace: Trace | None = None) -> Network:
-    network = Network(1, 1.0, trace)
+def pair(impairment: Impairment | None = None, trace: Trace | None = None) -> VirtualNetwork:
+    network = VirtualNetwork(1, 1.0, trace)
     for name, address in (("a", A), ("b", B)):
         network.add(name, address, Recorder())
     network.connect(A, B, impairment)
     return network
 
 
-def machine(network: Network, address: Address) -> Recorder:
+def machine(network: VirtualNetwork, address: Address) -> Recorder:
     found = network.nodes[address].machine
     assert isinstance(found, Recorder)
     return found
 
 
-def say(network: Network, *payloads: bytes, source: Address = A, target: Address = B) -> None:
+def say(
+    network: VirtualNetwork, *payloads: bytes, source: Address = A, target: Address = B
+) -> None:
     """Payloads of one length but for the last, which may be shorter."""
     size = len(payloads[0])
     rows = np.frombuffer(b"".join(p.ljust(size, b"\0") for p in payloads), np.uint8)
@@ -82,12 +84,12 @@ def say(network: Network, *payloads: bytes, source: Address = A, target: Address
     rows[:] = 0xFF  # the sender's buffer is used again
 
 
-def settle(network: Network) -> None:
+def settle(network: VirtualNetwork) -> None:
     while network.step():
         pass
 
 
-def conserved(network: Network) -> None:
+def conserved(network: VirtualNetwork) -> None:
     """Every packet is somewhere."""
     links = network.link_counts()
     nodes = network.nodes.values()
@@ -99,7 +101,7 @@ def conserved(network: Network) -> None:
 
 
 def test_what_is_due_together_happens_in_the_order_it_was_put_in() -> None:
-    events = Events()
+    events = EventQueue()
     done: list[int] = []
     for number, when in enumerate((2.0, 1.0, 2.0, 1.0)):
         events.put(when, lambda number=number: done.append(number))  # type: ignore[misc]
@@ -218,7 +220,7 @@ def test_packets_that_a_test_loses() -> None:
 
 
 def test_nobody_is_reached_without_a_link() -> None:
-    network = Network()
+    network = VirtualNetwork()
     network.add("a", A, Recorder())
     say(network, b"12345678")
     assert network.nodes[A].unreachable == 1
@@ -424,7 +426,7 @@ def test_wireshark_reads_the_capture(tmp_path: Path) -> None:
     out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     found = [line.split(",") for line in out.stdout.splitlines()]
 
-    def is_there(record: Record) -> bool:
+    def is_there(record: TraceRecord) -> bool:
         return record.target is not None and record.what in (SENT, RECEIVED, "corrupted", "dead")
 
     wanted = list(filter(is_there, trace.records))

@@ -9,7 +9,7 @@ from iswitch.core.jobs.job import Job as SwitchJob
 from iswitch.core.jobs.limits import STRANGERS
 from iswitch.core.sums.accelerator import NumPyAccelerator
 from iswitch.core.switch import Switch
-from iswitch.sim.network import Network
+from iswitch.sim.network import VirtualNetwork
 from iswitch.sim.node import Node
 from iswitch.sim.plugged import SPARE, Plugged
 
@@ -148,7 +148,7 @@ def bytes_held(job: SwitchJob) -> int:
     return accelerator.nbytes() + accelerator.shape.segments * Cutter.MEMORY
 
 
-def check_links(network: Network) -> None:
+def check_links(network: VirtualNetwork) -> None:
     """Whether every packet is somewhere: delivered, under way, or lost for a reason."""
     links, nodes = network.link_counts(), list(network.nodes.values())
     gone = sum(node.taken + node.overflow + node.dead + node.unread for node in nodes)

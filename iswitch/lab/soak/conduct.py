@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from iswitch.core.format.keys import Key
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.switch import Switch
-from iswitch.sim.network import Network
+from iswitch.sim.network import VirtualNetwork
 from iswitch.sim.node import Node
 from iswitch.sim.plugged import Plugged
 from worker_lib.protocol.session import Session
@@ -30,7 +30,7 @@ class Conduct:
         keys: of the keyed jobs.
     """
 
-    def __init__(self, network: Network, halts: int, keys: Sequence[Key]) -> None:
+    def __init__(self, network: VirtualNetwork, halts: int, keys: Sequence[Key]) -> None:
         self.network = network
         self.halts = halts
         self.keys = keys

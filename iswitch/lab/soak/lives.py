@@ -19,7 +19,7 @@ from iswitch.core.format.wire import (
     Threshold,
     Vector,
 )
-from iswitch.sim.network import Network
+from iswitch.sim.network import VirtualNetwork
 from worker_lib.errors import MemberLost
 from worker_lib.protocol.session import Answered, Dropped, Gone, Session, WasReset
 from worker_lib.protocol.terms import RoundTerms, VersionTerms
@@ -65,7 +65,7 @@ class Process:
     """
 
     scenario: Scenario
-    network: Network
+    network: VirtualNetwork
     host: str
     address: Address
     switch: Address

@@ -43,8 +43,8 @@ from iswitch.core.switch import Switch
 from iswitch.ethernet.frame import ARP_REPLY, ARP_REQUEST, BROADCAST, arp
 from iswitch.ethernet.made_up import frames, ip, mac
 from iswitch.sim.host import FRAME, TAGS
-from iswitch.sim.network import FORGED, TAKEN, Network
-from iswitch.sim.node import Machine
+from iswitch.sim.network import FORGED, TAKEN, VirtualNetwork
+from iswitch.sim.node import Process
 from iswitch.sim.plugged import SPARE, Plugged
 from iswitch.sim.trace import RECEIVED, describe
 from worker_lib.protocol.session import Session
@@ -102,7 +102,7 @@ class Stranger:
     def __init__(
         self,
         scenario: Scenario,
-        network: Network,
+        network: VirtualNetwork,
         switches: Collection[Address],
         job_of: Callable[[Address], Job | None],
         round_of: Callable[[int], int],
@@ -167,7 +167,7 @@ class Stranger:
             wrong = place.stack.neighbour.hex(":")
             raise Violation("obeyed", f"{place.name} has heard that its switch is at {wrong}")
 
-    def _count(self, burst: Burst, node: Address, machine: Machine | None) -> None:
+    def _count(self, burst: Burst, node: Address, machine: Process | None) -> None:
         """Count by the drops that it must be counted as there, too."""
         if node not in self.arrived:
             return

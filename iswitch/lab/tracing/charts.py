@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from iswitch.lab.reports.page import COLOURS, INK, Page, drawing
 from iswitch.traces.observed import JobSeen
 from iswitch.traces.report import lines, member_kind
-from iswitch.traces.rounds import AGGREGATE, CONTRIBUTION, RESENT, Event, Told
+from iswitch.traces.rounds import AGGREGATE, CONTRIBUTION, RESENT, RoundEvent, RoundFigures
 from iswitch.traces.timeline import MEANING, PARTS, parts
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ FAINT = "#b8bfca"
 
 
 def page(
-    report: dict[str, Any], told: tuple[JobSeen, Told] | None, command: str, name: str
+    report: dict[str, Any], told: tuple[JobSeen, RoundFigures] | None, command: str, name: str
 ) -> Page:
     """The page of a trace; `told` is the round shown in detail, `name` what its link saves."""
     made = Page("iswitch trace", f"{report['trace']['packets']:,} packets, {report['switch']}")
@@ -36,7 +36,7 @@ def page(
     return made
 
 
-def _round(made: Page, job: JobSeen, told: Told) -> None:
+def _round(made: Page, job: JobSeen, told: RoundFigures) -> None:
     events = job.rounds.events.get(told.number, [])
     made.section(f"Round {told.number} of job {job.number}")
     if told.seconds is not None:
@@ -57,7 +57,7 @@ def _round(made: Page, job: JobSeen, told: Told) -> None:
         made.figure(where(job, told), f"Where the time of each worker went. {MEANING}")
 
 
-def who_sent(job: JobSeen, told: Told, events: list[Event]) -> Figure:
+def who_sent(job: JobSeen, told: RoundFigures, events: list[RoundEvent]) -> Figure:
     """A bar for every run of packets, a row for every rank, and one for aggregates."""
     from matplotlib.figure import Figure
 
@@ -85,7 +85,7 @@ def who_sent(job: JobSeen, told: Told, events: list[Event]) -> Figure:
     return figure
 
 
-def segments(job: JobSeen, told: Told, events: list[Event]) -> Figure:
+def segments(job: JobSeen, told: RoundFigures, events: list[RoundEvent]) -> Figure:
     """Segment over time: a line from the first to the last of every run."""
     from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
@@ -94,7 +94,7 @@ def segments(job: JobSeen, told: Told, events: list[Event]) -> Figure:
     figure = Figure()
     axes = figure.subplots()
 
-    def draw(some: list[Event], label: str, **style: Any) -> None:
+    def draw(some: list[RoundEvent], label: str, **style: Any) -> None:
         ends = [
             [
                 (1000 * (each.begin - told.start), each.start),
@@ -116,7 +116,7 @@ def segments(job: JobSeen, told: Told, events: list[Event]) -> Figure:
     return figure
 
 
-def where(job: JobSeen, told: Told) -> Figure:
+def where(job: JobSeen, told: RoundFigures) -> Figure:
     """A bar of four parts for every rank."""
     from matplotlib.figure import Figure
 
@@ -236,7 +236,7 @@ def _legend_below(axes: Axes) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
 
 
-def thinned(events: list[Event]) -> list[Event]:
+def thinned(events: list[RoundEvent]) -> list[RoundEvent]:
     """At most MOST_BARS of them, evenly chosen."""
     step = -(-len(events) // MOST_BARS) or 1
     return events[::step]

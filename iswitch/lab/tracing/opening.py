@@ -16,9 +16,9 @@ from iswitch.lab.launch.worlds import read_topology
 from iswitch.lab.options import host_port
 from iswitch.outside import UsageError, reading
 from iswitch.system.keyfiles import KEY_FILE, given_keys
-from iswitch.traces.paired import Options
+from iswitch.traces.paired import ReplayOptions
 from iswitch.traces.reader import NotATrace, Reader
-from iswitch.traces.survey import NothingToReplay, Setting, survey
+from iswitch.traces.survey import NothingToReplay, TraceSetting, survey
 
 SHOWN = 8  # names of switches
 
@@ -28,7 +28,7 @@ def files_read(args: argparse.Namespace) -> tuple[str | None, ...]:
     return args.trace, args.keys, args.topology, os.environ.get(KEY_FILE)
 
 
-def opened(args: argparse.Namespace) -> tuple[Reader, Setting]:
+def opened(args: argparse.Namespace) -> tuple[Reader, TraceSetting]:
     """The trace, and what it is of.
 
     Raises:
@@ -78,7 +78,7 @@ def named_switch(args: argparse.Namespace) -> tuple[str, int] | None:
         ) from None
 
 
-def options(args: argparse.Namespace) -> Options:
+def options(args: argparse.Namespace) -> ReplayOptions:
     """Of the switch."""
     limits = Limits(
         memory=int(args.memory * 2**20),
@@ -86,4 +86,4 @@ def options(args: argparse.Namespace) -> Options:
         control_rate=args.control_rate,
         buffers=AllOrNothing(),
     )
-    return Options(given_keys(args.keys), limits, args.reproducible, Counting(args.counting))
+    return ReplayOptions(given_keys(args.keys), limits, args.reproducible, Counting(args.counting))

@@ -16,7 +16,7 @@ from iswitch.system.files import check_unread, check_writable, whole
 from iswitch.traces.inject import Injector
 from iswitch.traces.reader import Reader
 from iswitch.traces.report import is_clean, is_whole, lines, replay
-from iswitch.traces.survey import NothingToReplay, Setting
+from iswitch.traces.survey import NothingToReplay, TraceSetting
 from iswitch.traces.writing import TraceWriter
 
 from .opening import files_read, opened, options
@@ -41,7 +41,7 @@ def replay_or_inject(args: argparse.Namespace) -> int:
         return report(args, reader, setting)
 
 
-def report(args: argparse.Namespace, reader: Reader, setting: Setting) -> int:
+def report(args: argparse.Namespace, reader: Reader, setting: TraceSetting) -> int:
     """Replay, and print."""
     writer = None
     with ExitStack() as stack:
@@ -79,7 +79,7 @@ def pace(times: float, reader: Reader) -> Callable[[float], None]:
     return wait
 
 
-def inject(args: argparse.Namespace, reader: Reader, setting: Setting) -> int:
+def inject(args: argparse.Namespace, reader: Reader, setting: TraceSetting) -> int:
     """Send the trace's contributions."""
     times = 1.0 if args.speed is None else args.speed
     try:

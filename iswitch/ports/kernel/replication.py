@@ -48,7 +48,7 @@ SEEN = 1024  # kinds of broadcasts that are remembered
 WORTH = 8  # broadcasts to the same receivers before they get a program
 
 
-class Receiver(NamedTuple):
+class Target(NamedTuple):
     """Whom a frame is for: the number of its port, the interface, and what the headers say."""
 
     port: int
@@ -70,9 +70,9 @@ class Replicator:
 
     def __init__(self, interfaces: Sequence[int]) -> None:
         self._interfaces = list(interfaces)
-        self._fans: dict[tuple[Receiver, ...], Block] = {}
-        self._times: Memo[tuple[Receiver, ...], int] = Memo(SEEN)
-        self._known: Memo[tuple[int, ...], tuple[list[object], tuple[Receiver, ...]]] = Memo(SEEN)
+        self._fans: dict[tuple[Target, ...], Block] = {}
+        self._times: Memo[tuple[Target, ...], int] = Memo(SEEN)
+        self._known: Memo[tuple[int, ...], tuple[list[object], tuple[Target, ...]]] = Memo(SEEN)
         self._descriptors: list[int] = []
         self._is_refused = False
         self.version = 0  # another: control messages from before mean something else
@@ -108,7 +108,7 @@ class Replicator:
         """The same, if it is there already."""
         return self._fans.get(self._receivers_of(copies))
 
-    def _receivers_of(self, copies: Sequence[Transmission]) -> tuple[Receiver, ...]:
+    def _receivers_of(self, copies: Sequence[Transmission]) -> tuple[Target, ...]:
         ids = tuple(id(copy.heads) for copy in copies)
         known = self._known.get(ids)
         if known is None:
@@ -123,7 +123,7 @@ class Replicator:
         self._failed = failed
         return new
 
-    def _receivers(self, copies: Sequence[Transmission]) -> tuple[Receiver, ...]:
+    def _receivers(self, copies: Sequence[Transmission]) -> tuple[Target, ...]:
         found, common = [], None
         for port, heads, *_ in copies:
             if heads is None or not (heads[:, 0] & NEEDS_CSUM).all():
@@ -135,10 +135,10 @@ class Replicator:
                 return ()
             common = rest
             mac, ip, udp = head[ETH : ETH + MAC_SIZE], head[IP + 16 : UDP], head[UDP + 2 : UDP + 4]
-            found.append(Receiver(port, self._interfaces[port], mac, ip, udp))
+            found.append(Target(port, self._interfaces[port], mac, ip, udp))
         return tuple(found)
 
-    def _consider(self, receivers: tuple[Receiver, ...]) -> Block | None:
+    def _consider(self, receivers: tuple[Target, ...]) -> Block | None:
         times = self._times.keep(receivers, self._times.get(receivers, 0) + 1)
         if times < WORTH or self._is_refused:
             return None
@@ -181,7 +181,7 @@ def dispatch(programs: int) -> bytes:
     )
 
 
-def replicate(receivers: Sequence[Receiver], failures: int) -> bytes:
+def replicate(receivers: Sequence[Target], failures: int) -> bytes:
     """Send a clone to each but the first receiver; the frame itself, for the first, goes on.
 
     Clones have no mark, so that the programs at their ports let them pass.
@@ -210,7 +210,7 @@ def replicate(receivers: Sequence[Receiver], failures: int) -> bytes:
     return b"".join(code)
 
 
-def address_to(before: Receiver, one: Receiver) -> bytes:
+def address_to(before: Target, one: Target) -> bytes:
     """Make a frame for one receiver one for another."""
     old, new = (struct.unpack("<i", receiver.ip)[0] for receiver in (before, one))
     return b"".join(
