@@ -72,7 +72,7 @@ class Admission:
         return ended + answer
 
     def _let_in(self, asked: Asked, ended: list[Outgoing]) -> list[Outgoing]:
-        """Let in a member, a new one or one that is in, or have it wait for the parent.
+        """Let in a new member, keep one that is in, or have it wait for the parent.
 
         Args:
             asked: its Join.
@@ -191,7 +191,7 @@ class Admission:
         return sends + (self.hierarchy.changed(job, now) if self.hierarchy else [])
 
     def _joined(self, asked: Asked, job: Job, member: Member) -> list[Outgoing]:
-        """Send the Ack; a member that comes back and takes part in every round stays where it is.
+        """Answer a Join; a member that comes back and takes part in every round stays where it is.
 
         Until the switch above has reset the job, nobody can be told where to begin.
         """

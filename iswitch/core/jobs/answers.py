@@ -20,7 +20,7 @@ LINGER = 0.1  # seconds after a Leave in which a Join of the same process can on
 
 
 class Answers:
-    """The newest answers to one address in one job, by Request, and the largest Request of all."""
+    """Keeps the newest answers to one address in one job, and the largest Request of all."""
 
     def __init__(self, last: int | None = None) -> None:
         self.last = last
@@ -30,15 +30,15 @@ class Answers:
         return len(self._payloads)
 
     def get(self, request: int) -> bytes | None:
-        """What was answered to this request, if that is still known."""
+        """Return what was answered to this request, if that is still remembered."""
         return self._payloads.get(request)
 
     def has_grown(self, request: int) -> bool:
-        """Whether a request's number is larger than all that were answered."""
+        """Return whether a request's number is larger than all that were answered."""
         return self.last is None or round_distance(request, self.last) > 0
 
     def grow(self, request: int) -> None:
-        """A request of this number was answered; the answer need not be kept."""
+        """Note that a request of this number was answered, without keeping the answer."""
         self.last = later(self.last, request)
 
     def put(self, request: int, payload: bytes) -> None:
@@ -62,7 +62,13 @@ class Former:
     left: float | None = None
 
     def outdates(self, incarnation: int, keyed: bool, now: float) -> bool:
-        """Whether a Join of this incarnation is a late copy, or in a keyed job a replay."""
+        """Return whether a Join is a late copy, or in a keyed job a replay.
+
+        Args:
+            incarnation: of the Join.
+            keyed: the job has a key.
+            now: the time.
+        """
         if self.incarnation is None:
             return False
         ahead = round_distance(incarnation, self.incarnation)
@@ -93,12 +99,19 @@ class FormerMembers:
         return any(who in former for former in self._former.values())
 
     def get(self, peer: Address, job: int) -> Former:
-        """What is known of a former member; of another, nothing."""
+        """Return what is remembered of a former member: of a stranger, nothing."""
         found = (former.get((peer, job)) for former in self._former.values())
         return next((one for one in found if one is not None), _NOBODY)
 
     def put(self, peer: Address, job: int, former: Former, keyed: bool) -> None:
-        """Remember one as the last that went."""
+        """Remember a member as the last that went.
+
+        Args:
+            peer: its address.
+            job: its job's number.
+            former: what is to be remembered.
+            keyed: the job has a key.
+        """
         memory = self._former[keyed]
         memory[peer, job] = former
         memory.move_to_end((peer, job))
@@ -106,7 +119,7 @@ class FormerMembers:
             memory.popitem(last=False)
 
     def pop(self, peer: Address, job: int) -> Former:
-        """Forget one, who is a member again."""
+        """Forget a former member, and return what was remembered: it is a member again."""
         found = self.get(peer, job)
         for former in self._former.values():
             former.pop((peer, job), None)

@@ -98,7 +98,7 @@ class ControlPlane:
         return self._parent.aggregates(rows, tail)
 
     def _see_room(self, *jobs: Job | None) -> None:
-        """See, before anything is changed, that there is the memory to do it to its end.
+        """Check, before anything is changed, that there is enough memory to finish.
 
         Raises:
             MemoryError: there is not.
@@ -249,7 +249,7 @@ class ControlPlane:
     # Want of memory
 
     def lacks_memory(self, now: float) -> None:
-        """Make up soon for what was to follow from something given up half way."""
+        """Retry soon what could not be finished."""
         self.lifecycle.lacks_memory(now)
 
     def settle(self, now: float) -> list[Outgoing]:

@@ -162,14 +162,14 @@ class Hierarchy:
         return sends
 
     def standing(self, uplink: Uplink) -> tuple[int, list[Run]] | None:
-        """Return where a job stands of which the parent did not know, and what it waits for."""
+        """Return at which round an unknown job stands, and what it waits for from the parent."""
         job = self.record.jobs.get(uplink.job)
         if uplink.is_member or job is None or job.shape is None:
             return None
         return job.stands_at(), job.waiting()
 
     def drop(self, uplink: Uplink) -> None:
-        """Be nothing in a job of the parent any more."""
+        """End a membership at the parent, or the attempt to get one."""
         uplink.enter(UplinkPhase.ABSENT)
         del self.uplinks[uplink.job]
 

@@ -72,12 +72,12 @@ class Lifecycle:
         return sends + self.reevaluate(job, now)
 
     def end_lease(self, job: Job, member: Member, now: float) -> list[Outgoing]:
-        """Take out a member that has been silent too long."""
+        """Take out a member that has been silent for a lease time."""
         self.record.counters["leases_run_out"] += 1
         return self.remove(job, member, now)
 
     def end_leases(self, job: Job, members: list[Member], now: float) -> list[Outgoing]:
-        """Take out members that have been silent too long, one after the other."""
+        """Take out members that have been silent for a lease time, one after the other."""
         sends: list[Outgoing] = []
         for member in members:
             # What completes next may take over the sets that are to be sent: copy them.
@@ -96,7 +96,7 @@ class Lifecycle:
             return []
 
     def lacks_memory(self, now: float) -> None:
-        """Make up soon for what was to follow from something given up half way."""
+        """Retry soon what could not be finished."""
         self.record.retry_at = now + RETRY
 
     def settle(self, now: float) -> list[Outgoing]:
@@ -116,14 +116,20 @@ class Lifecycle:
     # All have come
 
     def gate_opened(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
-        """Go on, all from one round: as many workers have come as are expected."""
+        """Begin, all in one round: as many workers have come as are expected.
+
+        Args:
+            job: of the workers.
+            newcomer: the one that came last; None: more came behind a switch.
+            now: the time.
+        """
         sends = self.number(job, now)
         if job.is_out_of_step():
             return sends + self.begin_anew(job, newcomer, now)
         return sends + self.reevaluate(job, now)
 
     def number(self, job: Job, now: float) -> list[Outgoing]:
-        """See that the workers that are due are given the lowest ranks that are free."""
+        """Give the workers that are due the lowest free ranks; with a parent, ask for them."""
         due = self.ranks.due(job, now)
         if due and self.hierarchy:
             return self.hierarchy.restate(job, now)
@@ -131,7 +137,13 @@ class Lifecycle:
         return []
 
     def begin_anew(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
-        """Have all go on from a new round: a place in a whole job was taken again."""
+        """Have all continue in a new round: a place in a whole job was taken again.
+
+        Args:
+            job: the whole job.
+            newcomer: who took it, if it is a member here.
+            now: the time.
+        """
         comes_back = newcomer is not None and newcomer.named is not None
         if self.hierarchy:
             job.await_reset()
@@ -145,7 +157,13 @@ class Lifecycle:
     # Commands
 
     def reset(self, job: Job, round_: int | None, now: float) -> list[Outgoing]:
-        """Clear a job, which goes on from the round given, and tell its members."""
+        """Clear a job, which continues from a round, and tell its members.
+
+        Args:
+            job: to be cleared.
+            round_: from which to continue; None: two rounds on.
+            now: the time.
+        """
         job.reset(round_)
         return self._relay(job, Action.RESET, Round(job.high), now)
 

@@ -48,18 +48,18 @@ class Bucket:
         self._at = now
 
     def take(self, wanted: int, now: float) -> int:
-        """Take so many tokens, or as many as there are; returns how many."""
+        """Take this many tokens, or as many as there are; return how many."""
         self._fill(now)
         taken = min(wanted, int(self._tokens))
         self._tokens -= taken
         return taken
 
     def give_back(self, tokens: int) -> None:
-        """These were not needed."""
+        """Put tokens back that were not needed."""
         self._tokens = min(self._tokens + tokens, max(self.rate, 1.0))
 
     def is_full(self, now: float) -> bool:
-        """Whether nothing has been taken for so long that it might as well be a new one."""
+        """Return whether it is as full as a new one."""
         self._fill(now)
         return self._tokens >= self.rate
 
@@ -69,7 +69,7 @@ class Bucket:
 
 
 class Throttle:
-    """How many control packets each source may still send.
+    """Counts how many control packets each source may still send.
 
     Args:
         rate: packets a second of one source.
@@ -83,27 +83,39 @@ class Throttle:
 
     @property
     def strangers(self) -> int:
-        """How many hosts without a member have an allowance of their own."""
+        """The number of hosts without a member that have an allowance of their own."""
         return len(self._strangers)
 
     def admit(self, peer: Address, workers: int, now: float) -> None:
-        """A member speaks for itself from now on, a switch for its workers as well."""
+        """Give a new member an allowance of its own; a switch has one for each of its workers.
+
+        Args:
+            peer: the member.
+            workers: for how many it stands.
+            now: the time.
+        """
         self._members[peer] = Bucket(self._rate(workers), now)
 
     def count(self, peer: Address, workers: int) -> None:
-        """A switch speaks for so many workers now."""
+        """Change for how many workers a switch has an allowance."""
         self._members[peer].rate = self._rate(workers)
 
     def dismiss(self, peer: Address) -> None:
-        """It is no member any more."""
+        """Take the allowance of a member away, which is none any more."""
         self._members.pop(peer, None)
 
     def take(self, peer: Address, wanted: int, now: float) -> int:
-        """How many of so many control packets of a source are taken."""
+        """Return how many control packets of a source may be handled now.
+
+        Args:
+            peer: the source.
+            wanted: how many have come.
+            now: the time.
+        """
         return self._bucket(peer, now).take(wanted, now)
 
     def give_back(self, peer: Address) -> None:
-        """A member's packet that the switch had asked for costs it nothing."""
+        """Give a member back what a packet cost it for which the switch had asked."""
         if peer in self._members:
             self._members[peer].give_back(1)
 

@@ -116,20 +116,20 @@ class Member:
         return self.type is MemberType.WORKER and not self.ranks
 
     def told(self, there: int) -> int:
-        """How many workers it is told of: all, if all were there and it has not contributed.
+        """Return how many workers to tell it of: all, if all were there and it has not contributed.
 
         So it learns that all have come, whoever of them has left since.
         """
         return max(there, self.met or 0)
 
     def note_standing(self, join: Join) -> None:
-        """Remember where the process that sends this Join says that it stands."""
+        """Remember at which round the sender of this Join stands."""
         stands = bool(join.flags & FLAG_STANDS_AT)
         self.named = join.round if stands else None
         self.begins = not stands or bool(join.flags & FLAG_FIRST)
 
     def stands_at(self, round_: int) -> bool:
-        """Whether it has no use for rounds before `round_` any more.
+        """Return whether it needs no round before `round_` any more.
 
         A worker begins a round when it has every aggregate of the one before.
         """
@@ -138,13 +138,13 @@ class Member:
         return starts or came
 
     def takes_part_in(self, round_: int) -> bool:
-        """Whether its contribution to this round counts."""
+        """Return whether its contribution to this round counts."""
         return self.first_round is None or round_distance(round_, self.first_round) >= 0
 
 
 @dataclass(slots=True)
 class Stated:
-    """What a switch below states of the ranks of its workers.
+    """What a switch below says of the ranks of its workers.
 
     Attributes:
         number: of the statement.
@@ -173,5 +173,5 @@ class Stated:
 
 
 def lowest(bits: int) -> int:
-    """The number of the lowest bit that is set; NO_RANK: none is."""
+    """Return the number of the lowest bit that is set; NO_RANK if none is."""
     return (bits & -bits).bit_length() - 1 if bits else NO_RANK

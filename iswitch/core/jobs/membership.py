@@ -51,12 +51,12 @@ class Membership:
         return iter(self.by_address.values())
 
     def contributors(self) -> list[Member]:
-        """Workers and child switches, by seat."""
+        """Return workers and child switches, by seat."""
         members = (m for m in self.by_address.values() if m.contributes)
         return sorted(members, key=lambda m: m.seat)
 
     def contributor_addresses(self) -> tuple[Address, ...]:
-        """Where broadcasts go, by seat."""
+        """Return the addresses to which broadcasts go, by seat."""
         if self._addresses is None:
             self._addresses = tuple(member.address for member in self.contributors())
         return self._addresses
@@ -73,9 +73,13 @@ class Membership:
         wish: int = NO_RANK,
         leaving: Collection[Member] = (),
     ) -> int | None:
-        """The seat of a new member, the one it wishes if that is free; None if there is none left.
+        """Return a seat for a new member, if possible the one it wishes; None: all are taken.
 
-        `taken` are bits to avoid; those `leaving` free theirs.
+        Args:
+            type_: of the member.
+            taken: bits of seats to avoid besides.
+            wish: the number of the seat that it wishes.
+            leaving: members whose seats are free then.
         """
         taken |= sum(m.bit for m in self.by_address.values() if m not in leaving)
         seats = range(MAX_MEMBERS)
@@ -84,9 +88,12 @@ class Membership:
         return wish if wish in free else next(iter(free), None)
 
     def add(self, member: Member, expected: int = 0, whole: bool = False) -> None:
-        """Take a member in; a contributor's `expected` raises the number waited for.
+        """Take a member in.
 
-        Any contributor can ask that the job be whole, and for all of them.
+        Args:
+            member: a new one.
+            expected: how many workers a contributor expects; the largest of all counts.
+            whole: no sum may hold fewer contributions. Any contributor can ask that for all.
         """
         self.by_address[member.address] = member
         if member.contributes:
@@ -97,7 +104,7 @@ class Membership:
         self.count()
 
     def workers_here(self) -> int:
-        """Workers among the members and below them."""
+        """Return how many workers there are among the members and below them."""
         there = sum(member.workers for member in self.by_address.values() if member.contributes)
         return min(there, MOST_WORKERS)
 
@@ -107,20 +114,20 @@ class Membership:
         return self.workers_here() if self.above is None else self.above
 
     def are_fewer(self, workers: int) -> None:
-        """So many workers are gone: with a parent, take them off what it told.
+        """Take workers that are gone off the number that the parent has told, if there is one.
 
-        Until it tells anew: a switch below that was restarted must not be told the number of
-        before, by which its gate would open although it lacks workers.
+        It counts until the parent tells anew: a switch below that was restarted must not be told
+        the number of before, by which its gate would open although it lacks workers.
         """
         if self.above is not None and workers > 0:
             self.above = max(0, self.above - workers)
 
     def count(self) -> bool:
-        """Open the gate if enough workers are there; whether it has opened just now.
+        """Open the gate if enough workers are there; return whether it has opened just now.
 
-        Whoever is there then has to be told so, though others leave before it asks. A whole job's
-        sums are from then on of as many contributions as there are contributors now: with switches
-        below, each of these sees to its own.
+        All that are there then have to be told so, though others leave before they ask. From then
+        on a whole job's sums are of as many contributions as there are contributors now: with
+        switches below, each of these sees to its own.
         """
         if self.workers < self.expected:
             return False
@@ -140,7 +147,7 @@ class Membership:
         self._addresses = None
 
     def participants(self, round_: int) -> int:
-        """Bitmap of the current contributors that take part in a round."""
+        """Return the bitmap of the current contributors that take part in a round."""
         bits = self._participants.get(round_)
         if bits is None:
             if len(self._participants) > 8:
@@ -151,11 +158,11 @@ class Membership:
         return bits
 
     def seated(self, bits: int) -> list[Member]:
-        """The contributors whose bits are set."""
+        """Return the contributors whose bits are set."""
         return [m for m in self.contributors() if bits & m.bit]
 
     def switches(self) -> int:
-        """Bits of the switches below."""
+        """Return the bits of the switches below."""
         return sum(m.bit for m in self.by_address.values() if m.type is MemberType.SWITCH)
 
     def begin_at(self, member: Member, round_: int) -> None:
@@ -164,10 +171,10 @@ class Membership:
         self._participants.clear()
 
     def move_on(self, high: int) -> None:
-        """The highest round is now `high`: drop first rounds, and named ones, that are past.
+        """Drop first rounds, and named ones, that are past now that the highest round is `high`.
 
-        Round numbers wrap; one kept for 2**31 rounds would look like one to come. Who has not
-        contributed yet may still have to be told of its first round again.
+        Round numbers wrap; one kept for 2**31 rounds would look like one to come. A member that has
+        not contributed yet may still have to be told of its first round again.
         """
         for member in self.by_address.values():
             if member.named is not None and round_distance(high, member.named) > 1 << 30:
@@ -188,7 +195,7 @@ class Membership:
         self._participants.clear()
 
     def expect_nobody(self) -> None:
-        """The last contributor left: the next begin as if nobody had been there."""
+        """Have the next contributors begin as if nobody had been there: the last one left."""
         self.expected = self.met = self.least = 0
         self.whole = False
         if self.above is not None:
@@ -209,21 +216,21 @@ class Membership:
         return self.whole and self.gathered and not self.threshold
 
     def workers_there(self, now: float, lease: float) -> int:
-        """Workers at this switch and below it that can be counted on.
+        """Return how many workers at this switch and below it can be counted on.
 
         Once a whole job has begun, those that keep their place though their lease has run out are
-        not there. Switches may say what they like: the number is no larger than an Ack can tell.
+        not there. Switches may claim any number: the sum is no larger than an Ack can tell.
         """
         lost = self.lost(now, lease) if self.keeps_places else 0
         there = sum(m.workers for m in self.contributors() if not lost & m.bit)
         return min(there, MOST_WORKERS)
 
     def lost(self, now: float, lease: float) -> int:
-        """Bitmap of the contributors whose lease has run out though they are members still."""
+        """Return the bitmap of the contributors whose lease has run out; they are members still."""
         return sum(m.bit for m in self.contributors() if m.last_seen + lease <= now)
 
     def silent(self, now: float, lease: float) -> list[Member]:
-        """Who has said nothing for a lease time and is out, therefore.
+        """Return the members that have said nothing for a lease time, and are out therefore.
 
         Contributors whose place is kept stay as long as one of them speaks; so do those of a job
         that gathers: the same process could come back early, and contribute a second time from
@@ -236,5 +243,5 @@ class Membership:
         return [m for m in silent if not (keep and m.contributes)]
 
     def places(self) -> int:
-        """In a job that keeps places: how many of them are free."""
+        """Return how many places are free, in a job that keeps them."""
         return self.least - len(self.contributor_addresses())

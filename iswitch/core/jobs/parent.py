@@ -45,7 +45,7 @@ class Parent:
         record: the jobs.
         hierarchy: what is said to it.
         lifecycle: what happens to the jobs.
-        admission: lets in whose Joins have waited.
+        admission: lets in those that have waited.
         questions: what is missing here.
     """
 
@@ -155,7 +155,7 @@ class Parent:
             return self.hierarchy.join_again(uplink, now)
         job = self.record.jobs.get(uplink.job)
         if status is Status.GONE and job is not None:
-            # The tree is further than we: who asks us for that round is told the same.
+            # The tree is further than we: tell so whoever asks us for that round.
             job.rounds.name(ack.round)
         return []
 
@@ -215,7 +215,7 @@ class Parent:
         return self._refused(uplink, status, ack)
 
     def _joined(self, uplink: Uplink, ack: Ack, standing: Standing, now: float) -> list[Outgoing]:
-        """Be a member of the parent's job, and take in whose Joins have waited for that."""
+        """Be a member of the parent's job, and take in those that have waited for that."""
         again = not uplink.is_member
         uplink.enter(UplinkPhase.MEMBER)
         uplink.first_round = ack.round
@@ -240,7 +240,7 @@ class Parent:
         return sends + job.contribute_again(ours)
 
     def _take_ranks(self, uplink: Uplink, job: Job | None, ack: Ack, now: float) -> list[Outgoing]:
-        """Do what the parent says of ranks; then take in, or refuse, those who waited."""
+        """Do what the parent says of ranks; then take in, or refuse, those that waited."""
         ranks, said = self.lifecycle.ranks, uplink.statement
         if not isinstance(ack, AckRanks):  # it knows nothing of ranks: they are those of a switch
             ack = ack.telling(said.number, 0, said.ranks | ranks.own(job, said, now))
@@ -279,7 +279,7 @@ class Parent:
         return sends
 
     def _nobody_here(self, uplink: Uplink, now: float) -> list[Outgoing]:
-        """Leave, since nobody could be taken in, unless somebody waits for a rank still."""
+        """Leave, since nobody could be taken in, unless a worker still waits for a rank."""
         join = next((packet.value for packet in uplink.waiting.values()), None)
         if uplink.is_leaving:
             return []
@@ -303,7 +303,7 @@ class Parent:
         return sends
 
     def _refused(self, uplink: Uplink, status: Status, ack: Ack) -> list[Outgoing]:
-        """Refuse those who wait, as the parent does us."""
+        """Refuse those that wait, for the reason that the parent gives."""
         waiting, uplink.waiting = uplink.waiting, {}
         job = self.record.jobs.get(uplink.job)
         if job is None or job.shape is None:

@@ -64,7 +64,7 @@ class Asked:
 
 
 def refuse_outdated(record: Record, asked: Asked, member: Member | None) -> None:
-    """Refuse the Join of a process that is older than the last, or seems to be.
+    """Refuse the Join of a process that is, or seems to be, older than the last.
 
     A new one asks anew with a number above the one that it is told; nobody waits for the
     answer to a late copy.

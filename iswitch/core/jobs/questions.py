@@ -83,7 +83,7 @@ class Questions:
         return Answer(ack, sends, status)
 
     def _who(self, request: Request, who: Who) -> Answer:
-        """Say for whom segments wait, or if none is named who is lost; nothing is sent again."""
+        """Say for whom segments wait, or if no segments are named whose lease has run out."""
         job, now = request.job, request.now
         round_, start, stop = request.segments()
         absent, waits = 0, False
@@ -166,7 +166,7 @@ class Questions:
         return job.contribute_again(ours) + self.ask_members(job, missing, now)
 
     def tell_the_parent(self, job: Job, who: Who, now: float) -> tuple[Awaiting, list[Outgoing]]:
-        """Name those of our members for whom segments wait, or if none is named who is lost."""
+        """Name our members for whom segments wait; if no segments are named, the lost ones."""
         assert job.shape is not None
         absent = 0
         stop = min(who.index + who.count, job.shape.segments)

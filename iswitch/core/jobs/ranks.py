@@ -33,7 +33,7 @@ from .requests import Refusal
 
 @dataclass
 class Statement:
-    """What a switch last stated to its parent, and what came of it.
+    """What a switch last stated to its parent, and what the parent decided.
 
     Attributes:
         number: counts up with every change.
@@ -52,7 +52,7 @@ class Statement:
     decided: bool = False
 
     def say(self, ranks: int, unranked: int) -> bool:
-        """State this from now on; whether it is new."""
+        """State this from now on; return whether it is new."""
         if self.number and (ranks, unranked) == (self.ranks, self.unranked):
             return False
         self.number = (self.number + 1) & ROUND_MASK or 1
@@ -70,7 +70,14 @@ class Ranks:
     # Newcomers
 
     def vacated_by(self, job: Job, peer: Address, rank: int, now: float) -> Member | None:
-        """The silent worker that has to make room for who asks for its rank, if one has it.
+        """Return the silent worker that has to make room for one that asks for its rank, if any.
+
+        Args:
+            job: of both.
+            peer: the one that asks.
+            rank: for which.
+            now: the time.
+
 
         Raises:
             Refusal: a worker that is alive has it, or one at another switch.
@@ -86,7 +93,14 @@ class Ranks:
         return holder
 
     def enter(self, job: Job, member: Member, wanted: int, former: Member | None) -> None:
-        """Give a new worker the rank that it asks for, which is free, or that of the one before."""
+        """Give a new worker the rank that it asks for, which is free, or that of the one before.
+
+        Args:
+            job: of the worker.
+            member: the worker; others get none.
+            wanted: the rank; NO_RANK: any.
+            former: the worker whose place it takes.
+        """
         if member.type is not MemberType.WORKER:
             return
         if wanted != NO_RANK:
@@ -107,10 +121,15 @@ class Ranks:
             job.give(member, self._free(job, 1, most, now))
 
     def _most(self, expected: int, since: float, now: float) -> int:
-        """How many ranks there are for those who ask for none.
+        """Return how many ranks there are for workers that ask for none.
 
-        Where it is known how many workers there are, no more: who finds none free waits for a lease
-        to run out, unless it has waited for one already.
+        Where it is known how many workers there are, there are no more ranks: a worker that finds
+        none free waits for a lease to run out, unless it has waited for one already.
+
+        Args:
+            expected: how many workers there are; 0: unknown.
+            since: when the worker came.
+            now: the time.
         """
         waited = now >= since + self.record.limits.lease
         return RANKS if not expected or waited else min(expected, RANKS)
@@ -122,14 +141,30 @@ class Ranks:
         return next((m for m in members if _held_by(m, now) >> rank & 1), None)
 
     def _free(self, job: Job, count: int, most: int, now: float, wanted: int = 0) -> int:
-        """Bitmap of the lowest of these ranks that nobody has, nor `wanted` names."""
+        """Return the bitmap of the lowest free ranks.
+
+        Args:
+            job: where nobody has them.
+            count: how many.
+            most: they are below.
+            now: the time.
+            wanted: bitmap of ranks to leave out.
+        """
         free = (1 << most) - 1 & ~wanted & ~_held(job, None, now)
         return _some(free, count)[0]
 
     # Switches below
 
     def state(self, job: Job, switch: Member, join: TreeJoin, anew: bool, now: float) -> None:
-        """A switch below states the ranks of its workers; without a parent, decide."""
+        """Take from a switch below which ranks its workers have; without a parent, decide.
+
+        Args:
+            job: of the switch.
+            switch: the member.
+            join: its Join, with the statement.
+            anew: a new process has sent it.
+            now: the time.
+        """
         stated = switch.stated
         if stated is None or anew:
             kept = _held_by(switch, now) if anew else 0  # with what one before that had
@@ -163,7 +198,14 @@ class Ranks:
     def claims(
         self, job: Job | None, asked: list[int], statement: Statement, now: float
     ) -> tuple[int, int]:
-        """What is to be stated to the parent; `asked` are ranks that newcomers wait for."""
+        """Return the ranks to state to the parent, and for how many workers some are due.
+
+        Args:
+            job: of the workers; None: there are none yet.
+            asked: ranks for which newcomers wait.
+            statement: the last one.
+            now: the time.
+        """
         ranks, unranked = statement.reserved, 0
         for rank in asked:
             ranks |= 1 << rank
@@ -179,11 +221,11 @@ class Ranks:
         return ranks, unranked
 
     def own(self, job: Job | None, statement: Statement, now: float) -> int:
-        """Ranks for those who are due, from a parent that knows nothing of ranks."""
+        """Return ranks for the workers that are due, where the parent knows nothing of ranks."""
         return self._free(job, statement.unranked, RANKS, now, statement.ranks) if job else 0
 
     def settle(self, job: Job, statement: Statement, now: float) -> list[Member]:
-        """Do as the parent has decided; returns the workers that have lost their rank by it."""
+        """Do as the parent has decided; return the workers that have lost their rank by it."""
         members = job.contributors()
         lost = [m for m in members if m.ranks & ~statement.granted]
         for member in lost:
@@ -203,9 +245,12 @@ class Ranks:
 
 
 def taken(rank: int, holder: Address, silence: float | None = None) -> Refusal:
-    """The refusal of a rank: who has it, and for how long nothing was heard from there.
+    """Refuse a rank, and tell who has it.
 
-    None: it is a worker of the switch `holder`, or of one behind that.
+    Args:
+        rank: which.
+        holder: the worker that has it, or the switch behind which that is.
+        silence: seconds for which the worker was silent; None: the holder is a switch.
     """
     host = int.from_bytes(bytes(map(int, holder.host.split("."))), "big")
     heard = ELSEWHERE if silence is None else int(1000 * silence)
@@ -215,22 +260,22 @@ def taken(rank: int, holder: Address, silence: float | None = None) -> Refusal:
 
 
 def _is_due(member: Member, there: int) -> bool:
-    """Whether a worker without a rank is to be given one: when as many are there as it expects.
+    """Return whether a worker is to be given a rank: when as many are there as it expects.
 
-    So those come first who ask for a rank.
+    So workers that ask for a rank come first.
     """
     return member.is_due and member.told(there) >= member.expected
 
 
 def _held_by(member: Member, now: float) -> int:
-    """What nobody else may have."""
+    """Return the bitmap of the ranks of a member, which nobody else may have."""
     stated = member.stated
     kept = stated.kept if stated is not None and now < stated.until else 0
     return member.ranks | kept
 
 
 def _held(job: Job, besides: Member | None, now: float) -> int:
-    """Bitmap of the ranks that somebody else has."""
+    """Return the bitmap of the ranks that others than `besides` have."""
     held = 0
     for member in job.contributors():
         if member is not besides:
@@ -239,7 +284,7 @@ def _held(job: Job, besides: Member | None, now: float) -> int:
 
 
 def _some(free: int, count: int) -> tuple[int, int]:
-    """The lowest of these ranks, and the others."""
+    """Part the lowest ranks, as many as are wanted, from the others; both as bitmaps."""
     if free.bit_count() <= count:
         return free, 0
     some = 0

@@ -45,7 +45,7 @@ class Relays:
         return [asked.ask_next(job, action, value, now)[1]]
 
     def acked(self, peer: Address, request: int) -> Control | None:
-        """Take an Ack from a member; the packet that it answers, or None."""
+        """Take an Ack from a member; return the packet that it answers, or None."""
         asked = self._unanswered.get(peer)
         one = asked.find(request) if asked is not None else None
         if asked is None or one is None:
@@ -61,7 +61,7 @@ class Relays:
             self._drop_if_empty(asked)
 
     def deadline(self) -> float | None:
-        """When the next repeat is due."""
+        """Return when the next repeat is due."""
         due = (asked.deadline() for asked in self._unanswered.values())
         return min((when for when in due if when is not None), default=None)
 

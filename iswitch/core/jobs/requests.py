@@ -14,7 +14,7 @@ from .member import Member
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A member's request, as the method of its action gets it."""
+    """A member's request."""
 
     job: Job
     member: Member
@@ -23,7 +23,7 @@ class Request:
     now: float
 
     def ack(self, contributors: int = 0) -> Ack:
-        """The Ack in which only `contributors` depends on the action."""
+        """Make the Ack, in which only `contributors` depends on the action."""
         return Ack(
             self.action,
             0,
@@ -34,7 +34,7 @@ class Request:
         )
 
     def segments(self) -> tuple[int, int, int]:
-        """The round it names, the first segment and one past the last.
+        """Return the round that it names, its first segment, and the one past its last.
 
         Raises:
             Refusal: the job has no such segments.
@@ -47,7 +47,7 @@ class Request:
 
 
 class Answer(NamedTuple):
-    """An Ack, what is to be sent besides, and the status."""
+    """An Ack, the other packets to send, and the status."""
 
     ack: Ack
     sends: list[Outgoing]
@@ -62,7 +62,7 @@ class Answer(NamedTuple):
 
 
 class Refusal(Exception):
-    """A request that gets another status than OK."""
+    """Refuses a request, with a status other than OK."""
 
     def __init__(self, status: Status, **told: int) -> None:
         super().__init__(status.name)

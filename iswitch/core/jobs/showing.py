@@ -1,7 +1,7 @@
-"""What a switch tells of itself and its jobs to whoever asks, and of a job's members to these.
+"""What a switch tells of itself and its jobs to anybody, and of a job's members to these.
 
-Nothing changes by it, and no answer is kept, nor longer than the request: so it cannot be made to
-flood anybody. Rules of docs/protocol.md, "What a switch shows".
+A question changes nothing, and no answer is kept, or longer than the question: so nobody can be
+flooded with answers. Rules of docs/protocol.md, "What a switch shows".
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ MOST_JOBS = 0xFFFF  # for which an Ack has room
 
 
 def show(record: Record, peer: Address, packet: Control, asked: Show, now: float) -> Outgoing:
-    """The answer to a Show."""
+    """Answer a Show.
+
+    Args:
+        record: the jobs.
+        peer: who asks.
+        packet: the request.
+        asked: what that asks.
+        now: the time.
+    """
     ack: Ack | None
     if asked.what == Shown.SWITCH:
         ack = _switch(record, packet.job)
@@ -43,7 +51,7 @@ def show(record: Record, peer: Address, packet: Control, asked: Show, now: float
 
 
 def _switch(record: Record, number: int) -> Ack:
-    """Of its jobs only those are counted that whoever asks has the key of."""
+    """Tell of memory, and count the jobs that share the key of the one named."""
     reserved = record.reserved
     free = max(0, record.limits.memory - reserved)
     above = int(record.parent is not None)
@@ -52,15 +60,15 @@ def _switch(record: Record, number: int) -> Ack:
 
 
 def _next_job(record: Record, named: int, first: int, now: float) -> Ack | None:
-    """The first job from a number on; of those that are keyed, with the key of the one named."""
+    """Tell of the first job from a number on that shares the key of the one named."""
     number = record.jobs.next(named, first)
     return None if number is None else _job(record, number, number, now)
 
 
 def _members(record: Record, peer: Address, number: int, first: int, now: float) -> Ack | None:
-    """Those on seats from a number on, for one of them, or who commands them.
+    """Name the contributors on seats from a number on, if a member of the job asks.
 
-    A seat is a member's as long as it is one: who is there all the while is named once.
+    A member keeps its seat: one that is there all the while is named once.
     """
     job = record.jobs.get(number)
     if job is None or job.member(peer) is None:

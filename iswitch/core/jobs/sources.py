@@ -8,11 +8,13 @@ from iswitch.core.format.packets import Address
 
 
 class Sources:
-    """Who may speak as a member of some job, or as the switch above: their addresses.
+    """The addresses of members, and of the switch above.
 
-    `changes` is another number after every change of these, and `version` after every change of
-    `hosts`, so that what was found out about the members of before can be told from what still
-    holds.
+    Attributes:
+        hosts: how many there are at a host behind an ingress port.
+        changes: grows with each change of the addresses, so that what was derived from them can be
+            told from what still holds.
+        version: grows with each change of the keys of `hosts`.
     """
 
     def __init__(self) -> None:
@@ -28,7 +30,7 @@ class Sources:
         return len(self._memberships)
 
     def enter(self, peer: Address) -> bool:
-        """It has become a member of a job; whether it was one of none before."""
+        """Note one more membership of an address; return whether it had none before."""
         self._memberships[peer] = before = self._memberships.get(peer, 0) + 1
         if before > 1:
             return False
@@ -39,7 +41,7 @@ class Sources:
         return True
 
     def leave(self, peer: Address) -> bool:
-        """It is a member of one job less; whether it is one of none now."""
+        """Note one membership less of an address; return whether it has none now."""
         self._memberships[peer] -= 1
         if self._memberships[peer]:
             return False

@@ -1,4 +1,4 @@
-"""The jobs of a switch: by number, and in order for whoever lists them."""
+"""The jobs of a switch: by number, and in order, to be listed."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Jobs(dict[int, Job]):
         self._like(number).remove(number)
 
     def next(self, named: int, first: int) -> int | None:
-        """The first job from a number on whose key is that of the job named."""
+        """Return the first job from a number on that shares the key of the job named."""
         numbers = self._like(named)
         at = bisect_left(numbers, first)
         return numbers[at] if at < len(numbers) else None
 
     def many(self, named: int) -> int:
-        """How many jobs have the key of the job named."""
+        """Return how many jobs share the key of the job named."""
         return len(self._like(named))
 
     def _like(self, number: int) -> list[int]:

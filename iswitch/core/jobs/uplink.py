@@ -92,7 +92,13 @@ class Uplink:
         self.phase = follow(UPLINK, self.phase, phase)
 
     def join(self, value: SwitchJoin, gathered: bool, now: float) -> list[Outgoing]:
-        """Join, be a member still, or tell how many workers there are now."""
+        """Join, remain a member, or tell how many workers there are now.
+
+        Args:
+            value: what to say.
+            gathered: all workers are there.
+            now: the time.
+        """
         if self.phase is UplinkPhase.JOINING:
             value = replace(value, flags=value.flags | FLAG_NEW)
         self.forget_join()
@@ -102,11 +108,11 @@ class Uplink:
         return [self.requests.ask(Control(Action.JOIN, self.job, self.incarnation, value), now)]
 
     def lacks(self, rank: int) -> bool:
-        """Whether the parent has not confirmed a rank that a newcomer asks for."""
+        """Return whether a newcomer asks for a rank that the parent has not confirmed."""
         return rank != NO_RANK and not self.statement.granted >> rank & 1
 
     def asked(self) -> list[int]:
-        """Ranks that newcomers wait for."""
+        """Return the ranks for which newcomers wait."""
         joins = (packet.value for packet in self.waiting.values())
         return [j.wanted for j in joins if isinstance(j, Join) and j.wanted != NO_RANK]
 
@@ -116,23 +122,23 @@ class Uplink:
         return self.join(value, False, now)
 
     def be_called(self, incarnation: int) -> None:
-        """Join with another Request from now on; those of other requests are beyond it."""
+        """Join with another Request from now on; other requests have numbers beyond it."""
         self.incarnation = incarnation
         self.requests.numbers.exceed(incarnation)
 
     def window(self) -> Window:
-        """Where the job begins here: if the parent was moved on meanwhile, no earlier."""
+        """Return the window with which the job begins here; if the parent moved on, no earlier."""
         moved = self.named is not None and round_distance(self.first_round, self.named) > 0
         lowest = self.first_round if moved else None
         return Window(self.first_round, self.first_round, lowest, named=Named.SURE)
 
     def request(self, action: Action, value: Value, now: float) -> tuple[int, list[Outgoing]]:
-        """Have the parent do something; the Request, and what to send."""
+        """Ask the parent to do something; return the Request, and what to send."""
         number, out = self.requests.ask_next(self.job, action, value, now)
         return number, [out]
 
     def help(self, named: Segments, now: float) -> list[Outgoing]:
-        """Ask for aggregates, once: who waits for them asks again."""
+        """Ask for aggregates, once: a worker that waits for them asks again."""
         self._helped = {n: when for n, when in self._helped.items() if now - when < HELP_PAUSE}
         if named in self._helped:
             return []
@@ -140,7 +146,7 @@ class Uplink:
         return [self.requests.ask_once(self.job, Action.HELP, named)[1]]
 
     def ask_for_whom(self, who: Who) -> list[Outgoing]:
-        """Ask for whom segments wait, once: who wants to know asks again."""
+        """Ask for whom segments wait, once: a worker that wants to know asks again."""
         while len(self._asked) >= REMEMBERED:
             del self._asked[next(iter(self._asked))]
         number, out = self.requests.ask_once(self.job, Action.HELP, who)
@@ -149,15 +155,15 @@ class Uplink:
 
     @property
     def last_request(self) -> int:
-        """The largest number that a Request of ours has had."""
+        """The largest number that a request of ours has had."""
         return self.requests.numbers.last
 
     def was_asked(self, request: int) -> Who | None:
-        """Which question a Request of ours asked, if it was one and is not answered yet."""
+        """Return the question that a request of ours asked, if it is not answered yet."""
         return self._asked.pop(request, None)
 
     def answered(self, packet: Control) -> Control | None:
-        """The request that an Ack answers, which is then repeated no more; None: none is open.
+        """Return the request that an Ack answers, and repeat it no more; None: none is open.
 
         Help is not among them: it is asked once.
         """
@@ -179,12 +185,12 @@ class Uplink:
         return [out]
 
     def acknowledge(self, packet: Control, value: Ack | None = None) -> tuple[Outgoing, bool]:
-        """The Ack to what the parent relayed, and whether that is new."""
+        """Return the Ack to what the parent relayed, and whether that is new."""
         ack = Control(Action.ACK, self.job, packet.request, value or Ack(packet.action))
         return Outgoing.control(self.parent, ack.build()), self.relayed.is_new(packet)
 
     def begin_anew(self) -> None:
-        """The parent does not know us: it was restarted, or our lease ran out."""
+        """Begin to join again: the parent was restarted, or our lease ran out."""
         self.enter(UplinkPhase.REJOINING)
         self.relayed.begin_anew()
         self.forget_join()
@@ -195,7 +201,7 @@ class Uplink:
         self.requests.forget_joins()
 
     def deadline(self) -> float | None:
-        """When a request is to be repeated, or a Join due."""
+        """Return when a request is to be repeated, or a Join due."""
         due = self.requests.deadline()
         if self.next_join is not None and self.is_member:
             due = self.next_join if due is None else min(due, self.next_join)

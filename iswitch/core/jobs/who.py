@@ -1,7 +1,7 @@
 """For whom segments wait, anywhere in a tree: what a switch knows, and what its neighbours say.
 
-A switch answers at once. What it is still to hear from a neighbour, it asks it then, and whoever
-wants to know asks again: under the same question, so that no answer is older than the question.
+A switch answers at once, and then asks its neighbours for what it does not know. The worker asks
+again, with an equal question: so no answer is older than the question.
 Each neighbour but the asker is asked, so a question goes through the tree once, and ends.
 """
 
@@ -43,19 +43,19 @@ NOBODY = Awaiting(0, ())
 
 
 def together(parts: list[Awaiting]) -> Awaiting:
-    """Join what several said; switches that have not answered are named first."""
+    """Join what several said; name switches that have not answered first."""
     named = sorted((one for part in parts for one in part.awaited), key=lambda o: o.rank != NO_RANK)
     return Awaiting(sum(part.total for part in parts), tuple(named[:MOST_AWAITED]))
 
 
 def named(member: Member) -> Awaited:
-    """A contributor of the switch that answers: a worker with its rank, or a switch below."""
+    """Name a contributor of this switch: a worker with its rank, or a switch below."""
     unranked = member.type is MemberType.WORKER and member.rank == NO_RANK
     return Awaited(*member.address[:2], UNRANKED if unranked else member.rank)
 
 
 class Neighbours:
-    """What the switches above and below have answered."""
+    """Keeps what the switches above and below have answered."""
 
     def __init__(self) -> None:
         self._told: OrderedDict[tuple[Address, int, Who], Awaiting] = OrderedDict()
@@ -63,7 +63,14 @@ class Neighbours:
     def ask(
         self, neighbour: Address, job: int, who: Who, send: Callable[[], list[Outgoing]]
     ) -> tuple[Awaiting, list[Outgoing]]:
-        """What a neighbour has answered, and what is to be sent to learn more."""
+        """Return what a neighbour has answered, and what to send to learn more.
+
+        Args:
+            neighbour: the switch.
+            job: the job's number.
+            who: the question.
+            send: makes the packets that ask it.
+        """
         told = self._told.get((neighbour, job, who))
         if told is None:
             silent = Awaited(neighbour.host, neighbour.port, NO_RANK)
@@ -71,7 +78,14 @@ class Neighbours:
         return told, [] if told.settled else send()
 
     def answered(self, neighbour: Address, job: int, who: Who, ack: AckWho) -> None:
-        """Keep an answer; workers at the neighbour itself are from here on said to be there."""
+        """Keep an answer, and name the neighbour as the switch of its own workers.
+
+        Args:
+            neighbour: the switch.
+            job: the job's number.
+            who: the question.
+            ack: the answer.
+        """
         named = tuple(
             one._replace(switch_host=neighbour.host, switch_port=neighbour.port)
             if one.rank != NO_RANK and not one.switch_port

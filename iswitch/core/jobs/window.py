@@ -48,15 +48,15 @@ class Window:
         self.named = follow(NAMED, self.named, named)
 
     def is_past(self, round_: int) -> bool:
-        """Whether a round is before the window."""
+        """Return whether a round is before the window."""
         if self.lowest is not None and round_distance(round_, self.lowest) < 0:
             return True
         return round_distance(round_, self.high) < -1
 
     def name(self, round_: int, first: bool) -> None:
-        """A Join names the round its sender stands at.
+        """Take from a Join the round at which its sender stands.
 
-        If it is the sender's first, the others may be up to two rounds behind: it counts only
+        If it is the sender's `first`, the others may be up to two rounds behind: it counts only
         until somebody names one that is not.
         """
         if first:
@@ -73,7 +73,7 @@ class Window:
             self.base = round_
 
     def contribute(self, round_: int) -> None:
-        """A contribution to this round, which is in the window, was accepted."""
+        """Note that a contribution to this round, which is in the window, was accepted."""
         if round_distance(round_, self.high) > 0:
             self._raise(round_)
         self._know(Named.SURE)
