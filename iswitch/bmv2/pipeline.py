@@ -385,4 +385,4 @@ class Pipeline:
 def _flags(job: Job) -> int:
     """What the registers of a job hold besides `high`."""
     flags = Flag.HIGH_CONTRIBUTED if job.window.contributed else Flag(0)
-    return flags | (Flag.ANY_COMPLETED if job.completed_any else Flag(0))
+    return flags | (Flag.ANY_COMPLETED if job.rounds.completed_any else Flag(0))

@@ -149,7 +149,13 @@ class Switch:
         return sends
 
     def execute(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
-        """Execute one control packet. (Overridden where a data plane stands still meanwhile.)"""
+        """Execute one control packet. (Overridden where a data plane stands still meanwhile.)
+
+        Args:
+            peer: where it comes from.
+            payload: the packet.
+            now: the time.
+        """
         return self.control.handle(peer, payload, now)
 
     def _data_at_last(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:

@@ -277,7 +277,7 @@ def test_end_frees_and_keeps_the_place() -> None:
     job.threshold = 3
     job.end()
     assert (job.shape, job.accelerator, job.reserved) == (None, None, {})
-    assert (job.window.high, job.completed_any, job.threshold) == (2, False, 3)
+    assert (job.window.high, job.rounds.completed_any, job.threshold) == (2, False, 3)
     job.halted = True
     job.sleep(9.0)
     assert (job.threshold, job.halted, job.dormant_since) == (0, False, 9.0)
@@ -295,7 +295,7 @@ def test_asynchronous_job_goes_on_from_its_place() -> None:
     take(job, worker(job, 0), rows_of([payload]), outcome)
     assert [run.round for run in outcome.completed] == [42]
     assert [out.peers for out in job.deliver(outcome.completed)] == [(peer(0),)]
-    assert (job.window.high, job.completed_any) == (42, True)
+    assert (job.window.high, job.rounds.completed_any) == (42, True)
 
 
 # Memory

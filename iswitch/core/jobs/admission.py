@@ -52,7 +52,14 @@ class Admission:
         self.ranks = lifecycle.ranks
 
     def join(self, peer: Address, packet: Control, join: Join, now: float) -> list[Outgoing]:
-        """Take a member in, or keep it; with a parent, when that has taken us."""
+        """Take a member in, or keep it; with a parent, when that has taken us.
+
+        Args:
+            peer: where it comes from.
+            packet: the request.
+            join: what that says.
+            now: the time.
+        """
         try:
             asked = Asked(peer, packet, join, *join.checked(), now)
         except ValueError:
@@ -252,7 +259,7 @@ class Admission:
         leaving = [owner] if owner is not None else []
         if owner is not None and self.hierarchy:
             self.hierarchy.reserve(job.number, owner.ranks)
-        full = job.keeps_places and job.members.places() + len(leaving) <= 0
+        full = job.members.keeps_places and job.members.places() + len(leaving) <= 0
         if not asked.contributes or not full:
             return owner, leaving
         for member in job.contributors():
@@ -281,7 +288,7 @@ class Admission:
             window = self.hierarchy.uplinks[job.number].window() if self.hierarchy else None
             reserve(self.record, job, asked, seat, window)
         sends = self.lifecycle.end_leases(job, leaving, now)
-        fills_up = asked.contributes and job.keeps_places and job.members.places() == 1
+        fills_up = asked.contributes and job.members.keeps_places and job.members.places() == 1
         self._take_in(job, member, asked.join, former)
         if job.members.gathered and not was_gathered:
             sends += self.lifecycle.gate_opened(job, member, now)

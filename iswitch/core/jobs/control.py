@@ -78,6 +78,11 @@ class ControlPlane:
     def handle(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
         """Execute and answer a control packet of at least eight bytes.
 
+        Args:
+            peer: where it comes from.
+            payload: the packet, with its MAC if its job has a key.
+            now: the time.
+
         Raises:
             MemoryError: there is none to do it to its end; nothing has changed.
         """

@@ -133,7 +133,13 @@ class Hierarchy:
             uplink.statement.reserved = ranks
 
     def first_join(self, uplink: Uplink, join: Join, now: float) -> list[Outgoing]:
-        """Join the parent with the layout and the place that the first worker here named."""
+        """Join the parent with the layout and the place that the first worker here named.
+
+        Args:
+            uplink: to the parent.
+            join: of the worker.
+            now: the time.
+        """
         shape = join.shape()
         assert shape is not None
         uplink.named = join.round if join.flags & FLAG_STANDS_AT else None
@@ -154,7 +160,14 @@ class Hierarchy:
         return uplink.join(replace(self._join_value(job, flags, now), round=at), False, now)
 
     def outdo(self, uplink: Uplink, last: int, join: Join, now: float) -> list[Outgoing]:
-        """Join with a number above all that the process before has used: the clock stepped back."""
+        """Join with a number above all that the process before has used: the clock stepped back.
+
+        Args:
+            uplink: to the parent.
+            last: the largest number of that process.
+            join: the Join that was refused.
+            now: the time.
+        """
         assert isinstance(join, TreeJoin)
         self.record.counters["joins_outdone"] += 1
         sends = uplink.outdo(last, join, now)
@@ -183,7 +196,13 @@ class Hierarchy:
         return self.changed(job, now) if self.state(uplink, job, now) else []
 
     def state(self, uplink: Uplink, job: Job | None, now: float) -> bool:
-        """Take up what the workers here have and ask for; returns whether it has changed."""
+        """Take up what the workers here have and ask for; returns whether it has changed.
+
+        Args:
+            uplink: to the parent.
+            job: of the workers; None: there are none yet.
+            now: the time.
+        """
         statement = uplink.statement
         return statement.say(*self.ranks.claims(job, uplink.asked(), statement, now))
 
@@ -242,7 +261,13 @@ class Hierarchy:
         return uplink is not None and (peer, packet) in uplink.forwarded.values()
 
     def forward(self, peer: Address, packet: Control, now: float) -> list[Outgoing]:
-        """Pass a command for the whole tree on: the parent's answer is the answer."""
+        """Pass a command for the whole tree on: the parent's answer is the answer.
+
+        Args:
+            peer: the member that sent it.
+            packet: the command.
+            now: the time.
+        """
         uplink = self.uplinks.get(packet.job)
         if uplink is None or self.has_forwarded(peer, packet):
             return []
@@ -251,7 +276,13 @@ class Hierarchy:
         return sends
 
     def help(self, job: Job, runs: list[Run], now: float) -> list[Outgoing]:
-        """Ask for aggregates that are due from the parent."""
+        """Ask for aggregates that are due from the parent.
+
+        Args:
+            job: that waits for them.
+            runs: the segments that lack their aggregates.
+            now: the time.
+        """
         uplink = self.uplinks.get(job.number)
         if uplink is None or not uplink.is_member:
             return []
@@ -261,7 +292,13 @@ class Hierarchy:
         return sends
 
     def ask_for_whom(self, job: Job, who: Who, now: float) -> tuple[Awaiting, list[Outgoing]]:
-        """Return for whom segments wait by the parent's word: in all branches but ours."""
+        """Return for whom segments wait by the parent's word: in all branches but ours.
+
+        Args:
+            job: that waits.
+            who: the question.
+            now: the time.
+        """
         uplink = self.uplinks.get(job.number)
 
         def ask() -> list[Outgoing]:
@@ -273,7 +310,14 @@ class Hierarchy:
         return self.neighbours.ask(self.parent, job.number, who, ask)
 
     def tell(self, job: Job, action: Action, named: Segments | None, now: float) -> list[Outgoing]:
-        """Pass a request on without waiting for the answer."""
+        """Pass a request on without waiting for the answer.
+
+        Args:
+            job: that it is about.
+            action: Reset or FBcast.
+            named: the segments to force.
+            now: the time.
+        """
         uplink = self.uplinks.get(job.number)
         return [] if uplink is None else uplink.request(action, named, now)[1]
 

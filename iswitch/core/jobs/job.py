@@ -152,7 +152,13 @@ class Job:
         return self.members.contributors()
 
     def add(self, member: Member, expected: int = 0, whole: bool = False) -> None:
-        """Take a member in; a contributor's `expected` raises the number waited for."""
+        """Take a member in; a contributor's `expected` raises the number waited for.
+
+        Args:
+            member: a new one.
+            expected: how many workers a contributor expects.
+            whole: no sum may hold fewer contributions.
+        """
         self.members.add(member, expected, whole)
         self._note_gate()
 
@@ -192,11 +198,6 @@ class Job:
             self.accelerator.rank(member.seat, lowest(ranks))
 
     @property
-    def keeps_places(self) -> bool:
-        """Whether it is a whole job that has begun: it waits for each of its contributors."""
-        return self.members.keeps_places
-
-    @property
     def threshold(self) -> int:
         """H, as it was set; 0: every current contributor."""
         return self.members.threshold
@@ -222,16 +223,6 @@ class Job:
         """The highest round that anybody has begun."""
         return self.rounds.window.high
 
-    @property
-    def completed_any(self) -> bool:
-        """Whether anything has completed since it began, or was reset."""
-        return self.rounds.completed_any
-
-    def first_round_of(self, member: Member) -> int:
-        """Return the round at which a member is to begin, or to go on."""
-        first = member.first_round
-        return self.high if first is None or self.window.is_past(first) else first
-
     def come_back(self, join: Join) -> None:
         """Take the word of a Join for where its sender stands."""
         self.rounds.come_back(join.round, bool(join.flags & FLAG_FIRST))
@@ -240,11 +231,11 @@ class Job:
 
     def is_out_of_step(self) -> bool:
         """Return whether a whole job that has just gathered has to go on from a new round."""
-        return self.keeps_places and self.synchronous and self.rounds.is_out_of_step()
+        return self.members.keeps_places and self.synchronous and self.rounds.is_out_of_step()
 
     def is_beyond(self, join: Join) -> bool:
         """Return whether, in a whole job, a new process of a switch knows nothing of the others."""
-        return self.keeps_places and self.synchronous and self.rounds.is_beyond(join)
+        return self.members.keeps_places and self.synchronous and self.rounds.is_beyond(join)
 
     def move_up(self, member: Member) -> bool:
         """Have a member that lost its place take part from `high` on; whether it had lost it."""
@@ -293,7 +284,13 @@ class Job:
         return 0 if self.accelerator is None else self.accelerator.bits_held()
 
     def held(self, round_: int, start: int, stop: int) -> list[tuple[Run, Held, int]]:
-        """Return what is held of segments start..stop-1, with the contributors' bitmaps."""
+        """Return what is held of segments start..stop-1, with the contributors' bitmaps.
+
+        Args:
+            round_: of the segments.
+            start: the first.
+            stop: one past the last.
+        """
         return list(self.sums.held(round_, start, stop))
 
     def waiting(self) -> list[Run]:
@@ -322,7 +319,13 @@ class Job:
         return good
 
     def contribute(self, member: Member, stretch: Stretch, outcome: Outcome) -> None:
-        """Take segments of one member; count what is not taken."""
+        """Take segments of one member; count what is not taken.
+
+        Args:
+            member: who sends them.
+            stretch: the segments.
+            outcome: takes what they lead to.
+        """
         assert self.accelerator is not None
         reason = "halted" if self.halted else None
         if reason is None and self.synchronous:
@@ -333,20 +336,8 @@ class Job:
             member.met = None
             self.accelerator.accumulate(member.seat, stretch, outcome)
 
-    def take(self, rows: Rows, tail: int) -> list[Outgoing]:
-        """Keep aggregates that have come from the parent, and broadcast what is new."""
-        peers = self.members.contributor_addresses()
-        stretches = self.stretches(rows, tail)
-        several = len({stretch.round for stretch in stretches}) > 1
-        sends: list[Outgoing] = []
-        for stretch in stretches:
-            outs = self.sums.send(self._take(stretch), peers)
-            # The next round may take over the sets that are to be sent: copy them.
-            sends += [out.copy() for out in outs] if several else outs
-        return sends
-
-    def _take(self, stretch: Stretch) -> list[Run]:
-        """Keep aggregates of one round; returns what is new."""
+    def take(self, stretch: Stretch) -> list[Outgoing]:
+        """Keep aggregates of one round from the parent, and broadcast what is new."""
         if self.halted or stretch.round not in self.window:
             self.counters["halted" if self.halted else "out_of_window"] += len(stretch.rows)
             return []
@@ -354,14 +345,21 @@ class Job:
         self.rounds.contribute(stretch.round)
         # Before all are back at a switch that was restarted, those away may be in it, too.
         self.rounds.completed_any |= self.members.gathered
-        return [run for some in stretch.consecutive() for run in self._in_rounds.take(some)]
+        new = [run for some in stretch.consecutive() for run in self._in_rounds.take(some)]
+        return self.sums.send(new, self.members.contributor_addresses())
 
     def reevaluate(self) -> list[Outgoing]:
         """Complete and send what a change of members, threshold or phase has made complete."""
         return [] if self.accelerator is None else self.deliver(self.accelerator.reevaluate())
 
     def force(self, round_: int, start: int, stop: int) -> tuple[list[Outgoing], int]:
-        """Complete and send open segments as they are; also the fewest contributions in one."""
+        """Complete and send open segments as they are; also the fewest contributions in one.
+
+        Args:
+            round_: of the segments.
+            start: the first.
+            stop: one past the last.
+        """
         completed, fewest = self.sums.force(round_, start, stop)
         return self.deliver(completed), fewest
 

@@ -28,7 +28,13 @@ class Leases:
         self.hierarchy = hierarchy
 
     def renew(self, peer: Address, number: int, now: float) -> None:
-        """Begin the lease of a member anew."""
+        """Begin the lease of a member anew.
+
+        Args:
+            peer: its address.
+            number: of the job.
+            now: the time.
+        """
         _, member = self.record.find(number, peer)
         if member is not None:
             member.last_seen = now
@@ -61,7 +67,9 @@ class Leases:
         record.next_expiry = inf
         for job in list(record.jobs.values()):
             sends += self.lifecycle.end_leases(job, job.members.silent(now, lease), now)
-            if self.hierarchy and job.keeps_places:  # who keeps its place is not counted now
+            if (
+                self.hierarchy and job.members.keeps_places
+            ):  # who keeps its place is not counted now
                 sends += self.hierarchy.changed(job, now)
             for member in job.members:
                 if member.last_seen + lease > now:

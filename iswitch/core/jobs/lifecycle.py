@@ -72,12 +72,24 @@ class Lifecycle:
         return sends + self.reevaluate(job, now)
 
     def end_lease(self, job: Job, member: Member, now: float) -> list[Outgoing]:
-        """Take out a member that has been silent for a lease time."""
+        """Take out a member that has been silent for a lease time.
+
+        Args:
+            job: its job.
+            member: who is out.
+            now: the time.
+        """
         self.record.counters["leases_run_out"] += 1
         return self.remove(job, member, now)
 
     def end_leases(self, job: Job, members: list[Member], now: float) -> list[Outgoing]:
-        """Take out members that have been silent for a lease time, one after the other."""
+        """Take out members that have been silent for a lease time, one after the other.
+
+        Args:
+            job: their job.
+            members: those that are out.
+            now: the time.
+        """
         sends: list[Outgoing] = []
         for member in members:
             # What completes next may take over the sets that are to be sent: copy them.

@@ -69,7 +69,14 @@ class Parent:
         if job is None:
             self.record.counters["stranger"] += len(rows)
             return []
-        return job.take(rows, tail)
+        stretches = job.stretches(rows, tail)
+        several = len({stretch.round for stretch in stretches}) > 1
+        sends: list[Outgoing] = []
+        for stretch in stretches:
+            outs = job.take(stretch)
+            # The next round may take over the sets that are to be sent: copy them.
+            sends += [out.copy() for out in outs] if several else outs
+        return sends
 
     def handle(self, payload: bytes, now: float) -> list[Outgoing]:
         """Handle a control packet from the parent."""

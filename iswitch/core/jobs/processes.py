@@ -69,6 +69,11 @@ def refuse_outdated(record: Record, asked: Asked, member: Member | None) -> None
     A new one asks anew with a number above the one that it is told; nobody waits for the
     answer to a late copy.
 
+    Args:
+        record: the jobs.
+        asked: the Join.
+        member: at its address in that job, if there is one.
+
     Raises:
         Refusal: its number is too small.
     """
@@ -98,6 +103,11 @@ def take_over(record: Record, lifecycle: Lifecycle, asked: Asked) -> list[Outgoi
 
     Data names no job: an address and port can contribute to one only. Nobody without the key
     of that job can end anything there.
+
+    Args:
+        record: the jobs.
+        lifecycle: what happens to them.
+        asked: the Join of the new process.
 
     Raises:
         Refusal: the other job's member is no older, or its job is keyed.

@@ -151,7 +151,13 @@ class Questions:
     # Of the parent
 
     def help_the_parent(self, job: Job, asked: Segments, now: float) -> list[Outgoing]:
-        """Contribute again what is complete here, and ask for what is missing here."""
+        """Contribute again what is complete here, and ask for what is missing here.
+
+        Args:
+            job: that the parent asks about.
+            asked: the segments.
+            now: the time.
+        """
         assert job.shape is not None
         stop = asked.index + asked.count
         if stop > job.shape.segments:
@@ -166,7 +172,13 @@ class Questions:
         return job.contribute_again(ours) + self.ask_members(job, missing, now)
 
     def tell_the_parent(self, job: Job, who: Who, now: float) -> tuple[Awaiting, list[Outgoing]]:
-        """Name our members for whom segments wait; if no segments are named, the lost ones."""
+        """Name our members for whom segments wait; if no segments are named, the lost ones.
+
+        Args:
+            job: that the parent asks about.
+            who: the question.
+            now: the time.
+        """
         assert job.shape is not None
         absent = 0
         stop = min(who.index + who.count, job.shape.segments)

@@ -115,7 +115,13 @@ class Ranks:
         return [member for member in unranked if _is_due(member, there)]
 
     def number(self, job: Job, due: list[Member], now: float) -> None:
-        """Give these workers the lowest ranks that are free: this is the root."""
+        """Give these workers the lowest ranks that are free: this is the root.
+
+        Args:
+            job: of the workers.
+            due: the workers.
+            now: the time.
+        """
         for member in due:
             most = self._most(member.expected, member.since, now)
             job.give(member, self._free(job, 1, most, now))
@@ -221,11 +227,23 @@ class Ranks:
         return ranks, unranked
 
     def own(self, job: Job | None, statement: Statement, now: float) -> int:
-        """Return ranks for the workers that are due, where the parent knows nothing of ranks."""
+        """Return ranks for the workers that are due, where the parent knows nothing of ranks.
+
+        Args:
+            job: of the workers; None: there are none yet.
+            statement: the last one.
+            now: the time.
+        """
         return self._free(job, statement.unranked, RANKS, now, statement.ranks) if job else 0
 
     def settle(self, job: Job, statement: Statement, now: float) -> list[Member]:
-        """Do as the parent has decided; return the workers that have lost their rank by it."""
+        """Do as the parent has decided; return the workers that have lost their rank by it.
+
+        Args:
+            job: of the workers.
+            statement: on which the parent has decided.
+            now: the time.
+        """
         members = job.contributors()
         lost = [m for m in members if m.ranks & ~statement.granted]
         for member in lost:

@@ -91,7 +91,13 @@ class Record:
         return job.members.lost(now, self.limits.lease)
 
     def enter(self, peer: Address, workers: int, now: float) -> None:
-        """Listen to this address, which stands for a number of workers."""
+        """Listen to this address, which stands for a number of workers.
+
+        Args:
+            peer: the address.
+            workers: for how many it speaks.
+            now: the time.
+        """
         if self.sources.enter(peer):
             self.throttle.admit(peer, workers, now)
 
@@ -106,7 +112,14 @@ class Record:
 
 
 def bare_answer(peer: Address, packet: Header | Control, status: Status, **told: int) -> Outgoing:
-    """Make an Ack that says the status, and of the job no more than the fields given."""
+    """Make an Ack that says the status, and of the job no more than the fields given.
+
+    Args:
+        peer: who asked.
+        packet: the request.
+        status: the answer.
+        told: fields of the Ack.
+    """
     ack = Ack(packet.action, **told)
     return Outgoing.control(
         peer, Control(Action.ACK, packet.job, packet.request, ack, status).build()

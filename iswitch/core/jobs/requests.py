@@ -29,7 +29,7 @@ class Request:
             0,
             self.member.rank,
             self.job.threshold_in_force,
-            self.job.first_round_of(self.member),
+            self.job.rounds.first_round_of(self.member),
             contributors,
         )
 

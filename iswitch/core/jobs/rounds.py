@@ -135,6 +135,11 @@ class Rounds:
         elif join.flags & FLAG_FIRST:
             member.begin_at(join.round, held_back=True)
 
+    def first_round_of(self, member: Member) -> int:
+        """Return the round at which a member is to begin, or to go on."""
+        first = member.first_round
+        return self.window.high if first is None or self.window.is_past(first) else first
+
     def is_early(self, join: Join) -> bool:
         """Return whether nothing can have completed without the member that this Join brings."""
         expected = max(self.members.expected, join.expected)

@@ -117,7 +117,13 @@ class Uplink:
         return [j.wanted for j in joins if isinstance(j, Join) and j.wanted != NO_RANK]
 
     def outdo(self, last: int, value: SwitchJoin, now: float) -> list[Outgoing]:
-        """Join with a number above `last`: the process before at this address had used it."""
+        """Join with a number above `last`: the process before at this address had used it.
+
+        Args:
+            last: the largest number of that process.
+            value: what to say.
+            now: the time.
+        """
         self.be_called((last + 1) & ROUND_MASK)
         return self.join(value, False, now)
 
@@ -133,7 +139,13 @@ class Uplink:
         return Window(self.first_round, self.first_round, lowest, named=Named.SURE)
 
     def request(self, action: Action, value: Value, now: float) -> tuple[int, list[Outgoing]]:
-        """Ask the parent to do something; return the Request, and what to send."""
+        """Ask the parent to do something; return the Request, and what to send.
+
+        Args:
+            action: what to do.
+            value: with what.
+            now: the time.
+        """
         number, out = self.requests.ask_next(self.job, action, value, now)
         return number, [out]
 
@@ -174,7 +186,13 @@ class Uplink:
         return one.packet
 
     def ask_anew(self, request: int, last: int, now: float) -> list[Outgoing]:
-        """Ask with a number above `last`, the largest that an earlier process used here."""
+        """Ask with a number above `last`, the largest that an earlier process used here.
+
+        Args:
+            request: the number that was too small.
+            last: the number to exceed.
+            now: the time.
+        """
         self.requests.numbers.exceed(last)
         one = self.requests.find(request)
         if one is None:  # Help: whoever waits asks again
