@@ -70,6 +70,15 @@ def size(environment: Mapping[str, str]) -> int | None:
     name = _size_name(environment)
     if name is None:
         return None
+    return workers(environment, name)
+
+
+def workers(environment: Mapping[str, str], name: str) -> int:
+    """The number of workers in a variable.
+
+    Raises:
+        ValueError: it is no number, or 0.
+    """
     found = number(environment, name)
     if found == 0:
         raise ValueError(f"{name} is 0: a job has 1 worker or more")
@@ -104,7 +113,9 @@ def rank(environment: Mapping[str, str], workers: int) -> int | None:
     ]
     if not own:
         return None
-    found = number(environment, own[0])
+    found = number(environment, own[0], f"a rank, 0 to {max(workers, 1) - 1}, is wanted")
+    if workers < 1:
+        raise ValueError(f"there are {workers} workers: a job has 1 worker or more")
     if found >= workers:
         of = _size_name(environment)
         if of is None or number(environment, of) != workers:
@@ -137,11 +148,24 @@ def address(environment: Mapping[str, str], name: str, example: str) -> tuple[st
     return host, int(port)
 
 
-def number(environment: Mapping[str, str], name: str) -> int:
-    """A variable that holds a whole number."""
+def number(
+    environment: Mapping[str, str],
+    name: str,
+    hint: str = f"a whole number of 0 to {MOST} is wanted",
+) -> int:
+    """A variable that holds a whole number.
+
+    Args:
+        environment: the variables.
+        name: of the one.
+        hint: what the error says to write instead.
+
+    Raises:
+        ValueError: it holds something else.
+    """
     value = text(environment, name)
     if _whole(value) < 0:
-        raise ValueError(f"{name} is {value!r}: a whole number of 0 to {MOST} is wanted")
+        raise ValueError(f"{name} is {value!r}: {hint}")
     return int(value)
 
 

@@ -811,6 +811,10 @@ def test_the_number_of_workers_is_blamed_on_the_variable_that_tells_it() -> None
     for rank, size in (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")):
         with pytest.raises(ValueError, match=f"^{size} is 0: a job has 1 worker or more$"):
             told((rank, 0), size=0)
+    with pytest.raises(ValueError, match=r"^there are 0 workers: a job has 1 worker or more$"):
+        environment.rank({"RANK": "0"}, 0)  # the call says 0
+    with pytest.raises(ValueError, match=r"^RANK is 'x': a rank, 0 to 3, is wanted$"):
+        environment.rank({"RANK": "x"}, 4)
     with pytest.raises(ValueError, match=r"PMI_RANK is 1, and there is 1 worker \(PMI_SIZE\)"):
         told(("PMI_RANK", 1), size=1)
     with pytest.raises(ValueError, match=r"RANK is 3, and there are 2 workers \(world_size\)"):

@@ -216,6 +216,8 @@ def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"RANK": "2"}, "RANK is 2 and WORLD_SIZE 2: ranks are 0..1"),
         ({"RANK": ""}, "RANK is not set: start this with `iswitch run"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0: a job has 1 worker or more"),
+        ({"RANK": "x"}, "RANK is 'x': a rank, 0 to 1, is wanted"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two': a whole number of 0 to 4294967295"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
         ({"MASTER_PORT": "65536"}, "MASTER_PORT is 65536: ports are 1..65535"),

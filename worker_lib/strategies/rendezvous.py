@@ -62,7 +62,8 @@ class Place(NamedTuple):
         Raises:
             ValueError: one of them lacks or is wrong; the message names it.
         """
-        rank, size = (environment.number(variables, name) for name in ("RANK", "WORLD_SIZE"))
+        size = environment.workers(variables, "WORLD_SIZE")
+        rank = environment.number(variables, "RANK", f"a rank, 0 to {size - 1}, is wanted")
         if not rank < size:
             raise ValueError(f"RANK is {rank} and WORLD_SIZE {size}: ranks are 0..{size - 1}")
         port = environment.number(variables, "MASTER_PORT")
