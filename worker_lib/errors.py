@@ -89,7 +89,8 @@ class Refused(WorkerError):
 
     TAKEN: ClassVar[str] = (
         "it has its {workers} workers already; the places of workers that were killed are free "
-        "when their leases have run out (30 s of silence): try again then, or use another number"
+        "when their leases have run out (the switch's --lease, 30 s by default): try again then, or "
+        "use another number"
     )
 
     OUTDONE: ClassVar[str] = (
@@ -241,7 +242,7 @@ class RoundGone(WorkerError):
         if named:  # by the program
             go_on = (
                 "name a later round (if an earlier run has left the job there, take another job "
-                "number, or start half a minute after its last worker has left)"
+                "number, or start when a lease, 30 s by default, has passed since its last worker left)"
             )
         super().__init__(
             f"round {round_} is no longer kept at the switch, which is at round {now_at}; {go_on}"

@@ -503,7 +503,9 @@ def test_no_sum_of_fewer(switch: Where, make: Make, pool: ThreadPoolExecutor) ->
     assert {w.round for w in (first, second, again)} == {again.round}
     outs = together(pool, [first, second, again], [ones()] * 3)
     assert all((out == 3).all() for out in outs)
-    with pytest.raises(Refused, match="it has its 3 workers already; the places") as refused:
+    with pytest.raises(
+        Refused, match="it has its 3 workers already; the places .*--lease, 30 s by default"
+    ) as refused:
         Worker(switch, first.job, NUMEL, 3, timeout=0.1)
     assert refused.value.taken
     again.leave()
