@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import ClassVar, Self
 
 from iswitch.core.format.packets import Address
-from iswitch.core.format.wire import NO_RANK, Ack, Action, Awaited, Status
+from iswitch.core.format.wire import NO_RANK, Ack, Action, Awaited, Status, round_distance
 
 from .naming import ranks
 
@@ -232,17 +232,35 @@ class JobReset(WorkerError):
 class RoundGone(WorkerError):
     """This worker fell too far behind: the switch no longer keeps the round it needs."""
 
-    def __init__(self, round_: int, now_at: int, named: bool = False) -> None:
+    def __init__(
+        self, round_: int, now_at: int, named: bool = False, done: int | None = None
+    ) -> None:
+        """Make the error.
+
+        Args:
+            round_: the round.
+            now_at: the round of the switch, or the least that this worker can name.
+            named: the program names rounds.
+            done: the last round that this worker has done, if its program wants to go back.
+        """
         self.round = round_
         self.now_at = now_at
+        if done is not None and round_distance(done, round_) >= 0:
+            back = "" if done == round_ else f", and cannot go back to round {round_}"
+            super().__init__(
+                f"this worker has already done round {done}{back}: name round {now_at} or a later "
+                "one"
+            )
+            return
         go_on = (
             "take the weights from another worker and go on: the next allreduce is of round "
             f"{now_at}"
         )
-        if named:  # by the program
+        if named:
             go_on = (
                 "name a later round (if an earlier run has left the job there, take another job "
-                "number, or start when a lease, 30 s by default, has passed since its last worker left)"
+                "number, or start when a lease, 30 s by default, has passed since its last worker "
+                "left)"
             )
         super().__init__(
             f"round {round_} is no longer kept at the switch, which is at round {now_at}; {go_on}"

@@ -169,7 +169,7 @@ class Membership:
         if session.has_events or self._notice is not None:
             self._raise_notice()
         if round_ is not None and not session.skip_to(round_):
-            raise RoundGone(round_, session.round, named=True)
+            raise RoundGone(round_, session.round, named=True, done=session.finished)
         try:
             express = session.begin_express(vector, out, began, own)
             if not (express and self._express(limit)):

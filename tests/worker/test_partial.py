@@ -572,7 +572,10 @@ def test_rounds_are_named_where_they_have_to_be(switch: Where, job: int) -> None
             worker.allreduce(ones)
         least = worker.round
         assert (worker.allreduce(ones, round_=least + 1) == 1).all()
-        with pytest.raises(RoundGone, match=f"round {least} is no longer kept"):
+        done = f"this worker has already done round {least + 1}"
+        with pytest.raises(RoundGone, match=f"^{done}: name round {least + 2} or a later one$"):
+            worker.allreduce(ones, round_=least + 1)
+        with pytest.raises(RoundGone, match=f"^{done}, and cannot go back to round {least}: name"):
             worker.allreduce(ones, round_=least)
         with pytest.raises(ValueError, match="a round is a number"):
             worker.allreduce(ones, round_=-1)

@@ -76,7 +76,7 @@ class Session(Repairing):
         self._own = False  # nobody else writes to the transfer's `out`
         self._given_up: Transfer | None = None
         self._measured_at = float("-inf")
-        self._finished: int | None = None  # the last round that was
+        self.finished: int | None = None  # the last round that was
         self._moved_to: int | None = None  # the round by which the switch last moved us
 
     # What the application asks for
@@ -154,7 +154,7 @@ class Session(Repairing):
         self.abandon()
         self._given_up = None
         self.forget_who_is_missing()
-        self._finished = self.round
+        self.finished = self.round
         self.round = (self.round + 1) & ROUND_MASK
 
     def skip_to(self, round_: int) -> bool:
@@ -249,7 +249,7 @@ class Session(Repairing):
     # Membership
 
     def _standing(self) -> tuple[int, int]:
-        took_part_before = self._finished == (self.round - 1) & ROUND_MASK
+        took_part_before = self.finished == (self.round - 1) & ROUND_MASK
         return FLAG_STANDS_AT if took_part_before else FLAG_STANDS_AT | FLAG_FIRST, self.round
 
     def _take_place(self, ack: Ack, now: float) -> None:  # noqa: ARG002
