@@ -18,7 +18,6 @@ from iswitch.core.exchange.requests import Numbers, Requests, Unanswered
 from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import (
     FLAG_NEW,
-    MAX_MEMBERS,
     NO_RANK,
     TOS_CONTROL,
     TOS_MASK,
@@ -41,7 +40,7 @@ from iswitch.core.format.wire import (
 from iswitch.ports.udp import UdpPort
 from worker_lib.protocol.member import BACKOFF
 
-from . import arguments
+from . import arguments, showing
 from .errors import Refused, SwitchUnreachable, WorkerError
 
 WHO_PATIENCE = 0.5  # seconds for switches further away to say for whom segments wait
@@ -248,14 +247,7 @@ class Controller:
         Returns:
             workers by ascending rank, then those without one, then switches below.
         """
-        found: dict[tuple[str, int], Awaited] = {}  # who joins anew meanwhile may be told twice
-        seat = 0
-        while seat < MAX_MEMBERS:
-            ack = self.request(Action.SHOW, Show(Shown.MEMBERS, seat))
-            assert isinstance(ack, AckWho)
-            found |= {one[:2]: one for one in ack.awaited}
-            seat = max(ack.rank, seat + 1)
-        return sorted(found.values(), key=lambda one: one.rank)
+        return showing.members(lambda show: self.request(Action.SHOW, show))
 
     def leave(self) -> Ack:
         """Leave the job; to join it again is to be somebody new."""

@@ -89,8 +89,8 @@ class Refused(WorkerError):
 
     TAKEN: ClassVar[str] = (
         "it has its {workers} workers already; the places of workers that were killed are free "
-        "when their leases have run out (the switch's --lease, 30 s by default): try again then, or "
-        "use another number"
+        "when their leases have run out (the switch's --lease, 30 s by default): try again then, "
+        "or use another number"
     )
 
     OUTDONE: ClassVar[str] = (

@@ -16,6 +16,7 @@ from iswitch.core.format.wire import (
     Ack,
     Action,
     Shape,
+    Show,
     Status,
     Value,
     Vector,
@@ -24,7 +25,7 @@ from iswitch.ports.udp import UdpPort
 from worker_lib.protocol.session import Answered, Dropped, Gone, Halted, Session, WasReset
 from worker_lib.protocol.terms import RoundTerms
 
-from . import arguments
+from . import arguments, showing
 from .errors import (
     JobReset,
     MembershipLost,
@@ -239,7 +240,17 @@ class Membership:
     def _ask_who_is_there(self) -> None:
         with suppress(SwitchUnreachable, Refused):
             self.session.join(time.monotonic())
-            self._await(_answers_join, time.monotonic() + WHO_PATIENCE)
+            limit = time.monotonic() + WHO_PATIENCE
+            self._await(_answers_join, limit)
+            if self.session.joined < self.session.terms.expected:
+                self.waiting.there = showing.members(lambda show: self._show(show, limit))
+
+    def _show(self, show: Show, limit: float) -> Ack:
+        number = self.session.request(Action.SHOW, show, time.monotonic())
+        try:
+            return self._await(functools.partial(_answers, number), limit)
+        finally:
+            self.session.forget(number)
 
     # Requests
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from iswitch.core.format.wire import ELSEWHERE, NO_RANK, RANKS, Ack, Awaited
 
+MOST_NAMED = 16
+
 
 def place(host: str, port: int, hosts: Mapping[str, str]) -> str:
     """Where something is: its address, after the name of its host if that is known."""
@@ -34,6 +36,12 @@ def workers(awaited: Sequence[Awaited], total: int, hosts: Mapping[str, str]) ->
     """Several of them; `total` are as many as there are beside those that are named."""
     named = [worker(one, hosts) for one in sorted(awaited, key=lambda one: one.rank)]
     return ", ".join(named) + f" and {total - len(named)} more" * (total > len(named))
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Ranks in words; of many the first."""
+    named = ", ".join(map(str, ranks[:MOST_NAMED])) + ", ..." * (len(ranks) > MOST_NAMED)
+    return f"rank{'s' * (len(ranks) > 1)} {named}"
 
 
 def ranks(awaited: Sequence[Awaited]) -> list[int]:

@@ -61,6 +61,7 @@ class Waiting:
         self._lost_question = self._times_asked = 0
         self._lost: AckWho | None = None
         self._told: AckWho | None = None
+        self.there: list[Awaited] = []  # contributors to the job, as the switch has shown them
         self._looked = -1, now  # segments that were missing then, and when
         self._look: int | None = None  # the Request that asks for whom the round waits
 
@@ -213,6 +214,13 @@ class Waiting:
         total, awaited = self._told.total, self._told.awaited
         return naming.workers(awaited, total, self._hosts), total
 
+    def _absent(self) -> list[int]:
+        """The ranks that nobody has; none if some workers are out of this switch's sight."""
+        present = {one.rank for one in self.there}
+        ranks = range(self.num_workers)
+        all_seen = len(self.there) == len(present) == self.session.joined
+        return [r for r in ranks if r not in present] if all_seen and present <= set(ranks) else []
+
     def _whom(self) -> str:
         """For whom the round waits, in words."""
         session = self.session
@@ -237,9 +245,14 @@ class Waiting:
             )
         if too_few:
             others = " (another worker asked for sums of all)" * elastic
+            absent = self._absent()
+            several = len(absent) > 1
+            missing = naming.listed(absent) + (" are missing" if several else " is missing")
+            who = f"{missing}: have they" if several else f"{missing}: has it"
             return (
-                f"only {there}: has one not started, left or died? Start one in its place, unless "
-                f"done already{others}"
+                f"only {there}: {who if absent else 'has one'} not started, left or died? Start "
+                f"{'others in their places' if several else 'one in its place'}, unless done "
+                f"already{others}"
             )
         if session.threshold > session.joined:
             return (

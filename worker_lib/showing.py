@@ -1,0 +1,23 @@
+"""Read the list of a job's members, which a switch shows page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from iswitch.core.format.wire import MAX_MEMBERS, Ack, AckWho, Awaited, Show, Shown
+
+
+def members(ask: Callable[[Show], Ack]) -> list[Awaited]:
+    """The contributors to a job: workers by ascending rank, then those without one, then switches.
+
+    Args:
+        ask: has the switch answer a Show.
+    """
+    found: dict[tuple[str, int], Awaited] = {}  # one that joins anew meanwhile may be told twice
+    seat = 0
+    while seat < MAX_MEMBERS:
+        ack = ask(Show(Shown.MEMBERS, seat))
+        assert isinstance(ack, AckWho)
+        found |= {one[:2]: one for one in ack.awaited}
+        seat = max(ack.rank, seat + 1)
+    return sorted(found.values(), key=lambda one: one.rank)
