@@ -128,6 +128,17 @@ def rank(environment: Mapping[str, str], workers: int) -> int | None:
     return found
 
 
+def overridden(environment: Mapping[str, str], rank: int) -> str:
+    """What to say if a rank comes from ISWITCH_RANK, and RANK has another; else nothing."""
+    own, other = (environment.get(name) for name in OWN_RANKS)
+    if not other or own in (None, "", other) or own != str(rank):
+        return ""
+    return (
+        f": ISWITCH_RANK={own} is in the environment, and goes before RANK={other}; unset it, if "
+        "`iswitch run` or another launcher numbers the processes"
+    )
+
+
 def hosts(environment: Mapping[str, str]) -> dict[str, str]:
     """Names of hosts by address, from ISWITCH_HOSTS (h1=10.26.0.1,h2=10.26.0.2), for messages.
 

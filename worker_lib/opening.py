@@ -97,7 +97,7 @@ def refused(
             f"{shape.op.name.lower()}, E = {shape.elements}{', reproducible' * ordered})"
         )
     if status is Status.RANK_TAKEN:
-        detail = naming.owner(ack, hosts)
+        detail = naming.owner(ack, hosts) + environment.overridden(os.environ, session.terms.rank)
     return Refused(action, status, session.job, detail, ack)
 
 

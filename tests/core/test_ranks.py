@@ -725,7 +725,9 @@ def test_a_reproducible_sum_in_a_tree_is_by_rack_then_rank() -> None:
 
 
 @pytest.mark.slow
-def test_two_workers_that_ask_for_one_rank(start_switch: StartSwitch) -> None:
+def test_two_workers_that_ask_for_one_rank(
+    start_switch: StartSwitch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, where = start_switch()
     with Worker(where, 1, 3, rank=2) as first:
         at = "{}:{}".format(*first._port.socket.getsockname())
@@ -733,6 +735,10 @@ def test_two_workers_that_ask_for_one_rank(start_switch: StartSwitch) -> None:
         with pytest.raises(Refused, match=said) as refused:
             Worker(where, 1, 3, rank=2, timeout=20.0)
         assert refused.value.status is TAKEN
+        monkeypatch.setenv("ISWITCH_RANK", "2")
+        monkeypatch.setenv("RANK", "1")
+        with pytest.raises(Refused, match=f"{said}.*: ISWITCH_RANK=2 is in the environment"):
+            Worker(where, 1, 3, rank=2, timeout=1.0)
         with Worker(where, 1, 3) as second:
             assert (first.rank, second.rank) == (2, 0)
     with Worker(where, 1, 3, rank=2) as third:
@@ -819,6 +825,15 @@ def test_the_number_of_workers_is_blamed_on_the_variable_that_tells_it() -> None
         told(("PMI_RANK", 1), size=1)
     with pytest.raises(ValueError, match=r"RANK is 3, and there are 2 workers \(world_size\)"):
         environment.rank({"RANK": "3", "WORLD_SIZE": "4"}, 2)  # the call says 2
+
+
+def test_an_exported_rank_that_goes_before_a_launchers_is_named() -> None:
+    exported = {"ISWITCH_RANK": "0", "RANK": "3"}
+    said = environment.overridden(exported, 0)
+    assert said.startswith(": ISWITCH_RANK=0 is in the environment, and goes before RANK=3; unset")
+    for others in ({}, {"ISWITCH_RANK": "3"}, {"ISWITCH_RANK": ""}, {"ISWITCH_RANK": "2"}):
+        assert not environment.overridden({"RANK": "3"} | others, 0)
+    assert not environment.overridden({"ISWITCH_RANK": "0"}, 0)
 
 
 @pytest.mark.parametrize("name", list(TOLD)[2:])
