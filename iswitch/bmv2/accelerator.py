@@ -1,4 +1,4 @@
-"""A job whose sums are in the data plane: the interface of the core, by way of the CPU port."""
+"""Sums in the data plane: the interface of the core, carried out over the CPU port."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PipelinePlane(DataPlane):
         self._job = job
 
     def refusal(self, shape: Shape, begins: bool) -> Status | None:
-        """Why a contributor of vectors of this shape cannot be served; None: it can."""
+        """Give the reason to refuse a contributor of such vectors; None: it can be served."""
         sizes = self.pipeline.sizes
         if self.pipeline.slots(shape) > sizes.slots:
             return Status.FULL
@@ -46,7 +46,7 @@ class PipelinePlane(DataPlane):
         return self.pipeline.has_room(shape)
 
     def tells_ranks_apart(self, mode: Mode) -> bool:  # noqa: ARG002
-        """Whether sums can be in rank order: they are made as contributions arrive, so no."""
+        """Say no: sums are made as contributions arrive, not in rank order."""
         return False
 
     def begin(self, job: int, shape: Shape, rule: Rule, reproducible: bool) -> PipelineAccelerator:  # noqa: ARG002
@@ -77,11 +77,11 @@ class PipelineAccelerator(RoundAccelerator):
 
     @property
     def job(self) -> Job:
-        """The job whose sums these are."""
+        """Find the job whose sums these are."""
         return self._job(self.number)
 
     def join(self, seat: int) -> None:
-        """The data plane needs nothing for one more seat."""
+        """Do nothing: the data plane needs nothing for one more seat."""
 
     def bits_held(self) -> int:
         """Bitmap of the seats whose contribution may be held in some segment."""

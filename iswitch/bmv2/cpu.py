@@ -1,4 +1,4 @@
-"""The header in front of frames at the CPU port, as p4/headers.p4 has it."""
+"""The header in front of frames at the CPU port, as p4/headers.p4 defines it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FORMAT = struct.Struct(">BBHHHIIQIIQQQII")
 
 
 class CpuOp(IntEnum):
-    """Why a frame comes to the control plane, or what it wants of the data plane."""
+    """The reason why a frame comes to the control plane, or its order to the data plane."""
 
     CONTROL = 0
     HELD = 1
@@ -27,7 +27,7 @@ class CpuOp(IntEnum):
 
 
 class Flag(IntFlag):
-    """What registers hold, and with KEEP_JOB and KEEP_MEMBER, which are to be written."""
+    """What registers hold; with KEEP_JOB and KEEP_MEMBER, which of them to write."""
 
     IS_COMPLETE = 1
     HAS_CONTRIBUTED = 2
@@ -39,7 +39,7 @@ class Flag(IntFlag):
 
 
 class CpuHeader(NamedTuple):
-    """The fields; in a LOOK or HOLD towards the data plane `high` is the job's epoch."""
+    """The header's fields; in a LOOK or HOLD to the data plane `high` is the job's epoch."""
 
     op: CpuOp
     flags: int = 0
@@ -58,12 +58,12 @@ class CpuHeader(NamedTuple):
     next: int = 0
 
     def build(self) -> bytes:
-        """The bytes."""
+        """Pack the header into bytes."""
         return FORMAT.pack(*self)
 
     @classmethod
     def parse(cls, frame: bytes) -> tuple[Self, bytes]:
-        """The header and the frame behind it.
+        """Read the header, and the frame behind it.
 
         Raises:
             ValueError: the data plane sends no such thing.

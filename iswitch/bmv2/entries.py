@@ -1,4 +1,4 @@
-"""What the tables have to say of a job: passive data, from the job alone."""
+"""Table entries of a job: passive data, worked out from the job alone."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Entry(NamedTuple):
 
     @property
     def key(self) -> tuple[str, tuple[str, ...]]:
-        """There is one entry of each."""
+        """Identify the entry: a table has one of each key."""
         return self.table, self.match
 
     @property
     def line(self) -> str:
-        """The line that adds it."""
+        """Give the line that adds the entry."""
         priority = () if self.priority is None else (str(self.priority),)
         words = (self.table, self.action, *self.match, "=>", *self.parameters, *priority)
         return " ".join(("table_add", *words))
@@ -55,7 +55,7 @@ def job_entries(
     macs: dict[tuple[str, int], bytes],
     parent: Address | None = None,
 ) -> list[Entry]:
-    """All entries of a job, whose members' MACs are these by host and port, and its parent's."""
+    """List all entries of a job; `macs` has its members' and its parent's MACs by host and port."""
     members = job.members.contributors()
     found = [_job(job, place, parent), *_rules(job, place, members)]
     found += [_member(place, member) for member in members]
@@ -70,7 +70,7 @@ def job_entries(
 
 
 def parent_entry(place: JobPlace, parent: Address) -> Entry:
-    """Aggregates from the switch above are for this job."""
+    """Make the entry that leads aggregates from the switch above to this job."""
     return Entry("members", _source(parent), "parent", (str(place.number),))
 
 
@@ -119,7 +119,7 @@ def _receiver(place: JobPlace, seat: int, peer: Address, mac: bytes) -> Entry:
 
 
 def _rules(job: Job, place: JobPlace, members: list[Member]) -> list[Entry]:
-    """Of whom sums are complete: as the members have joined, it may differ from round to round."""
+    """List which contributors complete a sum: it may differ from round to round as members join."""
     if not job.members.gathered or job.awaits_reset:
         return []
     high = job.window.high
@@ -142,5 +142,5 @@ def _rules(job: Job, place: JobPlace, members: list[Member]) -> list[Entry]:
 
 
 def _unwrapped(low: int, up: int) -> list[tuple[int, int]]:
-    """A range of rounds as one or two ranges of numbers."""
+    """Express a range of rounds as one or two ranges of numbers."""
     return [(low, up)] if low <= up else [(low, ROUND_MASK), (0, up)]

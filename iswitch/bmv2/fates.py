@@ -1,4 +1,4 @@
-"""What the data plane has counted: the fate of each packet, as the core's counters."""
+"""The counters of the data plane: the fate of each packet, under the core's names."""
 
 from __future__ import annotations
 

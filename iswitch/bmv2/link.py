@@ -1,4 +1,4 @@
-"""The wire between control plane and data plane: questions and orders, in order with the packets.
+"""Questions and orders from the control plane to the data plane, in order with the packets.
 
 What the control plane sends into the CPU port goes through the pipeline after all that came before,
 so an answer says how things stand at that point. Either way frames may be lost, where a burst finds
@@ -28,10 +28,10 @@ class Wire(Protocol):
     """Moves frames to and from the CPU port."""
 
     def send(self, frame: bytes) -> None:
-        """Into the data plane."""
+        """Send a frame into the data plane."""
 
     def receive(self, seconds: float) -> bytes | None:
-        """The next frame from it, waited for at most so long."""
+        """Return the next frame from the data plane; None: none came within `seconds`."""
 
 
 class CpuLink:
@@ -59,7 +59,7 @@ class CpuLink:
         return bool(self._came or self._orders or (self._held and not self.is_holding))
 
     def tell(self, header: CpuHeader, frame: bytes = b"") -> None:
-        """Have something done; it will have been when the next question is answered.
+        """Give an order; the answer to the next question shows that it was carried out.
 
         Raises:
             PipelineSilent: what was told before is not done.
@@ -72,7 +72,7 @@ class CpuLink:
         self.wire.send(order)
 
     def settle(self) -> None:
-        """Wait until all that was told is done.
+        """Wait until all orders are carried out.
 
         Raises:
             PipelineSilent: it is not.
@@ -81,7 +81,7 @@ class CpuLink:
             self.ask([CpuHeader(CpuOp.LOOK)])
 
     def ask(self, headers: Sequence[CpuHeader]) -> list[CpuHeader]:
-        """The answers to LOOK and HOLD, in the same order, after all that was told before.
+        """Ask LOOK and HOLD, after all orders; return the answers in the questions' order.
 
         Raises:
             PipelineSilent: there are none.
@@ -110,7 +110,7 @@ class CpuLink:
         )
 
     def _answers(self, wanted: set[int]) -> dict[int, CpuHeader]:
-        """The answers with these numbers; fewer, if some are late or came before the orders."""
+        """Collect the answers of these numbers, but not late ones, or those before the orders."""
         found: dict[int, CpuHeader] = {}
         while len(found) < len(wanted):
             frame = self.wire.receive(self.patience)
@@ -128,12 +128,12 @@ class CpuLink:
         return found
 
     def hold(self) -> None:
-        """From now on no data is handled but what is told here; all before has been."""
+        """Stop the data plane's handling of data, once it has handled all before."""
         self.is_holding = True
         self.ask([CpuHeader(CpuOp.HOLD)])
 
     def go(self) -> None:
-        """End a hold; what came meanwhile is handled now.
+        """End a hold; the data plane now handles what came meanwhile.
 
         Whether it has ended is asked by the next `pull`, together with what is told until then.
         """
@@ -142,7 +142,7 @@ class CpuLink:
         self._tell_held()
 
     def pull(self, most: int) -> Iterable[tuple[int, bytes]]:
-        """Frames for the control plane that have come, with the ports they came in at."""
+        """Give the frames that have come for the control plane, with their ports."""
         self._tell_held()
         self.settle()
         for _ in range(most):
@@ -163,7 +163,7 @@ class CpuLink:
             self._held.append((header.port, frame))
 
     def _tell_held(self) -> None:
-        """Have data handled that was held back."""
+        """Have the data plane handle the data that was held back."""
         while self._held and not self.is_holding:
             port, frame = self._held.popleft()
             self.tell(CpuHeader(CpuOp.RECEIVE, port=port), frame)

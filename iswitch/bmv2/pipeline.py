@@ -51,7 +51,7 @@ class Sizes:
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> Sizes:
-        """From the definitions of the program."""
+        """Read the sizes from the program's definitions."""
         return cls(
             sizes["SLOTS"],
             sizes["JOBS"],
@@ -125,7 +125,7 @@ class Pipeline:
         self._mac_of = mac_of
 
     def start(self) -> None:
-        """Say who the switch is, and where frames go that go everywhere."""
+        """Install the switch's own addresses, and the ports that flooded frames go to."""
         address = ".".join(map(str, self.address))
         lines = [f"table_set_default own_address own {self.mac.hex(':')} {address}"]
         lines += [f"mc_mgrp_create {self.sizes.flood + port}" for port in range(self.ports)]
@@ -140,7 +140,7 @@ class Pipeline:
     # Places
 
     def slots(self, shape: Shape) -> int:
-        """For the sums of two rounds; with a switch above also for the aggregates from there."""
+        """Count a job's slots: for the sums of two rounds, and under a parent its aggregates."""
         return (2 if self.parent is None else 4) * shape.segments
 
     def has_room(self, shape: Shape) -> bool:
@@ -177,7 +177,7 @@ class Pipeline:
     # Registers
 
     def sync(self, job: Job, now: float, only: Address | None = None) -> None:
-        """Take over what has happened in the data plane: rounds, and who has spoken when.
+        """Bring rounds, and the times at which members spoke, from the data plane to the job.
 
         `only`: of this member, if it is one.
         """
@@ -224,7 +224,7 @@ class Pipeline:
         )
 
     def contributors(self, job: int) -> int:
-        """Bitmap of the seats that have contributed since the job began, or was reset."""
+        """Bitmap of the seats that have contributed since the job began or was reset."""
         place = self.place(job)
         return 0 if place is None else self._installed[place.number].contributors
 
@@ -261,7 +261,7 @@ class Pipeline:
         self._orders.append((header, self._frame(peer, packet)))
 
     def _frame(self, peer: Address, packet: bytes) -> bytes:
-        """A data packet as if it had come from this peer."""
+        """Make the frame of a data packet from this peer."""
         import numpy as np
 
         source = bytes(map(int, peer.host.split(".")))
@@ -319,7 +319,7 @@ class Pipeline:
     def _keep(
         self, number: int, job: Job, place: JobPlace, installed: Installed, members: list[Member]
     ) -> None:
-        """Write the registers that are not as the job says."""
+        """Write the registers that differ from the job."""
         anew = installed.epoch != place.epoch
         if anew:
             installed.contributors = 0
@@ -358,7 +358,7 @@ class Pipeline:
     def _commit_shared(
         self, sources: Sources, learned: Mapping[bytes, int], fed: JobPlace | None
     ) -> None:
-        """Where members' addresses belong, where stations are, whom the parent feeds."""
+        """Install members' addresses, stations' ports, and the job that the parent feeds."""
         self._stations.update(learned)
         while len(self._stations) > self.sizes.stations:
             del self._stations[next(iter(self._stations))]
@@ -383,6 +383,6 @@ class Pipeline:
 
 
 def _flags(job: Job) -> int:
-    """What the registers of a job hold besides `high`."""
+    """Give the flags that a job's registers hold besides `high`."""
     flags = Flag.HIGH_CONTRIBUTED if job.window.contributed else Flag(0)
     return flags | (Flag.ANY_COMPLETED if job.rounds.completed_any else Flag(0))

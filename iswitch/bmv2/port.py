@@ -1,4 +1,4 @@
-"""The CPU port: what comes to the control plane, and what it sends at the switch's ports."""
+"""The CPU port: brings frames to the control plane, and takes those for the switch's ports."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class CpuWire:
         self.socket.bind((ifname, ETH_P_ALL))
 
     def send(self, frame: bytes) -> None:
-        """Into the data plane; waits for room."""
+        """Send a frame into the data plane; wait for room."""
         self.socket.send(frame)
 
     def receive(self, seconds: float) -> bytes | None:
-        """The next frame from it, waited for at most so long."""
+        """Return the next frame from the data plane; None: none came within `seconds`."""
         try:
             return self.socket.recv(LARGEST, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -48,7 +48,7 @@ class CpuWire:
         return self.socket.recv(LARGEST, socket.MSG_DONTWAIT)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the interface."""
         self.socket.close()
 
 
@@ -67,15 +67,15 @@ class CpuPort:
         self._close = close
 
     def fileno(self) -> int:
-        """A descriptor that is readable when something has come."""
+        """Give a descriptor that is readable when a frame has come."""
         return self._fileno
 
     def deadline(self) -> float | None:
-        """At once, if frames came meanwhile, or it is not known whether all told is done."""
+        """Say: at once, if frames have come, or orders may not be carried out yet."""
         return 0.0 if self.link.has_frames else None
 
     def pull(self) -> Iterator[Frames]:
-        """What has come, without waiting."""
+        """Give the frames that have come, without waiting."""
         for port, frame in self.link.pull(AT_ONCE):
             yield Frames.single(port, frame)
 
@@ -87,5 +87,5 @@ class CpuPort:
                     self.link.tell(CpuHeader(CpuOp.SEND, port=transmission.port), row[ETH:])
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Give back the CPU port and the switch."""
         self._close()

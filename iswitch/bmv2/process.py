@@ -1,4 +1,4 @@
-"""Starts a bmv2 with the program in it, and opens its CPU port and its runtime API."""
+"""Starts a bmv2 that runs the program, and opens its CPU port and its runtime API."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Bmv2:
     _undo: ExitStack
 
     def close(self) -> None:
-        """End it, and remove its CPU port."""
+        """End the switch, and remove its CPU port."""
         self._undo.close()
 
 
@@ -87,7 +87,7 @@ def start(ports: Sequence[str], udp_port: int, cpu_port: int, cache: Path) -> Bm
 
 
 def link(inside: str, outside: str) -> None:
-    """The CPU port: a veth pair, of which one end is the switch's.
+    """Make the CPU port: a veth pair, of which one end is the switch's.
 
     The runtime API is at the loopback interface, which in a new namespace is down.
     """
@@ -119,7 +119,7 @@ def whole_frames_only(ifname: str) -> None:
 
 
 def disable_ipv6(ifname: str) -> None:
-    """The kernel sends nothing of its own into the switch."""
+    """Keep the kernel from sending packets of its own into the switch."""
     path = Path(f"/proc/sys/net/ipv6/conf/{ifname}/disable_ipv6")
     if path.exists():
         path.write_text("1")
@@ -147,7 +147,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens at."""
+    """Find a TCP port that nobody listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,10 +1,10 @@
-"""Room in the sums of the data plane: ranges of slots, given to jobs and taken back."""
+"""Room for sums in the data plane: ranges of slots, given to jobs and taken back."""
 
 from __future__ import annotations
 
 
 class Room:
-    """Ranges of a given number of slots, first fit.
+    """Hands out ranges of a given number of slots, first fit.
 
     Args:
         slots: how many there are.
@@ -15,18 +15,18 @@ class Room:
         self._taken: dict[int, int] = {}  # slots from a first one on
 
     def fits(self, slots: int) -> bool:
-        """Whether so many are free in a row."""
+        """Whether `slots` consecutive slots are free."""
         return self._find(slots) is not None
 
     def take(self, slots: int) -> int:
-        """The first of so many, which are taken now; `fits` has said that there are."""
+        """Take `slots` consecutive slots, which `fits` has found free; return the first."""
         base = self._find(slots)
         assert base is not None
         self._taken[base] = slots
         return base
 
     def give_back(self, base: int) -> None:
-        """These are free again."""
+        """Free the slots from `base` on."""
         del self._taken[base]
 
     def _find(self, slots: int) -> int | None:

@@ -1,4 +1,4 @@
-"""The switch's runtime API: lines for `simple_switch_CLI`, and what it answers.
+"""The switch's runtime API: lines for `simple_switch_CLI`, and its answers.
 
 Table entries, multicast groups, queue depths and counters are written and read by these lines,
 which a plain bmv2 takes over Thrift. Registers are not: those the control plane reads and writes in
@@ -20,25 +20,25 @@ REFUSALS = ("Error", "Invalid", "Unknown", "Could not", "***")
 
 
 class RuntimeRefused(Exception):
-    """The switch does not do what a line says; the message has both."""
+    """The switch refuses a line; the message has the line and the answer."""
 
 
 class Runtime(Protocol):
-    """Takes lines, gives an answer to each."""
+    """Takes lines, and gives an answer to each."""
 
     def run(self, lines: Sequence[str]) -> list[str]:
-        """Have these lines executed.
+        """Execute lines; return the answer to each.
 
         Raises:
             RuntimeRefused: one of them was not.
         """
 
     def close(self) -> None:
-        """There are no more."""
+        """End the connection: no more lines will come."""
 
 
 class Cli:
-    """`simple_switch_CLI`, kept open.
+    """Runs `simple_switch_CLI`, and keeps it open.
 
     Args:
         command: the program and its arguments.
@@ -67,7 +67,7 @@ class Cli:
             raise
 
     def run(self, lines: Sequence[str]) -> list[str]:
-        """Have these lines executed.
+        """Execute lines; return the answer to each.
 
         Raises:
             RuntimeRefused: one of them was not.
@@ -81,13 +81,13 @@ class Cli:
         return answers
 
     def close(self) -> None:
-        """There are no more."""
+        """End the connection: no more lines will come."""
         self._in.close()
         self._out.close()
         self.process.wait()
 
     def _read(self, line: str) -> str:
-        """What comes before the next prompt."""
+        """Read what comes before the next prompt."""
         while PROMPT not in self._said:
             some = os.read(self._out.fileno(), 1 << 16)
             if not some:
@@ -99,7 +99,7 @@ class Cli:
 
 
 def handle(answer: str) -> int:
-    """The handle by which what was made is called from now on.
+    """Read from an answer the handle of what was made.
 
     Raises:
         RuntimeRefused: there is none.
@@ -111,7 +111,7 @@ def handle(answer: str) -> int:
 
 
 def packets(answer: str) -> int:
-    """What a counter has counted.
+    """Read from an answer what a counter has counted.
 
     Raises:
         RuntimeRefused: it does not say.

@@ -79,7 +79,7 @@ class PipelineSwitch(Switch):
         return self._between(jobs, now, lambda: execute(peer, payload, now), only)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """Do what is due."""
+        """Do what is due; returns what is to be sent."""
         handle_timer = super().handle_timer
         return self._between(list(self.jobs.values()), now, lambda: handle_timer(now))
 
@@ -90,7 +90,7 @@ class PipelineSwitch(Switch):
         action: Callable[[], Result],
         only: Address | None = None,
     ) -> Result:
-        """Let the core act while no data is handled, and the data plane follow.
+        """Let the core act while the data plane handles no data, then bring that up to date.
 
         Args:
             jobs: what it is about.
@@ -123,7 +123,7 @@ class PipelineSwitch(Switch):
 
 
 class LearningBridge(Bridge):
-    """A bridge that tells where stations are.
+    """A bridge that reports where stations are.
 
     Args:
         ports: how many there are.
@@ -135,7 +135,7 @@ class LearningBridge(Bridge):
         self._learned = learned
 
     def learn(self, source: bytes, ingress: int, now: float) -> None:
-        """A frame of this station came in here."""
+        """Note that a frame of this station came in at this port; report a new place."""
         before = self._stations.get(source)
         super().learn(source, ingress, now)
         if source in self._stations and (before is None or before[0] != ingress):
@@ -143,7 +143,7 @@ class LearningBridge(Bridge):
 
 
 class PipelineChassis(Chassis):
-    """Ethernet around a `PipelineSwitch`: what the data plane leaves to the control plane."""
+    """Puts a `PipelineSwitch` on Ethernet, for the frames that the data plane leaves to it."""
 
     switch: PipelineSwitch
 

@@ -1,4 +1,4 @@
-"""Entries of tables and nodes of multicast groups: changed until they are as they should be."""
+"""Entries of tables and nodes of multicast groups, changed until they are those wanted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .runtime import Runtime, handle
 
 
 class Tables:
-    """What is installed in the data plane of one job, or of what all jobs share.
+    """Keeps what is installed in the data plane for one job, or for all jobs together.
 
     Args:
         runtime: takes the lines that change it.

@@ -1,4 +1,4 @@
-"""All of a switch in the bmv2 world: data plane, control plane, and the wire between them."""
+"""Puts together a switch of the bmv2 world: data plane, control plane, and the wire between."""
 
 from __future__ import annotations
 

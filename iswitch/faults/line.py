@@ -77,7 +77,7 @@ class Line:
         self._doomed: list[int] = []  # which of those it has not told of yet are lost
 
     def fates(self, sizes: Ints, now: float) -> Fates:
-        """Decide over packets of so many bytes that are sent now, one after the other.
+        """Decide the fates of packets of these sizes, in bytes, sent now one after the other.
 
         `now` never falls from call to call.
         """
@@ -114,13 +114,13 @@ class Line:
 
     @property
     def only_loses(self) -> bool:
-        """Whether packets come out at once, as they are, or not at all: `losses` then tells all."""
+        """Whether packets come out at once and unchanged, or never: `losses` then tells all."""
         given = self.impairment
         later = given.delay or given.jitter or given.reorder or given.rate is not None
         return not (later or given.duplicate or given.corrupt)
 
     def losses(self, count: int) -> list[int]:
-        """Which of so many packets are lost: what `fates` would say, for less.
+        """Decide which of `count` packets are lost, at less cost than `fates`.
 
         It is decided ahead, so that it costs little for each of many small calls. Who has once
         asked this may not ask for `fates` any more.
@@ -157,7 +157,7 @@ class Line:
         return lost
 
     def _send(self, sizes: Ints, now: float) -> Times:
-        """When each has been sent, at the rate; those for which the queue has no room are none."""
+        """Work out when each packet has been sent at the rate; the queue has no room for some."""
         if self.impairment.rate is None:
             return np.full(len(sizes), now)
         waiting = self._leaving[np.searchsorted(self._leaving, now, "right") :]
@@ -168,7 +168,7 @@ class Line:
         return times
 
     def _in_order(self, due: Times) -> Times:
-        """None comes out before the one that was sent before it."""
+        """Delay packets so that none comes out before one sent earlier."""
         if not len(due):
             return due
         due = np.maximum.accumulate(np.maximum(due, self._latest))
@@ -177,23 +177,23 @@ class Line:
 
 
 class Transit(Generic[Item]):
-    """Runs of packets under way: each an item, and when its packets are due."""
+    """Keeps packets under way: items of several packets each, with the times they are due."""
 
     def __init__(self) -> None:
         self._runs: list[tuple[float, int, int, Times, Item]] = []
         self._serial = 0
 
     def put(self, item: Item, due: Times) -> None:
-        """Keep a run of packets, at least one, until they are due; `due` never falls in it."""
+        """Keep an item of one or more packets until they are due; `due` never falls within it."""
         heapq.heappush(self._runs, (float(due[0]), self._serial, 0, due, item))
         self._serial += 1
 
     def deadline(self) -> float | None:
-        """When the next packet is due."""
+        """Tell when the next packet is due."""
         return self._runs[0][0] if self._runs else None
 
     def pop(self, now: float) -> Iterator[tuple[Item, int, int]]:
-        """What is due, in order: of an item the packets start..stop-1 of its run."""
+        """Take out what is due, in order: an item, and which of its packets, start..stop-1."""
         while self._runs and self._runs[0][0] <= now:
             _, serial, start, due, item = heapq.heappop(self._runs)
             stop = int(np.searchsorted(due, now, "right"))
@@ -206,5 +206,5 @@ class Transit(Generic[Item]):
             yield item, start, stop
 
     def clear(self) -> Iterator[tuple[Item, int, int]]:
-        """Give up what is still under way."""
+        """Take out all that is still under way."""
         return self.pop(np.inf)

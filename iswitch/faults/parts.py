@@ -1,4 +1,4 @@
-"""What comes or goes together, as packets on the wire: the parts of which faults take some.
+"""Packets that come or go together, as on the wire: the parts from which faults take some.
 
 A part is a run of packets in one array: plain frames of one port, the packets of a super-frame, or
 datagrams of a burst. `take` gives some of them, in any order and more than once, in as few pieces
@@ -38,23 +38,23 @@ Datagrams = TypeVar("Datagrams", Burst, Outgoing)
 
 
 class Part(Protocol[Piece_co]):
-    """A run of so many packets."""
+    """Packets in one array: `count` of them."""
 
     count: int
 
     @property
     def sizes(self) -> Ints:
-        """Bytes of each as a frame."""
+        """Bytes of each packet as a frame, (count,)."""
 
     @property
     def immune(self) -> npt.NDArray[np.bool_]:
-        """Of which no bit is flipped."""
+        """Which packets never have a bit flipped, (count,)."""
 
     def take(self, which: Ints, bit: Ints | None) -> Iterator[Piece_co]:
-        """These packets, in this order, each with a bit flipped if one is given (not -1)."""
+        """Give these packets in this order, each with its bit flipped, where that is not -1."""
 
     def copy(self) -> Self:
-        """The same packets, in memory of their own."""
+        """Copy the packets into memory of their own."""
 
 
 class Singles:
@@ -70,18 +70,18 @@ class Singles:
 
     @property
     def sizes(self) -> Ints:
-        """As a Part does."""
+        """Bytes of each packet as a frame, (count,)."""
         return np.array(self.frames.lengths) - ETH
 
     @property
     def immune(self) -> npt.NDArray[np.bool_]:
-        """As a Part does."""
+        """Which packets never have a bit flipped, (count,)."""
         kinds = self.frames.heads[:, IP - 2 : IP]
         is_arp: npt.NDArray[np.bool_] = (kinds == ARP_TYPE).all(axis=1)
         return is_arp
 
     def take(self, which: Ints, bit: Ints | None) -> Iterator[Frames]:
-        """As a Part does: all in one piece."""
+        """Give these packets, with their bits flipped, as frames of one array."""
         if not len(which):
             return
         if is_all(which, self.count) and not any_hit(bit):
@@ -95,12 +95,12 @@ class Singles:
         yield chosen
 
     def copy(self) -> Singles:
-        """As a Part does."""
+        """Copy the packets into memory of their own."""
         return Singles(self.frames.copy())
 
 
 class SuperFrames:
-    """Super-datagrams of one flow and one length: their packets are the rows of one array.
+    """Super-datagrams of one flow and one length: the packets are the rows of one array.
 
     What is left of them is put together anew, in as few.
     """
@@ -116,18 +116,18 @@ class SuperFrames:
 
     @property
     def sizes(self) -> Ints:
-        """As a Part does."""
+        """Bytes of each packet as a frame, (count,)."""
         sizes = np.full(self.count, self.found.header + self.found.size)
         sizes[self.found.frames - 1 :: self.found.frames] -= self._short
         return sizes
 
     @property
     def immune(self) -> npt.NDArray[np.bool_]:
-        """As a Part does."""
+        """Which packets never have a bit flipped, (count,)."""
         return np.zeros(self.count, bool)
 
     def take(self, which: Ints, bit: Ints | None) -> Iterator[Frames]:
-        """As a Part does."""
+        """Give these packets in this order, with their bits flipped."""
         if not len(which):
             return
         clean = not any_hit(bit)
@@ -147,7 +147,7 @@ class SuperFrames:
                 yield self._together(some)
 
     def copy(self) -> SuperFrames:
-        """As a Part does."""
+        """Copy the packets into memory of their own."""
         return SuperFrames(self.frames.copy(), self.found)
 
     def _is_last(self, which: Ints) -> npt.NDArray[np.bool_]:
@@ -164,7 +164,7 @@ class SuperFrames:
         return self._packets
 
     def _together(self, which: Ints) -> Frames:
-        """These packets as super-datagrams; only the last of them may be a short one."""
+        """Put these packets into super-datagrams, of which only the last may be short."""
         n, size = len(which), self.found.size
         most = min(self.found.frames, super_packets(size))  # full ones
         count = -(-n // most)
@@ -183,14 +183,14 @@ class SuperFrames:
         )
 
     def _singles(self) -> Singles:
-        """The packets as frames."""
+        """Cut the packets into frames."""
         if self._cut is None:
             self._cut = cut(self.frames, self.sizes)
         return self._cut
 
 
 class Whole:
-    """The frames of another super-frame, one of TCP say, which is cut if anything befalls them."""
+    """The frames of any other super-frame, one of TCP say; a fault to one cuts all of it."""
 
     def __init__(self, frames: Frames, found: Super | None) -> None:
         self.frames = frames._replace(bodies=frames.bodies[:, : max(frames.lengths[0] - HEAD, 0)])
@@ -200,7 +200,7 @@ class Whole:
 
     @property
     def sizes(self) -> Ints:
-        """As a Part does."""
+        """Bytes of each packet as a frame, (count,)."""
         length = self.frames.lengths[0] - ETH
         if self.found is None:
             return np.array([length])
@@ -210,11 +210,11 @@ class Whole:
 
     @property
     def immune(self) -> npt.NDArray[np.bool_]:
-        """As a Part does."""
+        """Which packets never have a bit flipped, (count,)."""
         return np.full(self.count, self.found is None)
 
     def take(self, which: Ints, bit: Ints | None) -> Iterator[Frames]:
-        """As a Part does."""
+        """Give these packets in this order, with their bits flipped."""
         if self.found is None or (is_all(which, self.count) and not any_hit(bit)):
             yield from [self.frames] * (1 if self.found else len(which))
             return
@@ -223,12 +223,12 @@ class Whole:
         yield from self._cut.take(which, bit)
 
     def copy(self) -> Whole:
-        """As a Part does."""
+        """Copy the packets into memory of their own."""
         return Whole(self.frames.copy(), self.found)
 
 
 def cut(frames: Frames, sizes: Ints) -> Singles:
-    """Super-frames as the frames, of these sizes, that they stand for."""
+    """Cut super-frames into the frames, of these sizes, that they stand for."""
     table = np.zeros((len(sizes), ETH + int(sizes.max())), np.uint8)
     at = 0
     for i in range(len(frames.lengths)):
@@ -251,18 +251,18 @@ class Payloads(Generic[Datagrams]):
 
     @property
     def sizes(self) -> Ints:
-        """As a Part does."""
+        """Bytes of each packet as a frame, (count,)."""
         sizes = np.full(self.count, self.datagrams.rows.shape[1] + HEADERS)
         sizes[-1] = self.datagrams.tail + HEADERS
         return sizes
 
     @property
     def immune(self) -> npt.NDArray[np.bool_]:
-        """As a Part does."""
+        """Which packets never have a bit flipped, (count,)."""
         return np.zeros(self.count, bool)
 
     def take(self, which: Ints, bit: Ints | None) -> Iterator[Datagrams]:
-        """As a Part does."""
+        """Give these packets in this order, with their bits flipped."""
         if bit is not None:
             which = which[bit < 0]
         rows, tail = self.datagrams.rows, self.datagrams.tail
@@ -277,12 +277,12 @@ class Payloads(Generic[Datagrams]):
             yield self.datagrams._replace(rows=rows[some], tail=last)
 
     def copy(self) -> Payloads[Datagrams]:
-        """As a Part does."""
+        """Copy the packets into memory of their own."""
         return Payloads(self.datagrams._replace(rows=self.datagrams.rows.copy()))
 
 
 def frame_parts(frames: Frames) -> list[Singles | SuperFrames | Whole]:
-    """Frames of one port: plain ones together, and super-frames of one flow and length."""
+    """Part the frames of one port: plain ones together, and super-frames of one flow and length."""
     whole = frames.heads[:, 1] != 0
     if not whole.any():
         return [Singles(frames)]
@@ -300,7 +300,7 @@ def frame_parts(frames: Frames) -> list[Singles | SuperFrames | Whole]:
 
 
 def _super_parts(frames: Frames) -> list[SuperFrames | Whole]:
-    """Super-frames with equal heads."""
+    """Part super-frames with equal heads."""
     length = frames.lengths[0]
     top = frames.row(0) if length < MOST_HEADERS else _top(frames)
     found = read_super(top, length)
@@ -313,13 +313,13 @@ def _super_parts(frames: Frames) -> list[SuperFrames | Whole]:
 
 
 def _top(frames: Frames) -> bytes:
-    """The first frame as far as its headers go."""
+    """Give the first frame's headers, as bytes."""
     top: bytes = frames.heads[0].tobytes() + frames.bodies[0, : MOST_HEADERS - HEAD].tobytes()
     return top
 
 
 def sent_parts(transmission: Transmission) -> list[Singles | SuperFrames | Whole]:
-    """What is to be sent at one port."""
+    """Part what is to be sent at one port."""
     port, heads, bodies, lengths, _ = transmission
     if heads is None:
         longest = max(lengths)
@@ -328,7 +328,7 @@ def sent_parts(transmission: Transmission) -> list[Singles | SuperFrames | Whole
 
 
 def transmission(frames: Frames) -> Transmission:
-    """Frames of one part, to be sent."""
+    """Make a transmission of the frames of one part."""
     port, heads, bodies, lengths = frames
     counts = [1] * len(lengths)
     if heads[0, 1] and (found := read_super(_top(frames), lengths[0])):
@@ -340,7 +340,7 @@ def transmission(frames: Frames) -> Transmission:
 
 
 def of_rows(ingress: int, rows: Rows, lengths: list[int]) -> Frames:
-    """Frames from rows that begin with their virtio_net_hdr."""
+    """Make frames of rows that begin with their virtio_net_hdr."""
     if rows.shape[1] < HEAD:
         rows = np.pad(rows, ((0, 0), (0, HEAD - rows.shape[1])))
     return Frames(ingress, rows[:, :HEAD], rows[:, HEAD:], lengths)
@@ -363,12 +363,12 @@ def any_hit(bit: Ints | None) -> bool:
 
 
 def is_all(which: Ints, count: int) -> bool:
-    """Whether this is each of so many, once and in order."""
+    """Whether `which` names each of `count` packets, once and in order."""
     return len(which) == count and bool((which == np.arange(count)).all())
 
 
 def ranges(kinds: npt.NDArray[np.bool_], ends: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """The longest ranges start..stop-1 of one kind that go on behind no end."""
+    """Cut packets into the longest ranges start..stop-1 of one kind that contain no end inside."""
     cuts = [0, len(ends), *(np.flatnonzero(ends) + 1).tolist()]
     cuts += (np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist()
     return pairwise(sorted(set(cuts)))

@@ -1,4 +1,4 @@
-"""Losses from super-datagrams as nearly all of them come, without making parts of them."""
+"""Losses from super-datagrams of the usual form, taken without the cost of making parts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def without(frames: Frames, counts: list[int], lost: list[int]) -> SuperDatagram
 
 
 def heads_of(head: bytes, lengths: list[int]) -> Rows:
-    """Heads of super-datagrams with payloads of these lengths, all equal but the last."""
+    """Make heads of super-datagrams with payloads of these lengths, all equal but the last."""
     if head[IP + 6] & 0x40:  # not to be fragmented: the identification tells nothing
         head = head[: IP + 4] + bytes(2) + head[IP + 6 : IP + 10] + bytes(2) + head[IP + 12 :]
     heads = super_head(head, lengths[0]) * (len(lengths) - 1) + super_head(head, lengths[-1])

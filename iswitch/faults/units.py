@@ -18,12 +18,12 @@ NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+))\s*(\D*)", re.ASCII)
 
 
 class QuantityError(OutsideError, ValueError):
-    """Text that is no such quantity, or a value that cannot be; the message names the mend."""
+    """Text that is no such quantity, or an impossible value; the message names the mend."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """How a quantity is written. `scales`: its units, smallest first, without regard to case."""
+    """The way a quantity is written. `scales`: its units, smallest first, in any case."""
 
     quantity: str
     scales: Mapping[str, Decimal]
@@ -32,7 +32,7 @@ class Unit:
     tail: str = ""  # what may follow the unit
 
     def parse(self, text: str | float) -> Decimal:
-        """The value in the base unit; a number is taken as that already.
+        """Read a value in the base unit; a number without a unit is one already.
 
         Raises:
             QuantityError: not a number with one of the units.
@@ -50,14 +50,14 @@ class Unit:
         return Decimal(repr(text))
 
     def unit(self, text: str) -> str | None:
-        """The unit that is meant, if any."""
+        """Find the unit that is meant, if any."""
         if not text:
             return self.bare
         known = {name.lower(): name for name in self.scales}
         return known.get(text.lower().removesuffix(self.tail))
 
     def format(self, value: float) -> str:
-        """The value with the largest unit that leaves at least one of it."""
+        """Write the value with the largest unit of which it is at least one."""
         number = Decimal(repr(value))
         name, scale = next(iter(self.scales.items()))
         for name_, scale_ in self.scales.items():
@@ -67,7 +67,7 @@ class Unit:
 
 
 def powers(names: str, base: int = 1000, start: int = 0) -> dict[str, Decimal]:
-    """Units that are each `base` times the one before; the first is base**start."""
+    """Make units that are each `base` times the one before; the first is base**start."""
     return {name: Decimal(base) ** (start + i) for i, name in enumerate(names.split())}
 
 
@@ -93,7 +93,7 @@ class Queue(NamedTuple):
 
     @classmethod
     def parse(cls, text: str | float) -> Self:
-        """From `100`, `100 packets` or `64kB`.
+        """Read `100`, `100 packets` or `64kB`.
 
         Raises:
             QuantityError: neither of these.
@@ -108,16 +108,16 @@ class Queue(NamedTuple):
         return f"{self.size}{'packets' if self.unit == 'packets' else 'B'}"
 
     def bytes(self, mtu: int) -> int:
-        """Its room in bytes, packets being as large as the MTU allows."""
+        """Give the room in bytes, for packets as large as the MTU allows."""
         return self.size * (mtu + FRAME_HEADER) if self.unit == "packets" else self.size
 
     def packets(self, mtu: int) -> int:
-        """Its room in packets as large as the MTU allows, at least one."""
+        """Give the room in packets as large as the MTU allows, at least one."""
         return self.size if self.unit == "packets" else max(1, self.size // (mtu + FRAME_HEADER))
 
 
 def whole(unit: Unit, text: str | float) -> int:
-    """A quantity that comes in whole numbers.
+    """Check that a quantity is a whole number.
 
     Raises:
         QuantityError: it is not whole.
@@ -131,5 +131,5 @@ def whole(unit: Unit, text: str | float) -> int:
 
 
 def count(number: int, noun: str, plural: str = "s") -> str:
-    """A number of things."""
+    """Write a number of things."""
     return f"{number:,} {noun}{'' if number == 1 else plural}"

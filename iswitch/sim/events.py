@@ -1,4 +1,4 @@
-"""What is going to happen, in the order of time."""
+"""Actions to come, in the order of time."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ Action = Callable[[], None]
 
 
 class EventQueue:
-    """Actions by the time they are due; those due at one time in the order they were put in."""
+    """Keeps actions by the time they are due; equal times keep their order."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Action]] = []
         self._serial = 0
 
     def put(self, when: float, action: Action) -> None:
-        """Have something done at a time."""
+        """Add an action that is due at a time."""
         self._serial += 1
         heapq.heappush(self._heap, (when, self._serial, action))
 
     def next_time(self) -> float | None:
-        """When the next is due; None: nothing ever will be."""
+        """Tell when the next action is due; None: there is none."""
         return self._heap[0][0] if self._heap else None
 
     def pop(self) -> tuple[float, Action]:
-        """Take the next."""
+        """Take out the next action, and its time."""
         when, _, action = heapq.heappop(self._heap)
         return when, action

@@ -1,4 +1,4 @@
-"""The network stack of a worker's host: what Linux makes of frames that its switch bridges.
+"""The network stack of a worker's host: what Linux would do with frames that are bridged to it.
 
 In a simulated network packets travel as such. Whole frames are only what a stranger has bridged:
 FRAME stands in place of their ToS.
@@ -24,7 +24,7 @@ TAGS = (b"\x81\x00", b"\x88\xa8")  # that Linux takes with VLAN ID 0, however ma
 
 
 class HostStack:
-    """Where a worker runs.
+    """Receives frames for a worker.
 
     Args:
         own: the address of the worker.
@@ -38,11 +38,11 @@ class HostStack:
 
     @property
     def is_turned(self) -> bool:
-        """Whether it sends what is for the switch to somebody else."""
+        """Whether the host sends the switch's packets to another station."""
         return self.neighbour != mac(self.switch)
 
     def receive(self, frame: bytes) -> Burst | None:
-        """What the worker's socket gets of a frame, if anything."""
+        """Take a frame; return the datagram for the worker's socket, if there is one."""
         to, rest = frame[:6], frame[12:]
         if to not in (mac(self.own), BROADCAST):
             return None
@@ -54,7 +54,7 @@ class HostStack:
         return self._datagram(frame) if rest[:2] == ETHERTYPE_IP else None
 
     def _learn(self, frame: bytes) -> None:
-        """ARP, asking or answering, says where the switch is."""
+        """Learn the switch's MAC from an ARP request or reply."""
         packet = parse_arp(frame)
         if packet is not None and packet.sender_ip == ip(self.switch):
             self.neighbour = packet.sender

@@ -28,7 +28,7 @@ Tell = Callable[[Burst, str, int, int], None]  # what befell a packet: its numbe
 
 @dataclass
 class LinkCounts:
-    """Packets: sent + duplicated = delivered + lost + full + corrupted + cut + those under way."""
+    """Counts packets: sent + duplicated = delivered + lost + full + corrupted + cut + under way."""
 
     sent: int = 0
     delivered: int = 0
@@ -40,12 +40,12 @@ class LinkCounts:
     reordered: int = 0
 
     def under_way(self) -> int:
-        """How many are in the link."""
+        """Count the packets in the link."""
         gone = self.delivered + self.lost + self.full + self.corrupted + self.cut
         return self.sent + self.duplicated - gone
 
     def add(self, other: LinkCounts) -> None:
-        """Count what another link has counted, too."""
+        """Add the counts of another link."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
@@ -83,7 +83,7 @@ class VirtualLink:
 
     @property
     def impairment(self) -> Impairment:
-        """What is wrong with it from now on; what is under way keeps its fate."""
+        """Change the impairment; packets under way keep their fates."""
         return self._line.impairment
 
     @impairment.setter
@@ -93,7 +93,7 @@ class VirtualLink:
         self._plain = self._plain and not impairment
 
     def send(self, burst: Burst, now: float) -> list[Arrival]:
-        """Send packets, which nobody may change after; what comes out of them, and when."""
+        """Send packets, which nobody may change after; return what comes out, and when."""
         counts = self.counts
         n, size = burst.rows.shape
         counts.sent += n
@@ -131,7 +131,7 @@ class VirtualLink:
 
 
 def tell_damage(tell: Tell, burst: Burst, fates: Fates) -> None:
-    """Tell what befell the packets of a burst."""
+    """Report what befell the packets of a burst."""
     came = set(fates.which.tolist())
     on_the_wire = len(burst.rows) - fates.full
     for i in range(len(burst.rows)):

@@ -57,14 +57,14 @@ class VirtualNetwork:
     # Building
 
     def add(self, name: str, address: Address, machine: Process | None = None) -> Node:
-        """A new node, whose machine, if any, is started."""
+        """Add a node; start its machine, if one is given."""
         node = self.nodes[address] = Node(name, address)
         if machine is not None:
             self.start(address, machine)
         return node
 
     def connect(self, a: Address, b: Address, impairment: Impairment | None = None) -> None:
-        """A cable between two nodes, with the same impairments in either direction."""
+        """Connect two nodes by a cable with one impairment for both directions."""
         for source, target in ((a, b), (b, a)):
             seed = (self.seed, len(self.links))
             tell = None if self.trace is None else partial(self._note_damage, target)
@@ -72,11 +72,11 @@ class VirtualNetwork:
             self.links[source, target] = link
 
     def names(self) -> dict[Address, str]:
-        """The names of all nodes, in the order in which they were added."""
+        """Give the names of all nodes, in the order in which they were added."""
         return {address: node.name for address, node in self.nodes.items()}
 
     def link_counts(self) -> LinkCounts:
-        """The counts of all links together."""
+        """Add up the counts of all links."""
         total = LinkCounts()
         for link in self.links.values():
             total.add(link.counts)
@@ -93,7 +93,7 @@ class VirtualNetwork:
         self.poke(address)
 
     def crash(self, address: Address) -> None:
-        """End a process without a word; what comes from now on is lost."""
+        """End a process without a message; packets that come for it are lost."""
         node = self.nodes[address]
         self._end(node)
         self._note(node, "crashes")
@@ -106,7 +106,7 @@ class VirtualNetwork:
         self._note(node, "is paused")
 
     def resume(self, address: Address) -> None:
-        """Let a stopped process go on: it takes what has waited, then does what is due."""
+        """Resume a stopped process: it takes what has waited, and does what is due."""
         node = self.nodes[address]
         if not node.paused:
             return
@@ -127,18 +127,18 @@ class VirtualNetwork:
     # Time
 
     def at(self, when: float, action: Action) -> None:
-        """Have something done at a time, which is not past."""
+        """Schedule an action for a time, which is not past."""
         self._events.put(max(when, self.now), action)
 
     def next_time(self) -> float | None:
-        """When something happens next; None: nothing ever will.
+        """Tell when the next event is due; None: there is none.
 
         It may turn out to be nothing: the deadline of a machine that was moved since.
         """
         return self._events.next_time()
 
     def step(self) -> bool:
-        """Go to the next moment at which something happens; False: nothing ever will."""
+        """Go to the next event and carry it out; False: there is none."""
         if self._events.next_time() is None:
             return False
         self.now, action = self._events.pop()
@@ -146,7 +146,7 @@ class VirtualNetwork:
         return True
 
     def poke(self, address: Address) -> None:
-        """Somebody else has dealt with the machine here: send what it has to say."""
+        """Send what a machine has to say after its owner has called it."""
         node = self.nodes[address]
         if node.machine is not None and not node.paused:
             self._speak(node)
@@ -161,7 +161,7 @@ class VirtualNetwork:
         node.waiting_bytes = 0
 
     def _speak(self, node: Node) -> None:
-        """After anything that may have changed a machine: its owner, its words, its deadline."""
+        """Look at a machine that may have changed: call its owner, send, and set its timer."""
         if node.heed is not None:
             node.heed()
         machine = node.machine
@@ -204,7 +204,7 @@ class VirtualNetwork:
                 self._transmit(source, peer, burst)
 
     def forge(self, source: Address, name: Address, out: Outgoing) -> None:
-        """Have a node send packets in another's name; the trace only says that they came."""
+        """Send packets from a node in another's name; the trace only says that they came."""
         for peer in out.peers:
             burst = Burst(name, out.tos, out.rows.copy(), out.tail)
             self._tell(FORGED, burst, peer)
@@ -239,12 +239,12 @@ class VirtualNetwork:
             self._events.put(arrival.due, partial(self._arrive, link, peer, arrival))
 
     def _echo(self, link: VirtualLink, peer: Address, burst: Burst) -> None:
-        """The network has kept a copy, and lets it go only now."""
+        """Send a copy of packets that the network has kept."""
         self.echoed += len(burst.rows)
         self._put_on(link, peer, burst)
 
     def _not_lost(self, burst: Burst, peer: Address) -> Burst | None:
-        """What `lose` leaves of a burst."""
+        """Take from a burst what `lose` loses."""
         assert self.lose is not None
         payloads = [payload(burst, i) for i in range(len(burst.rows))]
         fates = [self.lose(burst.peer, peer, burst.tos, each) for each in payloads]
@@ -268,7 +268,7 @@ class VirtualNetwork:
             self._deliver(node, burst)
 
     def _deliver(self, node: Node, burst: Burst) -> None:
-        """Packets are at a node: its process takes them, they wait for it, or are lost."""
+        """Hand packets to a process; they wait if it is stopped, and are lost if there is none."""
         count = len(burst.rows)
         peer = node.address
         if node.machine is None:
@@ -289,7 +289,7 @@ class VirtualNetwork:
             self._speak(node)
 
     def _unpack(self, node: Node, stack: HostStack, burst: Burst) -> Iterator[Burst]:
-        """Frames have come: the datagrams in them, which were forged; all else is done with."""
+        """Give the forged datagrams in frames that came; the stack handles other frames."""
         self._note_packets(RECEIVED, burst, node.address)
         for row in burst.rows:
             datagram = stack.receive(row.tobytes())
@@ -317,7 +317,7 @@ class VirtualNetwork:
             self.trace.records.append(TraceRecord(self.now, what, node.address))
 
     def note(self, address: Address, what: str) -> None:
-        """Write down what a node does."""
+        """Write into the trace what a node does."""
         self._note(self.nodes[address], what)
 
     def _note_packets(self, what: str, burst: Burst, target: Address) -> None:

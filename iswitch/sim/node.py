@@ -19,34 +19,34 @@ OVERHEAD = 576  # bytes that a datagram takes there beside its own (struct sk_bu
 
 
 class Process(Protocol):
-    """What is at a node: a `Switch`, or a `Session`, which has its words fetched."""
+    """A machine at a node: a `Switch`, or a `Session`, which is asked for its packets."""
 
     def receive(self, burst: Burst, now: float, /) -> Sequence[Outgoing] | None:
-        """Take packets; what is to be sent because of them."""
+        """Take packets; return what is to be sent because of them."""
 
     def deadline(self) -> float | None:
-        """When `handle_timer` wants to be called."""
+        """Tell when `handle_timer` has to be called."""
 
     def handle_timer(self, now: float, /) -> Sequence[Outgoing] | None:
-        """Do what is due; what is to be sent."""
+        """Do what is due; return what is to be sent."""
 
 
 @runtime_checkable
 class Speaker(Protocol):
-    """A machine that is asked what it has to say."""
+    """A machine that is asked for its packets."""
 
     def transmissions(self, now: float, /) -> Sequence[Outgoing]:
-        """What is to be sent now; called until it is nothing."""
+        """Give what is to be sent now; called until there is nothing."""
 
 
 class Witness(Protocol):
-    """Whoever looks on: is told before a machine takes something, and what it says then."""
+    """Looks on: is told before a machine takes packets, and what it sends then."""
 
     def comes(self, node: Node, burst: Burst | None) -> None:
-        """A machine is about to take these packets; None: its timer rings."""
+        """Note that a machine is about to take these packets; None: its timer rings."""
 
     def says(self, node: Node, burst: Burst | None, sends: Sequence[Outgoing]) -> None:
-        """What it answers; or, without packets, what it says at its timer or by itself."""
+        """Note what a machine sends: because of these packets, or (None) by itself."""
 
 
 @dataclass
@@ -82,11 +82,11 @@ class Node:
     timer: float | None = None
 
     def waiting_packets(self) -> int:
-        """How many packets are in the socket."""
+        """Count the packets that wait in the socket."""
         return sum(len(burst.rows) for burst in self.waiting)
 
     def make_room(self, burst: Burst) -> int:
-        """Of these packets so many, from the first, fit into the socket."""
+        """Take room in the socket; return how many of these packets, from the first, fit."""
         each: int = burst.rows.shape[1] + OVERHEAD
         fits = min(len(burst.rows), max(0, (self.room - self.waiting_bytes) // each))
         self.waiting_bytes += fits * each
@@ -94,7 +94,7 @@ class Node:
 
 
 def gathered(waiting: Iterable[Burst]) -> Iterator[Burst]:
-    """What waited in a socket, as one system call brings it: one sender's data together.
+    """Put packets that waited in a socket together as one system call would: by sender.
 
     Only packets of one size fit into one burst.
     """
@@ -123,7 +123,7 @@ def is_uniform(burst: Burst) -> bool:
 
 
 def payload(burst: Burst, i: int) -> bytes:
-    """One packet of a burst."""
+    """Give one packet of a burst as bytes."""
     last = i == len(burst.rows) - 1
     data: bytes = burst.rows[i, : burst.tail if last else None].tobytes()
     return data

@@ -67,7 +67,7 @@ class Plugged:
             self._outgoing(self.chassis.receive(Frames.single(uplink, asks), 0.0))
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
-        """Take packets of one sender as frames; what is to be sent because of them."""
+        """Take packets of one sender as frames; return what is to be sent because of them."""
         if burst.tos == FRAME:
             return self._bridged(burst, now)
         sends: list[Outgoing] = []
@@ -76,18 +76,18 @@ class Plugged:
         return sends
 
     def deadline(self) -> float | None:
-        """When `handle_timer` wants to be called."""
+        """Tell when `handle_timer` has to be called."""
         return self.chassis.deadline()
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """Do what is due; what is to be sent."""
+        """Do what is due; return what is to be sent."""
         return self._outgoing(self.chassis.handle_timer(now))
 
     def _port_of(self, peer: Address) -> int:
         return self.spare if peer.ingress == SPARE else self._ports[peer.host]
 
     def _bridged(self, burst: Burst, now: float) -> list[Outgoing]:
-        """Take frames that are for others; they go out as they came, or not at all."""
+        """Take frames for others; they leave as they came, or not at all."""
         sends: list[Outgoing] = []
         rows = [bytes(ETH) + row.tobytes() for row in burst.rows]
         for step in self.chassis.receive(Frames.of(self._port_of(burst.peer), rows), now):
@@ -124,7 +124,7 @@ class Plugged:
         return sends
 
     def _packets(self, frames: Transmission, heads: Rows) -> Iterator[Outgoing]:
-        """What frames carry to one receiver, as copies."""
+        """Copy the packets that frames carry to one receiver."""
         head = heads[0].tobytes()
         host = ".".join(map(str, head[IP + 16 : UDP]))
         peer = Address(host, int.from_bytes(head[UDP + 2 : UDP + 4], "big"))

@@ -1,4 +1,4 @@
-"""What happened in a simulated network: for people, to be compared, and for Wireshark."""
+"""The record of a simulated network: to read, to compare, and to open in Wireshark."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Trace:
         self.records: list[TraceRecord] = []
 
     def digest(self) -> str:
-        """A number that two traces share only if they are equal to the last bit."""
+        """Compute a number that two traces share only if they are equal to the last bit."""
         state = hashlib.blake2b(digest_size=16)
         for record in self.records:
             state.update(repr(record).encode())
         return state.hexdigest()
 
     def lines(self, names: Mapping[Address, str], last: int | None = None) -> list[str]:
-        """The timeline, a line for each record, times in milliseconds.
+        """Write the timeline, a line for each record, times in milliseconds.
 
         Args:
             names: of the machines.
@@ -74,7 +74,7 @@ class Trace:
         return [line(record, names) for record in chosen]
 
     def pcapng(self, names: Mapping[Address, str]) -> bytes:
-        """A capture as of the network card of every machine, to be opened in Wireshark.
+        """Write a capture as if from the network card of every machine, for Wireshark.
 
         Frames have the headers they would have in the raw world. What a link has spoiled is there
         at its receiver, with the bit flipped; what it has lost is not.
@@ -95,7 +95,7 @@ class Trace:
 
 
 def frame(record: TraceRecord) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """The Ethernet frame of a packet, as one row."""
+    """Make the Ethernet frame of a packet, as one row."""
     assert record.target is not None
     payload = np.frombuffer(record.payload, np.uint8).reshape(1, -1)
     if record.tos == FRAME:
@@ -108,7 +108,7 @@ def frame(record: TraceRecord) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]
 
 
 def line(record: TraceRecord, names: Mapping[Address, str]) -> str:
-    """A record, for people."""
+    """Write a record as a line of text."""
     source = _name(record.source, names)
     time = f"{record.time * 1000:10.3f} ms"
     if record.target is None:
@@ -126,7 +126,7 @@ def _name(address: Address, names: Mapping[Address, str]) -> str:
 
 
 def describe(tos: int, payload: bytes) -> str:
-    """A packet in a few words; `*` behind the number: something of a MAC's size follows."""
+    """Describe a packet in a few words; `*` behind the number: as many bytes as a MAC follow."""
     if tos == TOS_DATA and len(payload) >= SEG_SIZE:
         round_, index = split_seg(int.from_bytes(payload[:SEG_SIZE], "big"))
         return f"data {round_}.{index}"

@@ -10,7 +10,7 @@ from .wire import TOS_CONTROL, TOS_DATA, TOS_MASK
 
 
 class Traffic(Enum):
-    """What the arbiter says of a packet."""
+    """The arbiter's verdict on a packet."""
 
     CONTROL = TOS_CONTROL
     DATA = TOS_DATA
@@ -18,7 +18,7 @@ class Traffic(Enum):
 
 
 def classify(tos: int) -> Traffic:
-    """The kind of a UDP packet for the switch's port, by its ToS byte; ECN bits do not matter."""
+    """Tell the kind of a UDP packet for the switch's port by its ToS byte, without the ECN bits."""
     tos &= TOS_MASK
     if tos == TOS_DATA:
         return Traffic.DATA

@@ -23,11 +23,11 @@ MAX_KEY = 64  # bytes; BLAKE2b takes no longer one
 
 
 class KeyUnusable(OutsideError, ValueError):
-    """A key that cannot be one; the message names the mend, and not the key."""
+    """A key that cannot be used; the message names the mend, and not the key."""
 
 
 def secret_of(text: str) -> bytes:
-    """The bytes of a key in writing: the text itself in UTF-8, or what `hex:` is followed by.
+    """Read a key from text: its bytes in UTF-8, or the hexadecimal digits behind `hex:`.
 
     Raises:
         KeyUnusable: no hexadecimal digits, or a key of a wrong length.
@@ -69,16 +69,16 @@ class Key:
         return hash(self._secret)
 
     def mac(self, packet: bytes) -> bytes:
-        """The MAC of a packet."""
+        """Compute the MAC of a packet."""
         return blake2b(packet, digest_size=MAC_SIZE, key=self._secret).digest()
 
     def opened(self, payload: bytes) -> bytes | None:
-        """The packet before the MAC; None: the MAC is wrong, or there is none."""
+        """Give the packet without its MAC; None: the MAC is wrong or missing."""
         packet, given = payload[:-MAC_SIZE], payload[-MAC_SIZE:]
         return packet if compare_digest(self.mac(packet), given) else None
 
     def sealed(self, out: Outgoing) -> Outgoing:
-        """The same with its MAC, if it is control: one packet."""
+        """Add the MAC to a control packet; leave data as it is."""
         if out.tos != TOS_CONTROL:
             return out
         packet = out.rows.tobytes()
@@ -105,11 +105,11 @@ class Keys:
         return bool(self._by_job) or self._default is not None
 
     def of(self, job: int) -> Key | None:
-        """A job's key; None: it is not keyed."""
+        """Find a job's key; None: the job is not keyed."""
         return self._by_job.get(job, self._default)
 
     def sealed(self, sends: list[Outgoing]) -> list[Outgoing]:
-        """What is to be sent, with MACs where they belong."""
+        """Add MACs to the control packets of keyed jobs."""
         return [self._sealed(out) for out in sends] if self else sends
 
     def _sealed(self, out: Outgoing) -> Outgoing:

@@ -1,4 +1,4 @@
-"""What is remembered so that it need not be worked out again, in bounded memory."""
+"""Memory for results that would be worked out again: bounded, or as long-lived as their objects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Memo(dict[K, V]):
 
 
 class Notes(Generic[V]):
-    """What somebody remembers about objects of others, each for as long as the object lives."""
+    """Remembers values about objects of others, each for as long as its object lives."""
 
     __slots__ = ("_notes",)
 
@@ -41,7 +41,7 @@ class Notes(Generic[V]):
         self._notes: dict[int, tuple[ref[Any], V]] = {}
 
     def get(self, about: object) -> V | None:
-        """The note about this very object, if there is one."""
+        """Give the note about this very object, if there is one."""
         found = self._notes.get(id(about))
         return None if found is None else found[1]
 

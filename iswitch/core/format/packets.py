@@ -23,7 +23,7 @@ MAX_SEGMENTS = 64  # packets of one (UDP_MAX_SEGMENTS; 128 in newer kernels)
 
 
 def by_size(rows: Rows, tail: int) -> list[Rows]:
-    """Packets of which the last has `tail` bytes, as one or two arrays of equally long ones."""
+    """Part packets, the last of `tail` bytes, into one or two arrays of equally long ones."""
     if tail == rows.shape[1]:
         return [rows]
     last = rows[-1:, :tail]
@@ -31,12 +31,12 @@ def by_size(rows: Rows, tail: int) -> list[Rows]:
 
 
 def super_packets(size: int, most: int = MAX_SEGMENTS) -> int:
-    """How many packets of `size` bytes a super-datagram takes, where it may have `most`."""
+    """Count the packets of `size` bytes that a super-datagram takes, at most `most`."""
     return max(1, min(MAX_SUPER // size, most)) if size else 1
 
 
 class SuperDatagrams(NamedTuple):
-    """Payloads of super-datagrams, a row each; the bytes and the packets of each."""
+    """Payloads of super-datagrams, a row each, with the number of bytes and of packets in each."""
 
     payloads: Rows
     lengths: list[int]
@@ -44,7 +44,7 @@ class SuperDatagrams(NamedTuple):
 
 
 def super_datagrams(rows: Rows, tail: int, most: int = MAX_SEGMENTS) -> list[SuperDatagrams]:
-    """Packets, of which the last has `tail` bytes, as super-datagrams: full ones, and the rest.
+    """Put packets, the last of `tail` bytes, into super-datagrams: full ones, and the rest.
 
     Full ones have as many packets as 64 kB hold, and `most` at most.
     """
@@ -61,7 +61,7 @@ def super_datagrams(rows: Rows, tail: int, most: int = MAX_SEGMENTS) -> list[Sup
 
 
 def unpacked(payloads: Rows, size: int, step: int, last: int) -> Iterator[tuple[Rows, int]]:
-    """Packets of `step` bytes in super-datagrams of `size` bytes: rows, and the last one's size.
+    """Give packets of `step` bytes in super-datagrams of `size` bytes: rows, and the last's size.
 
     The last super-datagram has `last` bytes, at most `size`. Where they, a row each, are whole
     packets and lie one after the other, they are one array. If `step` is not below `size`, each is
@@ -103,7 +103,7 @@ def burst_ranges(
 
 
 class Address(NamedTuple):
-    """Whom a packet is from or for: IPv4 address, UDP port, and the switch port it is behind."""
+    """A sender or receiver of packets: IPv4 address, UDP port, and the switch port it is behind."""
 
     host: str
     port: int
@@ -128,24 +128,24 @@ class Burst(NamedTuple):
 
     @classmethod
     def single(cls, peer: Address, tos: int, payload: bytes) -> Burst:
-        """One packet."""
+        """Make a burst of one packet."""
         return cls(peer, tos, np.frombuffer(payload, np.uint8).reshape(1, -1), len(payload))
 
     @property
     def nbytes(self) -> int:
-        """Payload bytes of all packets."""
+        """The number of payload bytes in all packets."""
         n, size = self.rows.shape
         return int((n - 1) * size + self.tail)
 
     def not_below(self, least: int) -> tuple[Rows, int]:
-        """Rows and tail of the packets of at least so many bytes, 1 or more."""
+        """Give rows and tail of the packets that have at least `least` bytes, 1 or more."""
         if self.tail >= least:
             return self.rows, self.tail
         size = self.rows.shape[1]
         return self.rows[: len(self.rows) - 1 if size >= least else 0], size
 
     def singles(self) -> Iterator[Burst]:
-        """Each packet by itself."""
+        """Give each packet as a burst of its own."""
         size = self.rows.shape[1]
         for i in range(len(self.rows)):
             rows = self.rows[i : i + 1]
@@ -165,12 +165,12 @@ class Outgoing(NamedTuple):
     tail: int
 
     def copy(self) -> Outgoing:
-        """The same packets, in memory of their own."""
+        """Copy the packets into memory of their own."""
         return self._replace(rows=self.rows.copy())
 
     @classmethod
     def control(cls, peer: Address, payload: bytes) -> Outgoing:
-        """One control packet."""
+        """Make one control packet for one receiver."""
         rows = np.frombuffer(payload, np.uint8).reshape(1, -1)
         return cls((peer,), TOS_CONTROL, rows, len(payload))
 
@@ -182,12 +182,12 @@ class Recurring(Outgoing):
     """
 
     def _replace(self, /, **fields: Any) -> Outgoing:  # type: ignore[override]
-        """Others, which are sent once."""
+        """Make other packets, which are sent once."""
         return Outgoing(*self)._replace(**fields)
 
 
 def index_ranges(keys: npt.NDArray[Any], step: int | npt.NDArray[Any]) -> list[tuple[int, int]]:
-    """Cut keys, (n,) or (n, k), where one is not the one before plus `step`: ranges a..b-1."""
+    """Cut keys, (n,) or (n, k), where one is not the key before plus `step`: ranges a..b-1."""
     if not len(keys):
         return []
     breaks = keys[1:] != keys[:-1] + step
@@ -215,7 +215,7 @@ class Stretch(NamedTuple):
         return self.start + len(self.rows) if self.indices is None else int(self.indices[-1]) + 1
 
     def consecutive(self) -> list[Stretch]:
-        """The same in stretches of consecutive segments."""
+        """Cut it into stretches of consecutive segments."""
         if self.indices is None:
             return [self]
         n, size = self.rows.shape
@@ -271,7 +271,7 @@ class Cutter:
         self._came: dict[int, int] = {}  # packets of rounds whose headers are not there
 
     def prepare(self) -> None:
-        """Have all memory from the start that headers are kept in.
+        """Take all memory for headers at the start.
 
         Raises:
             MemoryError: there is not enough.
@@ -280,7 +280,7 @@ class Cutter:
         self._free = [bytearray(headers.data) for _ in range(self.ROUNDS)]
 
     def headers(self, round_: int, start: int, stop: int) -> npt.NDArray[np.uint64]:
-        """The `Seg` of segments start..stop-1, big-endian."""
+        """Give the `Seg` of segments start..stop-1, (n,) big-endian uint64."""
         headers = self._headers.get(round_) or self._remember(round_)
         return np.frombuffer(headers, ">u8", stop - start, SEG_SIZE * start)
 

@@ -25,31 +25,31 @@ OUTSIDE = "iswitch, outside of impaired ports"  # which lose, double and reorder
 
 
 class Direction(IntEnum):
-    """Of a frame, seen from the switch, as epb_flags has it."""
+    """The direction of a frame, seen from the switch, as epb_flags codes it."""
 
     IN = 1
     OUT = 2
 
 
 def section(writer: str = OWN) -> bytes:
-    """The block that a file begins with, and the name of what writes it."""
+    """Make the block that a file begins with; it names the program that writes the file."""
     body = struct.pack("<IHHq", _BYTE_ORDER, 1, 0, -1)
     return _block(_SECTION, body + _option(4, writer.encode()) + _option(0, b""))
 
 
 def interface(name: str) -> bytes:
-    """The block of an Ethernet interface, its times in nanoseconds; they number from 0."""
+    """Make the block of an Ethernet interface, with times in nanoseconds; blocks number from 0."""
     options = _option(2, name.encode()) + _option(9, bytes([_NANOSECONDS])) + _option(0, b"")
     return _block(_INTERFACE, struct.pack("<HHI", _ETHERNET, 0, 0) + options)
 
 
 def packets(number: int, time_ns: int, direction: Direction, frames: Rows) -> bytes:
-    """The blocks of frames of one size, shape (n, size), that an interface saw at one time."""
+    """Make the blocks of frames of one size, (n, size), that an interface saw at one time."""
     return blocks(number, np.full(len(frames), time_ns), direction, frames).tobytes()
 
 
 def blocks(number: int, times: Times, direction: Direction, frames: Rows) -> Rows:
-    """The same, each frame with its time, a block in a row."""
+    """Make the blocks of frames of one size, each with its own time: (n, block size), one a row."""
     n, size = frames.shape
     padded = (size + 3) & ~3
     total = _FRAME.size + padded + _OPTIONS.size + 4
@@ -66,7 +66,7 @@ def blocks(number: int, times: Times, direction: Direction, frames: Rows) -> Row
 
 
 def statistics(number: int, time_ns: int, dropped: int) -> bytes:
-    """The block that says how many frames of an interface are missing in the file."""
+    """Make the block that counts the frames of an interface that are missing in the file."""
     body = struct.pack("<III", number, time_ns >> 32, time_ns & 0xFFFFFFFF)
     return _block(_STATISTICS, body + _option(5, dropped.to_bytes(8, "little")) + _option(0, b""))
 

@@ -1,1 +1,1 @@
-"""What adds: synchronous rounds, asynchronous versions, and the paper's accelerator."""
+"""The data plane: sums of synchronous rounds, of asynchronous versions, and the paper's counter."""

@@ -84,17 +84,17 @@ class NumPyAccelerator(Accelerator):
         self._recurring: Memo[tuple[tuple[Address, ...], int], Recurring] = Memo(slots)
 
     def _vectors(self) -> Rows:
-        """Room for the packets of a vector in each slot."""
+        """Take room for the packets of one vector in each slot."""
         slots, segments, size = self.slots, self.shape.segments, self.shape.packet_size
         return self._buffers.take(slots * segments * size).reshape(slots, segments, size)
 
     def nbytes(self) -> int:
-        """Bytes of all arrays and states, headers of rounds aside."""
+        """Count the bytes of all arrays and states, headers of rounds aside."""
         kept = 0 if self.aggregates is self.rows else self.aggregates.nbytes
         return int(self.rows.nbytes) + int(kept)
 
     def outgoing(self, run: Run, partial: bool = False) -> tuple[Rows, int]:
-        """The aggregates of a run as packets: rows (n, packet_size) and the size of the last.
+        """Give the aggregates of a run as packets: rows (n, packet_size) and the size of the last.
 
         `partial`: not the aggregates but the sums of the members here, the contribution to the
         parent.

@@ -57,22 +57,22 @@ class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
 
     @classmethod
     def memory(cls, shape: Shape) -> int:
-        """Bytes that a job of this shape needs."""
+        """Count the bytes that a job of this shape needs."""
         per_segment = cls.SLOTS * shape.packet_size + cls.RECORD.size + Cutter.MEMORY
         return shape.segments * per_segment
 
     @classmethod
     def memory_per_member(cls, shape: Shape) -> int:
-        """Bytes that each member needs on top."""
+        """Count the bytes that each member needs on top."""
         return shape.segments * cls.LAST.size
 
     def nbytes(self) -> int:
-        """Bytes of all arrays and states, headers of rounds aside."""
+        """Count the bytes of all arrays and states, headers of rounds aside."""
         last = sum(len(table.bytes) for table in self._last.values())
         return super().nbytes() + len(self.state.bytes) + last
 
     def join(self, seat: int) -> None:
-        """Whatever the seat's former owner sent is forgotten."""
+        """Prepare for a new member on this seat; forget what its former owner sent."""
         last = Table(self.LAST, self.shape.segments)
         self._buffers.leave_room(self.shape.segments)
         self._last[seat] = last
@@ -133,7 +133,7 @@ class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
         return completed
 
     def force(self, round_: int, start: int, stop: int) -> tuple[list[Run], int]:
-        """Make version `round_` of these segments, where it is the open one, as it is."""
+        """Complete version `round_` of these segments as it is, where it is the open one."""
         forced = []
         for a, b in self.state.uniform(start, stop):
             version, _, count, _ = self.state.get(a)
@@ -143,7 +143,7 @@ class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
         return [run for run, _ in forced], min((count for _, count in forced), default=0)
 
     def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
-        """What is held of version `round_`; nobody in particular is missing in an open one."""
+        """Say what is held of version `round_`; an open version lacks no member in particular."""
         for a, b in self.state.uniform(start, stop):
             version, slot, count, kept = self.state.get(a)
             ahead = round_distance(round_, version)
@@ -159,7 +159,7 @@ class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
         self.version = self._lowest = round_
 
     def name(self, version: int) -> None:
-        """A member that comes back stands at this version: what is made from now on is newer."""
+        """Make only versions newer than this, where a member that comes back stands."""
         for start, stop in self.state.uniform(0, self.shape.segments):
             made, slot, count, _ = self.state.get(start)
             if round_distance(version, made) > 0:

@@ -1,4 +1,4 @@
-"""Where the buffers of jobs come from, and what is said if there is no memory for them.
+"""The memory of jobs' buffers, and the message for a switch that has not enough of it.
 
 The core has no I/O: a world hands in what asks the system, and tells its operator.
 """
@@ -17,17 +17,17 @@ MEND = "free some, or raise ulimit -v"
 
 
 class Buffers:
-    """Buffers of plain memory; they count as had as soon as they are promised."""
+    """Takes buffers from plain memory; they count as taken as soon as the system promises them."""
 
     def see(self, nbytes: int) -> None:
-        """Check that the system can give so many bytes in all, before the first is taken.
+        """Check, before the first byte is taken, that the system can give `nbytes` in all.
 
         Raises:
             MemoryError: it cannot.
         """
 
     def take(self, nbytes: int) -> Rows:
-        """So many bytes, all zero.
+        """Take `nbytes` bytes, all zero.
 
         Raises:
             MemoryError: they cannot be had.
@@ -35,7 +35,7 @@ class Buffers:
         return np.zeros(nbytes, np.uint8)
 
     def leave_room(self, segments: int, nbytes: int = HEADROOM) -> None:
-        """See that a job of so many segments can be served beside what is taken.
+        """Check that a job of `segments` segments can be served beside what is taken.
 
         Raises:
             MemoryError: it cannot.
@@ -43,14 +43,14 @@ class Buffers:
         np.empty(nbytes + PASSING * segments, np.uint8)
 
     def refused(self, job: int, nbytes: int) -> None:
-        """A Join of this job was refused, for these bytes could not be had."""
+        """Tell the operator that a Join was refused because these bytes could not be taken."""
 
 
 class AllOrNothing(Buffers):
-    """Buffers without which a replay or a history ends, before it blames what it is to judge."""
+    """Ends a replay or a history that lacks memory, before it blames the switch that it judges."""
 
     def leave_room(self, segments: int, nbytes: int = HEADROOM) -> None:
-        """See that a job of so many segments can be served beside what is taken.
+        """Check that a job of `segments` segments can be served beside what is taken.
 
         Raises:
             OutsideError: it cannot.
@@ -61,7 +61,7 @@ class AllOrNothing(Buffers):
             raise OutsideError(f"no memory for {nbytes:,} bytes in passing; {MEND}") from None
 
     def refused(self, job: int, nbytes: int) -> None:
-        """End it.
+        """End the replay or history.
 
         Raises:
             OutsideError: always.

@@ -28,14 +28,14 @@ class Counting(Enum):
 
 
 class PaperAccelerator(SynchronousAccelerator):
-    """A counter where others have a bitmap; there is no summing in rank order."""
+    """Counts packets where others keep a bitmap of contributors; it cannot sum in rank order."""
 
     def bits_held(self) -> int:
-        """Nobody knows."""
+        """Give no bits: a counter does not tell whose contributions a sum holds."""
         return 0
 
     def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:  # noqa: ARG002
-        """Count packets, whoever sent them."""
+        """Add packets to the sums and count them, whoever sent them."""
         for round_, index, rows, *_ in stretch.consecutive():
             for start, stop in self.state[round_ & 1].uniform(index, index + len(rows)):
                 self._count(round_, start, stop, rows[start - index : stop - index], outcome)
@@ -65,9 +65,9 @@ class PaperAccelerator(SynchronousAccelerator):
         return runs, min((int(np.min(some)) for some in forced), default=0)
 
     def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
-        """What is held of these segments; whose contribution is missing in an open one is unknown.
+        """Say what is held of these segments, run by run; whom an open one lacks is unknown.
 
-        So everybody is asked for it who takes part.
+        So every participant is asked for it.
         """
         for run, what, count in super().held(round_, start, stop):
             yield run, what, 0 if what is Held.OPEN else count

@@ -158,7 +158,7 @@ class DataPlane(ABC):
         self.has_parent = has_parent
 
     def refusal(self, shape: Shape, begins: bool) -> Status | None:  # noqa: ARG002
-        """Why a contributor of vectors of this shape cannot be served; None: it can.
+        """Give the reason to refuse a contributor of vectors of this shape; None: it can be served.
 
         Args:
             shape: the one its Join names.

@@ -67,11 +67,11 @@ class Table:
         return [(start + a, start + b) for a, b in index_ranges(self.words[start:stop], 0)]
 
     def get(self, index: int) -> tuple[int, ...]:
-        """The state of one segment."""
+        """Read the state of one segment."""
         return self.record.unpack_from(self.bytes, self.record.size * index)
 
     def mark(self, start: int, stop: int, *state: int) -> Mark:
-        """What is to be written to give segments start..stop-1 one state."""
+        """Prepare what `write` has to write to give segments start..stop-1 one state."""
         return Mark(self.bytes, self.record.size * start, self.record.pack(*state) * (stop - start))
 
     def set(self, start: int, stop: int, *state: int) -> None:
@@ -80,7 +80,7 @@ class Table:
         self.bytes[size * start : size * stop] = self.record.pack(*state) * (stop - start)
 
     def clear(self) -> None:
-        """All records zero."""
+        """Set all records to zero."""
         self.words[:] = 0
 
 

@@ -21,7 +21,7 @@ STEPS = np.array((1, 0))  # for `index_ranges` of consecutive segments that have
 
 
 class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
-    """Two sets of sums, chosen by round mod 2 (section 4 of the protocol).
+    """Keeps two sets of sums, chosen by round mod 2 (section 4 of the protocol).
 
     With a parent the sum of the members here is a contribution to it, and the aggregate comes from
     there; both are kept, since either may have to be sent again.
@@ -53,23 +53,23 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
 
     @classmethod
     def memory(cls, shape: Shape, has_parent: bool = False) -> int:
-        """Bytes that a job of this shape needs."""
+        """Count the bytes that a job of this shape needs."""
         packets = shape.packet_size * (1 + has_parent)
         per_segment = cls.SLOTS * (packets + cls.RECORD.size) + Cutter.MEMORY
         return shape.segments * per_segment
 
     @classmethod
     def memory_per_member(cls, shape: Shape, reproducible: bool) -> int:
-        """Bytes that each member needs on top."""
+        """Count the bytes that each member needs on top."""
         return cls.SLOTS * shape.segments * shape.packet_size if reproducible else 0
 
     def nbytes(self) -> int:
-        """Bytes of all arrays and states, headers of rounds aside."""
+        """Count the bytes of all arrays and states, headers of rounds aside."""
         parts = sum(part.nbytes for part in self._contributions.values())
         return super().nbytes() + sum(len(table.bytes) for table in self.state) + parts
 
     def join(self, seat: int) -> None:
-        """A new member has this seat."""
+        """Prepare for a new member on this seat."""
         lacks = self.reproducible and seat not in self._contributions
         parts = self._vectors().view(self._dtype) if lacks else None
         self._buffers.leave_room(self.shape.segments)
@@ -121,7 +121,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
     def _accumulate_each(
         self, seat: int, round_: int, indices: Indices, rows: Rows, outcome: Outcome
     ) -> None:
-        """The same for segments that are not consecutive, or not all in one state."""
+        """Count contributions to segments that are not consecutive, or not all in one state."""
         slot = round_ & 1
         words = self.state[slot].words
         held = words[indices]
@@ -213,7 +213,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         return runs(slot, round_, indices)
 
     def _add_up(self, slot: int, start: int, stop: int, bitmap: int) -> None:
-        """Sum in rank order; who has no rank comes by its seat."""
+        """Sum in rank order; a member without a rank counts as having its seat's number."""
         held = [seat for seat in range(bitmap.bit_length()) if bitmap >> seat & 1]
         first, *others = sorted(held, key=lambda seat: (self.order.get(seat, seat), seat))
         total = self._words[slot, start:stop]
@@ -254,7 +254,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         return taken
 
     def _keep(self, into: Rows, rows: Rows, mark: Mark) -> None:
-        """Keep aggregates and say so, both or neither."""
+        """Keep aggregates and mark them complete, both or neither."""
         into[...] = rows
         mark.write()
         self.counters["from_parent"] += len(rows)
