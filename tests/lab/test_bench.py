@@ -298,7 +298,7 @@ def test_what_limits_it() -> None:
         "Limit: the wire (iswitch 91 % of the rate, ps:servers=2 85 % of the rate); neither, but "
         "the wait for others (ring 64 % of the rate, 0.3 of 4 cores)"
     )
-    assert limits([series("iswitch", [0.2])], 1) == "Limit: cores (iswitch 1.5 of 1 core)"
+    assert limits([series("iswitch", [0.2])], 1) == "Limit: cores (iswitch 1.0 of 1 core)"
     assert "iswitch bench --world netns --rate 100Mbit" in hint(Plan([SMALL], [STAR], []))
     assert hint(Plan([SMALL], [STAR], [], "netns")) == ""
     assert "packets a second" in hint(Plan([SMALL], [STAR], [], "bmv2"))
