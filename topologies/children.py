@@ -133,7 +133,7 @@ class Nodes(ABC):
 
 
 def end(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End process groups: politely, then for certain."""
+    """End process groups: by SIGTERM, then by SIGKILL."""
     running = [child for child in children if child.poll() is None]
     for child in running:
         os.killpg(child.pid, signal.SIGTERM)

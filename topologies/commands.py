@@ -13,7 +13,7 @@ SWITCHES = 1 << 16  # more than there are in a network
 def switch_options(
     topology: Topology, name: str, *, offload: bool = True, bmv2: Collection[str] = ()
 ) -> list[str]:
-    """For the switch of this name in a network of namespaces, in which some are P4 programs."""
+    """List the options of a switch in a network of namespaces, some of them P4 programs."""
     (parent,) = (switch.parent for switch in topology.switches if switch.name == name)
     ports = topology.ports(name)
     return options(
@@ -28,7 +28,7 @@ def switch_options(
 
 
 def impair_options(topology: Topology, name: str) -> list[str]:
-    """With which this switch's ports are as bad as the links they are at; none if all are sound.
+    """List the options that impair a switch's ports like their links; none if all are sound.
 
     A host does nothing to its own frames, so its switch impairs both directions; between two
     switches each impairs what it sends. So every direction of a link is impaired once. Of one seed
@@ -55,7 +55,7 @@ def options(
     impair: Sequence[str] = (),
     world: str = "raw",
 ) -> list[str]:
-    """For a switch with these ports, one of which may lead to its parent.
+    """List the options of a switch with these ports, one of which may lead to its parent.
 
     `impair`: options as `impair_options` gives them. `world`: raw, or bmv2.
     """

@@ -27,7 +27,7 @@ class Topology(Plan):
 
     @classmethod
     def parse(cls, text: str) -> Topology:
-        """From a short form such as `rack:2x3,rate=1Gbit`, or the path of a .toml file.
+        """Read a short form such as `rack:2x3,rate=1Gbit`, or a .toml file at a path.
 
         Raises:
             TopologyError: neither, or the file cannot be read; the message lists the short forms.
@@ -38,7 +38,7 @@ class Topology(Plan):
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Topology:
-        """From a file as docs/topologies.md describes it.
+        """Read a file in the format of docs/topologies.md.
 
         Raises:
             TopologyError: it cannot be read, is not TOML, no topology, or one that could not be
@@ -49,11 +49,11 @@ class Topology(Plan):
         return loads(read_text(str(path), TopologyError), cls, str(path))
 
     def to_toml(self) -> str:
-        """The text of a file from which `from_toml` makes an equal topology."""
+        """Write the text of a file from which `from_toml` makes an equal topology."""
         return dumps(self)
 
     def describe(self) -> str:
-        """A drawing of the tree, a node a line, for people."""
+        """Draw the tree, a node a line, for people."""
         return draw(self)
 
     def rooted_at(self, root: str) -> Topology:

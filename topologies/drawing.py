@@ -10,7 +10,7 @@ from .plan import Plan
 
 
 def draw(topology: Plan) -> str:
-    """A line for each node of the tree with its address and its uplink; then what stands by."""
+    """Draw a line for each node with its address and uplink; then the nodes that stand by."""
     tree, links = len(topology.tree), len(topology.links)
     spare = [link for link in topology.links if not topology.active(link)]
     title = f"{topology.name}: " if topology.name else ""
@@ -27,7 +27,7 @@ def draw(topology: Plan) -> str:
 
 
 def branch(topology: Plan, node: str, first: str, rest: str) -> Iterator[str]:
-    """The lines of a node and all below it; `first` and `rest` stand before them."""
+    """Draw a node and all below it; `first` and `rest` stand before its lines."""
     yield " ".join([f"{first}{node} {topology.address(node)}", *uplink(topology, node)])
     switches = [switch.name for switch in topology.children(node)]
     below = switches + [host.name for host in topology.hosts_at(node)]
@@ -39,7 +39,7 @@ def branch(topology: Plan, node: str, first: str, rest: str) -> Iterator[str]:
 
 
 def uplink(topology: Plan, node: str) -> Iterator[str]:
-    """The settings of the link that leads up from a node."""
+    """Write the settings of the link that leads up from a node."""
     parents = {switch.name: switch.parent for switch in topology.tree}
     for port in topology.ports(node):
         if node not in parents or port.peer == parents[node]:

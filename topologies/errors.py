@@ -10,7 +10,7 @@ class TopologyError(OutsideError, ValueError):
 
 
 class NetworkError(OutsideError, RuntimeError):
-    """This machine cannot build the network; the message names what lacks and the mend."""
+    """This machine cannot build the network; the message names what is missing and the mend."""
 
 
 class PrivilegeError(NetworkError, PermissionError):

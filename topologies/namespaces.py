@@ -137,7 +137,7 @@ def take(path: Path, mode: str) -> IO[str] | None:
 
 
 def is_cleaned(path: Path) -> bool:
-    """Whether a claim is there still, and somebody removes what it stands for."""
+    """Tell whether somebody is removing what a claim stands for."""
     with suppress(FileNotFoundError):
         return path.read_text() == CLEANING
     return False
@@ -145,7 +145,7 @@ def is_cleaned(path: Path) -> bool:
 
 @contextmanager
 def inside(namespace: int) -> Iterator[None]:
-    """Put the calling thread, and what it starts or opens, into a namespace for a while."""
+    """A context in which the calling thread, and what it starts or opens, is in a namespace."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
         call(LIBC.setns, namespace, CLONE_NEWNET)
@@ -158,7 +158,7 @@ def inside(namespace: int) -> Iterator[None]:
 
 
 def evict(namespaces: Collection[Path]) -> None:
-    """End the processes in these namespaces: politely, then for certain.
+    """End the processes in these namespaces: by SIGTERM, then by SIGKILL.
 
     The namespace that this process stands in is spared: whoever called it from there is there, too.
     """
@@ -179,7 +179,7 @@ def evict(namespaces: Collection[Path]) -> None:
 
 
 def inhabitants(inodes: Collection[Inode | None]) -> list[int]:
-    """Descriptors of the processes in these namespaces (pidfd_open(2)); they are to be closed."""
+    """Open descriptors of the processes in these namespaces (pidfd_open(2)); close them."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         if inode(process / "ns/net") not in inodes:
@@ -194,7 +194,7 @@ def inhabitants(inodes: Collection[Inode | None]) -> list[int]:
 
 
 def inode(namespace: Path) -> Inode | None:
-    """What tells a namespace from all others; None: it is gone."""
+    """Identify a namespace; None: it no longer exists."""
     try:
         found = namespace.stat()
     except OSError:
@@ -203,7 +203,7 @@ def inode(namespace: Path) -> Inode | None:
 
 
 def call(function: ctypes._NamedFuncPointer, *arguments: int) -> None:
-    """A system call.
+    """Make a system call.
 
     Raises:
         OSError: it failed; PermissionError and the like, by its errno.

@@ -35,7 +35,7 @@ class Network(Nodes):
     """
 
     def start(self) -> None:
-        """Build it, after removing what dead processes left.
+        """Build the network, after removing what dead processes left.
 
         Raises:
             PrivilegeError: not root, or root without the capabilities.
@@ -73,7 +73,7 @@ class Network(Nodes):
                 self._configure(node, netlink)
 
     def _end(self, link: Link, node: str) -> dict[str, Any]:
-        """What one end of a link is to be, in the terms of pyroute2."""
+        """Describe one end of a link in pyroute2's terms."""
         ports = self.topology.ports(node)
         place = next(i for i, port in enumerate(ports) if port.link is link)
         return {
@@ -86,7 +86,7 @@ class Network(Nodes):
         }
 
     def _configure(self, node: str, netlink: Any) -> None:
-        """Inside the namespace: what can only be set once the interfaces are there."""
+        """Set, inside the namespace, what needs the interfaces."""
         netlink.link("set", index=LO, state="up")
         for place, port in enumerate(self.topology.ports(node)):
             if not self.offload:
@@ -125,7 +125,7 @@ def index(place: int) -> int:
 
 
 def check_rate(link: Link) -> None:
-    """Whether the kernel can keep it.
+    """Refuse a rate that the kernel cannot keep.
 
     Raises:
         NetworkError: it cannot.
@@ -138,7 +138,7 @@ def check_rate(link: Link) -> None:
 
 
 def token_bucket(link: Link) -> dict[str, int]:
-    """The parameters of tbf: rate and burst and limit, in bytes.
+    """Choose the parameters of tbf: bytes a second, and bytes of burst and limit.
 
     The limit is the link's queue. The burst is what may pass at once after a pause. It lets a
     super-datagram pass whole if that is no more than 1 ms of the rate, holds at least two frames,
@@ -155,7 +155,7 @@ def token_bucket(link: Link) -> dict[str, int]:
 
 
 def passes_whole(link: Link) -> int:
-    """Packets of the largest super-datagram that `token_bucket` does not cut.
+    """Count the packets of the largest super-datagram that `token_bucket` does not cut.
 
     As the interface's gso_max_segs it has TCP and iSwitch send none that are larger: each packet
     that is cut off costs every process it comes to as much as a super-datagram does.
@@ -164,7 +164,7 @@ def passes_whole(link: Link) -> int:
 
 
 def without_ipv6() -> None:
-    """No router solicitations and no neighbour discovery, from the start."""
+    """Switch IPv6 off before an interface sends router solicitations."""
     for which in ("all", "default"):
         path = Path(f"/proc/sys/net/ipv6/conf/{which}/disable_ipv6")
         if path.exists():  # else the kernel has no IPv6
@@ -172,7 +172,7 @@ def without_ipv6() -> None:
 
 
 def pyroute2() -> Any:
-    """The library, imported late: it takes longer than everything else here."""
+    """Import the library late: it takes longer than everything else here."""
     try:
         import pyroute2
     except ImportError as error:
@@ -185,7 +185,7 @@ def pyroute2() -> Any:
 
 @contextmanager
 def privileges() -> Iterator[None]:
-    """Say what is needed where the kernel only says no."""
+    """A context that names the privilege where the kernel only refuses."""
     try:
         yield
     except PrivilegeError:
@@ -199,7 +199,7 @@ def privileges() -> Iterator[None]:
 
 @contextmanager
 def kernel_feature(name: str, mend: str) -> Iterator[None]:
-    """Say what is needed where the kernel knows no such thing."""
+    """A context that names the kernel feature where the kernel only refuses."""
     from pyroute2.netlink.exceptions import NetlinkError
 
     try:

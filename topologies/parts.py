@@ -60,7 +60,7 @@ class Link:
 
     @classmethod
     def of(cls, a: str, b: str, **settings: str | float) -> Self:
-        """A link whose settings may be text: `Link.of("h1", "s1", rate="1Gbit", delay="5ms")`.
+        """Make a link of settings as text: `Link.of("h1", "s1", rate="1Gbit", delay="5ms")`.
 
         Raises:
             TopologyError: an unknown setting, or a value that cannot be.
@@ -68,7 +68,7 @@ class Link:
         return cls(a, b, **parse_settings(settings))  # type: ignore[arg-type]
 
     def settings(self) -> dict[str, str | int]:
-        """What differs from the defaults, as `Link.of` takes it."""
+        """List the settings that differ from the defaults, as `Link.of` takes them."""
         found: dict[str, str | int] = {}
         if self.rate is not None:
             found["rate"] = RATE.format(self.rate)
@@ -88,7 +88,7 @@ class Link:
 
 
 def parse_settings(settings: Mapping[str, str | float]) -> dict[str, object]:
-    """Values for the fields of a `Link`.
+    """Parse the values of a `Link`'s fields.
 
     Raises:
         TopologyError: an unknown setting, or a value that cannot be.
@@ -111,12 +111,12 @@ def parse_settings(settings: Mapping[str, str | float]) -> dict[str, object]:
 
 
 def number(name: str) -> Callable[[str | float], float]:
-    """What reads the values of an impairment."""
+    """Make a parser of an impairment's values."""
     return lambda value: float(UNITS[name].parse(value))
 
 
 def check_link(link: Link) -> None:
-    """Look at what a link says of itself.
+    """Refuse a link whose settings cannot be.
 
     Raises:
         TopologyError: a value that cannot be.

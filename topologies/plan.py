@@ -60,26 +60,26 @@ class Plan:
         return self.tree[0]
 
     def children(self, switch: str) -> tuple[Switch, ...]:
-        """The switches whose parent this is."""
+        """List the switches below a switch."""
         return tuple(child for child in self.switches if child.parent == switch)
 
     def hosts_at(self, switch: str) -> tuple[Host, ...]:
-        """The hosts that are plugged into this switch."""
+        """List the hosts at a switch."""
         return tuple(host for host in self.hosts if self.switch_of(host.name) == switch)
 
     def switch_of(self, host: str) -> str:
-        """The switch that a host is plugged into."""
+        """Find the switch of a host."""
         (port,) = self.ports(host)
         return port.peer
 
     def active(self, link: Link) -> bool:
-        """Whether it carries traffic; otherwise it stands by."""
+        """Tell whether a link carries traffic; otherwise it stands by."""
         if link.a in self._parents and link.b in self._parents:
             return self._parents[link.a] == link.b or self._parents[link.b] == link.a
         return True
 
     def ports(self, node: str) -> tuple[Port, ...]:
-        """The ends of active links at a node, in the links' order; none where it stands by.
+        """List the ends of active links at a node, in the links' order; none if it stands by.
 
         Interfaces are named as Mininet does: h1-eth0; s1-eth1, s1-eth2 and so on.
         """
@@ -87,7 +87,7 @@ class Plan:
         return self._ports.get(node, ())
 
     def address(self, node: str) -> IPv4Address:
-        """The address of a host, or of a switch's control plane.
+        """Compute the address of a host, or of a switch's control plane.
 
         Raises:
             TopologyError: there is no such node.
@@ -97,13 +97,13 @@ class Plan:
         return self._addresses[node]
 
     def mac(self, node: str) -> str:
-        """The MAC of a host's interface, or the one that a switch answers with."""
+        """Compute the MAC of a host's interface, or the one that a switch answers with."""
         from iswitch.ethernet.made_up import MAC_PREFIX  # brings NumPy
 
         return mac(MAC_PREFIX, self.address(node))
 
     def port_mac(self, switch: str, number: int) -> str:
-        """The MAC of the interface SWITCH-ethNUMBER, which is not the switch's own."""
+        """Compute the MAC of the interface SWITCH-ethNUMBER, which is not the switch's own."""
         return mac((PORT_PREFIX << 8 | number).to_bytes(2, "big"), self.address(switch))
 
     @cached_property
@@ -137,14 +137,14 @@ class Plan:
 
 
 def mac(prefix: bytes, address: IPv4Address) -> str:
-    """Two bytes and an address as a MAC."""
+    """Write two bytes and an address as a MAC."""
     return (prefix + address.packed).hex(":")
 
 
 def spanning_tree(
     switches: Sequence[Switch], links: Sequence[Link], root: str
 ) -> tuple[Switch, ...]:
-    """The switches with parents on shortest paths to `root`; without hosts below they stand by.
+    """Choose parents on shortest paths to `root`; switches without hosts below stand by.
 
     Of several shortest paths the one by the earliest link is taken.
 

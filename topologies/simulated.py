@@ -65,20 +65,20 @@ class Simulation:
             self.start_switch(switch.name)
 
     def address(self, node: str) -> Address:
-        """Where a switch listens, or the worker of a host speaks."""
+        """Return the address at which a switch listens, or a host's worker sends."""
         is_switch = node in self.incarnations
         return Address(str(self.topology.address(node)), PORT if is_switch else WORKER_PORT)
 
     def switch_of(self, host: str) -> Address:
-        """The switch that the worker of a host joins."""
+        """Return the address of a host's switch."""
         return self.address(self.topology.switch_of(host))
 
     def node(self, name: str) -> Node:
-        """A place in the network."""
+        """Return a node of the network."""
         return self.network.nodes[self.address(name)]
 
     def switch(self, name: str) -> Switch | None:
-        """The switch process of this name; None: it has crashed."""
+        """Return the switch process of this name; None: it has crashed."""
         machine = self.node(name).machine
         if isinstance(machine, Plugged):
             return machine.switch
@@ -86,7 +86,7 @@ class Simulation:
         return machine
 
     def start_switch(self, name: str) -> Switch:
-        """Start a switch, or start it again: it knows nothing of what was before."""
+        """Start a switch, or restart it without its former state."""
         # Seconds since 1970, as it were; jobs count from there.
         self.incarnations[name] = (self.incarnations[name] + 1000) & ROUND_MASK
         parent = next(s.parent for s in self.topology.tree if s.name == name)
@@ -108,5 +108,5 @@ class Simulation:
 
 
 def impairment(link: Link) -> Impairment:
-    """What `Line` has to do for a link: here the rate and its queue, too."""
+    """Make the impairment of a link, which here includes its rate and queue."""
     return replace(link.impairment, rate=link.rate, queue=link.queue.packets(link.mtu))

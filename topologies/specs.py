@@ -57,7 +57,7 @@ def leafspine(spines: int, leaves: int, hosts: int) -> tuple[str, Pairs]:
 
 
 def below(parents: list[str], fanout: int, prefix: str, count: int = 0) -> Pairs:
-    """So many new nodes under each parent, numbered on from `count`."""
+    """Add `fanout` nodes under each parent, numbered on from `count`."""
     return [
         (f"{prefix}{count + i * fanout + j}", parent)
         for i, parent in enumerate(parents)
@@ -125,7 +125,7 @@ def parse(text: str, make: type[P]) -> P:
 
 
 def parse_subnet(text: str) -> IPv4Network:
-    """An IPv4 network.
+    """Parse an IPv4 network.
 
     Raises:
         TopologyError: it is none.
@@ -137,7 +137,7 @@ def parse_subnet(text: str) -> IPv4Network:
 
 
 def parse_seed(text: str) -> int:
-    """A seed.
+    """Parse a seed.
 
     Raises:
         TopologyError: it is none.
@@ -148,7 +148,7 @@ def parse_seed(text: str) -> int:
 
 
 def wrong(text: str, fault: str) -> TopologyError:
-    """What is wrong with a short form, and what would be right."""
+    """Say what is wrong with a short form, and what would be right."""
     forms = "; ".join(f"{kind.example} ({kind.meaning})" for kind in KINDS.values())
     return TopologyError(
         f"{text!r} {fault}; write one of {forms}, with settings such as "

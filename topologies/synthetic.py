@@ -48,7 +48,7 @@ class SyntheticJob:
 
 
 class SyntheticWorker:
-    """One of them: computes, has its vector summed, and so on; then leaves."""
+    """A worker of such a job: it computes, has its vector summed, and repeats that."""
 
     def __init__(self, simulation: Simulation, host: str, rank: int, job: SyntheticJob) -> None:
         self.job = job
@@ -80,7 +80,7 @@ class SyntheticWorker:
         simulation.node(host).heed = self.heed
 
     def heed(self) -> None:
-        """The session may have something new."""
+        """Finish a round whose sum has come, and begin the next."""
         session = self.session
         while session.next_event() is not None:
             pass

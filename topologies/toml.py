@@ -31,7 +31,7 @@ def loads(text: str, make: type[P], name: str = "") -> P:
 
 
 def build(data: dict[str, Any], make: type[P], name: str) -> P:
-    """Make a topology of what the file holds.
+    """Make a topology of the tables in a file.
 
     Raises:
         TopologyError: an unknown key, a missing one, or a value of another type.
@@ -73,7 +73,7 @@ def expect(what: str, table: object, types: Mapping[str, type], *needed: str) ->
 
 
 def dumps(topology: Plan) -> str:
-    """The text of a file that reads back as an equal topology.
+    """Write the text of a file that reads back as an equal topology.
 
     Settings that all links share are written once.
     """
@@ -96,6 +96,6 @@ def dumps(topology: Plan) -> str:
 
 
 def pair(item: tuple[str, str | int]) -> str:
-    """A line of TOML; no name and no quantity needs escapes."""
+    """Write a line of TOML; no name and no quantity needs escapes."""
     key, value = item
     return f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}"

@@ -16,7 +16,7 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*", re.ASCII)
 
 
 def check(topology: Plan) -> None:
-    """Look at the whole.
+    """Refuse a description that cannot be built.
 
     Raises:
         TopologyError: the first fault that is found.
@@ -26,7 +26,7 @@ def check(topology: Plan) -> None:
 
 
 def check_names(topology: Plan) -> None:
-    """Names are distinct, and short enough for interfaces to be named after them."""
+    """Require distinct names, short enough for interfaces to be named after them."""
     if not topology.hosts or not topology.switches:
         raise TopologyError("there is no host or no switch; describe at least one of each")
     names = [host.name for host in topology.hosts]
@@ -46,7 +46,7 @@ def check_names(topology: Plan) -> None:
 
 
 def check_links(topology: Plan) -> None:
-    """Links join nodes that there are, once, one of them a switch."""
+    """Require links that join two known nodes once, one of them a switch."""
     hosts = {host.name for host in topology.hosts}
     switches = {switch.name for switch in topology.switches}
     pairs = set()
@@ -64,7 +64,7 @@ def check_links(topology: Plan) -> None:
 
 
 def check_hosts(topology: Plan) -> None:
-    """Every host has one link."""
+    """Require one link of every host."""
     links = Counter(name for link in topology.links for name in (link.a, link.b))
     for host in topology.hosts:
         if links[host.name] != 1:
@@ -73,7 +73,7 @@ def check_hosts(topology: Plan) -> None:
 
 
 def check_parents(topology: Plan) -> None:
-    """Parents are switches next door, and nobody is their own ancestor."""
+    """Require parents that are neighbours, and no circle among them."""
     parents = {switch.name: switch.parent for switch in topology.switches}
     pairs = {frozenset((link.a, link.b)) for link in topology.links}
     for name, parent in parents.items():
@@ -102,7 +102,7 @@ def check_parents(topology: Plan) -> None:
 
 
 def check_tree(topology: Plan) -> None:
-    """All that is plugged in hangs together, under one root."""
+    """Require one root above all nodes that have links."""
     active = filter(topology.active, topology.links)
     plugged = {name for link in active for name in (link.a, link.b)}
     roots = [s.name for s in topology.switches if s.parent is None and s.name in plugged]
@@ -114,7 +114,7 @@ def check_tree(topology: Plan) -> None:
 
 
 def check_members(topology: Plan) -> None:
-    """No switch has more members than the protocol can count."""
+    """Require no more members of a switch than the protocol can count."""
     members: Counter[str | None] = Counter(topology.switch_of(host.name) for host in topology.hosts)
     members.update(switch.parent for switch in topology.switches)
     del members[None]
@@ -127,7 +127,7 @@ def check_members(topology: Plan) -> None:
 
 
 def check_addresses(topology: Plan) -> None:
-    """The subnet has an address for every host and every switch."""
+    """Require an address in the subnet for every host and switch."""
     room = topology.subnet.num_addresses - 2
     count = len(topology.hosts) + len(topology.switches)
     if count > room:
@@ -137,7 +137,7 @@ def check_addresses(topology: Plan) -> None:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in a sentence."""
+    """List names in a sentence."""
     *most, last = (repr(name) for name in names)
     return f"{', '.join(most)} and {last}" if most else last
 

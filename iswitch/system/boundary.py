@@ -40,7 +40,7 @@ OURS = ("iswitch", "worker_lib", "topologies", "p4")
 
 
 def guarded(name: str, run: Callable[[], int]) -> int:
-    """Run a command; whatever it raises is told in one sentence on stderr.
+    """Run a command, and tell in one sentence on stderr whatever it raises.
 
     Args:
         name: of the program and the command, with which the sentence begins.
@@ -80,7 +80,7 @@ def _stopped(name: str) -> int:
 
 
 def told(error: BaseException) -> tuple[int, str]:
-    """The exit status for an exception, and what to say of it."""
+    """Find the exit status for an exception, and the sentence that tells it."""
     found = from_outside(error)
     if found is not None:
         return INCOMPLETE if isinstance(error, IncompleteError) else OUTSIDE, found
@@ -89,7 +89,7 @@ def told(error: BaseException) -> tuple[int, str]:
 
 
 def from_outside(error: BaseException) -> str | None:
-    """What to say of an exception whose cause lies outside; None: it is a defect of ours."""
+    """Word an exception whose cause lies outside; None: it is a defect of iswitch."""
     match error:
         case OutsideError():
             return str(error)
@@ -114,7 +114,7 @@ def from_outside(error: BaseException) -> str | None:
 
 
 def lacks_descriptors(error: OSError) -> bool:
-    """Whether a library looked for a folder to write to, and could open nothing anywhere."""
+    """Tell whether a library found no folder to write to for want of file descriptors."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return "temporary directory" in str(error) and 0 <= most < DESCRIPTORS
 
@@ -160,7 +160,7 @@ def _flush() -> None:
 
 
 def _print_no_more() -> None:
-    """Have what is left to be printed go nowhere, else Python complains of it at the end."""
+    """Discard what is left to be printed; else Python complains of it at its end."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

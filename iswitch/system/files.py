@@ -19,7 +19,7 @@ def read_text(
     most: int = MOST,
     check: Callable[[os.stat_result], None] = lambda _: None,
 ) -> str:
-    """The text of a file in UTF-8.
+    """Read the text of a file in UTF-8.
 
     Args:
         path: of the file.
@@ -102,7 +102,7 @@ def check_unread(path: str | None, *read: str | None) -> None:
 
 
 def check_writable(path: str | None, *read: str | None) -> None:
-    """Whether a file can be written, before anything is run for it.
+    """Refuse a file that cannot be written, before anything is run for it.
 
     Args:
         path: of the file.

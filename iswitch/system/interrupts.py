@@ -27,19 +27,19 @@ HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def end_at_once() -> None:
-    """Have Ctrl-C end this process, unless that is ignored, as in the background of a shell."""
+    """Let Ctrl-C end this process at once, unless the shell made it ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def ignore_requests() -> None:
-    """Have SIGUSR1 do nothing, until `answered` or for good."""
+    """Ignore SIGUSR1, until `answered` or for good."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 @contextmanager
 def answered(text: Callable[[], str]) -> Iterator[None]:
-    """A context in which SIGUSR1 has a text written on stderr, and nothing waits for its reader.
+    """A context in which SIGUSR1 writes a text on stderr, without waiting for its reader.
 
     Requests that come while a text is being written are answered by one more.
     """
@@ -100,7 +100,7 @@ class Stopped(Exception):
 
 
 class Signals:
-    """While the context lasts: a signal raises `Stopped`, and once it has, no other one does."""
+    """A context in which the first signal raises `Stopped`, and later ones do nothing."""
 
     def __enter__(self) -> Signals:
         self._before = {signum: signal.getsignal(signum) for signum in STOPPING}
@@ -118,7 +118,7 @@ class Signals:
                 signal.signal(signum, self._stop)
 
     def hold(self) -> None:
-        """From now on let no signal disturb the end."""
+        """Ignore signals from now on, so that none disturbs the end."""
         for signum in STOPPING:
             signal.signal(signum, signal.SIG_IGN)
 
@@ -147,7 +147,7 @@ def come_again(lost: BaseException | None) -> bool:
 
 
 def follows_one(error: BaseException) -> bool:
-    """Whether an import failed because a KeyboardInterrupt came in the middle of it."""
+    """Tell whether an import failed because a KeyboardInterrupt came in the middle of it."""
     return bool(_came) and isinstance(error, ImportError | SystemError)
 
 

@@ -21,7 +21,7 @@ MOST = 4 << 20  # bytes of a file: a line for every job
 
 
 def read_key(path: str) -> bytes:
-    """The key that is all there is in a file, but for white space around it.
+    """Read the key from a file that holds nothing else but white space.
 
     Raises:
         KeyUnusable: the file cannot be read, or others can, or there is no key in it.
@@ -33,7 +33,7 @@ def read_key(path: str) -> bytes:
 
 
 def read_keys(path: str) -> Keys:
-    """The keys of a switch: TOML, a line `7 = "KEY"` for job 7, or `default = "KEY"` for others.
+    """Read a switch's keys from TOML: `7 = "KEY"` for job 7, `default = "KEY"` for others.
 
     Raises:
         KeyUnusable: the file cannot be read, or others can, or it is written otherwise.
@@ -63,7 +63,7 @@ def read_keys(path: str) -> Keys:
 
 
 def key_in(environment: Mapping[str, str]) -> bytes | None:
-    """The key that ISWITCH_KEY is, or that is in the file ISWITCH_KEY_FILE; None: neither is set.
+    """Read the key from ISWITCH_KEY or the file ISWITCH_KEY_FILE; None: neither is set.
 
     Raises:
         KeyUnusable: both are set, or it is no key.
@@ -102,7 +102,7 @@ def _secret(where: str, text: str) -> bytes:
 
 
 def _private(path: str) -> str:
-    """The text of a file that not everybody may read or write."""
+    """Read a file, and refuse one that everybody may read or write."""
 
     def check(status: os.stat_result) -> None:
         if status.st_mode & (stat.S_IROTH | stat.S_IWOTH):

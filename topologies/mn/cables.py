@@ -49,7 +49,7 @@ class End(TCIntf):
     def config(
         self, described: Link | None = None, offload: bool = True, **params: Any
     ) -> dict[str, Any] | None:
-        """Set it up; called by Mininet."""
+        """Set the interface up; called by Mininet."""
         self._described = described
         if described is not None:
             mtu, room = described.mtu, described.queue.packets(described.mtu)
@@ -94,7 +94,7 @@ def cable_options(link: Link, offload: bool) -> dict[str, Any]:
 
 
 def check_in_force(interface: Any) -> None:
-    """Whether the kernel does what the options of an interface say.
+    """Refuse an interface on which the kernel did not do what its options say.
 
     Mininet logs an error where tc refuses, ignores what it finds too large, and leaves the link as
     it is.
@@ -130,7 +130,7 @@ def check_in_force(interface: Any) -> None:
 
 
 def check_device(interface: Any, link: Link, where: str) -> None:
-    """Whether an interface has the MTU and the queue of a topology's link.
+    """Refuse an interface without the MTU and the queue of its link.
 
     Raises:
         NetworkError: it has not.

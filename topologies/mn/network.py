@@ -37,7 +37,7 @@ class Network(Nodes):
     mininet: Any = None
 
     def start(self) -> None:
-        """Build it, after removing what dead processes left.
+        """Build the network, after removing what dead processes left.
 
         Raises:
             PrivilegeError: not root, or root without the capabilities.
@@ -82,7 +82,7 @@ class Network(Nodes):
 
 
 def check_tools() -> None:
-    """Whether there are the programs that Mininet calls; it ends the process if there are not.
+    """Refuse a machine without the programs that Mininet calls; it would end this process.
 
     Raises:
         NetworkError: one lacks.

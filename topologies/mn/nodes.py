@@ -15,7 +15,7 @@ from topologies.netns import without_ipv6
 
 
 class Described(NamedTuple):
-    """What a topology says of a switch; options given to the switch itself go before it."""
+    """A node that a topology describes; options given to the node itself go before it."""
 
     address: str
     parent: str  # "": none

@@ -187,7 +187,7 @@ class ISwitch(OwnSwitch):
         super().terminate()
 
     def _complaint(self) -> str:
-        """What the process wrote to stderr; told once."""
+        """Take what the process wrote to stderr, once."""
         errors, self._errors = self._errors, None
         if errors is None:
             return ""
@@ -212,7 +212,7 @@ class ISwitch(OwnSwitch):
 
 
 class P4Switch(ISwitch):
-    """The same as a P4 program in a bmv2: `mn --switch bmv2` (docs/p4.md).
+    """Runs the P4 program in a bmv2 in its place: `mn --switch bmv2` (docs/p4.md).
 
     Links to it carry frames as they are on a wire: a bmv2 knows no offload.
     """
@@ -229,7 +229,7 @@ class P4Switch(ISwitch):
 
 
 def halt(switches: Sequence[ISwitch]) -> None:
-    """End the processes of these, side by side, and tell which did not end well."""
+    """End the processes of switches at once, and name those that failed."""
     running = {switch: switch.process for switch in switches if switch.process is not None}
     early = {switch for switch, process in running.items() if process.poll() is not None}
     end([*running.values()])
@@ -238,7 +238,7 @@ def halt(switches: Sequence[ISwitch]) -> None:
 
 
 def surroundings(switch: ISwitch) -> Tree:
-    """All that this switch can reach.
+    """Find all that a switch can reach.
 
     Raises:
         NetworkError: the links make a circle.
@@ -277,7 +277,7 @@ def surroundings(switch: ISwitch) -> Tree:
 
 
 def check_addresses(tree: Tree) -> None:
-    """Whether all are different.
+    """Refuse two switches at one address.
 
     Raises:
         NetworkError: two nodes have the same.
@@ -293,7 +293,7 @@ def check_addresses(tree: Tree) -> None:
 
 
 def neighbours(start: Any) -> dict[Any, list[tuple[str, Any]]]:
-    """By node, for all that are reachable: the interfaces and who is at the other end."""
+    """List, by reachable node, its interfaces and the nodes at their other ends."""
     found: dict[Any, list[tuple[str, Any]]] = {}
     todo = [start]
     while todo:

@@ -47,12 +47,12 @@ class TopologyTopo(Topo):
 
 
 def form(kind: str, *numbers: int, **settings: object) -> TopologyTopo:
-    """A short form, as `mn` has it: `star,4,rate=100Mbit` is star:4,rate=100Mbit."""
+    """Read `mn`'s writing of a short form: `star,4,rate=100Mbit` is star:4,rate=100Mbit."""
     return parsed(f"{kind}:{'x'.join(map(str, numbers))}", **settings)
 
 
 def parsed(text: str, **settings: object) -> TopologyTopo:
-    """Any short form, or the path of a file: `topology,rack:2x3`."""
+    """Read any short form, or the path of a file: `topology,rack:2x3`."""
     words = [text, *(f"{name}={value}" for name, value in settings.items())]
     return TopologyTopo(Topology.parse(",".join(words)))
 

@@ -34,7 +34,7 @@ class Answer(NamedTuple):
 
 
 def status(controller: Controller, args: argparse.Namespace) -> Answer:
-    """Look, and change nothing."""
+    """Show the job, and change nothing."""
     halted = False
     controller.look()  # of a job that is none nobody becomes one
     with controller.membership() as ack:
@@ -79,7 +79,7 @@ def jobs(controller: Controller, _: argparse.Namespace) -> Answer:
 
 
 def join(controller: Controller, args: argparse.Namespace) -> Answer:
-    """Try whether one can join; stay if asked to."""
+    """Try to join; remain a member if asked to."""
     if not args.stay:
         with controller.membership() as ack:
             pass
@@ -127,7 +127,7 @@ def seth(controller: Controller, args: argparse.Namespace) -> Answer:
 
 
 def reset(controller: Controller, args: argparse.Namespace) -> Answer:
-    """Clear the job; ends a Halt."""
+    """Clear the job, which ends a Halt."""
     with controller.settings():
         ack = controller.request(Action.RESET)
     line = f"job {args.job} was reset and goes on from round {ack.round}; "
@@ -144,7 +144,7 @@ def halt(controller: Controller, args: argparse.Namespace) -> Answer:
 
 
 def fbcast(controller: Controller, args: argparse.Namespace) -> Answer:
-    """Complete open segments as they are."""
+    """Complete open segments with the contributions they have."""
     with controller.membership() as joined:
         named = segments(args, joined)
         ack = controller.request(Action.FBCAST, named)
@@ -156,7 +156,7 @@ def fbcast(controller: Controller, args: argparse.Namespace) -> Answer:
 
 
 def help_(controller: Controller, args: argparse.Namespace) -> Answer:
-    """Ask who is missing; the switch asks those in turn."""
+    """Find the missing workers; the switch asks them in turn."""
     with controller.membership() as joined:
         named = segments(args, joined)
         ack = controller.request(Action.HELP, named)

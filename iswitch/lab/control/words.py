@@ -13,7 +13,7 @@ from worker_lib.controller import Controller
 
 
 def segments(args: argparse.Namespace, joined: Ack) -> Segments:
-    """The segments named on the command line; the Ack of the Join says which round is current."""
+    """Read the segments on the command line; the Ack of the Join says which round is current."""
     round_ = joined.round if args.round is None else args.round
     return Segments(round_, args.start, args.count)
 
@@ -31,18 +31,18 @@ def span_fields(named: Segments) -> dict[str, int]:
 
 
 def not_begun(named: Segments, ack: Ack) -> str:
-    """Where the job is, if it has not come to the round; else nothing."""
+    """Say where the job is, if it has not begun the round; else ""."""
     ahead = round_distance(named.round, ack.round) > 0
     return f"not begun; the job is at round {ack.round}" if ahead else ""
 
 
 def state(ack: Ack) -> str:
-    """What the Ack of a Join says of the job, in words."""
+    """Say in words what the Ack of a Join tells of the job."""
     return f"H = {ack.threshold}, round {ack.round}, {workers(ack.contributors)}"
 
 
 def too_few(ack: Ack) -> str:
-    """In words, that H is more than the workers that are there."""
+    """Say in words that H exceeds the number of workers; else ""."""
     if ack.threshold <= ack.contributors or not ack.contributors:
         return ""
     return f"; nothing completes until {ack.threshold} workers are there"
@@ -54,14 +54,14 @@ def state_fields(ack: Ack) -> dict[str, int]:
 
 
 def member_fields(member: Awaited) -> dict[str, Any]:
-    """A member for programs: the rank is None of a worker without one so far, and of a switch."""
+    """Describe a member for programs; a switch or a worker without a rank has rank None."""
     kind = "switch" if member.rank == NO_RANK else "worker"
     rank = member.rank if member.rank < RANKS else None
     return {"type": kind, "rank": rank, "host": member.host, "port": member.port}
 
 
 def missing(controller: Controller, named: Segments) -> tuple[str, dict[str, Any]]:
-    """Whose contributions to these segments are missing in the whole tree, in words and fields."""
+    """Find the members of the tree whose contributions are missing, in words and fields."""
     total, awaited = controller.for_whom(named)
     found = [member_fields(one) for one in awaited]
     fields = {"missing": total, "missing_ranks": naming.ranks(awaited), "missing_workers": found}

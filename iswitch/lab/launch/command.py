@@ -27,7 +27,7 @@ from .worlds import capture_folder, check_members, make_world, p4_switches, read
 
 
 def run_everywhere(args: argparse.Namespace) -> int:
-    """Run it."""
+    """Run the command of `iswitch run` on every host; returns the exit status."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise UsageError("nothing to run: put a command at the end, such as -- python train.py")

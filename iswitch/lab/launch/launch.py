@@ -47,12 +47,12 @@ class WorkerProcess:
 
     @property
     def called(self) -> str:
-        """For messages."""
+        """Its name, rank and process, for messages."""
         return f"{self.name} (rank {self.rank}, process {self.child.process.pid})"
 
 
 class Printer:
-    """Prints lines with the name of where they come from, in colour on a terminal."""
+    """Prints lines after the name of the process that wrote them, in colour on a terminal."""
 
     def __init__(self, names: Sequence[str]) -> None:
         width = max(map(len, names))
@@ -109,7 +109,7 @@ class Crew:
 
     @property
     def size(self) -> int:
-        """How many there are to be."""
+        """The number of processes."""
         return len(self.world.topology.hosts) * self.per_host
 
     def start(self, command: Sequence[str], job: int) -> None:
@@ -148,7 +148,7 @@ class Crew:
             raise UsageError(f"cannot run {self._command[0]}: {reason(error)}") from None
 
     def run(self, enough: Callable[[], bool] = lambda: False) -> None:
-        """Print what they print, until all have ended or one has failed for good, or a switch.
+        """Print the processes' lines until all have ended, or one or a switch has failed for good.
 
         Args:
             enough: asked every now and then whether to end here.
@@ -166,7 +166,7 @@ class Crew:
         self._drain()
 
     def end(self, signum: int = signal.SIGTERM) -> None:
-        """End those that still run; what they have to say until then is printed."""
+        """End the processes that run, and print their last lines."""
         self._ending = True
         for worker in self.workers:
             worker.child.signal(signum)
@@ -188,7 +188,7 @@ class Crew:
                 self.switches.hear(child, line)
 
     def _drain(self) -> None:
-        """Print what is there to be read, such as the last words of one that has failed."""
+        """Print the lines that can be read at once, such as the last words of a failed process."""
         limit = time.monotonic() + DRAIN
         while self.fleet.pending() and time.monotonic() < limit:
             self._hear(0.0, switches=False)
@@ -207,7 +207,7 @@ class Crew:
                 self.failed = worker
 
     def _tend(self) -> None:
-        """Start those again that are due, without what they had started themselves."""
+        """Restart the processes that are due, after killing what they had started."""
         for worker in self.workers:
             if worker.restarts.is_due(time.monotonic()):
                 worker.child.signal(signal.SIGKILL)
@@ -219,7 +219,7 @@ class Crew:
         return host if self.per_host == 1 else f"{host}.{local_rank}"
 
     def _shared_environment(self, job: int) -> dict[str, str]:
-        """As torchrun has it, so that its scripts find what they look for."""
+        """Make the environment that torchrun's scripts expect."""
         master = self.world.topology.hosts[0].name
         with self.world.place(master):
             found = free_port(self.world.address(master))
@@ -231,7 +231,7 @@ class Crew:
         }
 
     def report(self) -> list[dict[str, Any]]:
-        """How each has ended."""
+        """Report how each process has ended."""
         keys = ("host", "rank", "local_rank", "status")
         return [
             {key: getattr(w, key) for key in keys} | {"restarts": w.restarts.count}
@@ -247,12 +247,12 @@ def how(worker: WorkerProcess) -> str:
 
 
 def defaults(variables: Mapping[str, str]) -> dict[str, str]:
-    """What the user has not set otherwise."""
+    """Keep the variables that the user has not set."""
     return {name: value for name, value in variables.items() if name not in os.environ}
 
 
 def bindings(world: World, hosts: Sequence[str]) -> list[dict[str, str]]:
-    """A local UDP address for a worker on each of these hosts, to have it again when restarted.
+    """Choose a local UDP address for each worker, which it keeps when it is restarted.
 
     The ports are free now, of those that the kernel gives out.
     """
@@ -267,7 +267,7 @@ def bindings(world: World, hosts: Sequence[str]) -> list[dict[str, str]]:
 
 
 def free_port(address: str) -> int | None:
-    """A TCP port for programs' own use, never the same for long; None: no address, or all taken.
+    """Choose a random free TCP port for programs; None: there is no address, or none is free.
 
     It is below those that the kernel gives to whoever asks for any: no other process gets it
     before it is listened at.
@@ -282,7 +282,7 @@ def free_port(address: str) -> int | None:
 
 @contextmanager
 def broken_pipe_is_an_end() -> Iterator[None]:
-    """Nobody reads any more: end as by SIGPIPE."""
+    """A context that turns a broken pipe into the end that SIGPIPE would be."""
     try:
         yield
     except BrokenPipeError:

@@ -20,7 +20,7 @@ PAUSE = 0.01  # seconds between two looks at processes that are to end
 
 
 class Child:
-    """A started process, the leader of a session and process group of its own.
+    """A started process that leads a session and process group of its own.
 
     Ctrl-C in the terminal is for the parent alone. What the child prints to stderr is kept for when
     it fails, or listened to like stdout if it is `heard`.
@@ -50,7 +50,7 @@ class Child:
         self._partial = dict.fromkeys(self.streams, b"")
 
     def lines(self, stream: IO[bytes]) -> list[str] | None:
-        """Whole lines that can be read now; None at the end of the stream."""
+        """Read the whole lines that have come; None at the end of the stream."""
         data = os.read(stream.fileno(), 1 << 16)
         if not data:
             return None
@@ -58,12 +58,12 @@ class Child:
         return [line.decode(errors="replace") for line in lines]
 
     def rest(self, stream: IO[bytes]) -> str:
-        """What came after the last whole line."""
+        """Return the text after the last whole line."""
         text, self._partial[stream] = self._partial[stream], b""
         return text.decode(errors="replace")
 
     def status(self) -> int | None:
-        """Its exit status, negative for a signal's number; None while it runs.
+        """Look up its exit status, negative for a signal's number; None while it runs.
 
         It is not reaped: until `Fleet.end` its number, which is its process group's, stays its own.
         """
@@ -76,7 +76,7 @@ class Child:
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def ending(self) -> str:
-        """How it ended, in words, with the last line it complained in."""
+        """Say how it ended, with the last line of its stderr."""
         try:
             how = ended(self.process.wait(TERM_GRACE))
         except subprocess.TimeoutExpired:
@@ -85,7 +85,7 @@ class Child:
         return how + (f": {complaint}" if complaint else "")
 
     def complaint(self) -> str:
-        """The last line on stderr of one that has ended; "" if there is none, or it was heard."""
+        """Return the last line of its stderr once it has ended; "": none, or it was heard."""
         if self.errors in self.streams:
             return ""
         self.errors.seek(0)
@@ -108,7 +108,7 @@ class Heard(NamedTuple):
 
 
 class Fleet:
-    """Children that live and die together. Use it as a context: its end ends all of them.
+    """Children that live and die together; a context that ends all of them.
 
     Ctrl-C makes the next `listen` raise KeyboardInterrupt. (Raised wherever Python happens to be it
     could be lost: in a destructor it is printed and forgotten.)
@@ -167,7 +167,7 @@ class Fleet:
         return child
 
     def hear(self, seconds: float) -> Iterator[Heard]:
-        """Lines as children print them, waited for at most `seconds`.
+        """Wait at most `seconds` for lines that children print.
 
         Raises:
             KeyboardInterrupt: SIGINT came since the last call.
@@ -189,17 +189,17 @@ class Fleet:
                 yield Heard(child, line, is_error)
 
     def listen(self, seconds: float) -> Iterator[tuple[Child, str | None]]:
-        """Lines on stdout, waited for at most `seconds`; None: no more from this child."""
+        """Wait at most `seconds` for lines on stdout; None: this child prints no more."""
         for child, line, is_error in self.hear(seconds):
             if not is_error:
                 yield child, line
 
     def pending(self) -> bool:
-        """Whether there is something to hear at once."""
+        """Tell whether a line can be read at once."""
         return bool(self._selector.select(0))
 
     def end(self, children: Collection[Child], patience: float = TERM_GRACE) -> None:
-        """End these, and what they have started: politely, then for certain."""
+        """End children and what they have started: by SIGTERM, then by SIGKILL."""
         for child in children:
             child.signal(signal.SIGTERM)
         limit = time.monotonic() + patience
@@ -210,7 +210,7 @@ class Fleet:
             child.process.wait()
 
     def stop(self) -> None:
-        """End all that still run."""
+        """End all children that run, and close their streams."""
         self.end(self.children)
         for child in self.children:
             child.output.close()
@@ -219,7 +219,7 @@ class Fleet:
 
 
 def ended(status: int) -> str:
-    """How a process with this exit status ended, in words."""
+    """Say how a process with this exit status ended."""
     if status < 0:
         known = -status in set(signal.Signals)  # real-time signals are not, but for two
         return f"was killed by {signal.Signals(-status).name if known else f'signal {-status}'}"

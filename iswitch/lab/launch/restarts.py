@@ -27,11 +27,11 @@ class Restarts:
     _began: float | None = None  # None: it does not run yet
 
     def began(self, now: float) -> None:
-        """The process runs."""
+        """Note when the process was started."""
         self._began = now
 
     def plan(self, now: float) -> bool:
-        """The process has ended: say in `due` when to start it again; False: it is given up."""
+        """Set in `due` when to restart the process that has ended; False: no more restarts."""
         began, self._began = self._began, None
         if began is not None and now - began >= self.sound:
             self.row = 0
@@ -44,7 +44,7 @@ class Restarts:
         return True
 
     def is_due(self, now: float) -> bool:
-        """Whether to start it now; says so once."""
+        """Tell once that the restart is due."""
         if self.due is None or now < self.due:
             return False
         self.due = None

@@ -27,7 +27,7 @@ MOST_RESTARTS = 5  # of a switch, in a row
 
 
 class SwitchFailed(Exception):
-    """A switch died, or does not do what it should; the message names it.
+    """A switch died or failed at its task; the message names it.
 
     Attributes:
         status: with which the command ends; that of the switch if what failed lies outside of it.
@@ -98,7 +98,7 @@ class Switches:
         return child
 
     def hear(self, child: Child, line: str | None) -> None:
-        """Take what one of them prints while it serves: None if it has died, to be started again.
+        """Take a line that a switch prints; None: it has died, and a restart is planned.
 
         Raises:
             SwitchFailed: it has died too often.
@@ -117,33 +117,33 @@ class Switches:
         self.say(f"{ending}; starting it again")
 
     def tend(self) -> None:
-        """Start again what has died and is due."""
+        """Restart the switches that are due."""
         for name, restarts in self.restarts.items():
             if restarts.is_due(time.monotonic()):
                 self._launch(name)
 
     def restarted(self) -> dict[str, int]:
-        """By name: how often it was started again, if it was."""
+        """Count the restarts of each switch that had any, by name."""
         return {name: r.count for name, r in self.restarts.items() if r.count}
 
     def at(self, host: str) -> str:
-        """Where the switch listens that a host is plugged into."""
+        """Return the address of a host's switch."""
         return self.listening[self.world.topology.switch_of(host)]
 
     def addresses(self) -> str:
-        """Where each listens, in words, those above first."""
+        """Say where each switch listens, parents first."""
         return ", ".join(f"{self.called(name)} at {at}" for name, at in self.listening.items())
 
     def processes(self) -> list[int]:
-        """The numbers of those that listen."""
+        """List the process numbers of the switches that listen."""
         return [child.process.pid for child in self._up.values()]
 
     def has(self, child: Child) -> bool:
-        """Whether a child is one of them."""
+        """Tell whether a child is a switch."""
         return child in self._names
 
     def stop(self) -> dict[str, dict[str, int]]:
-        """End them, and return their counters by name: of each the process that served last.
+        """End the switches and return the counters of the last process of each, by name.
 
         One that is just being started again has none.
 
@@ -175,13 +175,13 @@ class Switches:
         return self.counters
 
     def tell_incomplete(self) -> int:
-        """Tell which captures are incomplete; returns the exit status for that, 0 if none is."""
+        """Name the incomplete captures; returns the exit status for them, 0 if there are none."""
         for said in self._incomplete:
             self.say(said)
         return INCOMPLETE if self._incomplete else 0
 
     def called(self, name: str) -> str:
-        """What a switch is called: by its name, if there are others."""
+        """Name a switch in messages: by its name, if there are several."""
         return f"switch {name}" if len(self.world.topology.tree) > 1 else "switch"
 
     def _await_listening(self, names: list[str]) -> None:

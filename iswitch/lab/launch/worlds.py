@@ -30,7 +30,7 @@ MOST_P4_WORKERS = 32  # of a tree; of 80 below three bmv2 one lost its rank whil
 
 
 class World(Protocol):
-    """A topology made real. It is built when it is entered, and removed when it is left."""
+    """A topology made real: a context that builds it and removes it."""
 
     topology: Topology
 
@@ -39,10 +39,10 @@ class World(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def place(self, node: str) -> AbstractContextManager[None]:
-        """A context in which what is started belongs to the node."""
+        """A context in which processes start at the node."""
 
     def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
-        """The options of a switch's process.
+        """List the options of a switch's process.
 
         `listening` says where those above it are, and where it was itself, if it is started again.
         """
@@ -51,10 +51,10 @@ class World(Protocol):
         """The IP address of a host."""
 
     def environment(self, host: str) -> dict[str, str]:
-        """What programs on a host have to know of the network."""
+        """Return the variables that programs on a host need."""
 
     def entry(self, node: str) -> str:
-        """The command that starts another at the node; "": from here it can be reached anyway."""
+        """Return the command that runs another at the node; "": the node is this machine."""
 
 
 class Loopback:
@@ -77,11 +77,11 @@ class Loopback:
     def __exit__(self, *_: object) -> None: ...
 
     def place(self, node: str) -> AbstractContextManager[None]:  # noqa: ARG002  (all are here)
-        """Here."""
+        """Stay here."""
         return nullcontext()
 
     def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
-        """At any free port, and there again."""
+        """Listen at any free port, and after a restart at the former one."""
         options = ["--listen", listening.get(name, f"{LOCALHOST}:0")]
         (parent,) = (switch.parent for switch in self.topology.tree if switch.name == name)
         if parent is not None:
@@ -89,15 +89,15 @@ class Loopback:
         return options if self.offload else [*options, "--no-offload"]
 
     def address(self, host: str) -> str:  # noqa: ARG002
-        """This machine's."""
+        """Return this machine's address."""
         return LOCALHOST
 
     def environment(self, host: str) -> dict[str, str]:  # noqa: ARG002
-        """Nothing."""
+        """Return none: nothing is needed."""
         return {}
 
     def entry(self, node: str) -> str:  # noqa: ARG002
-        """None is needed."""
+        """Return "": nothing is needed."""
         return ""
 
 
@@ -120,21 +120,21 @@ class Namespaces:
         self.network.close()
 
     def place(self, node: str) -> AbstractContextManager[None]:
-        """The node's namespace."""
+        """Enter the node's namespace."""
         return self.network.inside(node)
 
     def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:  # noqa: ARG002
-        """Its ports and addresses, as the topology has them."""
+        """Name its ports and addresses, as in the topology."""
         from topologies.commands import switch_options
 
         return switch_options(self.topology, name, offload=self.offload, bmv2=self.bmv2)
 
     def address(self, host: str) -> str:
-        """Its address in the topology's subnet."""
+        """Return its address in the topology's subnet."""
         return str(self.topology.address(host))
 
     def environment(self, host: str) -> dict[str, str]:
-        """The interface, for libraries that would take another one, or look its name up.
+        """Name the interface for libraries that would choose another, and silence torch.
 
         And torch is not to log warnings: it looks up a name for every address that it connects to,
         and warns where no name server can be reached, as in a namespace.
@@ -148,7 +148,7 @@ class Namespaces:
 
 
 def capture_folder(path: str | None) -> Path | None:
-    """The folder for captures, made if it is not there; None: no captures.
+    """Make the folder for captures; None: there are none.
 
     Raises:
         OutsideError: there can be none.
@@ -157,7 +157,7 @@ def capture_folder(path: str | None) -> Path | None:
 
 
 def made_folder(path: str, option: str) -> Path:
-    """The folder that an option names, made if it is not there.
+    """Make the folder that an option names, unless it is there.
 
     Raises:
         OutsideError: there can be none.
@@ -178,7 +178,7 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
 
 
 def read_topology(text: str, option: str = "--topology") -> Topology:
-    """The topology that an option names.
+    """Read the topology that an option names.
 
     Raises:
         UsageError: there is none.
@@ -193,7 +193,7 @@ def read_topology(text: str, option: str = "--topology") -> Topology:
 
 
 def check_link(name: str, value: str, **beside: str) -> None:
-    """Whether an option such as --loss can give links this value.
+    """Refuse a value that an option such as --loss cannot give to links.
 
     Args:
         name: of the setting, and of the option.
@@ -213,12 +213,12 @@ def check_link(name: str, value: str, **beside: str) -> None:
 
 
 def refused(option: str, quantity: str, value: str, said: str) -> str:
-    """What to say of an option whose quantity was refused as one that is written NAME=VALUE."""
+    """Word the refusal of NAME=VALUE for an option that is written --NAME VALUE."""
     return f"{option} {value}: " + said.replace(f"write {quantity}=", f"write {option} ")
 
 
 def chosen_topology(form: str | None, workers: int | None, trees: bool = True) -> Topology:
-    """The network of `--topology`, or a switch and `--workers` of them: 4, if neither says more.
+    """Make the network of `--topology`, or a star of `--workers` (default: 4).
 
     Args:
         form: of --topology.
@@ -246,7 +246,7 @@ def chosen_topology(form: str | None, workers: int | None, trees: bool = True) -
 def group_variables(
     world: World, hosts: Sequence[str], job: int, port: int | str, per_host: int = 1
 ) -> dict[str, str]:
-    """What all workers of a group have in their environment, as torchrun names it.
+    """Make the environment that all workers of a group share, by torchrun's names.
 
     Args:
         world: where they are.
@@ -287,7 +287,7 @@ def add_switch_kind(parser: argparse.ArgumentParser) -> None:
 def p4_switches(
     kind: str, topology: Topology, chosen: Sequence[str], capture: str | None = None
 ) -> frozenset[str]:
-    """The names of the switches that are to be P4 programs.
+    """Choose the switches that are P4 programs, by name.
 
     Args:
         kind: of the world.
@@ -351,7 +351,7 @@ def check_members(topology: Topology, per_host: int) -> None:
 
 
 def compile_beforehand() -> None:
-    """So that no switch has to while it is waited for.
+    """Compile the P4 program before the switches start.
 
     Raises:
         UsageError: there is no compiler, or no bmv2.
@@ -377,7 +377,7 @@ def compile_beforehand() -> None:
 def make_world(
     kind: str, topology: Topology, *, offload: bool = True, switches: Sequence[str] = ()
 ) -> World:
-    """A world of one of the kinds in WORLDS, not yet built.
+    """Prepare a world of one of the kinds in WORLDS; entering it builds it.
 
     Args:
         kind: one of WORLDS.

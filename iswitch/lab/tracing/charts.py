@@ -22,7 +22,7 @@ FAINT = "#b8bfca"
 def page(
     report: dict[str, Any], told: tuple[JobSeen, RoundFigures] | None, command: str, name: str
 ) -> Page:
-    """The page of a trace; `told` is the round shown in detail, `name` what its link saves."""
+    """Make the page of a trace; `told` is the round in detail, `name` the file its link saves."""
     made = Page("iswitch trace", f"{report['trace']['packets']:,} packets, {report['switch']}")
     made.code("\n".join(lines(report)))
     if told is not None:
@@ -58,7 +58,7 @@ def _round(made: Page, job: JobSeen, told: RoundFigures) -> None:
 
 
 def who_sent(job: JobSeen, told: RoundFigures, events: list[RoundEvent]) -> Figure:
-    """A bar for every run of packets, a row for every rank, and one for aggregates."""
+    """Draw a bar for every run of packets: a row for every member, and one for aggregates."""
     from matplotlib.figure import Figure
 
     figure = Figure()
@@ -86,7 +86,7 @@ def who_sent(job: JobSeen, told: RoundFigures, events: list[RoundEvent]) -> Figu
 
 
 def segments(job: JobSeen, told: RoundFigures, events: list[RoundEvent]) -> Figure:
-    """Segment over time: a line from the first to the last of every run."""
+    """Draw segments over time: a line from the first to the last of every run."""
     from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -117,7 +117,7 @@ def segments(job: JobSeen, told: RoundFigures, events: list[RoundEvent]) -> Figu
 
 
 def where(job: JobSeen, told: RoundFigures) -> Figure:
-    """A bar of four parts for every rank."""
+    """Draw a bar of four parts for every member."""
     from matplotlib.figure import Figure
 
     figure = Figure()
@@ -158,7 +158,7 @@ def _rounds(made: Page, job: dict[str, Any]) -> None:
 
 
 def times(job: dict[str, Any]) -> Figure:
-    """Completion time of every round, and the straggler's part of it."""
+    """Draw the completion time of every round, and the straggler's part of it."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -178,7 +178,7 @@ def times(job: dict[str, Any]) -> Figure:
 
 
 def stragglers(job: dict[str, Any]) -> Figure:
-    """A bar for every rank."""
+    """Draw for every member in how many rounds it was the last."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -200,7 +200,7 @@ def stragglers(job: dict[str, Any]) -> Figure:
 
 
 def losses(job: dict[str, Any]) -> Figure:
-    """Stacked bars for every round."""
+    """Draw for every round what came twice, late, or was asked for."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -237,6 +237,6 @@ def _legend_below(axes: Axes) -> None:
 
 
 def thinned(events: list[RoundEvent]) -> list[RoundEvent]:
-    """At most MOST_BARS of them, evenly chosen."""
+    """Choose at most MOST_BARS events, evenly."""
     step = -(-len(events) // MOST_BARS) or 1
     return events[::step]

@@ -59,7 +59,7 @@ def generate(args: argparse.Namespace) -> int:
 
 
 def topology(args: argparse.Namespace) -> Topology:
-    """The network, with the links that the options say."""
+    """Make the network, with the links that the options describe."""
     for name in LINKS:
         if value := getattr(args, name):
             beside = {"jitter": {"delay": value}, "reorder": {"delay": "1ms"}}.get(name, {})

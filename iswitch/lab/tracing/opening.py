@@ -24,12 +24,12 @@ SHOWN = 8  # names of switches
 
 
 def files_read(args: argparse.Namespace) -> tuple[str | None, ...]:
-    """Whatever of the options of `add_trace` may name a file."""
+    """List what may name a file among the options of `add_trace`."""
     return args.trace, args.keys, args.topology, os.environ.get(KEY_FILE)
 
 
 def opened(args: argparse.Namespace) -> tuple[Reader, TraceSetting]:
-    """The trace, and what it is of.
+    """Open the trace and find the switch in it.
 
     Raises:
         UsageError: it cannot be replayed.
@@ -53,7 +53,7 @@ def opened(args: argparse.Namespace) -> tuple[Reader, TraceSetting]:
 
 
 def named_switch(args: argparse.Namespace) -> tuple[str, int] | None:
-    """Where the switch was that the options name."""
+    """Find the address of the switch that the options name."""
     if args.topology is not None:
         topology = read_topology(args.topology)
         names = [switch.name for switch in topology.tree]
@@ -79,7 +79,7 @@ def named_switch(args: argparse.Namespace) -> tuple[str, int] | None:
 
 
 def options(args: argparse.Namespace) -> ReplayOptions:
-    """Of the switch."""
+    """Collect the options that the switch ran with."""
     limits = Limits(
         memory=int(args.memory * 2**20),
         lease=args.lease,

@@ -42,7 +42,7 @@ def replay_or_inject(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace, reader: Reader, setting: TraceSetting) -> int:
-    """Replay, and print."""
+    """Replay the trace and print what was found."""
     writer = None
     with ExitStack() as stack:
         stack.enter_context(whole(args.out) if args.out else writing("standard output"))
@@ -66,7 +66,7 @@ def report(args: argparse.Namespace, reader: Reader, setting: TraceSetting) -> i
 
 
 def pace(times: float, reader: Reader) -> Callable[[float], None]:
-    """Wait until it is time, so many times as fast as recorded; the trace must be whole then."""
+    """Make a function that waits for the time of a packet, `times` as fast as recorded."""
     begun: list[float] = []
 
     def wait(seconds: float) -> None:
@@ -80,7 +80,7 @@ def pace(times: float, reader: Reader) -> Callable[[float], None]:
 
 
 def inject(args: argparse.Namespace, reader: Reader, setting: TraceSetting) -> int:
-    """Send the trace's contributions."""
+    """Send the trace's contributions at an interface; returns the exit status."""
     times = 1.0 if args.speed is None else args.speed
     try:
         injector = Injector(reader, setting, args.inject, pace(times, reader) if times else None)
