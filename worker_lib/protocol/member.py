@@ -359,7 +359,7 @@ class Member(ABC, Generic[E]):
             self.rank = NO_RANK
             self.join(now)
             return True
-        return self._claim.may_succeed(ack, now)
+        return self._claim.may_succeed(ack, self._settled, now)
 
     def _outdo(self, one: Unanswered, ack: Ack, now: float) -> bool:
         """Ask anew with a larger incarnation than the process before had at this address.
