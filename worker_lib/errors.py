@@ -194,18 +194,26 @@ class MemberLost(WorkerError):
         round: the round.
         ranks: the ranks of those whose leases have run out, in the whole tree; none for who has
             left.
+        left: the ranks of those that have left, if the switch shows all who are there.
         awaited: these workers, the first 16: host, port, rank, and their switch. With rank NO_RANK
             (0xFFFF) a switch that has not answered: some behind it may be lost.
     """
 
     def __init__(
-        self, round_: int, lost: Sequence[Awaited], who: str, there: int, num_workers: int
+        self,
+        round_: int,
+        lost: Sequence[Awaited],
+        who: str,
+        there: int,
+        num_workers: int,
+        left: Sequence[int] = (),
     ) -> None:
         self.round = round_
         self.awaited = list(lost)
+        self.left = list(left)
         self.ranks = ranks(lost)
-        several = len(lost) > 1 or any(one.rank == NO_RANK for one in lost)
-        where = "" if lost else " (it has left)"
+        several = len(lost) + len(left) > 1 or any(one.rank == NO_RANK for one in lost)
+        where = "" if lost else f" ({'they have' if several else 'it has'} left)"
         super().__init__(
             f"{who or 'a worker'} {'are' if several else 'is'} lost{where}: {there} of "
             f"{num_workers} workers are there, and round {round_} waits; start "

@@ -214,7 +214,9 @@ class Membership:
             self._raise_notice()
             now = time.monotonic()
             if (lost := self.waiting.lost(now)) is not None:
-                raise lost
+                if not lost.awaited:
+                    self._ask_who_is_there()
+                raise self.waiting.named(lost)
             self.waiting.look(now)
             if not in_time and not transfer.done:
                 failed = self.port.counters["tx_failed"]

@@ -149,6 +149,15 @@ class Waiting:
         who = naming.workers(lost.awaited, lost.total, self._hosts)
         return MemberLost(transfer.round, named, who, session.joined, self.num_workers)
 
+    def named(self, lost: MemberLost) -> MemberLost:
+        """The error with the ranks that have left, as far as the switch shows who is there."""
+        left = self._absent()
+        if lost.awaited or not left:
+            return lost
+        return MemberLost(
+            lost.round, [], naming.listed(left), self.session.joined, self.num_workers, left
+        )
+
     def answered(self, answer: Answered) -> None:
         """Take an answer; it may be to what was asked here."""
         told = answer.ack if answer.status is Status.OK else None

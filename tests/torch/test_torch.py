@@ -391,6 +391,19 @@ def test_a_rank_that_dies_is_named(start_switch: StartSwitch, job: int) -> None:
         each([made[0], made[2]], fail)
 
 
+def test_a_rank_that_ends_early_is_named(switch: Where, job: int) -> None:
+    """Its group leaves when its process ends, also without destroy_process_group()."""
+    with groups(switch, job, 3) as made:
+        each(made, lambda group: group.barrier().wait())
+        made[1].shutdown()
+
+        def fail(group: SwitchGroup) -> None:
+            with pytest.raises(DistBackendError, match=r"^rank 1 left the group .* did the"):
+                group.barrier().wait()
+
+        each([made[0], made[2]], fail)
+
+
 def test_averages_of_whole_numbers(switch: Where, job: int) -> None:
     with groups(switch, job, 1) as (group,):
         opts = options(AllreduceOptions, ReduceOp.AVG)

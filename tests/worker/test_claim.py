@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from iswitch.core.format.packets import Burst
@@ -90,10 +91,7 @@ def test_it_asks_anew_with_the_next_round() -> None:
     refused.until_told(ELSEWHERE, 2 * LONGEST_WAIT)
     session = refused.session
     assert not session.requests
-    vector = session.shape.dtype.numpy
-    import numpy as np
-
-    session.begin(np.ones(8, vector), np.zeros(8, vector), refused.now)
+    session.begin(np.ones(8, np.int32), np.zeros(8, np.int32), refused.now)
     (packet,) = session.requests.packets()
     assert isinstance(packet.value, Join)
     assert not packet.value.flags & FLAG_NEW

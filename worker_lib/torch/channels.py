@@ -185,6 +185,12 @@ class Channels:
         message = str(error)
         if isinstance(error, MemberLost) and error.ranks:
             message = f"{_silent(error.awaited)}: lost, its lease has run out"
+        elif isinstance(error, MemberLost):
+            who = naming.listed(error.left) if error.left else "a rank"
+            message = (
+                f"{who} left the group while a collective waits for all: did the process end, or "
+                "call destroy_process_group()?"
+            )
         elif isinstance(error, AllreduceTimeout):
             why = message.partition(": ")[2]  # before it, the time that was left to the round
             if error.ranks:
