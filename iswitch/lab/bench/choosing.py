@@ -41,7 +41,7 @@ NOT_HERE = ("bind", "dtype", "filter", "key", "network", "op", "rank")
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
-    """What the options ask for.
+    """Make the plan that the options describe.
 
     Raises:
         UsageError: that cannot be.
@@ -98,7 +98,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
 
 
 def check_settings(plan: Plan) -> None:
-    """Whether there can be such networks.
+    """Refuse networks that the world or a strategy does not allow.
 
     Raises:
         UsageError: one cannot be.
@@ -115,7 +115,7 @@ def check_settings(plan: Plan) -> None:
 
 
 def topology_of(setting: Setting) -> Topology:
-    """The network.
+    """Read the network of a setting.
 
     Raises:
         UsageError: there is none such.
@@ -124,7 +124,7 @@ def topology_of(setting: Setting) -> Topology:
 
 
 def links_of(name: str, text: str | None) -> list[str]:
-    """The values that --rate or --loss gives links.
+    """Split --rate or --loss into values that links can have.
 
     Raises:
         UsageError: no link can have one.
@@ -138,14 +138,14 @@ def links_of(name: str, text: str | None) -> list[str]:
 
 
 def with_rate(setting: Setting) -> Setting:
-    """The setting, with the rate of its slowest link."""
+    """Add the rate of the slowest link to a setting."""
     topology = topology_of(setting)
     rates = [link.rate for link in topology.links if topology.active(link) and link.rate]
     return replace(setting, slowest=min(rates, default=None))
 
 
 def number(text: str, option: str) -> int:
-    """A number of 1 or more.
+    """Read a number of 1 or more.
 
     Raises:
         UsageError: it is none.
@@ -156,13 +156,13 @@ def number(text: str, option: str) -> int:
 
 
 def everything() -> list[Way]:
-    """All strategies that can be had here, the switch's first."""
+    """List the strategies that can run here, the switch's first."""
 
     return [Way.parse(name) for name in STRATEGIES if not lacks(name)]
 
 
 def check_ways(ways: Sequence[Way], of_paper: bool) -> None:
-    """Whether there are such strategies here.
+    """Refuse strategies or options that do not exist here.
 
     Raises:
         UsageError: one is not, or does not take such options.

@@ -25,7 +25,7 @@ PARTS = {"compute": 0.35, "aggregate": 1.0, "update": 0.65}  # how opaque each i
 
 
 class Picture(NamedTuple):
-    """What `Page.figure` takes."""
+    """A figure, its caption and its hints, as `Page.figure` takes them."""
 
     figure: Figure
     caption: str
@@ -41,7 +41,7 @@ class Pictures:
         self.colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
 
     def against_size(self) -> Iterator[Picture]:
-        """Time against size, log-log: medians in a band of quartiles; a picture a network."""
+        """Draw time against size, log-log: medians in a band of quartiles."""
         for setting, cells in self._by_setting().items():
             if len(cells) > 1:
                 lines = across(cells, lambda one: one.size.bytes)
@@ -49,7 +49,7 @@ class Pictures:
                 yield self._lines(lines, what, "bytes of the vector", setting)
 
     def against_workers(self) -> Iterator[Picture]:
-        """Time against the number of workers: medians with quartiles; a picture a size."""
+        """Draw time against the number of workers: medians with quartiles."""
         found: dict[tuple[Size, Any], list[list[Series]]] = {}
         for cell in self.cells:
             one = cell[0]
@@ -95,7 +95,7 @@ class Pictures:
         return Picture(figure, f"{what}. Medians, bands of quartiles.", hints)
 
     def ecdf(self) -> Iterator[Picture]:
-        """Which part of the allreduces took how long at most; a picture a size and network."""
+        """Draw the distribution of allreduce times, a picture for each size and network."""
         for cell in self.cells:
             with drawing():
                 figure = Figure()
@@ -114,7 +114,7 @@ class Pictures:
             yield Picture(figure, f"ECDF of latencies: {cell[0].size.label}, {named(cell)}.", hints)
 
     def split(self) -> Iterator[Picture]:
-        """Where the time of an iteration goes, in per cent; a picture a network."""
+        """Draw where the time of an iteration goes, in per cent, a picture for each network."""
         for cells in self._by_setting().values():
             bars = [(cell, one) for cell in cells for one in cell if one.iterations]
             if not bars:
@@ -161,7 +161,7 @@ class Pictures:
             )
 
     def utilisation(self) -> Iterator[Picture]:
-        """How busy a worker's link is while an allreduce lasts; a picture a network."""
+        """Draw how busy a worker's link is during an allreduce, a picture for each network."""
         for setting, cells in self._by_setting().items():
             if not any(sum(one.link()) for cell in cells for one in cell):
                 continue  # the loopback world has no links
@@ -205,7 +205,7 @@ class Pictures:
 
 
 def speedups(found: Sequence[Comparison]) -> Iterator[Picture]:
-    """How many times as fast the switch is, by gradient and number of workers; one a rate."""
+    """Draw the switch's speedup by gradient and number of workers, a picture a rate."""
     for rate in dict.fromkeys(one.setting.rate for one in found):
         some = [one for one in found if one.setting.rate == rate]
         sizes = list(dict.fromkeys(one.size.label for one in some))
@@ -248,7 +248,7 @@ def speedups(found: Sequence[Comparison]) -> Iterator[Picture]:
 
 
 def across(cells: Sequence[Sequence[Series]], at: Any) -> dict[str, list[tuple[float, Series]]]:
-    """By strategy: where its series lie on an axis."""
+    """Place each strategy's series on an axis."""
     found: dict[str, list[tuple[float, Series]]] = {}
     for cell in cells:
         for one in cell:
@@ -264,13 +264,13 @@ def plain(axis: Any, text: Callable[[float, object], str]) -> None:
 
 
 def named(cell: Sequence[Series]) -> str:
-    """The network of a cell."""
+    """Name the network of a cell."""
     one = cell[0]
     return f"{one.workers} workers, {one.setting.text}"
 
 
 def hint(one: Series) -> str:
-    """A series in a few words."""
+    """Describe a series in a few words."""
     low, middle, high = one.quartiles
     return (
         f"{one.way.label}, {one.size.label}, {one.workers} workers: {ms(middle)} ms "
@@ -279,7 +279,7 @@ def hint(one: Series) -> str:
 
 
 def size_text(value: float, _: object = None) -> str:
-    """Bytes with a unit."""
+    """Write bytes with a unit."""
     for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if value >= scale:
             return f"{value / scale:g} {unit}"
@@ -287,5 +287,5 @@ def size_text(value: float, _: object = None) -> str:
 
 
 def number_text(value: float, _: object = None) -> str:
-    """Without powers of ten."""
+    """Write a number without powers of ten."""
     return f"{value:g}"

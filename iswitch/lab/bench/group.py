@@ -24,7 +24,7 @@ TIMEOUT = 120.0  # seconds for an allreduce
 
 
 class BenchFailed(Exception):
-    """A process died, or did not do what it should; the message says which."""
+    """A process died or failed at its task; the message says which."""
 
 
 class WrongSum(BenchFailed):
@@ -68,12 +68,12 @@ class Round(NamedTuple):
 
     @property
     def iteration(self) -> float:
-        """All of it."""
+        """Seconds of the whole round."""
         return self.compute + self.aggregate + self.update
 
 
 class Lobby:
-    """Where members report: a socket in a folder of its own; use it as a context.
+    """A socket, in a folder of its own, at which workers report; a context.
 
     Args:
         watch: called while waiting; raises if a process has died.
@@ -96,7 +96,7 @@ class Lobby:
         self._stack.close()
 
     def gather(self, groups: Sequence[Group]) -> None:
-        """Wait until all members of these groups have come.
+        """Wait until all workers of these groups have reported.
 
         Raises:
             BenchFailed: some do not.
@@ -124,7 +124,7 @@ class Lobby:
 
 
 class Group:
-    """Workers of one way.
+    """The workers of one strategy.
 
     Args:
         way: what they do.
@@ -144,7 +144,7 @@ class Group:
         self._pause = PAUSE
 
     def order(self, *order: Any) -> list[Any]:
-        """Have all do something; what each says, by rank.
+        """Order all workers to do something; returns their answers by rank.
 
         Raises:
             BenchFailed: one has died.
@@ -168,14 +168,14 @@ class Group:
         return [answers[rank] for rank in range(self.size)]
 
     def round(self, compute: float = 0.0, update: bool = False) -> Round:
-        """Take a round: emulated computing, allreduce, and update if asked to."""
+        """Measure a round: emulated computing, allreduce, and update if asked to."""
         (one,) = self.row(1, compute=compute, update=update)
         return one
 
     def row(
         self, count: int, warm: int = 0, compute: float = 0.0, update: bool = False
     ) -> list[Round]:
-        """Take so many rounds in a row from a common start, after some to get warm, if any.
+        """Measure rounds in a row from a common start, after some that do not count.
 
         If somebody was not ready in time none of them counts, and all are taken again.
         """
@@ -202,7 +202,7 @@ class Group:
         return [Round(compute, one, updated, *cost) for one in seconds]
 
     def free(self, count: int, compute: float) -> Round:
-        """Go through iterations asynchronously: the mean time between their ends.
+        """Run iterations asynchronously; returns the mean seconds between their ends.
 
         As many gradients are applied in it as there are workers. The first ones do not count, in
         which gradients of an earlier run may be. What an iteration takes beyond its computing is
@@ -217,7 +217,7 @@ class Group:
         return Round(compute, max(0.0, seconds - compute), 0.0, workers, cpu, 0.0, 0.0)
 
     def check(self) -> None:
-        """Whether the last sums were exact.
+        """Tell whether the last sums were exact.
 
         Raises:
             WrongSum: they were not.
@@ -231,7 +231,7 @@ class Group:
 
 
 def cpu_seconds(process: int) -> float:
-    """CPU time that a process has used, all threads, user and system.
+    """Read the CPU seconds of a process: all threads, user and system.
 
     The kernel has a clock for each process: its number is ~pid shifted by three, and 2 for the
     precise one (clock_getcpuclockid(3)); the files in /proc count in steps of 10 ms.

@@ -27,7 +27,7 @@ def page(
     comparisons: Sequence[Comparison] = (),
     names: Sequence[str] = ("bench.csv", "bench.json"),
 ) -> Page:
-    """The page of `iswitch bench --html`; with comparisons, of `iswitch bench paper`.
+    """Make the page of `iswitch bench --html`; with comparisons, of `iswitch bench paper`.
 
     `names` are those of the files that its links save.
     """
@@ -46,7 +46,7 @@ def page(
 
 
 def add_comparisons(page: Page, plan: Plan, comparisons: Sequence[Comparison]) -> None:
-    """What the paper says, and what was found."""
+    """Add the paper's figures beside those that were measured."""
     from .figures import speedups
 
     page.section("The paper's comparisons")
@@ -62,7 +62,7 @@ def add_comparisons(page: Page, plan: Plan, comparisons: Sequence[Comparison]) -
 
 
 def add_pictures(page: Page, results: Results, plan: Plan) -> None:
-    """A section for each kind of plot of which there is one."""
+    """Add a section for each kind of plot."""
     from .figures import Pictures
 
     pictures = Pictures(results)
@@ -83,7 +83,7 @@ def add_pictures(page: Page, results: Results, plan: Plan) -> None:
 
 
 def add_table(page: Page, results: Results, plan: Plan) -> None:
-    """A table for each size and network."""
+    """Add a table for each size and network."""
     page.section("Table")
     page.text(note(plan, results))
     if without := hint(plan):
@@ -95,7 +95,7 @@ def add_table(page: Page, results: Results, plan: Plan) -> None:
 
 
 def add_origin(page: Page, machine: Mapping[str, str], command: str) -> None:
-    """Where that was measured, and how."""
+    """Add the machine and the command."""
     page.section("Machine and command")
     page.table(["property", "value"], list(machine.items()))
     page.code(command)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def describe() -> dict[str, str]:
-    """The machine and what runs on it, by what is described; call it before anything is started."""
+    """Describe the machine and its software; call it before anything is started."""
     load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
     return {
         "CPU": cpu_model(),
@@ -24,12 +24,12 @@ def describe() -> dict[str, str]:
 
 
 def cores() -> int:
-    """Cores that this process, and those it starts, may run on."""
+    """Count the cores that this process and its children may use."""
     return len(os.sched_getaffinity(0))
 
 
 def cpu_model() -> str:
-    """As the kernel names it."""
+    """Read the processor's name from the kernel."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -39,7 +39,7 @@ def cpu_model() -> str:
 
 
 def installed(package: str) -> str:
-    """Its version."""
+    """Look up the version of an installed package."""
     try:
         return version(package)
     except PackageNotFoundError:

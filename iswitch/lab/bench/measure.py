@@ -19,7 +19,7 @@ Progress = Callable[[float, str], None]  # cells done, and what is being done
 def measure(
     plan: Plan, setting: Setting, groups: Sequence[Group], results: Results, progress: Progress
 ) -> None:
-    """Measure all sizes on one network; what has been measured so far is always in `results`.
+    """Measure all sizes on one network; `results` always holds what is measured so far.
 
     Args:
         plan: what to measure.
@@ -64,7 +64,7 @@ def measure(
 
 
 def check(groups: Sequence[Group], series: Sequence[Series]) -> None:
-    """A round of each, with a look at the sums."""
+    """Run a round of each strategy and check the sums."""
     for group, one in zip(groups, series, strict=True):
         if one.way.name != ASYNC:
             group.round()
@@ -75,7 +75,7 @@ def check(groups: Sequence[Group], series: Sequence[Series]) -> None:
 
 
 def take(plan: Plan, group: Group, computing: float | None, count: int = 1) -> list[Round]:
-    """A turn: so many rounds in a row; or one; or an iteration, if all turns are to be of these."""
+    """Run a turn: rounds in a row, or one round, or an iteration."""
     if plan.in_a_row > 1:
         return group.row(count, WARM)
     if not plan.free:
@@ -89,7 +89,7 @@ def take(plan: Plan, group: Group, computing: float | None, count: int = 1) -> l
 def turns(
     plan: Plan, groups: Sequence[Group], series: Sequence[Series], computing: float | None
 ) -> Iterator[float]:
-    """A turn of each way after the other: so many rounds, or for so long but at least so many.
+    """Run turns of all strategies alternately, for a number of rounds or of seconds.
 
     Yields:
         which part of that is done.

@@ -30,7 +30,7 @@ MOMENTUM, RATE = np.float32(0.9), np.float32(0.01)
 
 
 class BenchWorker:
-    """What a conductor can have done; the vectors are whole numbers, so that sums are exact.
+    """Executes a conductor's orders, on vectors of whole numbers, so that sums are exact.
 
     Args:
         rank: this worker's.
@@ -47,7 +47,7 @@ class BenchWorker:
         self._times: list[float] = []  # when the iterations of a run ended
 
     def join(self, name: str, numel: int, job: int, options: dict[str, Any]) -> None:
-        """Join a group for vectors of so many elements."""
+        """Join a group for vectors of `numel` elements."""
         os.environ["ISWITCH_JOB"] = str(job)
         self._own = whole_numbers(self.rank, numel)
         self._vector = self._own.copy()
@@ -60,17 +60,17 @@ class BenchWorker:
             self._strategy = self._stack.enter_context(make(name, numel, **options))
 
     def leave(self) -> dict[str, Any]:
-        """Leave it; what the strategy tells of itself."""
+        """Leave the group; returns the strategy's statistics."""
         stats: dict[str, Any] = self._strategy.stats()
         self._stack.close()
         return stats
 
     def prepare(self) -> None:
-        """Have the vector of the next rounds ready."""
+        """Reset the vector for the next rounds."""
         np.copyto(self._vector, self._own)
 
     def go(self, at: float, compute: float, update: bool, rounds: int) -> Done:
-        """Compute from `at` on (sleep), aggregate so many times, and update if asked to.
+        """Sleep as if computing, from `at` on, aggregate `rounds` times, and update if asked to.
 
         From one round to the next the vector stays what the strategy has made of it, so that
         nothing but allreduces is measured.
@@ -94,7 +94,7 @@ class BenchWorker:
         return Done(late, ends, updated, cpu, received, sent)
 
     def run(self, at: float, count: int, compute: float) -> Free:
-        """Go through iterations from `at` on, without waiting for others: compute, contribute.
+        """Run iterations from `at` on without waiting for others: compute, contribute.
 
         A parameter server answers every gradient with its values; a switch makes a version of as
         many gradients as there are workers.
@@ -116,7 +116,7 @@ class BenchWorker:
         return Free(self._times[:count], time.process_time() - cpu)
 
     def check(self) -> int:
-        """How many elements of the last sum are wrong."""
+        """Count the wrong elements of the last sum."""
         numel = len(self._own)
         exact = sum(
             (whole_numbers(r, numel) for r in range(self.workers)), np.zeros_like(self._own)
@@ -124,7 +124,7 @@ class BenchWorker:
         return int(np.count_nonzero(self._sum != exact))
 
     def _update(self, contributions: int) -> None:
-        """Gradient descent with momentum, on the mean."""
+        """Update by gradient descent with momentum, on the mean."""
         self._sum /= np.float32(contributions)
         self._moments *= MOMENTUM
         self._moments += self._sum
@@ -138,12 +138,12 @@ class BenchWorker:
 
 
 def whole_numbers(rank: int, numel: int) -> Vector:
-    """The vector of a rank; any sum of 64 of them is exact in float32, in any order."""
+    """Draw the vector of a rank; sums of 64 of them are exact in float32, in any order."""
     return np.random.default_rng(rank).integers(-9, 9, numel).astype(np.float32)
 
 
 def traffic() -> tuple[int, int]:
-    """Bytes received and sent at the network interfaces of this process's namespace."""
+    """Read the bytes received and sent at the interfaces of this process's namespace."""
     received = sent = 0
     with open("/proc/self/net/dev") as file:
         for line in file.readlines()[2:]:
@@ -156,12 +156,12 @@ def traffic() -> tuple[int, int]:
 
 
 def nothing() -> tuple[int, int]:
-    """Where there are no links: the interfaces are the machine's, and count what others do."""
+    """Count nothing: without links of its own, the interfaces count other processes, too."""
     return 0, 0
 
 
 def main() -> None:
-    """Do as told until the conductor has gone."""
+    """Execute orders until the conductor closes the connection."""
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     member = BenchWorker(rank, workers, counts=sys.argv[3] == LINKS)
     with Client(sys.argv[1], "AF_UNIX") as conductor:

@@ -46,7 +46,7 @@ class Site(NamedTuple):
 
 @contextmanager
 def opened(plan: Plan, setting: Setting, build: Build) -> Iterator[list[Group]]:
-    """Groups of workers on a network, one for each way; at the end all of it is removed.
+    """A context with a group of workers for each strategy on a network.
 
     What the switch adds has a network of its own; so has the switch that only forwards. All other
     strategies share a third of the same topology, whose switches are bridges of the kernel's, or
@@ -77,13 +77,13 @@ def opened(plan: Plan, setting: Setting, build: Build) -> Iterator[list[Group]]:
 
 
 def fabric(way: Way) -> str:
-    """Whose network a way is on."""
+    """Name the kind of network that a strategy needs."""
     return {"iswitch": "iswitch", ASYNC: "iswitch", FORWARD: FORWARD}.get(way.name, "ordinary")
 
 
 @contextmanager
 def site(kind: str, plan: Plan, setting: Setting, build: Build, fleet: Fleet) -> Iterator[Site]:
-    """A network of this kind, with its switches."""
+    """A context with a network of this kind, and its switches."""
     plain = read_topology(setting.text)
     servers = max(way.servers for way in plan.ways_on(setting)) if kind == "ordinary" else 0
     topology = with_hosts(plain, servers)
@@ -105,7 +105,7 @@ def site(kind: str, plan: Plan, setting: Setting, build: Build, fleet: Fleet) ->
 
 
 def with_hosts(topology: Topology, count: int) -> Topology:
-    """The topology with so many hosts more at its root, linked as the first host is."""
+    """Add hosts to a topology's root, linked as the first host is."""
     from topologies import Host
 
     (port,) = topology.ports(topology.hosts[0].name)
@@ -117,7 +117,7 @@ def with_hosts(topology: Topology, count: int) -> Topology:
 def start(
     i: int, way: Way, site: Site, port: int, lobby: Lobby, fleet: Fleet, pinned: bool
 ) -> Group:
-    """Start the workers of a way, and what serves them."""
+    """Start the workers of a strategy, and its servers."""
     world, switches = site.world, site.switches
     serving = with_children(switches.processes()) if switches is not None else []
     shared = group_variables(world, [host.name for host in site.workers], 0, port)
@@ -142,7 +142,7 @@ def start(
 
 
 def with_children(processes: Sequence[int]) -> list[int]:
-    """These processes and those that they have started: a bmv2 is one of its switch's."""
+    """Add to these processes those that they have started: a bmv2 is a switch's."""
     found = list(processes)
     for process in found:
         for children in Path(f"/proc/{process}/task").glob("*/children"):
@@ -152,7 +152,7 @@ def with_children(processes: Sequence[int]) -> list[int]:
 
 
 def pin(processes: Sequence[int]) -> None:
-    """Keep each process, with all of its threads, on one core: one after the other."""
+    """Keep each process, with all of its threads, on one core, in turns."""
     cores = sorted(os.sched_getaffinity(0))
     for process, core in zip(processes, cycle(cores), strict=False):
         with suppress(FileNotFoundError, ProcessLookupError):  # who has died is told of elsewhere
@@ -161,7 +161,7 @@ def pin(processes: Sequence[int]) -> None:
 
 
 def start_servers(way: Way, site: Site, fleet: Fleet) -> tuple[list[str], list[int]]:
-    """Start the parameter servers of a way: where they listen, and their processes' numbers."""
+    """Start parameter servers; returns their addresses and process numbers."""
     addresses, processes = [], []
     for host in site.spare[: way.servers]:
         listen = f"{site.world.address(host.name)}:0"
@@ -173,7 +173,7 @@ def start_servers(way: Way, site: Site, fleet: Fleet) -> tuple[list[str], list[i
 
 
 def listening(fleet: Fleet, server: Child) -> str:
-    """Where a server listens: it prints that, with a word before it.
+    """Read where a server listens from the line that it prints.
 
     Raises:
         BenchFailed: it does not.
@@ -189,7 +189,7 @@ def listening(fleet: Fleet, server: Child) -> str:
 
 
 def free_ports(sites: Sequence[Site]) -> list[int]:
-    """A TCP port for each group to meet at, free at its first host."""
+    """Choose a TCP port for each group, free at its first host."""
     numbers = []
     with ExitStack() as held:  # all at once, so that no two get the same
         for world, workers, *_ in sites:
@@ -201,13 +201,13 @@ def free_ports(sites: Sequence[Site]) -> list[int]:
 
 
 class Alarm:
-    """Called, it raises BenchFailed if a process has ended."""
+    """Raises BenchFailed when a process has ended."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
 
     def __call__(self) -> None:
-        """Look."""
+        """Look at all processes."""
         for child in self.fleet.children:
             if child.status() is not None:
                 raise BenchFailed(f"the {child.name} {child.ending()}")

@@ -49,7 +49,7 @@ EMULATED = (
 
 
 def settings(workers: Sequence[int], rates: Sequence[str]) -> list[Setting]:
-    """A star of up to five workers, else racks of three.
+    """Choose a form: a star of up to five workers, else racks of three.
 
     Raises:
         ValueError: so many workers fill no racks.
@@ -63,7 +63,7 @@ def settings(workers: Sequence[int], rates: Sequence[str]) -> list[Setting]:
 def plan(
     sizes: Sequence[Size], workers: Sequence[int], rates: Sequence[str], world: str, **more: float
 ) -> Plan:
-    """What is measured; ways that are asynchronous only where there is one switch."""
+    """Make the paper's plan; asynchronous strategies only where there is one switch."""
     return Plan(
         sizes,
         settings(workers, rates),
@@ -87,7 +87,7 @@ class Comparison(NamedTuple):
     communication: float  # the largest share, of ps and ring
 
     def line(self) -> list[str]:
-        """Below HEAD."""
+        """Make a line below HEAD."""
         shown = [self.size.label]
         shown += [ms(self.seconds[w.label]) if w.label in self.seconds else "" for w in SYNCHRONOUS]
         shown += [times(self.over.get(w.label)) for w in SYNCHRONOUS[1:]]
@@ -104,7 +104,7 @@ def times(ratio: float | None) -> str:
 
 
 def compare(results: Results) -> list[Comparison]:
-    """All that can be compared: where the switch has been measured beside another."""
+    """Compare the switch with every strategy that was measured beside it."""
     found = []
     for cell in results.cells():
         by_label = {one.way.label: one for one in cell}
@@ -124,29 +124,29 @@ def compare(results: Results) -> list[Comparison]:
 
 
 def median(one: Series) -> float:
-    """Seconds of an iteration."""
+    """Take the median seconds of an iteration."""
     return float(np.median([r.iteration for r in one.iterations]))
 
 
 def speedup(slow: Series, fast: Series) -> float:
-    """How many times as long an iteration takes: the median of those taken in one turn."""
+    """Compute the speedup: the median ratio of iterations of the same turn."""
     pairs = zip(slow.iterations, fast.iterations, strict=False)
     return float(np.median([a.iteration / b.iteration for a, b in pairs]))
 
 
 def communication(one: Series) -> float:
-    """Which part of an iteration is aggregation."""
+    """Compute the share of aggregation in an iteration."""
     return float(np.median([r.aggregate / r.iteration for r in one.iterations]))
 
 
 def emulated(sizes: Sequence[Size], compute: float | None) -> str:
-    """What of it is not real."""
+    """Say what is emulated."""
     took = [(size.label, size.compute if compute is None else compute) for size in sizes]
     return EMULATED.format(computing=", ".join(f"{name}: {ms(t or 0.0)} ms" for name, t in took))
 
 
 def headlines(found: Sequence[Comparison]) -> list[str]:
-    """The largest speedups at each rate, beside those of the paper."""
+    """Name the largest speedups at each rate, beside those of the paper."""
     lines = []
     for rate in dict.fromkeys(one.setting.rate for one in found):
         some = [one for one in found if one.setting.rate == rate]
@@ -163,7 +163,7 @@ def headlines(found: Sequence[Comparison]) -> list[str]:
 
 
 def tables(found: Sequence[Comparison]) -> Iterator[tuple[str, list[list[str]]]]:
-    """For each network its name and the lines below HEAD."""
+    """Make, for each network, its name and the lines below HEAD."""
     for setting in dict.fromkeys(one.setting for one in found):
         some = [one for one in found if one.setting == setting]
         yield f"{some[0].workers} workers, {setting.text}", [one.line() for one in some]

@@ -23,7 +23,7 @@ NO_LIMIT = ("0", "none", "unlimited")
 
 @dataclass(frozen=True)
 class Size:
-    """A vector's. `compute`: seconds in which a worker computes such a gradient, if known."""
+    """The size of a vector. `compute`: seconds to compute such a gradient, if known."""
 
     label: str
     numel: int
@@ -31,12 +31,12 @@ class Size:
 
     @property
     def bytes(self) -> int:
-        """Of the elements."""
+        """Bytes of the elements."""
         return self.numel * ELEMENT
 
     @classmethod
     def parse(cls, text: str) -> Size:
-        """From `ppo`, one of PAPER, or `40kB`, `1MiB`; whole elements, at least one.
+        """Read `ppo` or another of PAPER, or `40kB`, `1MiB`; whole elements, at least one.
 
         Raises:
             QuantityError: neither.
@@ -67,7 +67,7 @@ class Way:
 
     @property
     def servers(self) -> int:
-        """On how many hosts of their own parameter servers are started for it."""
+        """Parameter servers, each on a host of its own."""
         count = self.options.get("servers", 1) if self.name == "ps" else 0
         if not isinstance(count, int) or count < 0:
             raise ValueError(f"{self.label}: servers is how many hosts serve, such as ps:servers=2")
@@ -80,7 +80,7 @@ class Way:
 
     @classmethod
     def parse(cls, text: str) -> Way:
-        """From NAME or NAME:OPTION=VALUE:...; values are Python's, or else text.
+        """Read NAME or NAME:OPTION=VALUE:...; values are Python's, or else text.
 
         Raises:
             ValueError: an option has no value.
@@ -96,7 +96,7 @@ class Way:
 
 
 def literal(text: str) -> Any:
-    """A number (inf, too), True, False or None where it is one; else the text itself."""
+    """Read a number, inf, True, False or None; else keep the text."""
     if text == "inf":
         return inf
     try:
@@ -116,7 +116,7 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """As `Topology.parse` takes it."""
+        """The form with its settings, as `Topology.parse` takes it."""
         found = self.form
         for name, value in (("rate", self.rate), ("loss", self.loss)):
             found += f",{name}={value}" if value is not None else ""
@@ -126,7 +126,7 @@ class Setting:
 def networks(
     forms: Sequence[str], workers: Sequence[int], rates: Sequence[str], losses: Sequence[str]
 ) -> list[Setting]:
-    """All combinations; `star` and `rack` (three workers in each) stand for one of each number.
+    """Combine all; `star` and `rack` (three workers in each) stand for one of each number.
 
     Raises:
         ValueError: a rack has another number of workers.
@@ -155,13 +155,13 @@ def networks(
 
 
 def split(text: str) -> list[str]:
-    """The parts of a list with commas; in a topology's form a comma belongs to what follows it."""
+    """Split a list at its commas, but for those before the settings of a topology."""
     return [part for part in re.split(r",(?![\w-]+=)", text) if part]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All of it.
+    """All that is to be measured.
 
     `ways[0]` is what the others are compared with. Of each size and network so many `rounds` are
     taken of each way, or as many as `seconds` allow, at least `least`; in turns of up to `in_a_row`
@@ -186,16 +186,16 @@ class Plan:
 
     @property
     def cells(self) -> int:
-        """How many combinations of size and network there are."""
+        """Combinations of size and network."""
         return len(self.sizes) * len(self.settings)
 
     def ways_on(self, setting: Setting) -> list[Way]:
-        """Those that are measured on a network: an asynchronous job is of one switch."""
+        """Choose the strategies for a network: an asynchronous job needs a single switch."""
         one_switch = not self.free or setting.form.startswith("star")
         return [way for way in self.ways if one_switch or way.adds]
 
     def computing(self, size: Size) -> float | None:
-        """Seconds of an emulated computation; None: there are to be no iterations."""
+        """Find the seconds of an emulated computation; None: no iterations are measured."""
         if not (self.iterations or self.free):
             return None
         return size.compute if self.compute is None else self.compute

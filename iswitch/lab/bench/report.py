@@ -50,7 +50,7 @@ INTERPRETED = (
 
 
 def note(plan: Plan, results: Results) -> str:
-    """What the tables' columns are."""
+    """Explain the tables' columns."""
     rounds = "single rounds from a common start"
     if plan.in_a_row > 1:
         rounds = f"rounds, up to {plan.in_a_row} in a row after {WARM} that do not count"
@@ -61,7 +61,7 @@ def note(plan: Plan, results: Results) -> str:
 
 
 def limits(cell: Sequence[Series], cores: int) -> str:
-    """What limits the strategies of a table, in a line: cores or the wire."""
+    """Say in a line what limits the strategies of a table: cores or the wire."""
     found: dict[str, list[str]] = {}
     for one in cell:
         busy = [f"{one.cores_busy(cores):.1f} of {count(cores, 'core')}"]
@@ -76,12 +76,12 @@ def limits(cell: Sequence[Series], cores: int) -> str:
 
 
 def hint(plan: Plan) -> str:
-    """What the world does not show, and how to see it; "": it shows what it is asked for."""
+    """Say what the world does not show, and how to see it; "": it shows everything."""
     return {"loopback": NO_WIRE, "bmv2": INTERPRETED}.get(plan.world, "")
 
 
 def summary(one: Series, first: Series, plan: Plan) -> dict[str, Any]:
-    """A series in numbers; seconds, bytes, bits per second."""
+    """Summarise a series: seconds, bytes, bits per second."""
     seconds = one.seconds
     ratio = one.ratio(first)
     switch, workers = one.cpu_per_gb()
@@ -119,7 +119,7 @@ def summary(one: Series, first: Series, plan: Plan) -> dict[str, Any]:
 def as_json(
     plan: Plan, results: Results, machine: Mapping[str, str], command: str, complete: bool
 ) -> dict[str, Any]:
-    """All of it, with every round's seconds."""
+    """Collect all results, with every round's seconds."""
     return {
         "command": command,
         "machine": dict(machine),
@@ -139,7 +139,7 @@ def as_json(
 
 
 def as_csv(plan: Plan, results: Results) -> str:
-    """A row for each series."""
+    """Write a row for each series."""
     file = io.StringIO()
     writer = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -150,7 +150,7 @@ def as_csv(plan: Plan, results: Results) -> str:
 
 
 def line(one: Series, first: Series) -> list[str]:
-    """Of the table, below HEAD."""
+    """Make a line of the table, below HEAD."""
     switch, workers = one.cpu_per_gb()
     quartiles, bound = one.quartiles, one.bound
     return [
@@ -167,18 +167,18 @@ def line(one: Series, first: Series) -> list[str]:
 
 
 def filled(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[list[str]]:
-    """A table's head and lines without the columns that say nothing."""
+    """Drop the columns of a table that are empty."""
     shown = [i for i in range(len(head)) if any(one[i] for one in lines)]
     return [[one[i] for i in shown] for one in (head, *lines)]
 
 
 def table_of(cell: Sequence[Series]) -> list[list[str]]:
-    """The head and a line for each series, of a size and network."""
+    """Make the head and a line for each series, of a size and network."""
     return filled(HEAD, [line(one, cell[0]) for one in cell])
 
 
 def title(cell: Sequence[Series]) -> str:
-    """What a cell is of."""
+    """Name a cell's size, workers and network."""
     one = cell[0]
     return (
         f"{one.size.label} ({one.size.numel:,} elements), {one.workers} workers, {one.setting.text}"
@@ -186,14 +186,14 @@ def title(cell: Sequence[Series]) -> str:
 
 
 def tables(results: Results) -> Iterator[Table]:
-    """For a terminal; one for each size and network."""
+    """Make the tables for a terminal, one for each size and network."""
     for cell in results.cells():
         head, *lines = table_of(cell)
         yield rich_table(title(cell), head, lines)
 
 
 def rich_table(name: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
-    """A table with a name, of the columns that say something."""
+    """Make a table with a name, without empty columns."""
     from rich.table import Table
     from rich.text import Text
 
@@ -208,7 +208,7 @@ def rich_table(name: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -
 
 
 def ms(seconds: float) -> str:
-    """Milliseconds, with three digits or all of the whole ones."""
+    """Write milliseconds with three digits, or all before the point."""
     value = seconds * 1e3
     digits = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
     return f"{value:.{digits}f}"

@@ -28,7 +28,7 @@ class Quartiles(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Quartiles:
-        """Of some values, at least one."""
+        """Compute the quartiles of at least one value."""
         return cls(*np.percentile(values, [25, 50, 75]).tolist())
 
 
@@ -61,12 +61,12 @@ class Series:
         return float(np.percentile(self.seconds, 99))
 
     def ratio(self, other: Series) -> Quartiles:
-        """How many times as long as the other's each round took, of those taken in one turn."""
+        """Compute the quartiles of the ratios to another series, of rounds of the same turn."""
         pairs = zip(self.seconds, other.seconds, strict=False)
         return Quartiles.of([mine / its for mine, its in pairs])
 
     def cpu_per_gb(self) -> tuple[float, float]:
-        """CPU seconds of the switches or servers, and of the workers, per 1e9 bytes contributed."""
+        """Compute CPU seconds of switches or servers, and of workers, per 1e9 bytes contributed."""
         gigabytes = len(self.rounds) * self.workers * self.size.bytes / 1e9
         return (
             sum(one.switch_cpu for one in self.rounds) / gigabytes,
@@ -74,7 +74,7 @@ class Series:
         )
 
     def link(self) -> tuple[float, float]:
-        """Bits per second on a worker's link while an allreduce lasts, to it and from it; mean."""
+        """Compute the mean bit/s on a worker's link during an allreduce, to it and from it."""
         seconds = sum(self.seconds)
         return (
             sum(one.received for one in self.rounds) * 8 / seconds,
@@ -91,7 +91,7 @@ class Series:
         return min(float(spent / np.median(self.seconds)), float(cores))
 
     def wire_busy(self) -> float | None:
-        """Which part of its rate the busiest link carries while an allreduce lasts; of medians.
+        """Compute the share of its rate that the busiest link carries in an allreduce; of medians.
 
         None: it has no rate. The link of a parameter server carries the traffic of all workers.
         """
@@ -103,13 +103,13 @@ class Series:
         return busy * (self.workers / servers if servers else 1)
 
     def limit(self, cores: int) -> str:
-        """What limits it: "wire", "cores", or "" where neither is busy."""
+        """Find what limits the series: "wire", "cores", or "" where neither is busy."""
         if (self.wire_busy() or 0.0) >= BUSY:
             return "wire"
         return "cores" if self.cores_busy(cores) >= BUSY * cores else ""
 
     def split(self) -> dict[str, float] | None:
-        """Median seconds of the parts of an iteration; None: there were none."""
+        """Compute the median seconds of the parts of an iteration; None: there were none."""
         if not self.iterations:
             return None
         return {
@@ -133,7 +133,7 @@ class Series:
 
 
 def wire_bound(size: Size, rate: float) -> float:
-    """Seconds for frames with the elements of a vector, 366 in each, at a rate in bit/s."""
+    """Compute the seconds that a vector's frames, of 366 elements each, take at a rate in bit/s."""
     shape = Shape.of(size.numel)
     return (size.bytes + shape.segments * (HEADERS + SEG_SIZE)) * 8 / rate
 
@@ -145,7 +145,7 @@ class Results:
     series: list[Series] = field(default_factory=list)
 
     def cells(self) -> list[list[Series]]:
-        """Series of one size and network each, the one that others are compared with first."""
+        """Group the series by size and network; the one that others are compared with is first."""
         found: dict[tuple[Size, Setting], list[Series]] = {}
         for one in self.series:
             if one.rounds:

@@ -33,7 +33,7 @@ class Bar:
         self._bar.stop()
 
     def show(self, done: float, what: str) -> None:
-        """So many cells are done, and this is being done."""
+        """Show how many cells are done, and what is being done."""
         self._bar.update(self._task, completed=done, description=what)
         if what != self._said and not sys.stderr.isatty():
             print(what, file=sys.stderr, flush=True)

@@ -37,7 +37,7 @@ State = Literal["ok", "limited", "missing"]
 
 
 class Finding(NamedTuple):
-    """What a look brought: the state, what was found, what that costs, how to mend it."""
+    """What a check found: the state, what it costs, how to mend it."""
 
     state: State
     found: str
@@ -59,14 +59,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Check:
-    """Something to look at; `vital`: the loopback world cannot run without it."""
+    """Something to check; `vital`: the loopback world cannot run without it."""
 
     name: str
     look: Callable[[Host], Finding]
     vital: bool = False
 
     def run(self, host: Host) -> Result:
-        """Look; a look that fails is a finding."""
+        """Run the check; a failure is a finding, too."""
         try:
             finding = self.look(host)
         except Exception as error:
@@ -76,7 +76,7 @@ class Check:
 
 
 def system(host: Host) -> Finding:
-    """UDP_GRO came with 5.0, the last of what is used here."""
+    """Check the kernel: UDP_GRO came with 5.0, the last feature that is used here."""
     name, release = host.system()
     if name != "Linux":
         return Finding("missing", f"{name} {release}", "only Linux is supported", "run on Linux")
@@ -88,7 +88,7 @@ def system(host: Host) -> Finding:
 
 
 def python(host: Host) -> Finding:
-    """The oldest version that is tested."""
+    """Check for the oldest Python that is tested."""
     version = host.python()
     found = ".".join(map(str, version))
     if version < (3, 11):
@@ -97,7 +97,7 @@ def python(host: Host) -> Finding:
 
 
 def numpy(host: Host) -> Finding:
-    """2.0 made np.seterr local to a context, which keeps a switch quiet for nothing."""
+    """Check for NumPy 2.0, which made np.seterr local to a context."""
     mend = "pip install 'numpy>=2.0'"
     try:
         version = host.numpy()
@@ -109,7 +109,7 @@ def numpy(host: Host) -> Finding:
 
 
 def segment(host: Host) -> Finding:
-    """Super-datagrams on sending."""
+    """Check that super-datagrams can be sent."""
     if host.exchange(offload=True).sent_whole:
         return Finding("ok", f"{PACKETS} packets left in one call")
     cost = "sends packets one by one: several times the CPU time per byte"
@@ -117,7 +117,7 @@ def segment(host: Host) -> Finding:
 
 
 def gro(host: Host) -> Finding:
-    """Super-datagrams on receiving."""
+    """Check that super-datagrams can be received."""
     if host.exchange(offload=True).came_whole:
         return Finding("ok", f"{PACKETS} packets came as one")
     cost = "receives packets one by one: several times the CPU time per byte"
@@ -125,7 +125,7 @@ def gro(host: Host) -> Finding:
 
 
 def batches(host: Host) -> Finding:
-    """Many single packets in a system call."""
+    """Check that a system call can move many packets."""
     seen = host.exchange(offload=False)
     if seen.intact == PACKETS:
         return Finding("ok", f"up to {seen.most_at_once} packets at once")
@@ -135,7 +135,7 @@ def batches(host: Host) -> Finding:
 
 
 def tos(host: Host) -> Finding:
-    """The ToS byte is what tells the protocol's packets from others."""
+    """Check the ToS byte, which marks the protocol's packets."""
     from iswitch.core.format.wire import TOS_DATA
 
     seen = host.exchange(offload=False).tos
@@ -148,7 +148,7 @@ def tos(host: Host) -> Finding:
 
 
 def overflow(host: Host) -> Finding:
-    """The kernel's own drops are counted."""
+    """Check that the kernel counts its own drops."""
     count = host.overflow()
     if count:
         return Finding("ok", f"{count} forced drops were counted")
@@ -157,7 +157,7 @@ def overflow(host: Host) -> Finding:
 
 
 def receive_buffer(host: Host) -> Finding:
-    """Room for what comes while the process is not looking."""
+    """Check the buffers for packets that come while the process is busy."""
     each = min(host.buffers().receive // 4, CEILING) >> 10
     cost = (
         f"the workers of a job share what they have under way: four have {each} KiB each, of "
@@ -167,7 +167,7 @@ def receive_buffer(host: Host) -> Finding:
 
 
 def send_buffer(host: Host) -> Finding:
-    """Room for what a broadcast sends in one go."""
+    """Check the buffers for packets of a broadcast."""
     cost = "sending waits more often for the device: slower broadcasts"
     return _buffer(host, host.buffers().send, "net.core.wmem_max", cost)
 
@@ -188,7 +188,7 @@ def _mib(size: int) -> str:
 
 
 def backlog(host: Host) -> Finding:
-    """The queue between a virtual device and the sockets."""
+    """Check the queue between a virtual device and the sockets."""
     parameter = "net.core.netdev_max_backlog"
     length = host.sysctl(parameter)
     if length is None:
@@ -201,7 +201,7 @@ def backlog(host: Host) -> Finding:
 
 
 def descriptors(host: Host) -> Finding:
-    """What commands open for their processes: sockets, pipes, files."""
+    """Check the limit of sockets, pipes and files."""
     most = host.descriptors()
     if most in range(DESCRIPTORS):
         cost = "a switch and four workers open nearly as many, larger networks more: nothing runs"
@@ -210,7 +210,7 @@ def descriptors(host: Host) -> Finding:
 
 
 def cores(host: Host) -> Finding:
-    """Processes that wait for one another like to run at once."""
+    """Check the cores: processes that wait for one another run best at once."""
     count = host.cores()
     if count >= PROCESSES:
         return Finding("ok", str(count))
@@ -222,7 +222,7 @@ def cores(host: Host) -> Finding:
 
 
 def privileges(host: Host) -> Finding:
-    """What raw ports and namespaces need."""
+    """Check the privileges that raw ports and namespaces need."""
     held = host.capabilities()
     wanted = {"CAP_NET_ADMIN": CAP_NET_ADMIN, "CAP_NET_RAW": CAP_NET_RAW}
     lacking = [name for name, bit in wanted.items() if not held >> bit & 1]
@@ -235,14 +235,14 @@ def privileges(host: Host) -> Finding:
 
 
 def packet_socket(host: Host) -> Finding:
-    """What a raw switch port is."""
+    """Check that AF_PACKET sockets, which raw ports use, can be opened."""
     if host.packet_socket():
         return Finding("ok", "can be opened")
     return Finding("missing", "not permitted", "no raw switch ports", AS_ROOT)
 
 
 def namespaces(host: Host) -> Finding:
-    """What a topology on one machine is made of."""
+    """Check that network namespaces can be made."""
     cost = "no topologies of hosts and switches on this machine, no Mininet"
     return {
         "yes": Finding("ok", "can be made"),
@@ -257,7 +257,7 @@ def namespaces(host: Host) -> Finding:
 
 
 def program(name: str, cost: str, debian: str, host: Host) -> Finding:
-    """A program that not everything needs, and the package of Debian's that has it."""
+    """Make a check for an optional program of a Debian package."""
     where = host.program(name)
     if where is None:
         return Finding("missing", "not found", cost, f"{APT} {debian}")
@@ -265,7 +265,7 @@ def program(name: str, cost: str, debian: str, host: Host) -> Finding:
 
 
 def p4_tool(name: str, host: Host) -> Finding:
-    """A program that the P4 switch needs."""
+    """Make a check for a program that the P4 switch needs."""
     where = host.p4_tool(name)
     if where is None:
         return Finding("missing", "not found", NO_P4, P4_TOOLS)
@@ -273,7 +273,7 @@ def p4_tool(name: str, host: Host) -> Finding:
 
 
 def p4_cli(host: Host) -> Finding:
-    """The CLI of the P4 switch, which needs a Python package."""
+    """Check the CLI of the P4 switch, which needs a Python package."""
     found = p4_tool(CLI, host)
     if found.state == "ok" and (complaint := host.p4_cli()):
         return Finding("missing", f"{found.found} does not load: {complaint}", NO_P4, PIP)
@@ -281,7 +281,7 @@ def p4_cli(host: Host) -> Finding:
 
 
 def package(name: str, cost: str, mend: str, host: Host) -> Finding:
-    """A Python package that not everything needs."""
+    """Make a check for an optional Python package."""
     version = host.version(name)
     if version is None:
         return Finding("missing", "not installed", cost, mend)

@@ -39,7 +39,7 @@ UNSHARED = {10: "yes", 11: "user", 12: "no"}
 
 
 class Exchange(NamedTuple):
-    """What became of equal packets sent over the loopback device."""
+    """The fate of equal packets sent over the loopback device."""
 
     intact: int  # packets that came, with the bytes that were sent
     sent_whole: bool  # as a super-datagram
@@ -219,7 +219,7 @@ class Host:
 
 
 def _drain(port: UdpPort) -> None:
-    """Take what comes, and all that has come by then."""
+    """Wait for packets, and take all that have come."""
     poller = select.poll()
     poller.register(port, select.POLLIN)
     poller.poll(ARRIVAL_TIMEOUT * 1000)

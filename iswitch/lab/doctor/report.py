@@ -33,7 +33,7 @@ def examine(host: Host) -> list[Result]:
 
 
 def loopback_runs(results: Sequence[Result]) -> bool:
-    """Whether nothing vital is missing."""
+    """Tell whether nothing vital is missing."""
     return not any(r.vital and r.state == "missing" for r in results)
 
 
@@ -74,7 +74,7 @@ def show(results: Sequence[Result]) -> None:
 
 
 def verdict(results: Sequence[Result]) -> str:
-    """The last line: what it all means."""
+    """Write the last line: the verdict."""
     missing = [r.name for r in results if r.vital and r.state == "missing"]
     if missing:
         return f"The loopback world cannot run here; mend first: {', '.join(missing)}."

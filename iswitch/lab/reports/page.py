@@ -77,7 +77,7 @@ NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?\s?(%|x|ms|us|s|kB|MB|GB)?")
 
 
 class Page:
-    """A page in the making; `html` is what it is so far.
+    """A page in the making; `html` returns it.
 
     Args:
         title: of the window, too.
@@ -103,22 +103,22 @@ class Page:
         self._add(f"<h2>{escape(title)}</h2>")
 
     def text(self, text: str) -> None:
-        """A paragraph."""
+        """Add a paragraph."""
         self._add(f"<p>{escape(text)}</p>")
 
     def code(self, text: str) -> None:
-        """Text as it stands, such as a command."""
+        """Add text as it stands, such as a command."""
         self._add(f"<pre>{escape(text)}</pre>")
 
     def download(self, name: str, kind: str, text: str) -> None:
-        """A link that saves `text` as a file; it is in the page. `kind`: its media type."""
+        """Add a link that saves `text`, kept in the page, as a file of the media type `kind`."""
         data = f"data:{kind};charset=utf-8,{quote(text)}"
         self._add(f'<p><a download="{escape(name)}" href="{data}">{escape(name)}</a></p>')
 
     def table(
         self, head: Sequence[str], rows: Sequence[Sequence[object]], caption: str = ""
     ) -> None:
-        """A table; columns of which every cell is a number are set to the right."""
+        """Add a table; columns of numbers are set to the right."""
         texts = [[str(cell) for cell in row] for row in rows]
         right = [
             bool(texts) and all(not row[i] or NUMBER.fullmatch(row[i]) for row in texts)
@@ -138,7 +138,7 @@ class Page:
         )
 
     def figure(self, figure: Figure, caption: str, hints: Mapping[str, str] | None = None) -> None:
-        """A figure; those that follow each other stand side by side where there is room.
+        """Add a figure; consecutive ones stand side by side where there is room.
 
         Args:
             figure: made in `drawing()`.
@@ -156,7 +156,7 @@ class Page:
         )
 
     def html(self) -> str:
-        """The whole document."""
+        """Return the whole document."""
         end = "</div>" * self._in_figures
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -169,7 +169,7 @@ class Page:
         )
 
     def write(self, path: str) -> None:
-        """Write it to a file.
+        """Write the page to a file.
 
         Raises:
             OSError: that cannot be written.
@@ -220,7 +220,7 @@ def drawing() -> Iterator[None]:
 
 
 def svg(figure: Figure, hints: Mapping[str, str], prefix: str) -> str:
-    """A matplotlib figure as an SVG element; its ids begin with `prefix`."""
+    """Write a matplotlib figure as an SVG element; its ids begin with `prefix`."""
     file = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with drawing():

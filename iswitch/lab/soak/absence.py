@@ -25,7 +25,7 @@ LATELY = (
 
 @dataclass
 class Absence:
-    """One life that is away.
+    """The absence of one worker process.
 
     `until`: when it came back, or was replaced. `rounds`: what the others had done when it went.
     """
@@ -38,12 +38,12 @@ class Absence:
     rank: int | None = None  # at its switch, which may know it before the life does
 
     def lasts(self, now: float) -> bool:
-        """Whether it is one still, or was just now."""
+        """Tell whether the absence lasts, or has just ended."""
         return now <= self.until + LATELY
 
 
 class Absences:
-    """Those of one job.
+    """The absences in one job.
 
     Args:
         job: which.
@@ -67,14 +67,14 @@ class Absences:
         self.told: dict[str, float] = {}  # when a host was told last
 
     def goes(self, life: Life, others: Iterable[Life | Contributing], left: bool) -> Absence:
-        """A life is away from now on."""
+        """Note that a worker is away from now on."""
         rounds = {other.host: other.rounds for other in others if other is not life}
         absence = Absence(life, life.network.now, left, rounds)
         self.absences.append(absence)
         return absence
 
     def is_told(self, who: Life, lost: MemberLost) -> None:
-        """A life was told that members are lost: whether they are, and these."""
+        """Judge a MemberLost that a worker was told: the named members must be away."""
         now = who.network.now
         self.told[who.host] = now
         away = [absence for absence in self.absences if absence.lasts(now)]
@@ -100,7 +100,7 @@ class Absences:
             raise Violation("not named", f"{who.who}, though these are lost: {long_gone}: {lost}")
 
     def check(self, absence: Absence, lives: Iterable[Life | Contributing]) -> None:
-        """Whether all that are there know by now."""
+        """Check that all workers that run know of the absence."""
         now = absence.life.network.now
         if absence.until < now:
             return

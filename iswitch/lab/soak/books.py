@@ -18,7 +18,7 @@ from .violation import Violation
 
 
 class Books:
-    """Counters and memory of a switch process, from its start.
+    """Checks counters and memory of a switch process from its start.
 
     Args:
         node: where it is.
@@ -34,7 +34,7 @@ class Books:
         self._before = self._arrived.copy()
 
     def look(self) -> None:
-        """Whether everything that came is accounted for, and memory within what was reserved."""
+        """Check that all that came is accounted for, and memory is within the reserved amount."""
         name, n = self.node.name, self.switch.counters
         door = n["ordinary"] + n["short"]
         taken = n["accumulated"] + n["from_parent"] + sum(n[reason] for reason in DATA_DROPS)
@@ -53,7 +53,7 @@ class Books:
         self._look_for_strangers()
 
     def _look_for_strangers(self) -> None:
-        """Whether none is a member, and all they sent was dropped for a reason that fits."""
+        """Check that no stranger is a member, and that all they sent was dropped rightly."""
         n, name = self.switch.counters, self.node.name
         machine = self.node.machine
         spare = machine.spare if isinstance(machine, Plugged) else SPARE
@@ -75,7 +75,7 @@ class Books:
                 )
 
     def _at_the_door(self) -> dict[str, tuple[int, int]]:
-        """What came and went by the network's account and by the switch's, in packets or frames."""
+        """Compare packets or frames by the network's account and by the switch's."""
         n = self.switch.counters
         came, went = self.node.taken - self._taken, self.node.given - self._given
         if not isinstance(self.node.machine, Plugged):
@@ -129,7 +129,7 @@ class Books:
                 )
 
     def made_once(self, segments: dict[int, int]) -> None:
-        """Whether no aggregate was made a second time: of each job at most so many."""
+        """Check that no aggregate was made twice: `begun` limits those of each job."""
         made = self.switch.counters["aggregates"]
         most = sum(segments.values())
         if made > most:
@@ -140,7 +140,7 @@ class Books:
 
 
 def bytes_held(job: SwitchJob) -> int:
-    """Bytes of a job's buffers at a switch."""
+    """Count the bytes of a job's buffers at a switch."""
     accelerator = job.accelerator
     if accelerator is None:
         return 0
@@ -149,7 +149,7 @@ def bytes_held(job: SwitchJob) -> int:
 
 
 def check_links(network: VirtualNetwork) -> None:
-    """Whether every packet is somewhere: delivered, under way, or lost for a reason."""
+    """Check that every packet is delivered, under way, or lost for a reason."""
     links, nodes = network.link_counts(), list(network.nodes.values())
     gone = sum(node.taken + node.overflow + node.dead + node.unread for node in nodes)
     waiting = sum(node.waiting_packets() for node in nodes)

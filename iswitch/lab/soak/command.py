@@ -31,7 +31,7 @@ SHOWN = 5  # failing seeds that are shrunk and shown
 
 
 def play_one(args: argparse.Namespace, scenario: Scenario) -> int:
-    """One history, with its timeline."""
+    """Play one history, and print its timeline."""
     check_writable(args.pcapng, args.scenario)
     trace = Trace()
     history = History(scenario, trace, AllOrNothing())
@@ -54,7 +54,7 @@ def play_one(args: argparse.Namespace, scenario: Scenario) -> int:
 
 
 def play_many(args: argparse.Namespace) -> int:
-    """Many seeds, on all cores."""
+    """Play many seeds on all cores, and print a summary."""
     seeds = range(args.first, args.first + args.seeds)
     results: list[Result] = []
     stopped = False
@@ -133,7 +133,7 @@ class Ticker:
         self._bar.stop()
 
     def __call__(self, failed: bool) -> None:
-        """One more is done."""
+        """Count one more history."""
         self._failed += failed
         self._bar.update(self._task, advance=1, failed=self._failed)
 

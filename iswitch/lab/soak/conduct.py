@@ -22,7 +22,7 @@ from .switches import SwitchConduct
 
 
 class Conduct:
-    """What all machines of a network do; each process is watched from its start.
+    """Watches what all machines of a network do, each process from its start.
 
     Args:
         network: which.
@@ -37,13 +37,13 @@ class Conduct:
         self._watches: dict[Address, SwitchConduct | SessionConduct] = {}
 
     def comes(self, node: Node, burst: Burst | None) -> None:
-        """A machine is about to take packets, or its timer rings."""
+        """Note that a machine is about to take packets, or its timer."""
         watch = self._watch(node)
         if watch is not None:
             watch.comes(burst, self.network.now)
 
     def says(self, node: Node, burst: Burst | None, sends: Sequence[Outgoing]) -> None:
-        """What it says."""
+        """Judge the packets that a machine sends."""
         watch = self._watch(node)
         if watch is not None:
             watch.says(burst, sends, self.network.now)
@@ -64,6 +64,6 @@ class Conduct:
         return watch
 
     def opened(self, payload: bytes) -> bytes:
-        """A control packet without its MAC, if it has one."""
+        """Strip the MAC from a control packet, if it has one."""
         packets = (key.opened(payload) for key in self.keys)
         return next((packet for packet in packets if packet is not None), payload)

@@ -15,7 +15,7 @@ LARGE = (200, 700)  # segments: some super-datagrams, so that there are runs and
 
 
 class Drawing:
-    """What a seed draws; each part adds to the events.
+    """Draws a scenario from a seed; each part adds events.
 
     Attributes:
         form: of the network, as topologies read it.
@@ -39,7 +39,7 @@ class Drawing:
         self.sound = False
 
     def sleeper(self) -> None:
-        """One sleeps through some rounds, and loses its place; then the switch is cut off for one.
+        """Add a sleep through some rounds that costs a worker its place, then a cut for another.
 
         So another worker of this switch waits for a round that the sleeper will not contribute to.
         """
@@ -59,7 +59,7 @@ class Drawing:
             self.event("fbcast", self.rng.choice(others), at=start + i * step)
 
     def gathering(self, changes: int, first: tuple[str, ...]) -> float | None:
-        """One is away at first, now and then, so that others come and go before all were there.
+        """Add, now and then, a late worker, so that others come and go before all were there.
 
         Returns:
             when they do; None: at any time.
@@ -77,7 +77,7 @@ class Drawing:
         number: int = 1,
         threshold: int = 0,
     ) -> Job:
-        """A synchronous job, in which so many lives of workers can be told apart."""
+        """Draw a synchronous job that can tell `lives` worker processes apart."""
         rng = self.rng
         dtypes = [dtype for dtype in DType if most_lives(dtype) >= lives]
         elements = rng.choice((1, 2, 3, 8, 33))
@@ -94,7 +94,7 @@ class Drawing:
         )  # fmt: skip
 
     def versions(self, number: int, hosts: tuple[str, ...]) -> Job:
-        """An asynchronous job."""
+        """Draw an asynchronous job."""
         rng = self.rng
         elements = NUMBERS * len(hosts)
         dtype = rng.choice(list(DType)).name.lower()
@@ -103,7 +103,7 @@ class Drawing:
         return Job(number, ASYNCHRONOUS, hosts, dtype, numel, elements, h)
 
     def links(self) -> str:
-        """Impairments of all links."""
+        """Draw impairments of all links."""
         rng = self.rng
         parts = []
         if rng.random() < 0.8:
@@ -125,7 +125,7 @@ class Drawing:
         return ",".join(parts)
 
     def faults(self, count: int, restarts: bool) -> None:
-        """Of processes and links, the members staying the same."""
+        """Add faults of processes and links that keep the members."""
         for _ in range(count):
             kinds = ("pause", "pause", "cut", "cut", "echo", "stutter")
             what = self.rng.choice((*kinds, "restart", "restart") if restarts else kinds)
@@ -142,7 +142,7 @@ class Drawing:
                 self.event("echo", who, lasting, at=self.events[-1].at)
 
     def strangers(self, jobs: tuple[Job, ...]) -> None:
-        """Who does not belong there sends; what a key, or none, does not promise is left out.
+        """Add strangers that send; attacks that a job's key does not exclude are left out.
 
         After a restart a switch knows neither numbers nor rounds, so what was recorded before may
         count. Data from where a member is renews its lease.
@@ -166,7 +166,7 @@ class Drawing:
             self.event(what, who, self.rng.choice((0.002, 0.02, 0.1)))
 
     def commands(self, wanted: bool) -> None:
-        """Halt and Reset."""
+        """Add Halts and Resets."""
         for _ in range(self.rng.randint(1, 3) if wanted else 0):
             what = self.rng.choice(("halt", "reset", "reset"))
             lasting = self.rng.choice((0.001, 0.03)) if what == "halt" else 0.0
@@ -175,20 +175,20 @@ class Drawing:
     def event(
         self, what: str, who: str, lasting: float = 0.0, value: int = 0, at: float | None = None
     ) -> None:
-        """Something that happens, at any time but the last fifth if none is given."""
+        """Add an event, by default at any time but the last fifth."""
         when = self.rng.random() * 0.8 * self.horizon if at is None else at
         self.events.append(Event(round(when, 6), what, who, lasting, value))
 
 
 def nodes(form: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Hosts and switches of a short form, the root first."""
+    """List hosts and switches of a short form, the root first."""
     topology = Topology.parse(form)
     hosts = tuple(host.name for host in topology.hosts)
     return hosts, tuple(switch.name for switch in topology.tree)
 
 
 def leaders(form: str) -> set[str]:
-    """The first host of every switch that has some."""
+    """List the first host of every switch that has hosts."""
     topology = Topology.parse(form)
     places = [topology.hosts_at(switch.name) for switch in topology.tree]
     return {hosts[0].name for hosts in places if hosts}

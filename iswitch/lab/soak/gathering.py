@@ -18,7 +18,7 @@ from .violation import Violation
 
 @dataclass
 class _Newcomer:
-    """A member that has contributed nothing, by its present Request; how many it was there with."""
+    """A member that has contributed nothing, by its Join; and how many members it met."""
 
     member: Member
     incarnation: int
@@ -26,7 +26,7 @@ class _Newcomer:
 
 
 class ToldOfAll:
-    """Books of one switch without a parent: who was there when all were, and has not contributed.
+    """Checks at one switch without a parent which members gathered and have not contributed.
 
     Args:
         name: of the switch.
@@ -38,7 +38,7 @@ class ToldOfAll:
         self._newcomers: dict[tuple[Place, int], _Newcomer] = {}
 
     def look(self, jobs: Iterable[Job]) -> None:
-        """Note who is there now."""
+        """Note the members of now."""
         known: dict[tuple[Place, int], Member] = {}
         for job in jobs:
             members = job.members.contributors() if job.synchronous else []

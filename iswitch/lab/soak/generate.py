@@ -19,7 +19,7 @@ LEASE = 4.0  # seconds, where all are told who is lost: they are heard of every 
 
 
 def generate(seed: int) -> Scenario:
-    """The scenario of a seed."""
+    """Make the scenario of a seed."""
     return with_garble(with_impostors(with_lost_resets(_Generator(seed).scenario())))
 
 
@@ -27,7 +27,7 @@ CALM = {"pause", "cut", "echo", "stutter", "stranger", "spoof", "garble", "forge
 
 
 def with_lost_resets(scenario: Scenario) -> Scenario:
-    """Have a switch lose its state when some may have heard of a Reset, and others not.
+    """Add a switch restart when some workers may have heard of a Reset, and others not.
 
     In a whole job that has no key: docs/soak.md, "What is left out".
     """
@@ -65,7 +65,7 @@ def with_garble(scenario: Scenario) -> Scenario:
 
 
 def with_impostors(scenario: Scenario) -> Scenario:
-    """Add who attacks workers through the ports of their switches, if those have any."""
+    """Add strangers that attack workers through their switches' ports, if there are any."""
     rng = Random(f"impostor {scenario.seed}")
     if not scenario.ports or rng.random() < 0.4:
         return scenario
@@ -81,7 +81,7 @@ def with_impostors(scenario: Scenario) -> Scenario:
 
 
 class _Generator(Drawing):
-    """Plans, one of which a seed draws."""
+    """The plans, one of which a seed draws."""
 
     def scenario(self) -> Scenario:
         plans = [self.steady, self.members, self.both, self.leases]
@@ -109,7 +109,7 @@ class _Generator(Drawing):
     # Plans
 
     def steady(self) -> tuple[Job, ...]:
-        """The members stay the same; links and processes fail, switches lose their state."""
+        """Keep the members; let links and processes fail, and switches lose their state."""
         self.hosts, self.switches = nodes(self.form)
         job = self.job(self.rng.choice((WHOLE, ELASTIC)), len(self.hosts))
         # A Reset that not all have heard of is forgotten with the state of the switch.
@@ -119,7 +119,7 @@ class _Generator(Drawing):
         return (job,)
 
     def members(self) -> tuple[Job, ...]:
-        """Workers come and go; no switch loses its state.
+        """Let workers come and go; no switch loses its state.
 
         A switch that was restarted waits for as many as were expected at first, and takes in no
         more without a round of its own: docs/protocol.md, "A switch that lost its state".
@@ -161,7 +161,7 @@ class _Generator(Drawing):
         return (job,)
 
     def both(self) -> tuple[Job, ...]:
-        """Workers crash and are replaced, and switches restart.
+        """Let workers crash and be replaced, and switches restart.
 
         A crash and a restart are further apart than a packet can be late: a switch that knows
         nothing of the old process could not tell its packets from the new one's. So long none of
@@ -182,7 +182,7 @@ class _Generator(Drawing):
         return (job,)
 
     def leases(self) -> tuple[Job, ...]:
-        """Workers die, or are silent for longer than their lease.
+        """Let workers die, or be silent for longer than their lease.
 
         Somebody stays: a job whose last contributor is out begins anew, and waits for all.
         """
@@ -201,7 +201,7 @@ class _Generator(Drawing):
         return (job,)
 
     def told(self) -> tuple[Job, ...]:
-        """All are told who is lost: one or two that die, leave, or are silent for long.
+        """Let one or two workers die, leave, or be silent for long; the others are told.
 
         Then somebody takes the place, or H is set (a matter of one switch: a star), or it was only
         stopped.
@@ -226,7 +226,7 @@ class _Generator(Drawing):
         return (job,)
 
     def attacked(self) -> tuple[Job, ...]:
-        """Commands are given in a keyed job, and somebody who has recorded all sends them again."""
+        """Give commands in a keyed job, which a stranger records and sends again."""
         self.hosts, self.switches = nodes(self.form)
         kinds = ["reset", "halt"]
         if len(self.switches) == 1 and len(self.hosts) > 1:
@@ -254,7 +254,7 @@ class _Generator(Drawing):
         return (job,)
 
     def threshold(self) -> tuple[Job, ...]:
-        """H is set. A restarted switch knows no H, and SetH is a matter of one switch: a star."""
+        """Set H, at a star: a restarted switch knows no H, and SetH acts at one switch."""
         self.form = self.rng.choice(STARS[1:])
         self.hosts, self.switches = nodes(self.form)
         job = self.job(ELASTIC, len(self.hosts), threshold=self.rng.randint(1, len(self.hosts)))
@@ -265,7 +265,7 @@ class _Generator(Drawing):
         return (job,)
 
     def forced(self) -> tuple[Job, ...]:
-        """Rounds are broadcast as they are."""
+        """Broadcast rounds as they are."""
         if self.rng.random() < 0.6:
             self.form = self.rng.choice(("rack:2x2", "rack:2x3", "tree:2x1x2", "star:3"))
         self.hosts, self.switches = nodes(self.form)
@@ -278,7 +278,7 @@ class _Generator(Drawing):
         return (job,)
 
     def asynchronous(self) -> tuple[Job, ...]:
-        """Versions; trees refuse them. A switch that was restarted knows no H until it is set."""
+        """Play an asynchronous job, at a star: trees refuse them."""
         self.form = self.rng.choice(STARS[:4])
         self.hosts, self.switches = nodes(self.form)
         job = self.versions(1, self.hosts)
@@ -289,7 +289,7 @@ class _Generator(Drawing):
         return (job,)
 
     def several(self) -> tuple[Job, ...]:
-        """Two jobs at one star; a tree takes one at a time."""
+        """Play two jobs at one star; a tree takes one at a time."""
         self.form = self.rng.choice(STARS[2:])
         self.hosts, self.switches = nodes(self.form)
         middle = len(self.hosts) // 2
@@ -305,7 +305,7 @@ class _Generator(Drawing):
         return first, second
 
     def halted_again(self) -> tuple[Job, ...]:
-        """The root of a tree numbers what it relays from the start again; links are sound.
+        """Restart the root of a tree, whose relays begin anew; links are sound.
 
         So everybody has heard of the Reset long before the restart.
         """
@@ -320,7 +320,7 @@ class _Generator(Drawing):
         return (job,)
 
     def quiet(self) -> tuple[Job, ...]:
-        """Nothing fails, and nobody is slow."""
+        """Let nothing fail, and nobody be slow."""
         self.hosts, self.switches = nodes(self.form)
         self.sound, self.horizon, self.think = True, 0.005, 0.0
         return (self.job(self.rng.choice((WHOLE, ELASTIC)), len(self.hosts)),)

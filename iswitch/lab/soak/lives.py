@@ -40,7 +40,7 @@ ENOUGH = 3  # rounds that everybody has to do when faults are over
 
 
 def rank_of(job: Job, host: str) -> int:
-    """The rank that the worker of a host asks for: in every other job its place among the hosts.
+    """Choose the rank that a worker asks for: in every other job its host's index.
 
     A newcomer's lies beyond those of the first workers, and is no other newcomer's.
     """
@@ -97,16 +97,16 @@ class Application(ABC):
     @property
     @abstractmethod
     def rounds(self) -> int:
-        """How many it has done."""
+        """Rounds done."""
 
     @property
     def done(self) -> bool:
-        """Whether it has done enough after the end of the faults."""
+        """Whether it has done its rounds after the end of the faults."""
         return self.goal is not None and self.rounds >= self.goal
 
     @property
     def alive(self) -> bool:
-        """Whether its process is there."""
+        """Whether its process runs."""
         return self.network.nodes[self.address].machine is self.session
 
 
@@ -167,7 +167,7 @@ class Life(Application):
 
     @property
     def rounds(self) -> int:
-        """Allreduces that it has done."""
+        """Allreduces done."""
         return self._rounds
 
     @property
@@ -176,7 +176,7 @@ class Life(Application):
         return self.alive and self.session.member and not self.leaving
 
     def state(self) -> str:
-        """Where it stands, for reports."""
+        """Say where it stands, for reports."""
         session = self.session
         lacks = session.transfer.missing() if session.transfer else "nothing"
         return (
@@ -202,12 +202,12 @@ class Life(Application):
         self.ask(Action.SETH, Threshold(value), self.oracle.has_threshold)
 
     def leave(self) -> None:
-        """Say so, and be gone when that is answered."""
+        """Send a Leave; the process ends when that is answered."""
         self.leaving = True
         self.ask(Action.LEAVE, None, lambda: self.leave_done(self))
 
     def heed(self) -> None:
-        """Take what is done, begin the next."""
+        """Finish the round that is done, and begin the next."""
         session, now = self.session, self.network.now
         while (event := session.next_event()) is not None:
             if isinstance(event, Gone | Dropped):
@@ -303,16 +303,16 @@ class Contributing(Application):
 
     @property
     def rounds(self) -> int:
-        """Versions that it has got of every segment; those that it has skipped are none."""
+        """Versions received of every segment; skipped ones do not count."""
         return self._rounds
 
     @property
     def ready(self) -> bool:
-        """Nobody asks it for anything."""
+        """Never: it takes no commands."""
         return False
 
     def state(self) -> str:
-        """Where it stands, for reports."""
+        """Say where it stands, for reports."""
         session = self.session
         member = "" if session.member else ", no member"
         return (
@@ -321,7 +321,7 @@ class Contributing(Application):
         )
 
     def heed(self) -> None:
-        """Look at what has come; begin when all are there."""
+        """Take the versions that have come; begin when all workers are there."""
         session, shape = self.session, self.session.shape
         while session.next_event() is not None:
             pass  # what there is to do, is to be seen

@@ -15,7 +15,7 @@ AT_ONCE = 8  # seeds handed to a process together
 
 
 def play(seeds: Sequence[int], processes: int) -> Iterator[Result]:
-    """The results, in any order, as they come."""
+    """Play seeds in several processes, and yield the results as they come, in any order."""
     if processes == 1 or len(seeds) <= AT_ONCE:
         yield from map(play_seed, seeds)
         return
@@ -28,7 +28,7 @@ def play(seeds: Sequence[int], processes: int) -> Iterator[Result]:
 
 @contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Start processes that Ctrl-C never reaches: it is for this one, which ends the others.
+    """Start processes that ignore Ctrl-C: this process takes it, and ends them.
 
     It waits until they have all they need to begin, else they print that it lacks.
     """

@@ -14,7 +14,7 @@ from .violation import Violation
 
 
 def check_ranks(simulation: Simulation, job: Job, lives: Iterable[Life | Contributing]) -> None:
-    """Whether every rank is that of one worker, as far as all switches up to the root agree.
+    """Check that every rank is one worker's, as far as all switches up to the root agree.
 
     Raises:
         Violation: it is that of two, or of one that asked for another.
@@ -33,7 +33,7 @@ def check_ranks(simulation: Simulation, job: Job, lives: Iterable[Life | Contrib
 
 
 def _is_known(simulation: Simulation, job: Job, life: Life | Contributing) -> bool:
-    """Whether this process has its rank at its switch, and that at the switches above."""
+    """Tell whether a process has its rank at its switch, and at the switches above."""
     topology, rank = simulation.topology, life.session.rank
     parents = {switch.name: switch.parent for switch in topology.tree}
     name: str | None = topology.switch_of(life.host)

@@ -62,7 +62,7 @@ class Rounds:
         self.may_be_dropped = self.may_fall_behind or not self.agree or lost_resets
 
     def begins(self, identity: int, round_: int) -> Vector:
-        """A life begins a round; what it contributes. None that it has got comes again."""
+        """Note that a process begins a round, and return what it contributes."""
         done = self.done.get(identity)
         if done is not None and round_distance(round_, done) <= 0:
             raise Violation("went back", f"life {identity} begins {round_}, and has got {done}")
@@ -72,7 +72,7 @@ class Rounds:
         return self.values.contribution(identity, round_)
 
     def is_reset_to(self, who: str, identity: int, round_: int) -> None:
-        """A life is told of a Reset: once, and it never leads back."""
+        """Judge that a process is told of a Reset: once, and never of a lower round."""
         last, before = self.last.get(identity), self.reset_to.get(identity)
         if last is not None and round_distance(round_, last) < 0:
             raise Violation("went back", f"{who} is reset to {round_}, and has begun {last}")
@@ -81,12 +81,12 @@ class Rounds:
         self.reset_to[identity] = round_
 
     def has_reset(self, identity: int, round_: int) -> None:
-        """A life's own Reset was answered: nobody tells it of that one any more."""
+        """Note the answer to a process's own Reset, of which it must not be told again."""
         before = self.reset_to.get(identity, round_)
         self.reset_to[identity] = max(before, round_)
 
     def falls_behind(self, who: str, round_: int, now_at: int, dropped: bool) -> None:
-        """A life is told that its round is over."""
+        """Judge that a process is told that its round is over."""
         if self.may_be_dropped or (self.is_reset and not dropped):
             return
         if self.may_begin_anew and not self.finished:
@@ -97,7 +97,7 @@ class Rounds:
         )
 
     def asks_for_threshold(self, value: int) -> None:
-        """Somebody asks for this H: from now on it may be in force."""
+        """Note a request for H, which may be in force from now on."""
         self.automatic = False
         if not self.asked:
             self.batch = set()
@@ -107,13 +107,13 @@ class Rounds:
             allowed.add(value or self.workers)
 
     def has_threshold(self) -> None:
-        """A request was answered; of several at a time nobody knows which was the last."""
+        """Note the answer to a request for H; of several at once any may be the last."""
         self.asked -= 1
         if not self.asked:
             self.in_force = set(self.batch)
 
     def gets(self, who: str, identity: int, round_: int, total: Vector) -> None:
-        """A life has got every aggregate of a round: look at each."""
+        """Judge every aggregate of a round that a process has received."""
         self.finished += 1
         self.done[identity] = round_
         begun = self.begun[round_]
@@ -141,7 +141,7 @@ class Rounds:
                 )
 
     def took(self, identity: int, recovery: int) -> None:
-        """A life that has done a round has asked, been asked, or sent again so often so far.
+        """Bound how often a process has asked, been asked, or sent again.
 
         In its first round it may have waited for others to join.
         """
@@ -151,7 +151,7 @@ class Rounds:
             raise Violation("in vain", f"life {identity} has recovered {times} times from nothing")
 
     def _members(self, who: str, identity: int, round_: int, code: int) -> tuple[int, ...]:
-        """Whose contributions make up a sum, by its code, after looking whether they may."""
+        """Decode whose contributions make up a sum, and judge them."""
         counts = self.values.counts(code)
         where = f"round {round_} as {who} got it"
         twice = [life for life, count in counts.items() if count > 1]
@@ -171,7 +171,7 @@ class Rounds:
         return round_ in self.forced or not self.automatic
 
     def _has_members(self, round_: int, count: int, where: str) -> None:
-        """Whether a sum is of as many as it must be (of an empty vector: as began the round)."""
+        """Check that a sum has as many contributions as it must."""
         if round_ in self.forced:
             return
         least, most = 0, self.values.lives
@@ -201,7 +201,7 @@ class Versions:
         self.finished = 0
 
     def contributes(self, identity: int, number: int) -> Vector:
-        """A life sends its contribution of this number; the vector."""
+        """Note that a process sends a contribution, and return the vector."""
         shape = self.job.shape()
         element = identity * self.numbers + number
         self.sent.add(element)
@@ -210,7 +210,7 @@ class Versions:
         return vector.reshape(-1)
 
     def gets(self, who: str, version: int, index: int, total: Vector) -> None:
-        """A life has got a version of a segment."""
+        """Judge a version of a segment that a process has received."""
         key = index, version
         where = f"version {version} of segment {index} as {who} got it"
         mine = total.tobytes()

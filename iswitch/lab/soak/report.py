@@ -12,7 +12,7 @@ from .scenario import Scenario, as_mapping
 
 
 def timeline(history: History, trace: Trace, last: int | None = None) -> list[str]:
-    """What happened, a line each: packets as they come (or do not), and faults.
+    """List what happened, a line each: packets delivered or lost, and faults.
 
     Sent packets are left out: what becomes of each is told.
     """
@@ -22,12 +22,12 @@ def timeline(history: History, trace: Trace, last: int | None = None) -> list[st
 
 
 def replay(scenario: Scenario) -> str:
-    """The command that plays a scenario again."""
+    """Write the command that plays a scenario again."""
     return f"iswitch soak --scenario {shlex.quote(scenario.to_json())}"
 
 
 def failure(scenario: Scenario, result: Result, shortest: Scenario, its: Result) -> list[str]:
-    """A failing seed: what it is, the shortest scenario that fails like it, how to see it."""
+    """Describe a failing seed, the shortest scenario that fails like it, and how to see it."""
     lines = [f"seed {scenario.seed} breaks a promise after {result.time * 1000:.1f} ms:"]
     lines += [f"  {result.message}", "the shortest schedule found that breaks it, too:"]
     lines += [f"  {line}" for line in shortest.lines()]
@@ -36,7 +36,7 @@ def failure(scenario: Scenario, result: Result, shortest: Scenario, its: Result)
 
 
 def as_json(scenario: Scenario, result: Result) -> dict[str, Any]:
-    """One history, for JSON."""
+    """Describe one history for JSON."""
     return {
         "seed": scenario.seed,
         "violation": result.violation or None,

@@ -92,7 +92,7 @@ class History:
         self.network.at(scenario.horizon, self._mend_links)
 
     def play(self) -> None:
-        """Let it happen.
+        """Play the history to its end.
 
         Raises:
             Violation: a promise was broken.

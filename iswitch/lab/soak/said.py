@@ -12,12 +12,12 @@ Place = tuple[str, int]  # host and UDP port: ports of switches aside
 
 
 def place(address: Address) -> Place:
-    """Where it is, whatever switch port that is behind."""
+    """Drop the switch port from an address."""
     return address.host, address.port
 
 
 def packets_to(sends: Sequence[Outgoing], peer: Place | None) -> int:
-    """Data packets for somebody, each segment of a round once."""
+    """List data packets for a receiver, each segment of a round once."""
     mine = [
         out.rows[:, :SEG_SIZE].tobytes()
         for out in sends
@@ -30,7 +30,7 @@ def packets_to(sends: Sequence[Outgoing], peer: Place | None) -> int:
 
 
 def parsed(payload: bytes, switch: Switch | None) -> Control | None:
-    """A control packet, its MAC (if the job is keyed) left out; None: it makes no sense."""
+    """Parse a control packet without its MAC; None: it is malformed."""
     if switch is not None and (key := switch.record.keys.of(int.from_bytes(payload[2:4], "big"))):
         payload = key.opened(payload) or b""
     try:

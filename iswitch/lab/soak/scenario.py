@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 class NoScenario(OutsideError, ValueError):
-    """A text that is no scenario; the message says why, and what to take."""
+    """A text describes no scenario; the message says why, and what to write."""
 
     def __init__(self, message: str) -> None:
         super().__init__(
@@ -77,7 +77,7 @@ class Job:
         return self.mode == ASYNCHRONOUS
 
     def check(self, hosts: Collection[str]) -> None:
-        """Whether it can be done by these hosts.
+        """Refuse a job that these hosts cannot do.
 
         Raises:
             NoScenario: it cannot.
@@ -92,7 +92,7 @@ class Job:
         self.shape().check()
 
     def shape(self) -> Shape:
-        """The layout of its vectors."""
+        """Make the layout of its vectors."""
         mode = Mode.ASYNCHRONOUS if self.asynchronous else Mode.SYNCHRONOUS
         dtype = DType[self.dtype.upper()]
         return Shape.of(self.numel, dtype, mode=mode, elements=self.elements)
@@ -109,7 +109,7 @@ class Event:
     value: int = 0
 
     def check(self, nodes: Collection[str]) -> None:
-        """Whether it can happen among these nodes.
+        """Refuse an event that cannot happen among these nodes.
 
         Raises:
             NoScenario: it cannot.
@@ -162,7 +162,7 @@ class Scenario:
 
     @property
     def strangers(self) -> bool:
-        """Whether anybody sends who does not belong there."""
+        """Whether strangers send."""
         return self.has(*STRANGE)
 
     @property
@@ -171,16 +171,16 @@ class Scenario:
         return not (self.links or self.events or self.think)
 
     def has(self, *kinds: str) -> bool:
-        """Whether anything of such a kind happens."""
+        """Tell whether events of this kind happen."""
         return any(event.what in kinds for event in self.events)
 
     def to_json(self) -> str:
-        """One line, from which `from_json` makes an equal scenario."""
+        """Write one line from which `from_json` makes an equal scenario."""
         return json.dumps(_sparse(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Scenario:
-        """Read it back.
+        """Read a scenario from its JSON.
 
         Raises:
             NoScenario: it is none.
@@ -195,7 +195,7 @@ class Scenario:
             return found
 
     def check(self) -> None:
-        """Whether it can be played: what it names is there, and its numbers are bounded.
+        """Refuse a scenario that cannot be played: unknown names, or numbers out of bounds.
 
         Raises:
             NoScenario: it cannot.
@@ -214,7 +214,7 @@ class Scenario:
             event.check(topology.nodes)
 
     def lines(self) -> list[str]:
-        """What it is, for people."""
+        """Describe the scenario for people."""
         found = [f"seed {self.seed}: {self.topology}, {self.links or 'sound links'}"]
         found[0] += ", switches with ports" if self.ports else ""
         for job in self.jobs:
@@ -240,7 +240,7 @@ def _listed(values: dict[str, Any], name: str) -> list[Any]:
 
 
 def _made(kind: type[_T], values: dict[str, Any]) -> _T:
-    """A job, an event or a scenario of values that have its fields' types.
+    """Make a job, an event or a scenario of values of its fields' types.
 
     Raises:
         ValueError: a value of another type, or no finite number of 0 or more, or there is no such
@@ -262,7 +262,7 @@ def _made(kind: type[_T], values: dict[str, Any]) -> _T:
 
 
 def _sparse(thing: Any) -> dict[str, Any]:
-    """The fields that have not their default."""
+    """List the fields that differ from their defaults."""
     found = {}
     for field in fields(thing):
         value = getattr(thing, field.name)
@@ -279,5 +279,5 @@ def _is_default(field: Field[Any], value: object) -> bool:
 
 
 def as_mapping(scenario: Scenario) -> Mapping[str, Any]:
-    """All of it, for JSON."""
+    """List all fields for JSON."""
     return asdict(scenario)

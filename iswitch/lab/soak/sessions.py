@@ -15,7 +15,7 @@ from .violation import Violation
 
 
 class SessionConduct:
-    """What a worker's session does.
+    """Judges what a worker's session does.
 
     Args:
         name: of its place.
@@ -36,7 +36,7 @@ class SessionConduct:
         self._owes: tuple[float, int, int] | None = None
 
     def comes(self, burst: Burst | None, now: float) -> None:
-        """Note what is known before packets are taken."""
+        """Note the machine's state before it takes packets."""
         session = self.machine
         if self._owes is not None and now > self._owes[0]:
             owed, round_, first = self._owes
@@ -72,7 +72,7 @@ class SessionConduct:
                 self._helped += packet.action is Action.HELP
 
     def _note_reset(self, packet: Control | None, known: Collection[int]) -> None:
-        """Whether the session is told of a Reset, or of one that it knows."""
+        """Note a Reset that the session is told of, and whether it is known."""
         if packet is None or packet.job != self.machine.job:
             return
         value = packet.value
@@ -85,7 +85,7 @@ class SessionConduct:
                 self._resets.append(value.round)
 
     def says(self, burst: Burst | None, sends: Sequence[Outgoing], now: float) -> None:
-        """Judge what was said, and what became of what came."""
+        """Judge the packets sent, and the effect of those received."""
         session = self.machine
         if session.stats["helped"] != self._helped:
             raise Violation(

@@ -23,7 +23,7 @@ def shrink(
     play: Callable[[Scenario], Result] = run,
     tell: Callable[[int], None] | None = None,
 ) -> tuple[Scenario, Result]:
-    """The shortest scenario found that breaks the same promise, and how it ends.
+    """Find the shortest scenario that breaks the same promise, and its result.
 
     Args:
         scenario: one that fails.
@@ -51,14 +51,14 @@ def shrink(
 
 
 def ended(scenario: Scenario, result: Result) -> Iterator[Scenario]:
-    """Yield it without what came after the failure, which makes all other candidates quicker."""
+    """Yield the scenario without events after its failure, which plays faster."""
     if result.time < 0.9 * scenario.horizon:
         events = tuple(event for event in scenario.events if event.at <= result.time)
         yield replace(scenario, events=events, horizon=round(1.05 * result.time + 1e-6, 6))
 
 
 def candidates(scenario: Scenario) -> Iterator[Scenario]:
-    """Shorter scenarios, the boldest first."""
+    """Yield shorter scenarios, the boldest first."""
     events = scenario.events
     if len(events) > 1:
         yield replace(scenario, events=())
@@ -80,7 +80,7 @@ def candidates(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def with_jobs(scenario: Scenario, jobs: tuple[Job, ...]) -> Scenario:
-    """Only these jobs, without what happens to the workers of others."""
+    """Keep only these jobs, without events at the workers of others."""
     hosts = {host for job in jobs for host in job.hosts}
     others = {host for job in scenario.jobs for host in job.hosts} - hosts
     events = tuple(event for event in scenario.events if event.who not in others)
@@ -88,7 +88,7 @@ def with_jobs(scenario: Scenario, jobs: tuple[Job, ...]) -> Scenario:
 
 
 def fewer_workers(scenario: Scenario) -> Iterator[Scenario]:
-    """One worker less, or a smaller network in which all that is named is still there."""
+    """Yield scenarios with a worker less, or with a smaller network that has all named nodes."""
     for job in scenario.jobs:
         for host in reversed(job.hosts) if len(job.hosts) > 1 else ():
             hosts = tuple(name for name in job.hosts if name != host)
@@ -107,7 +107,7 @@ def fewer_workers(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def sounder_links(scenario: Scenario) -> Iterator[Scenario]:
-    """Without one of the impairments, and those that need it."""
+    """Yield scenarios without one of the impairments, and those that need it."""
     parts = scenario.links.split(",") if scenario.links else []
     needs = {"loss": {"burst"}, "delay": {"jitter", "reorder"}, "rate": {"queue"}}
     for part in parts:
@@ -119,7 +119,7 @@ def sounder_links(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def plainer_jobs(scenario: Scenario) -> Iterator[Scenario]:
-    """Smaller vectors, of a plain type."""
+    """Yield scenarios with smaller vectors of a plain type."""
     for job in scenario.jobs:
         plainer = [replace(job, reproducible=False), replace(job, dtype="int32")]
         plainer.append(replace(job, threshold=0))
@@ -133,7 +133,7 @@ def plainer_jobs(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def earlier(scenario: Scenario) -> Scenario:
-    """The same in half the time."""
+    """Play the events in half the time."""
 
     def half(event: Event) -> Event:
         return replace(event, at=event.at / 2)

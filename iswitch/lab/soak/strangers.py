@@ -62,12 +62,12 @@ Arrived = Counter[str]  # of packets of a stranger that a switch has taken
 
 
 def key_of(job: Job) -> bytes | None:
-    """The key of a job; None: it has none."""
+    """Look up the key of a job; None: it has none."""
     return b"of job %d" % job.number if job.keyed else None
 
 
 def knowledge(machine: object) -> object:
-    """What control can change at a switch or in a session."""
+    """Collect the state that control packets can change at a switch or in a session."""
     if isinstance(machine, Plugged):
         machine = machine.switch
     if isinstance(machine, Switch):
@@ -84,12 +84,12 @@ def knowledge(machine: object) -> object:
 
 
 def everybody(job: SwitchJob) -> list[Member]:
-    """All members of a job at a switch."""
+    """List all members of a job at a switch."""
     return list(job.members.by_address.values())
 
 
 class Stranger:
-    """One, for all of a history.
+    """The stranger of a history.
 
     Args:
         scenario: the whole history.
@@ -125,7 +125,7 @@ class Stranger:
         network.tap = self._hear
 
     def forget(self, node: Address) -> None:
-        """A new process is there: what is recorded was for the one before."""
+        """Forget what was recorded for the former process at an address."""
         self._tape[node].clear()
 
     def _hear(self, what: str, burst: Burst, node: Address) -> None:
@@ -145,7 +145,7 @@ class Stranger:
                 tape[self.rng.randrange(TAPE)] = burst
 
     def _watch(self, what: str, burst: Burst, node: Address) -> None:
-        """A node takes what was sent from here: control must change nothing."""
+        """Check that a stranger's control packet changes nothing at a node."""
         machine = self.network.nodes[node].machine
         if what == RECEIVED:
             self._count(burst, node, machine)
@@ -161,14 +161,14 @@ class Stranger:
             )
 
     def _look_at_stack(self, node: Address) -> None:
-        """A host has taken a frame: it must send to its switch still."""
+        """Check that a host that took a frame still sends to its switch."""
         place = self.network.nodes[node]
         if place.stack is not None and place.stack.is_turned:
             wrong = place.stack.neighbour.hex(":")
             raise Violation("obeyed", f"{place.name} has heard that its switch is at {wrong}")
 
     def _count(self, burst: Burst, node: Address, machine: Process | None) -> None:
-        """Count by the drops that it must be counted as there, too."""
+        """Count a packet by the drop reasons that the switch may count it by."""
         if node not in self.arrived:
             return
         arrived = self.arrived[node]
@@ -182,7 +182,7 @@ class Stranger:
             arrived["without key"] += len(burst.rows)
 
     def _is_sealed(self, burst: Burst) -> bool:
-        """Whether it has the MAC of its job, if that is keyed: it was recorded."""
+        """Tell whether a packet has the MAC of its keyed job, as a recorded one has."""
         packet = burst.rows[0].tobytes()
         keys = [Key(key) for job in self.jobs if (key := key_of(job)) is not None]
         return any(key.opened(packet) is not None for key in keys)
@@ -190,22 +190,22 @@ class Stranger:
     # What is sent
 
     def stranger(self, node: Address) -> None:
-        """Data and control from its own address, and what is neither."""
+        """Send data, control, and garbage from its own address."""
         self._send_any(node, PLACE._replace(ingress=SPARE))
 
     def spoof(self, node: Address) -> None:
-        """The same in the name of somebody who is behind another port of this switch."""
+        """Send data, control, and garbage in the name of a node behind another port."""
         self._send_any(node, self._neighbour(node)._replace(ingress=SPARE))
 
     def garble(self, node: Address) -> None:
-        """Data of a wrong length, or of segments or rounds that there are not."""
+        """Make data of a wrong length, or of segments or rounds that do not exist."""
         name = self._neighbour(node)
         job = self.job_of(name) or self.job_of(node) or self.jobs[0]
         beyond = self._beyond(job, node)
         self._send(node, name, TOS_DATA, self._malformed(job) if beyond is None else [beyond])
 
     def _beyond(self, job: Job, node: Address) -> bytes | None:
-        """A contribution to the round after the next; None where that could be another's.
+        """Make a contribution to the round after the next; None: it could be a member's.
 
         It must not be in the window before it comes. So `high` has no sum yet: it takes twice as
         long until anybody contributes to the next round. And no command and no newcomer moves it.
@@ -224,7 +224,7 @@ class Stranger:
         return (high + 2 << 32).to_bytes(SEG_SIZE, "big") + self.rng.randbytes(size - SEG_SIZE)
 
     def replay(self, node: Address) -> None:
-        """What was sent before, from the same to the same.
+        """Send recorded packets again, between the same two addresses.
 
         Control only in a keyed job, and no Acks: an Ack names the request that it answers, nothing
         else, and an old one may fit again.
@@ -239,13 +239,13 @@ class Stranger:
             self.network.forge(PLACE, burst.peer, out)
 
     def forge(self, node: Address) -> None:
-        """Control of a keyed job, without a MAC or with that of another key."""
+        """Send control packets of a keyed job without a MAC, or with another key's."""
         job = self.rng.choice([job for job in self.jobs if job.keyed])
         packet = self._sealed_wrongly(self._order(job, node))
         self._send(node, self._neighbour(node), TOS_CONTROL, [packet])
 
     def impostor(self, node: Address) -> None:
-        """Aggregates, control and ARP for a worker in the name of its switch, behind tags.
+        """Send a worker aggregates, control and ARP in its switch's name, in tagged frames.
 
         Now and then it is the MAC only, or not even that, which its switch lets through.
         """
@@ -273,7 +273,7 @@ class Stranger:
         self.network.forge(PLACE, claimed, out)
 
     def _as_of_switch(self, job: Job, node: Address) -> tuple[int, bytes]:
-        """A packet that a worker would take from its switch."""
+        """Make a packet that a worker would take from its switch."""
         if self.rng.random() < 0.5:
             return TOS_DATA, self.rng.choice(self._data(job))
         packet = self._order(job, node)
@@ -289,7 +289,7 @@ class Stranger:
     # How it is made
 
     def _neighbour(self, node: Address) -> Address:
-        """Somebody who has a cable to this node."""
+        """Choose a neighbour of a node."""
         links = self.network.links
         return self.rng.choice([a for a, b in links if b == node and a != PLACE])
 
@@ -323,7 +323,7 @@ class Stranger:
         self.network.note(PLACE, f"sends to {nodes[node].name} as {whose}: {what}")
 
     def _data(self, job: Job) -> list[bytes]:
-        """Consecutive segments of a round that may be under way."""
+        """Draw consecutive segments of a round that may be under way."""
         shape, rng = job.shape(), self.rng
         start = rng.randrange(shape.full_segments) if shape.full_segments else 0
         stop = min(start + rng.randint(1, MOST), shape.full_segments)
@@ -344,7 +344,7 @@ class Stranger:
         return [head.to_bytes(SEG_SIZE, "big") + rng.randbytes(size - SEG_SIZE)] * rng.randint(1, 3)
 
     def _order(self, job: Job, node: Address) -> bytes:
-        """A control packet for a switch, or from one, as a member would send it."""
+        """Make a control packet to or from a switch, as a member would send it."""
         rng, shape = self.rng, job.shape()
         round_ = self.round_of(job.number)
         every = Segments(round_, 0, shape.segments)
@@ -368,7 +368,7 @@ class Stranger:
         return Control(action, job.number, request, value, status).build()
 
     def _joins(self, job: Job, shape: Shape) -> list[Value]:
-        """In a job without a key anybody may join; so those are heartbeats of nobody."""
+        """Draw heartbeats only, for a job without a key, which any stranger may join."""
         join = Join.for_shape(shape, MemberType.WORKER, 0, FLAG_HEARTBEAT)
         if not job.keyed:
             return [join]

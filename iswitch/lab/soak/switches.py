@@ -39,7 +39,7 @@ KEPT = 4  # rounds (or versions: twice as many) whose aggregates are compared
 
 
 class SwitchConduct:
-    """What a switch process does.
+    """Judges what a switch process does.
 
     Args:
         name: of its place.
@@ -68,7 +68,7 @@ class SwitchConduct:
     # Before
 
     def comes(self, burst: Burst | None, now: float) -> None:  # noqa: ARG002
-        """Note what is known before packets are taken."""
+        """Note the machine's state before it takes packets."""
         self._members = self._contributors()
         self._beginning = self._begin_at()
         self._counts = self._count()
@@ -90,7 +90,7 @@ class SwitchConduct:
             self._due = self._due_to_sender(burst)
 
     def _due_to_sender(self, burst: Burst) -> Callable[[Sequence[Outgoing]], None] | None:
-        """What a member must get for its contributions, and whether they count at all."""
+        """Judge the answer to a member's contributions, and whether they count."""
         member = self._members.get(place(burst.peer))
         rounds = np.unique(burst.rows[:, :4].copy().view(">u4"))
         if member is None or len(rounds) != 1 or burst.tail < SEG_SIZE:
@@ -128,7 +128,7 @@ class SwitchConduct:
             raise Violation("out of turn", f"{self.name} has counted what is of no round of its")
 
     def _due_to_parent(self, burst: Burst) -> Callable[[Sequence[Outgoing]], None] | None:
-        """What the parent must get for its Help, if that is new."""
+        """Judge the answer to a parent's new Help."""
         uplink, job = self._uplink(), self._job()
         packet = parsed(burst.rows[0, : burst.tail].tobytes(), self.machine)
         if uplink is None or job is None or packet is None or uplink.is_joining:
@@ -155,7 +155,7 @@ class SwitchConduct:
         return helped
 
     def _due_to_a_halt(self, request: int, job: Job) -> Callable[[Sequence[Outgoing]], None] | None:
-        """A new Halt of the parent suspends the job here, too."""
+        """Check that a parent's new Halt suspends the job."""
         if self._halt is not None and round_distance(request, self._halt) <= 0:
             return None
         self._halt = request
@@ -173,7 +173,7 @@ class SwitchConduct:
     # After
 
     def says(self, burst: Burst | None, sends: Sequence[Outgoing], now: float) -> None:  # noqa: ARG002
-        """Judge what was said."""
+        """Judge the packets sent."""
         if self._due is not None and not self._drops():
             self._due(sends)
         self._due = None
@@ -192,18 +192,18 @@ class SwitchConduct:
                 self._look_at_control(out)
 
     def _drops(self) -> bool:
-        """Whether something could not be sent, for want of a MAC or room."""
+        """Tell whether a packet could not be sent, for want of a MAC or room."""
         return self._count()[-1] != self._counts[-1]
 
     def _look_at_receivers(self, sends: Sequence[Outgoing], members: dict[Place, Member]) -> None:
-        """Data goes to contributors and to the parent, to nobody else."""
+        """Check that data goes to contributors and the parent only."""
         may = {*self._members, *members, self._parent()}
         for out in sends:
             if out.tos == TOS_DATA and not may.issuperset(map(place, out.peers)):
                 raise Violation("astray", f"{self.name} sends data to {out.peers}, not members")
 
     def _look_at_newcomers(self, members: dict[Place, Member]) -> None:
-        """Who takes a worker's place begins beyond all that the process before may have sent."""
+        """Check that a replacement begins beyond all rounds that its predecessor may have sent."""
         for peer, member in members.items():
             before, first = self._members.get(peer), member.first_round
             job = self.machine.record.by_source[member.address][0]
@@ -220,7 +220,7 @@ class SwitchConduct:
                 )
 
     def _look_for_the_new(self, sends: Sequence[Outgoing], members: dict[Place, Member]) -> None:
-        """What was completed goes to all who were and are there, or to the parent."""
+        """Check that aggregates go to all contributors that are still there, or to the parent."""
         made, came = (now - was for now, was in zip(self._count()[:2], self._counts, strict=False))
         jobs = [job for job in self.machine.jobs.values() if job.shape is not None]
         if not made + came or len(jobs) != 1:
@@ -235,7 +235,7 @@ class SwitchConduct:
             raise Violation("not sent", f"{self.name} does not send {new} aggregates to {lacks}")
 
     def _look_for_the_joined(self, sends: Sequence[Outgoing]) -> None:
-        """Who is a member of a restarted parent again sends what has no aggregate yet."""
+        """Check that a member of a restarted parent sends what has no aggregate yet."""
         uplink, job = self._uplink(), self._job()
         if not self._joining or uplink is None or job is None or uplink.is_joining:
             return
@@ -249,7 +249,7 @@ class SwitchConduct:
             raise Violation("not sent", f"{self.name} joins anew and does not send {waits} sums")
 
     def _look_at_data(self, out: Outgoing, members: dict[Place, Member]) -> None:
-        """An aggregate is the same whenever it is sent."""
+        """Check that an aggregate has equal bytes whenever it is sent."""
         member = members.get(place(out.peers[0]))
         if member is None:
             return
@@ -281,7 +281,7 @@ class SwitchConduct:
                 )
 
     def _look_at_control(self, out: Outgoing) -> None:
-        """The same request has the same answer; a Reset is relayed once, and no Halt too many."""
+        """Check that a repeated request gets its former answer, and commands are relayed once."""
         payload = out.rows[0, : out.tail].tobytes()
         packet = parsed(payload, self.machine)
         peer = place(out.peers[0])
@@ -327,7 +327,7 @@ class SwitchConduct:
             kept.popitem(last=False)
 
     def _look_at_the_overtaken(self, packet: Control, peer: Place) -> None:
-        """No round before the newest waits for who has been told that it has lost its place."""
+        """Check that no old round waits for a member that was told that it lost its place."""
         value = packet.value
         if packet.status != Status.GONE or not isinstance(value, Ack):
             return
@@ -345,7 +345,7 @@ class SwitchConduct:
     # What it knows
 
     def _begin_at(self) -> dict[int, int]:
-        """The round in which the next newcomer to each job takes part, if any is under way."""
+        """Compute the round in which the next newcomer to each job takes part."""
         jobs = self.machine.jobs.values()
         return {j.number: j.window.newcomers for j in jobs if j.synchronous and j.window.is_sure}
 
@@ -362,7 +362,7 @@ class SwitchConduct:
         return None if hierarchy is None else place(hierarchy.parent)
 
     def _uplink(self) -> Uplink | None:
-        """Its membership above; a tree has one job at a time."""
+        """Return its membership above; a tree has one job at a time."""
         hierarchy = self.machine.control.hierarchy
         return next(iter(hierarchy.uplinks.values()), None) if hierarchy is not None else None
 
@@ -372,7 +372,7 @@ class SwitchConduct:
 
 
 def is_out_of_turn(job: Job, member: Member, round_: int) -> bool:
-    """Whether a round is before a member's first, or none that the job takes (and not that one).
+    """Tell whether a round is before a member's first, or outside the job's window.
 
     A member held back has no round that counts before all have come.
     """

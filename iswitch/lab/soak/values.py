@@ -21,7 +21,7 @@ BITS = 2  # of the code, for each life: to tell once from twice, and thrice
 
 
 def most_lives(dtype: DType) -> int:
-    """How many lives a job of this type can tell apart."""
+    """Compute how many worker processes a job of this type can tell apart."""
     return EXACT[dtype] // BITS
 
 
@@ -40,7 +40,7 @@ class Values:
         self._made: dict[tuple[int, int], Vector] = {}
 
     def contribution(self, identity: int, round_: int) -> Vector:
-        """The vector of a life in a round, (numel,)."""
+        """Make the vector of a process in a round, shape (numel,)."""
         found = self._made.get((identity, round_))
         if found is None:
             token = 1 + identity * 101 + (round_ & 0xFFFFFF) * 389 + self._segment * 53
@@ -52,12 +52,12 @@ class Values:
         return found
 
     def counts(self, code: int) -> dict[int, int]:
-        """How often each life is in a sum whose element 0 is this."""
+        """Decode how often each process is in a sum, from its element 0."""
         digits = {i: code >> BITS * i & (1 << BITS) - 1 for i in range(self.lives)}
         return {i: count for i, count in digits.items() if count}
 
     def codes(self, total: Vector) -> npt.NDArray[np.int64]:
-        """Element 0 of every segment of a sum; none of an empty vector."""
+        """Return element 0 of every segment of a sum; an empty vector has none."""
         return total[:: self.shape.elements].astype(np.int64)
 
     def totals(
@@ -66,7 +66,7 @@ class Values:
         members: Mapping[int, tuple[int, ...]],
         round_: int,
     ) -> Vector:
-        """The vector whose segments are the exact sums of the lives that their codes name."""
+        """Make the exact sum that the codes of its segments name."""
         found = {code: self.total(lives, round_) for code, lives in members.items()}
         if len(found) == 1:
             return next(iter(found.values()))
@@ -77,7 +77,7 @@ class Values:
         return whole
 
     def total(self, identities: tuple[int, ...], round_: int) -> Vector:
-        """The exact sum of these lives' contributions."""
+        """Compute the exact sum of these processes' contributions."""
         parts = [self.contribution(i, round_).astype(np.int64) for i in identities]
         total: Vector = np.sum(parts, axis=0).astype(self.shape.dtype.numpy)
         return total

@@ -108,7 +108,7 @@ def plan_of(args: argparse.Namespace, topology: Topology) -> Plan:
 
 
 def _check_workload(algorithm: str, env: str, settings: dict[str, str]) -> None:
-    """Make one here, which takes torch a second or two, for mistakes to be told at once."""
+    """Make the workload here, in a second or two, so that mistakes are told at once."""
     from worker_lib.rl.setup import Workload
 
     Workload(algorithm, env, settings).updater(seed=0)
@@ -138,7 +138,7 @@ def _check_mode(args: argparse.Namespace, topology: Topology) -> None:
 
 
 def _check_p4(args: argparse.Namespace, topology: Topology) -> None:
-    """What a P4 program lacks (docs/p4.md)."""
+    """Refuse what a P4 program lacks (docs/p4.md)."""
     if not p4_switches(args.world, topology, args.switch):
         return
     if args.mode == "async":

@@ -322,7 +322,7 @@ class DemoScreen(Screen):
 
 
 def command(record: DemoRecord) -> list[str]:
-    """The command of each worker; its environment says where it is."""
+    """Make the command of each worker; its environment says where it is."""
     options = {
         "seed": record.seed,
         "iterations": record.iterations,

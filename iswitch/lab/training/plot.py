@@ -59,7 +59,7 @@ def plot(record: DemoRecord, path: str) -> None:
 
 
 def curve(returns: list[tuple[int, float]], iterations: int) -> np.ndarray[Any, Any]:
-    """Mean return of a worker's last WINDOW episodes after each iteration; NaN before the first."""
+    """Compute a worker's mean return over WINDOW episodes after each iteration; NaN: none yet."""
     if not returns:
         return np.full(iterations, np.nan)
     at, values = np.array(returns).T
@@ -69,7 +69,7 @@ def curve(returns: list[tuple[int, float]], iterations: int) -> np.ndarray[Any, 
 
 
 def rolling(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Mean of the last WINDOW values at each place, shape as given."""
+    """Average the last WINDOW values at each index; the shape stays."""
     sums = np.cumsum(np.concatenate([[0.0], values]))
     end = np.arange(1, len(values) + 1)
     begin = np.maximum(0, end - WINDOW)
