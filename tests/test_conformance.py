@@ -16,7 +16,8 @@ import pytest
 from tests.conformance.__main__ import main
 from tests.conformance.case import run
 from tests.conformance.cases import CASES
-from tests.conformance.client import Address, CaseSkipped
+from tests.conformance.client import Address
+from tests.conformance.packets import CaseSkipped
 from tests.conftest import StartSwitch, running_switch
 from tests.support import ROOT
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import itertools
 import json
@@ -25,17 +24,14 @@ import numpy as np
 import pytest
 
 from iswitch.cli import main
-from iswitch.cli.switch import configure, settings
 from iswitch.core.format.counters import COUNTERS, DROPS
-from iswitch.core.format.wire import Shape, Status
+from iswitch.core.format.wire import Shape
 from iswitch.core.switch import Switch
-from iswitch.faults.impairment import Impairment
 from iswitch.ports.engine import Engine
 from iswitch.ports.udp import UdpPort
-from iswitch.serving.impairments import impairments
 from tests.conftest import heed_interrupts, pending
 from tests.support import ROOT
-from worker_lib import Refused, Worker
+from worker_lib import Worker
 
 pytestmark = pytest.mark.serial
 
@@ -381,144 +377,3 @@ def resident(process: subprocess.Popen[str], what: str = "VmRSS") -> int:
     found = re.search(rf"^{what}:\s+(\d+) kB", status, re.MULTILINE)
     assert found
     return int(found[1]) << 10
-
-
-def test_memory_is_what_members_reserve() -> None:
-    """Two sets of 1 MB, receive slots that are written to once, and nothing per round."""
-    numel = 250_000
-    shape = Shape.of(numel)
-    reserved = 2 * shape.segments * (shape.packet_size + 16)
-    slots = 128 * 65536
-    with switch() as (process, where):
-        assert rounds(where, 2, 1000, 5) == [2.0, 2.0]
-        before = resident(process)
-        assert rounds(where, 2, numel, 20) == [2.0, 2.0]
-        assert resident(process, "VmHWM") - before < reserved + slots + (8 << 20)
-        before = resident(process)
-        assert rounds(where, 2, numel, 200) == [2.0, 2.0]
-        assert resident(process) - before < slots + (2 << 20)  # of slots not written to before
-        end(process)
-
-
-def test_members_that_left_cost_nothing() -> None:
-    with switch("--memory", "4") as (process, where):
-        for job in range(1, 30):  # 2.9 MB each: two would not fit
-            with Worker(where, job, 350_000, timeout=PATIENCE) as worker:
-                worker.allreduce(np.zeros(350_000, np.float32))
-        end(process)
-
-
-def test_memory_limit() -> None:
-    with switch("--memory", "2") as (process, where):
-        with pytest.raises(Refused, match=r"of its --memory are free") as raised:
-            Worker(where, 7, 1 << 20, timeout=PATIENCE)
-        assert raised.value.status is Status.FULL
-        assert rounds(where, 2, 100_000, 2) == [2.0, 2.0]
-        end(process)
-
-
-def test_garbage_does_not_stop_it() -> None:
-    """Whatever comes is counted; the switch goes on."""
-    random = np.random.default_rng(5)
-    with switch("--json") as (process, where):
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            for i in range(2000):
-                sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, (0x0C, 0x1C, 0x00)[i % 3])
-                sock.sendto(random.bytes(int(random.integers(0, 64))), where)
-                if i % 50 == 0:
-                    while pending(where[1]):
-                        pass
-        assert rounds(where, 2, 1000, 3) == [2.0, 2.0]
-        counters = json.loads(end(process))
-    assert counters["rx_packets"] + counters["rx_overflow"] >= 2000 + 2 * (1 + 3 * 3 + 1)
-    doors = counters["ordinary"] + counters["short"]
-    assert counters["rx_packets"] == counters["control"] + counters["data"] + doors
-    assert counters["ordinary"] == 2000 // 3
-    assert counters["accumulated"] == 2 * 3 * 3
-
-
-# Impairments
-
-
-def parsed(*words: str) -> dict[tuple[int, str], Impairment]:
-    parser = argparse.ArgumentParser()
-    configure(parser)
-    return dict(impairments(settings(parser.parse_args(words)))[0])
-
-
-def seed_of(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    configure(parser)
-    return impairments(settings(parser.parse_args(words)))[1]
-
-
-def test_impairments_by_port_and_direction() -> None:
-    loss, late = Impairment(loss=0.01), Impairment(delay=0.005)
-    assert parsed() == {}
-    assert parsed("--impair", "loss=1%") == {(0, "in"): loss, (0, "out"): loss}
-    assert parsed("--impair", "out:loss=1%") == {(0, "out"): loss}
-    options = ["--ports", "a,b", "--impair", "b:in:loss=1%", "--impair", "a:delay=5ms"]
-    options += ["--impair", "b:out:delay=5ms"]
-    assert parsed(*options) == {
-        (1, "in"): loss,
-        (0, "in"): late,
-        (0, "out"): late,
-        (1, "out"): late,
-    }
-
-
-def test_the_seed_of_the_chances() -> None:
-    assert seed_of() == seed_of("--impair", "loss=1%") == 0
-    assert seed_of("--impair", "loss=1%", "--seed", "7") == 7
-    assert seed_of("--impair", "loss=0.2,duplicate=0.1,seed=1") == 1
-    both = ["--impair", "in:seed=3,loss=1%", "--impair", "out:loss=1%"]
-    assert seed_of(*both) == seed_of(*both[:3], "out:loss=1%,seed=3") == 3
-    bad = Impairment(loss=0.2, duplicate=0.1)
-    assert parsed("--impair", "loss=0.2,duplicate=0.1,seed=1") == {(0, "in"): bad, (0, "out"): bad}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--impair loss=2", "--impair loss=2: loss 2.0 is not in [0, 1]; write 1%"),
-        ("--impair speed=2", "'speed=2' is no impairment; write some of loss, burst, delay"),
-        ("--impair s1-eth1:loss=1%", "'s1-eth1' is no direction; write in, out, or neither"),
-        ("--ports a,b --impair loss=1%", "name one of --ports a,b first, such as --impair a:loss"),
-        ("--ports a,b --impair c:loss=1%", "--impair c:loss=1%: name one of --ports a,b first"),
-        ("--ports a,b --impair a:up:loss=1%", "'up' is no direction"),
-        ("--impair loss=1% --impair in:delay=1ms", "that direction is impaired already; write all"),
-        ("--impair loss=1% --seed -1", "--seed -1: 0 or more"),
-        ("--impair loss=1%,seed=1 --seed 2", "the seed is 2 already; all chances have one"),
-        ("--impair in:loss=1%,seed=1 --impair out:loss=1%,seed=2", "the seed is 1 already"),
-        ("--impair loss=1%,seed=-1", "write one seed=N, N a whole number of 0 or more"),
-        ("--impair loss=1%,seed=1,seed=1", "write one seed=N, N a whole number of 0 or more"),
-        ("--impair seed=1", "impairs nothing; write loss=1%,seed=1"),
-    ],
-)
-def test_impairments_that_are_refused(
-    words: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["switch", *words.split()]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_sums_through_an_impaired_socket() -> None:
-    """Exact ones, and everything that was to happen did."""
-    faults = "loss=1%,delay=1ms,jitter=0.5ms,duplicate=1%,reorder=1%,corrupt=1%"
-    with switch("--json", "--impair", faults, "--seed", "3") as (process, where):
-        assert rounds(where, 3, 100_000, 3) == [3.0, 3.0, 3.0]
-        counters = json.loads(end(process))
-    for name in ("lost", "duplicated", "reordered", "corrupted"):
-        assert counters[f"{name}_in"] > 0 < counters[f"{name}_out"], name
-    assert counters["rx_frames"] == counters["bad_checksum"] == 0
-
-
-def test_a_capture_makes_its_folder(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "too" / "s1.pcapng"
-    command = [*COMMAND, "--listen", "127.0.0.1:0", "--capture", str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("listening")
-    process.terminate()
-    assert process.communicate(timeout=PATIENCE)[1] == ""
-    assert path.stat().st_size

@@ -1,12 +1,8 @@
 """Section 5: versions instead of rounds."""
 
 from tests.conformance.case import Bench, case, play, vectors
-from tests.conformance.client import (
-    expect_equal,
-    expect_no_data,
-    expect_segment,
-    expect_sum,
-)
+from tests.conformance.expectations import expect_no_data, expect_segment, expect_sum
+from tests.conformance.packets import expect_equal
 from tests.conformance.wire import Mode, Shape, Status
 
 KEPT_VERSIONS = 8

@@ -4,12 +4,7 @@ import random
 
 from tests.conformance import wire
 from tests.conformance.case import Bench, case, first_round, play, vectors
-from tests.conformance.client import (
-    expect_no_data,
-    expect_quiet,
-    expect_segment,
-    expect_sum,
-)
+from tests.conformance.expectations import expect_no_data, expect_quiet, expect_segment, expect_sum
 from tests.conformance.wire import Shape
 
 SEGMENTED = Shape(segments=6, per_segment=8, last=3)

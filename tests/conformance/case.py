@@ -6,15 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.conformance.client import (
-    Address,
-    CaseFailure,
-    CaseSkipped,
-    Peer,
-    expect_equal,
-    expect_sum,
-    wait_readable,
-)
+from tests.conformance.client import Address, Peer, wait_readable
+from tests.conformance.expectations import expect_sum
+from tests.conformance.packets import CaseFailure, CaseSkipped, expect_equal
 from tests.conformance.wire import Action, Shape, Status
 
 FAREWELL = 0.3  # seconds allowed for the answers to a finished case's Leaves

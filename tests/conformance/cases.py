@@ -10,10 +10,14 @@ from tests.conformance import (
     membership,
     ranks,
     rounds,
+    strangers,
 )
 from tests.conformance.case import REGISTERED, Case
 
-_MODULES = (carrying, membership, ranks, rounds, commands, elements, asynchronous, hostile, keyed)
+_MODULES = (
+    carrying, membership, strangers, ranks, rounds, commands, elements, asynchronous, hostile,
+    keyed,
+)  # fmt: skip
 
 CASES: dict[str, Case] = {
     name: case

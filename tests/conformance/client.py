@@ -5,7 +5,6 @@ it is about and everything else (a late Ack, an aggregate meant for another chec
 the way. Like any tolerant worker it Acks relayed control by itself, unless told not to.
 """
 
-import errno
 import itertools
 import select
 import socket
@@ -17,10 +16,23 @@ from dataclasses import replace
 import numpy as np
 
 from tests.conformance import wire
+from tests.conformance.packets import (
+    SOL_UDP,
+    UDP_GRO,
+    UDP_SEGMENT,
+    CaseFailure,
+    Predicate,
+    ancillary_numbers,
+    expect_equal,
+    expect_status,
+    is_ack,
+    is_data,
+    is_relay,
+    require_offload,
+)
 from tests.conformance.wire import Ack, Action, Data, MemberType, Packet, Relay, Shape, Status
 
 TIMEOUT = 3.0  # seconds to wait for a packet that has to come; only a failure takes so long
-QUIET = 0.15  # seconds in which a packet that must not come would have come
 NUMBERS_EACH = 400  # Requests a peer has for itself; none needs half of them
 
 # On a path that loses packets (a fifth of them, say):
@@ -28,9 +40,6 @@ PAUSE = 0.04  # seconds after which a request, or Help for an aggregate, is sent
 PATIENCE = 5  # times as long as otherwise may pass until something has come
 COPIES = 12  # of a contribution, which nobody acknowledges: 1 in 200 million is lost, 0.2 ** 12
 
-SOL_UDP = 17
-UDP_SEGMENT = 103
-UDP_GRO = 104
 MAX_SUPER_SEGMENTS = 64  # the kernel's limit on packets in one super-datagram
 MAX_SUPER_BYTES = 65_000
 
@@ -39,34 +48,6 @@ MAX_SUPER_BYTES = 65_000
 _FIRST_NUMBERS = itertools.count(int(time.time() * 40_000) % (1 << 31), NUMBERS_EACH)
 
 Address = tuple[str, int]
-Predicate = Callable[[Packet], bool]
-
-
-class CaseFailure(AssertionError):
-    """The switch did not do what the page promises."""
-
-
-class CaseSkipped(Exception):
-    """This machine, or the path to the switch, is not one to run the case on."""
-
-
-def is_data(round_: int | None = None, index: int | None = None) -> Predicate:
-    """A predicate: data, of this round and index where given."""
-    return lambda packet: (
-        isinstance(packet, Data)
-        and round_ in (None, packet.round)
-        and index in (None, packet.index)
-    )
-
-
-def is_ack(request: int) -> Predicate:
-    """A predicate: the Ack that echoes this Request."""
-    return lambda packet: isinstance(packet, Ack) and packet.request == request
-
-
-def is_relay(action: Action | None = None) -> Predicate:
-    """A predicate: relayed control, of this action where given."""
-    return lambda packet: isinstance(packet, Relay) and action in (None, packet.action)
 
 
 class Peer:
@@ -268,7 +249,7 @@ class Peer:
                 )
             except BlockingIOError:
                 return
-            tos, size = _ancillary_numbers(ancillary)
+            tos, size = ancillary_numbers(ancillary)
             if source != self.switch:
                 self.violations.append(f"datagram from {source}, not from the switch's address")
             step = size or len(datagram) or 1
@@ -410,97 +391,9 @@ class Peer:
         return len(packet.payload) == self.shape.payload_size(packet.index)
 
 
-def require_offload(sock: socket.socket, option: int, value: int) -> None:
-    """Set a UDP offload option, or skip the case where the kernel has none."""
-    try:
-        sock.setsockopt(SOL_UDP, option, value)
-    except OSError as error:
-        if error.errno not in (errno.ENOPROTOOPT, errno.EOPNOTSUPP):
-            raise
-        raise CaseSkipped(f"no UDP offload option {option} on this machine") from error
-
-
-def _ancillary_numbers(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int]:
-    """ToS, and the length super-datagrams are cut into (0: an ordinary datagram)."""
-    tos = size = 0
-    for level, kind, value in ancillary:
-        if (level, kind) == (socket.IPPROTO_IP, socket.IP_TOS):
-            tos = value[0]
-        elif (level, kind) == (SOL_UDP, UDP_GRO):
-            (size,) = struct.unpack("=i", value[:4])
-    return tos, size
-
-
 def wait_readable(peers: Sequence[Peer], seconds: float) -> None:
     """Block until one of the peers has something to read, at most so long."""
     poller = select.poll()
     for peer in peers:
         poller.register(peer, select.POLLIN)
     poller.poll(max(0.0, seconds) * 1000)
-
-
-def expect_equal(got: object, want: object, what: str) -> None:
-    """Raise `CaseFailure` unless both are equal."""
-    if got != want:
-        raise CaseFailure(f"{what}: expected {want!r}, got {got!r}")
-
-
-def expect_status(ack: Ack, want: Status, what: str) -> None:
-    """Raise `CaseFailure` unless the Ack has this status."""
-    if ack.status != want:
-        got = Status(ack.status).name
-        raise CaseFailure(f"status of {what}: expected {want.name}, got {got} in {ack}")
-
-
-def expect_elements(got: np.ndarray, want: np.ndarray, what: str) -> None:
-    """Raise `CaseFailure` unless both hold the same numbers, any NaN counting as any other."""
-    expect_equal(got.shape, want.shape, f"shape of {what}")
-    same = (got == want) | ((got != got) & (want != want))
-    if not bool(np.all(same)):
-        raise CaseFailure(f"{what}: expected {want.tolist()}, got {got.tolist()}")
-
-
-def expect_sum(peers: Sequence[Peer], round_: int, want: np.ndarray) -> None:
-    """Every peer receives the whole aggregate of the round, and it is this one."""
-    for peer in peers:
-        what = f"aggregate of round {round_} at {peer.describe()}"
-        expect_elements(peer.aggregate(round_), want, what)
-
-
-def expect_segment(peers: Sequence[Peer], round_: int, index: int, want: np.ndarray) -> None:
-    """Every peer receives this segment of the aggregate of the whole vector `want`."""
-    for peer in peers:
-        start = index * peer.shape.per_segment
-        got = peer.aggregate(round_, [index])
-        what = f"aggregate {round_}:{index} at {peer.describe()}"
-        expect_elements(got, want[start : start + len(got)], what)
-
-
-def expect_quiet(
-    peers: Sequence[Peer], predicate: Predicate, what: str, seconds: float = QUIET
-) -> None:
-    """No such packet has come to any of the peers, nor comes in a short time.
-
-    Peers that are members first repeat their Join and wait for the answer, so that the switch has
-    certainly worked off what was sent before. On a lossy path, copies of what was waited for come
-    rightly: the path doubles packets, and the switch answers what was sent again.
-    """
-    for peer in peers:
-        if peer.joined is not None:
-            peer.heartbeat()
-    deadline = time.monotonic() + seconds
-    while True:
-        for peer in peers:
-            peer.pump()
-            while (packet := peer.take(predicate)) is not None:
-                if peer.lossy and packet in peer.known:
-                    continue
-                raise CaseFailure(f"{what}: expected nothing at {peer.describe()}, got {packet}")
-        if (remaining := deadline - time.monotonic()) <= 0:
-            return
-        wait_readable(peers, remaining)
-
-
-def expect_no_data(peers: Sequence[Peer], what: str, round_: int | None = None) -> None:
-    """No aggregate (of this round, where given) comes to any of the peers."""
-    expect_quiet(peers, is_data(round_), what)

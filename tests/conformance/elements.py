@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from tests.conformance.case import Bench, case, first_round, play, vectors
-from tests.conformance.client import expect_sum
+from tests.conformance.expectations import expect_sum
 from tests.conformance.wire import DType, Op, Shape
 
 

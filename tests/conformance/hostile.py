@@ -4,7 +4,8 @@ import random
 
 from tests.conformance import wire
 from tests.conformance.case import Bench, case, first_round, play, vectors
-from tests.conformance.client import Peer, expect_no_data, expect_sum
+from tests.conformance.client import Peer
+from tests.conformance.expectations import expect_no_data, expect_sum
 from tests.conformance.wire import Action, Shape, Status
 
 GARBAGE = 3_000

@@ -5,7 +5,9 @@ from functools import partial
 
 from tests.conformance import wire
 from tests.conformance.case import Bench, case, first_round, play
-from tests.conformance.client import Peer, expect_equal, expect_quiet, expect_status, is_ack
+from tests.conformance.client import Peer
+from tests.conformance.expectations import expect_quiet
+from tests.conformance.packets import expect_equal, expect_status, is_ack
 from tests.conformance.wire import Ack, Action, Shape, Status
 
 SHAPE = Shape(segments=2)

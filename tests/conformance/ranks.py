@@ -1,7 +1,8 @@
 """Section 3: ranks that workers ask for, and that those who ask for none are given."""
 
 from tests.conformance.case import Bench, case, first_round, play
-from tests.conformance.client import Peer, expect_equal
+from tests.conformance.client import Peer
+from tests.conformance.packets import expect_equal
 from tests.conformance.wire import Ack, Shape, Status
 
 NO_RANK = 65535

@@ -3,16 +3,9 @@
 import itertools
 
 from tests.conformance.case import Bench, case, first_round, play, vectors
-from tests.conformance.client import (
-    Peer,
-    expect_equal,
-    expect_no_data,
-    expect_quiet,
-    expect_segment,
-    expect_sum,
-    is_data,
-    is_relay,
-)
+from tests.conformance.client import Peer
+from tests.conformance.expectations import expect_no_data, expect_quiet, expect_segment, expect_sum
+from tests.conformance.packets import expect_equal, is_data, is_relay
 from tests.conformance.wire import Action, Shape, Status
 
 SERIAL_MASK = 0xFFFF_FFFF

@@ -28,7 +28,7 @@ from iswitch.ports.sending import DatagramSender
 from iswitch.ports.udp import UdpPort
 from p4.sizes import SIZES
 from tests.ethernet.test_forwarding import A, B, Bench, C, data, plain, super_datagram
-from tests.p4.test_bmv2 import Registers, Tables
+from tests.p4.test_bmv2_wire import Registers, Tables
 from tests.ports.test_lobby import DATA
 from tests.ports.test_lobby import Bench as LobbyBench
 from tests.support import frames as slow

@@ -13,7 +13,8 @@ from iswitch.cli import main
 from iswitch.traces.links import TAGGED, LinkLayer
 from iswitch.traces.reader import Reader
 from iswitch.traces.report import is_clean, lines
-from tests.traces.test_replay import data_packets, generate, host_only, replayed, tampered, trace
+from tests.traces.test_replay import data_packets, generate, replayed, tampered, trace
+from tests.traces.test_replay_order import host_only
 
 pytestmark = pytest.mark.unit
 

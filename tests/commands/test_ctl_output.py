@@ -1,0 +1,276 @@
+"""What iswitch ctl shows to people, and what it says where nobody answers."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from iswitch.cli import main
+from iswitch.cli.ctl import COMMANDS
+from iswitch.core.format.wire import (
+    FLAG_NEW,
+    Ack,
+    Action,
+    Control,
+    Join,
+    MemberType,
+    Segments,
+    Status,
+    Threshold,
+)
+from tests.commands.test_ctl import PATIENCE, ctl, workers
+from tests.conftest import Where
+from tests.support import ROOT
+from worker_lib import SwitchUnreachable, Worker
+from worker_lib.controller import CommandRefused, Controller
+
+__all__ = ["ctl", "workers"]  # fixtures
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("status", "job J: H = 1, round 0, 1 worker\n  rank 0 (AT)"),
+        ("join", "job J can be joined: H = 1, round 0, 1 worker"),
+        ("seth 1", "job J: H = 1 (set)"),
+        (
+            "seth 5",
+            "job J: H = 5 (set); with 1 worker, nothing completes in a synchronous job until 5 "
+            "are there",
+        ),
+        ("seth 0", "job J: H = 1 (automatic: every worker)"),
+        ("help 0 1", "job J, round 0, segment 1: missing from rank 0 (AT)"),
+        ("help current 1", "job J, round 0, segment 1: missing from rank 0 (AT)"),
+        ("help 1 1", "job J, round 1, segment 1: missing from rank 0 (AT)"),
+        ("help 9 0 2", "job J, round 9, segments 0-1: not begun; the job is at round 0"),
+        ("fbcast 9 0", "job J, round 9, segment 0: not begun; the job is at round 0"),
+        ("fbcast 0 0 3", "job J, round 0, segments 0-2: nothing to force"),
+        ("halt", "job J is halted at round 0; `iswitch ctl reset` resumes it"),
+        (
+            "reset",
+            "job J was reset and goes on from round 2; what was under way is void (JobReset)",
+        ),
+    ],
+)
+def test_lines(
+    words: str,
+    line: str,
+    switch: Where,
+    job: int,
+    workers: Callable[[int], list[Worker]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (worker,) = workers(1)
+    options = ["--switch", "{}:{}".format(*switch), "--job", str(job)]
+    assert main(["ctl", *words.split(), *options]) == 0
+    line = line.replace("job J", f"job {job}").replace("AT", "{}:{}")
+    where = worker._port.socket.getsockname()
+    assert capsys.readouterr().out == line.format(*where) + "\n"
+
+
+def test_documented_actions(
+    switch: Where, job: int, workers: Callable[[int], list[Worker]]
+) -> None:
+    """The examples of docs/switch.md, in its order; every action is there."""
+    workers(4)
+    table = (ROOT / "docs" / "switch.md").read_text()
+    examples = re.findall(r"^\| `(\w+).*\| `iswitch (ctl .*)` \|$", table, re.MULTILINE)
+    assert {action for action, _ in examples} == set(COMMANDS)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    for action, example in examples:
+        words = example.replace("--job 7", f"--job {job}").replace("40000", port).split()
+        assert words[1] == action
+        assert main([*words, "--switch", "{}:{}".format(*switch)]) == 0, example
+
+
+def test_stay_prints_how_to_leave(
+    switch: Where, job: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--switch", "{}:{}".format(*switch), "--job", str(job)]
+    assert main(["ctl", "join", "--stay", *options]) == 0
+    advice = capsys.readouterr().out.splitlines()[1]
+    assert "no heartbeats" in advice
+    command = advice.partition("iswitch ")[2].split()
+    assert main(command) == 0
+    assert capsys.readouterr().out == f"left job {job}\n"
+
+
+def test_refusal_and_no_switch_go_to_stderr(
+    switch: Where, job: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["ctl", "help", "0", "0", "--job", str(job)]
+    assert main([*command, "--switch", "{}:{}".format(*switch)]) == 1
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.startswith(f"iswitch ctl: HELP refused in job {job}: ")
+
+
+def test_as_a_process(switch: Where, job: int) -> None:
+    command = [sys.executable, "-m", "iswitch", "ctl", "status", "--job", str(job)]
+    where = ["--switch", "{}:{}".format(*switch)]
+    done = subprocess.run([*command, *where], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    at = "{}:{}".format(*switch)
+    assert done.stderr == (
+        f"iswitch ctl: there is no job {job} at the switch at {at}; `iswitch ctl jobs --switch "
+        f"{at}` lists those that are\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "status",
+        "--job 1",
+        "status --job 65536",
+        "status --job x",
+        "seth -1 --job 1",
+        "seth 4294967296 --job 1",
+        "fbcast 0 --job 1",
+        "fbcast last 0 --job 1",
+        "fbcast 0 0 0 --job 1",
+        "leave --job 1",
+        "leave --bind 127.0.0.1:0 --job 1",
+        "status --switch 127.0.0.1:0 --job 1",
+        "status --timeout 0 --job 1",
+        "status --bind 203.0.113.1:5 --job 1",
+        "dance --job 1",
+    ],
+)
+def test_usage(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        exit_status: object = main(["ctl", *words.split()])
+    except SystemExit as stopped:
+        exit_status = stopped.code
+    assert exit_status == 2
+    assert "iswitch ctl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("deaf", [True, False])
+def test_no_switch(deaf: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        where = "{}:{}".format(*silent.getsockname())
+        if not deaf:
+            silent.close()
+        command = ["ctl", "status", "--job", "1", "--switch", where, "--timeout", "0.2"]
+        assert main(command) == 1
+        printed = capsys.readouterr()
+        assert f"no answer from a switch at {where} within 0.2 s" in printed.err
+        assert f"iswitch switch --listen {where}" in printed.err
+        assert ("nothing was heard" if deaf else "the connection was refused") in printed.err
+        assert main([*command, "--json"]) == 1
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["status"] == "NO_ANSWER"
+
+
+class OddSwitch(threading.Thread):
+    """Loses the first copies of every request; then answers twice, amid things to ignore."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.status: int = Status.OK
+        self.losses = 2
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind(("127.0.0.1", 0))
+        self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x0C)
+        self.seen: list[Control] = []
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            payload, peer = self.socket.recvfrom(2048)
+            if not payload:
+                return
+            packet = Control.parse(payload)
+            self.seen.append(packet)
+            if self.seen.count(packet) <= self.losses:
+                continue
+            ack = Ack(packet.action, rank=5, threshold=4, round=3, contributors=2)
+            answer = Control(Action.ACK, packet.job, packet.request, ack, self.status)
+            good = answer.build()
+            wrong = [
+                b"",
+                b"junk",
+                b"\xff" * 40,
+                good[:-1],
+                Control(Action.HALT, packet.job, packet.request).build(),
+                answer._replace(request=packet.request - 1).build(),
+                answer._replace(job=packet.job + 1).build(),
+                answer._replace(value=Ack(Action.ACK)).build(),
+            ]
+            if packet.action is Action.JOIN:  # to a process before, which began in this second
+                wrong.append(answer._replace(value=replace(ack, known=1, rank=6)).build())
+            for datagram in [*wrong, good, good]:
+                self.socket.sendto(datagram, peer)
+            self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x1C)
+            self.socket.sendto(good, peer)  # data, whatever it looks like
+            self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x0C)
+
+    def stop(self) -> None:
+        self.socket.sendto(b"", self.socket.getsockname())
+        self.join(PATIENCE)
+        self.socket.close()
+
+
+@pytest.fixture
+def odd() -> Iterator[OddSwitch]:
+    switch = OddSwitch()
+    yield switch
+    switch.stop()
+
+
+def test_repeats_until_answered(odd: OddSwitch) -> None:
+    with Controller(odd.socket.getsockname(), 7, timeout=PATIENCE) as controller:
+        with controller.membership() as joined:
+            assert joined == Ack(Action.JOIN, 0, 5, 4, 3, 2)
+            assert controller.request(Action.SETH, Threshold(9)).threshold == 4
+        controller.request(Action.HELP, Segments(1, 2, 3))
+    numbers = [packet.request for packet in odd.seen]
+    first = numbers[0]
+    # Who has left and asks again is a new process: its number is above that of the Leave.
+    assert numbers == [first + k for k in (0, 1, 2, 4) for _ in range(3)]
+    actions = [packet.action for packet in odd.seen[::3]]
+    assert actions == [Action.JOIN, Action.SETH, Action.LEAVE, Action.HELP]
+    assert odd.seen[0].value == Join(MemberType.CONTROLLER, flags=FLAG_NEW)
+
+
+@pytest.mark.parametrize("status", [*list(Status)[1:], 99])
+def test_every_refusal_has_a_mend(odd: OddSwitch, status: int) -> None:
+    odd.status, odd.losses = status, 0
+    with Controller(odd.socket.getsockname(), 7, timeout=PATIENCE) as controller:
+        with pytest.raises(CommandRefused, match=r"refused in job 7: .*[;(]") as raised:
+            controller.join()
+        assert raised.value.status == (status if status != 99 else Status.BAD_REQUEST)
+        assert raised.value.ack.round == 3
+        with pytest.raises(CommandRefused, match=r"refused in job 7: .*[;(]"):
+            controller.request(Action.RESET)
+
+
+def test_leaves_after_an_error(odd: OddSwitch) -> None:
+    controller = Controller(odd.socket.getsockname(), 7, timeout=PATIENCE)
+    with controller, pytest.raises(KeyError), controller.membership():
+        raise KeyError
+    assert odd.seen[-1].action is Action.LEAVE
+
+
+def test_times_out_between_repeats(odd: OddSwitch) -> None:
+    controller = Controller(odd.socket.getsockname(), 7, timeout=0.04)
+    with controller, pytest.raises(SwitchUnreachable):
+        controller.join()  # a single copy is sent in this time
+    assert len(odd.seen) <= 1
+
+
+def test_job_numbers_are_16_bits() -> None:
+    with pytest.raises(ValueError, match="65536"):
+        Controller(("127.0.0.1", 1), 65536)

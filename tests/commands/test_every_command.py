@@ -1,0 +1,195 @@
+"""Every command where nobody reads, on Ctrl-C, and with few descriptors."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import random
+import resource
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from iswitch.cli import COMMANDS as COMMANDS_OF_ALL
+from tests.commands.test_shortages import BENCH, COMMAND, DEMO, FULL, TRAIN, run, trace
+from tests.conftest import heed_interrupts
+from tests.support import ROOT
+
+pytestmark = pytest.mark.serial
+
+__all__ = ["trace"]  # fixtures
+
+SERVE = "switch --listen 127.0.0.1:0"
+
+
+EVERY = {  # a line that works, and after how many seconds it has begun in earnest
+    "demo": (DEMO, 1.5),
+    "train": (TRAIN, 3.0),
+    "run": ("run --topology star:1 -- true", 0.8),
+    "bench": (BENCH, 1.5),
+    "switch": (SERVE, 0.6),
+    "ctl": ("ctl status --job 7 --switch 127.0.0.1:9 --timeout 0.5", 0.6),
+    "doctor": ("doctor", 0.6),
+    "soak": ("soak --seeds 2 --processes 1", 0.8),
+    "record": ("record --to {folder}/to --topology star:1 -- true", 0.8),
+    "replay": ("replay {trace}", 0.6),
+    "analyze": ("analyze {trace}", 0.6),
+    "generate": ("generate {folder}/made.pcapng --numel 9000 --rounds 1", 0.6),
+    "dissector": ("dissector --print", 0.5),
+}
+
+
+COMMANDS = pytest.mark.parametrize("command", EVERY)
+
+
+def words_of(command: str, trace: str, folder: Path) -> list[str]:
+    folder.mkdir(exist_ok=True)
+    return [word.format(trace=trace, folder=folder) for word in EVERY[command][0].split()]
+
+
+def nothing_odd(said: str) -> None:
+    for odd in ("Traceback", "Exception ignored", "KeyboardInterrupt", "a defect", 'File "'):
+        assert odd not in said, said
+
+
+def test_every_command_has_a_line() -> None:
+    assert tuple(EVERY) == COMMANDS_OF_ALL
+
+
+def nobody_reads(command: str, trace: str, folder: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = run(*words_of(command, trace, folder), stdout=writer)
+    os.close(writer)
+    nothing_odd(done.stderr)
+    silent = {"run": 0, "record": 0, "generate": 141, "ctl": 1}  # on stdout
+    assert done.returncode == silent.get(command, 141), done.stderr
+    said = done.stderr.replace("40kB, star:1\n", "")  # progress
+    assert command in silent or said == ""
+
+
+def output_is_full(command: str, trace: str, folder: Path) -> None:
+    with open(FULL, "w") as full:
+        done = run(*words_of(command, trace, folder), stdout=full)
+    nothing_odd(done.stderr)
+    silent = {"run": 0, "record": 0, "ctl": 1}
+    assert done.returncode == silent.get(command, 2), done.stderr
+    if command not in silent:
+        wanted = f"iswitch {command}: cannot write standard output: No space left on device; make"
+        assert done.stderr.splitlines()[-1].startswith(wanted), done.stderr
+
+
+def sixty_columns(command: str, trace: str, folder: Path) -> None:
+    line = [*COMMAND, *words_of(command, trace, folder)]
+    if command == "switch":
+        line = ["timeout", "--foreground", "-s", "INT", "1", *line]
+    status, said = in_a_terminal(line)
+    nothing_odd(said)
+    assert status == {"ctl": 1, "switch": 124, "demo": 1}.get(command, 0), said
+
+
+@COMMANDS
+def test_wherever_it_prints(command: str, trace: str, tmp_path: Path) -> None:
+    """Into a pipe that nobody reads, on a full disk, in a narrow terminal: side by side."""
+    with ThreadPoolExecutor() as pool:
+        ends = [
+            pool.submit(case, command, trace, tmp_path / case.__name__)
+            for case in (nobody_reads, output_is_full, sixty_columns)
+        ]
+    for end in ends:
+        end.result()
+
+
+BEGIN = """
+import os, sys
+import iswitch.__main__ as command, iswitch.system.interrupts as interrupts
+real = interrupts.end_at_once
+def ready():
+    interrupts.end_at_once = real
+    real()
+    os.write({}, b"1")
+interrupts.end_at_once = ready
+sys.argv = ["iswitch", *sys.argv[2:]]
+sys.exit(command.main())
+"""
+
+
+TIMES, AT_ONCE = 20, 3
+
+
+SOON = 5.0  # seconds in which whatever is interrupted has ended
+
+
+@COMMANDS
+def test_ctrl_c_at_random_times(command: str, trace: str, tmp_path: Path) -> None:
+    """From its first lines on: before, Python itself is loaded. Early times prevail."""
+    more = {"soak": ["--seeds", "300", "--processes", "2"]}.get(command, [])
+    rng = random.Random(command)
+    delays = [EVERY[command][1] * rng.random() ** 3 for _ in range(TIMES)]
+
+    def interrupt(i: int) -> tuple[int, str, float]:
+        reader, writer = os.pipe()
+        with (
+            open(tmp_path / f"said{i}", "w+") as said,
+            subprocess.Popen(
+                [sys.executable, "-c", BEGIN.format(writer), "-",
+*words_of(command, trace, tmp_path / str(i)), *more],
+                cwd=ROOT, stdout=said, stderr=said, pass_fds=[writer],
+                start_new_session=True, preexec_fn=heed_interrupts,
+            ) as process,
+        ):  # fmt: skip
+            os.close(writer)
+            os.read(reader, 1)
+            os.close(reader)
+            time.sleep(delays[i])
+            begin = time.monotonic()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
+            status = process.wait(60)
+            took = time.monotonic() - begin
+            said.seek(0)
+            return status, said.read(), took
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for i, (status, said, took) in enumerate(pool.map(interrupt, range(TIMES))):
+            nothing_odd(said)
+            ended_before = {"ctl": 1, "demo": 1}.get(
+                command, 0
+            )  # or, of a switch, as it is asked to
+            assert status in (-signal.SIGINT, 130, ended_before), (delays[i], said)
+            assert took < SOON, delays[i]
+
+
+@pytest.mark.parametrize("most", [6, 8, 12])
+def test_few_descriptors(most: int) -> None:
+    done = run(
+        "run", "--topology", "star:2", "--", "true",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most)),
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "Too many open files; raise the limit of this process" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def in_a_terminal(line: list[str]) -> tuple[int, str]:
+    """How a command ends in a terminal of 60 columns, and what it shows there."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 60, 0, 0))
+    with subprocess.Popen(line, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        said = b""
+        while process.poll() is None or select.select([ours], [], [], 0)[0]:
+            if select.select([ours], [], [], 0.1)[0]:
+                said += os.read(ours, 1 << 16)
+    os.close(ours)
+    os.close(theirs)
+    return process.returncode, said.decode(errors="replace")

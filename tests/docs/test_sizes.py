@@ -1,0 +1,45 @@
+"""Files stay short enough to be read in one sitting."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import ROOT
+
+pytestmark = pytest.mark.unit
+
+MOST = 400  # lines
+TABLES = {"iswitch/core/format/wire.py"}  # formats of packets, one after the other
+# Too long as yet: whoever shortens one takes it out.
+LONG = {
+    "iswitch/lab/launch/worlds.py",
+    "tests/core/test_control.py",
+    "tests/core/test_hierarchy.py",
+    "tests/core/test_keyed.py",
+    "tests/core/test_memory.py",
+    "tests/core/test_ranks.py",
+    "tests/core/test_replacement.py",
+    "tests/core/test_switch.py",
+    "tests/core/test_wire.py",
+    "tests/worker/test_asynchronous_worker.py",
+    "tests/worker/test_partial.py",
+    "tests/worker/test_session.py",
+    "tests/worker/test_versions.py",
+    "tests/worker/test_worker.py",
+    "worker_lib/asynchronous/worker.py",
+    "worker_lib/protocol/member.py",
+    "worker_lib/strategies/mpi.py",
+    "worker_lib/strategies/ps_server.py",
+    "worker_lib/worker.py",
+}
+
+
+def test_files_are_short() -> None:
+    paths = [
+        path
+        for folder in ("iswitch", "worker_lib", "topologies", "p4", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    assert len(paths) > 400
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in paths}
+    assert {name for name, count in lines.items() if count > MOST} == TABLES | LONG

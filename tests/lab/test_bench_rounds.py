@@ -1,0 +1,134 @@
+"""What bench makes of measured rounds."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import replace
+
+import pytest
+
+from iswitch.lab.bench import html
+from iswitch.lab.bench.figures import Pictures
+from iswitch.lab.bench.group import Round
+from iswitch.lab.bench.plan import PAPER, Plan, Setting
+from iswitch.lab.bench.report import CSV_COLUMNS, as_csv, as_json, hint, limits, ms, note, tables
+from iswitch.lab.bench.result import Results, wire_bound
+from iswitch.lab.options import foot
+from tests.lab.test_bench import SMALL, STAR, results, series
+
+pytestmark = pytest.mark.serial
+
+
+def test_ratios_are_of_pairs() -> None:
+    first, other = series("iswitch", [1.0, 2.0, 4.0]), series("ring", [2.0, 2.0, 16.0])
+    assert other.ratio(first) == (1.5, 2.0, 3.0)  # of 2, 1, 4
+    assert first.ratio(first) == (1.0, 1.0, 1.0)
+    assert other.quartiles.middle == 2.0
+
+
+def test_cpu_is_per_gb_of_all_contributions() -> None:
+    one = series("iswitch", [1.0, 1.0])  # 2 rounds x 4 workers x 4 MB = 0.032 GB
+    assert one.cpu_per_gb() == pytest.approx((0.2 / 0.032, 0.4 / 0.032))
+    assert one.link() == (32e6, 64e6)
+
+
+def test_no_more_cores_are_busy_than_there_are() -> None:
+    """In rounds of microseconds (of a single worker, say) processes mostly wake and sleep."""
+    assert series("ring", [1.0]).cores_busy(2) == pytest.approx(0.3)
+    assert series("ring", [0.01]).cores_busy(2) == 2.0
+    assert "ring 2.0 of 2 cores" in limits([series("ring", [0.01])], 2)
+
+
+def test_bound_of_the_wire() -> None:
+    """Each of 28 frames of 366 elements, but for the last, has 50 bytes beside them."""
+    assert wire_bound(PAPER["ppo"], 1e9) == (10_247 * 4 + 28 * 50) * 8 / 1e9
+    assert series("iswitch", [1.0]).bound is None
+    of_form = replace(series("iswitch", [1.0]), setting=Setting("star:4,rate=100Mbit", slowest=1e8))
+    assert of_form.bound == series("iswitch", [1.0], "100Mbit").bound
+    assert series("iswitch", [1.0], "100Mbit").bound == pytest.approx(0.331, abs=0.001)
+
+
+def test_what_limits_it() -> None:
+    """0.3 s of CPU time in a round, 64 Mbit on a worker's link, four times that on a server's."""
+    first, slow = series("iswitch", [0.1]), series("ring", [0.6])
+    assert [one.limit(4) for one in (first, slow)] == ["cores", ""]  # 3 and 0.5 of 4
+    assert limits([first, slow], 4) == (
+        "Limit: cores (iswitch 3.0 of 4 cores); neither, but the wait for others (ring 0.5 of 4 "
+        "cores)"
+    )
+    on_links = [series("iswitch", [0.7], "100Mbit"), series("ring", [1.0], "100Mbit")]
+    on_links.append(series("ps:servers=2", [1.5], "100Mbit"))
+    assert [one.limit(4) for one in on_links] == ["wire", "", "wire"]
+    assert limits(on_links, 4) == (
+        "Limit: the wire (iswitch 91 % of the rate, ps:servers=2 85 % of the rate); neither, but "
+        "the wait for others (ring 64 % of the rate, 0.3 of 4 cores)"
+    )
+    assert limits([series("iswitch", [0.2])], 1) == "Limit: cores (iswitch 1.0 of 1 core)"
+    assert "iswitch bench --world netns --rate 100Mbit" in hint(Plan([SMALL], [STAR], []))
+    assert hint(Plan([SMALL], [STAR], [], "netns")) == ""
+    assert "packets a second" in hint(Plan([SMALL], [STAR], [], "bmv2"))
+
+
+def test_links_at_the_foot_save_by_the_chosen_names() -> None:
+    assert foot(None, "out/mine.html", "csv") == "mine.csv"
+    assert foot("/tmp/all.txt", "out/mine.html", "csv") == "all.txt"
+    found = html.page(Plan([SMALL], [STAR], []), results(), {}, "", True, (), ["a.csv", "b.json"])
+    assert re.findall(r'<a download="([^"]*)"', found.html()) == ["a.csv", "b.json"]
+
+
+def test_parts_of_an_iteration() -> None:
+    one = series("iswitch", [1.0])
+    assert one.split() is None
+    one.iterations = [Round(1.0, 2.0, 3.0, 0, 0, 0, 0), Round(1.0, 4.0, 3.0, 0, 0, 0, 0)]
+    assert one.split() == {"compute": 1.0, "aggregate": 3.0, "update": 3.0, "iteration": 7.0}
+
+
+def test_forms_that_differ_otherwise_are_other_lines() -> None:
+    """In a plot against workers; what counts the workers is one line."""
+    forms = ["star:2", "star:4", "star:2,delay=1ms", "star:4,delay=1ms", "rack:2x3", "rack:3x2"]
+    found = Results()
+    for form in forms:
+        one = series("iswitch", [1.0, 2.0])
+        workers = 6 if form.startswith("rack") else int(form[5])
+        found.series.append(replace(one, setting=Setting(form), workers=workers))
+    captions = [picture.caption for picture in Pictures(found).against_workers()]
+    assert [text.partition("workers; ")[2].partition(". ")[0] for text in captions] == [
+        "star:N",
+        "star:N,delay=1ms",
+    ]
+
+
+def test_the_legend_is_of_the_columns_that_are_there() -> None:
+    plan, found = Plan([SMALL], [STAR], []), results()
+    columns = re.compile(r"\. (\w+): ")
+    assert columns.findall(note(plan, found)) == ["ratio", "switch", "workers"]
+    for one in found.series:
+        one.setting = replace(one.setting, slowest=1e9)
+    assert columns.findall(note(plan, found)) == ["ratio", "wire", "switch", "workers"]
+    for one in found.series:
+        one.rounds = [round_._replace(switch_cpu=0.0) for round_ in one.rounds]
+    assert columns.findall(note(plan, found)) == ["ratio", "wire", "workers"]
+
+
+def test_reports() -> None:
+    plan = Plan([SMALL], [STAR], [])
+    told = as_json(plan, results(), {"CPU": "x"}, "iswitch bench", False)
+    assert (told["complete"], told["machine"], len(told["results"])) == (False, {"CPU": "x"}, 2)
+    assert told["results"][1]["seconds"] == [0.002, 0.004]
+    rows = list(csv.DictReader(as_csv(plan, results()).splitlines()))
+    assert list(rows[0]) == list(CSV_COLUMNS)
+    assert [row["strategy"] for row in rows] == ["iswitch", "ring"]
+    assert [float(row["ratio_p50"]) for row in rows] == [1.0, 2.0]
+    (table,) = tables(results())
+    assert table.row_count == 2  # of nothing there is none
+    assert [column.header for column in table.columns] == [
+        "strategy", "p50, ms", "quartiles, ms", "p99, ms", "rounds", "ratio", "switch, s/GB",
+        "workers, s/GB",
+    ]  # fmt: skip
+    assert [ms(value) for value in (1e-4, 1e-3, 0.01234, 1.234)] == [
+        "0.100",
+        "1.00",
+        "12.3",
+        "1234",
+    ]

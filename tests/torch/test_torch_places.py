@@ -1,0 +1,266 @@
+"""Where a group finds its switch and its job, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch._C._distributed_c10d import HashStore, PrefixStore
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.conftest import StartSwitch, Where
+from tests.support import ROOT
+from tests.support.ranks import in_processes
+from tests.torch.test_torch_ddp import job, port
+from worker_lib.torch import SwitchState, ddp_hook
+from worker_lib.torch.group import check_room
+from worker_lib.torch.place import Place
+
+__all__ = ["job", "port"]  # fixtures
+
+
+def variables(rank: int, switch: Where, job: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "ISWITCH_SWITCH": "{}:{}".format(*switch),
+        "ISWITCH_JOB": str(job),
+    }
+
+
+def sum_of_ones(rank: int, size: int, url: str | None) -> float:
+    distributed.init_process_group("iswitch", url)
+    tensor = torch.ones(10)
+    distributed.all_reduce(tensor)
+    assert (distributed.get_rank(), distributed.get_world_size()) == (rank, size)
+    assert distributed.get_backend() == "iswitch"
+    distributed.destroy_process_group()
+    return float(tensor.sum())
+
+
+@pytest.mark.parametrize("url", [None, "env://", "iswitch://127.0.0.1:{}/{}"])
+def test_places_from_the_environment(switch: Where, job: int, port: int, url: str | None) -> None:
+    """As torchrun and `iswitch run` set it; a URL may say the same."""
+    named = url and url.format(switch[1], job)
+
+    def told(rank: int) -> dict[str, str]:
+        return variables(rank, switch, job, port)
+
+    assert in_processes(sum_of_ones, 2, named, variables=told) == [20.0, 20.0]
+
+
+def refused(_rank: int, _size: int, url: str | None) -> str:
+    try:
+        distributed.init_process_group("iswitch", url)
+    except (ValueError, distributed.DistBackendError) as error:
+        return str(error)
+    return "done"
+
+
+@pytest.mark.parametrize("other", [{"ISWITCH_SWITCH": "127.0.0.1:9"}, {"ISWITCH_JOB": "9"}])
+def test_a_url_that_contradicts_the_environment_is_refused(
+    switch: Where, job: int, port: int, other: dict[str, str]
+) -> None:
+    """As under `iswitch run`; else the wrong switch might sum up, if one is at that port."""
+    url = f"iswitch://127.0.0.1:{switch[1]}/{job}"
+
+    def told(rank: int) -> dict[str, str]:
+        return variables(rank, switch, job, port) | other
+
+    ((name, value),) = other.items()
+    for message in in_processes(refused, 2, url, variables=told):
+        assert message.startswith(f"init_method={url!r} contradicts the environment, which has ")
+        assert f"{name}={value}" in message
+        assert "Worker" not in message
+
+
+@pytest.mark.parametrize("number", [65534, 65535])
+def test_a_job_that_leaves_no_numbers_is_refused_at_start(
+    switch: Where, port: int, number: int
+) -> None:
+    """It was found out in the first backward."""
+
+    def told(rank: int) -> dict[str, str]:
+        return variables(rank, switch, number, port)
+
+    for message in in_processes(refused, 2, None, variables=told):
+        assert message.startswith(f"job {number}: a group takes job numbers after that of its run")
+        assert "65533 at most" in message
+
+
+def test_all_ranks_of_a_group_find_the_same_room() -> None:
+    """Though another group takes numbers between the looks of two ranks."""
+    root = HashStore()
+    place = Place(("127.0.0.1", 26963), 65530)
+    for used, refusals in ((3, 0), (4, 2)):
+        root.set("iswitch/jobs", str(used))
+        of_group = PrefixStore(f"{used}/", root)
+        refused = 0
+        for rank in range(2):
+            try:
+                check_room(root, of_group, rank, place)
+            except ValueError:
+                refused += 1
+            root.add("iswitch/jobs", 2)
+        assert refused == refusals
+
+
+def test_the_largest_job_works(switch: Where, port: int) -> None:
+    def told(rank: int) -> dict[str, str]:
+        return variables(rank, switch, 65533, port)
+
+    assert in_processes(sum_of_ones, 2, None, variables=told) == [20.0, 20.0]
+
+
+def test_a_tree_is_refused_at_start(start_switch: StartSwitch, job: int, port: int) -> None:
+    """With one cause, and what works: each process group has several jobs."""
+    _, root = start_switch()
+    below = [start_switch("127.0.0.1:0", "--parent", "{}:{}".format(*root))[1] for _ in range(2)]
+
+    def told(rank: int) -> dict[str, str]:
+        return variables(rank, below[rank], job, port)
+
+    for message in in_processes(refused, 2, None, variables=told):
+        assert "has one above it, and carries one job at a time" in message
+        assert "`iswitch run --topology star:2`" in message
+        assert " or " not in message
+
+
+def twice(rank: int, size: int, url: str) -> list[float]:
+    """A group after a group, and groups of some in between."""
+    found = []
+    for _ in range(2):
+        distributed.init_process_group("iswitch", url, rank=rank, world_size=size)
+        pairs = [distributed.new_group([a, (a + 1) % size]) for a in range(size)]
+        for group in pairs:
+            if distributed.get_rank(group) >= 0:
+                tensor = torch.full((1000,), 2.0**rank)
+                distributed.all_reduce(tensor, group=group)
+                found.append(float(tensor[-1]))
+        distributed.barrier()
+        distributed.destroy_process_group()
+    return found
+
+
+def test_groups_of_some(switch: Where, job: int) -> None:
+    url = f"iswitch://127.0.0.1:{switch[1]}/{job}"
+    found = in_processes(twice, 3, url)
+    assert found == [[3.0, 5.0] * 2, [3.0, 6.0] * 2, [6.0, 5.0] * 2]
+
+
+SCRIPT = """
+import torch, worker_lib.torch
+from torch import distributed
+distributed.init_process_group("iswitch")
+tensor = torch.ones(1000)
+distributed.all_reduce(tensor)
+print("rank", distributed.get_rank(), "of", distributed.get_world_size(), "has", tensor[0].item())
+distributed.destroy_process_group()
+"""
+
+
+def test_under_iswitch_run(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    words = ["run", "--topology", "star:2", "--", sys.executable, str(script)]
+    done = subprocess.run(
+        [sys.executable, "-m", "iswitch", *words], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.partition("| ")[2] for line in done.stdout.splitlines())
+    assert lines == ["rank 0 of 2 has 2.0", "rank 1 of 2 has 2.0"]
+
+
+def after_the_end(rank: int, size: int, url: str, where: Where, job: int) -> str:
+    distributed.init_process_group("gloo", url, rank=rank, world_size=size)
+    with SwitchState(where, job) as state:
+        pass
+    try:
+        state.average(torch.ones(3)).wait(timedelta(seconds=1))
+    except distributed.DistBackendError as error:
+        return str(error)
+    return "done"
+
+
+def test_nothing_is_averaged_after_the_end(switch: Where, job: int, port: int) -> None:
+    where = ("127.0.0.1", switch[1])
+    (told,) = in_processes(after_the_end, 1, f"tcp://127.0.0.1:{port}", where, job)
+    assert told.startswith("this group has ended; ")
+
+
+def test_misuse_of_the_hook(switch: Where, job: int) -> None:
+    with pytest.raises(ValueError, match="both switch and job"):
+        SwitchState(switch)
+    with pytest.raises(ValueError, match=r"torch\.bfloat16 or torch\.float16"):
+        SwitchState(switch, job, compress=torch.float64)
+    with pytest.raises(ValueError, match="init_process_group"):
+        SwitchState(switch, job)  # which rank?
+
+
+def one_fails(rank: int, size: int, url: str, how: str, where: Where, job: int) -> str:
+    """Rank 1 has an error of its own in the third step; what the others then get."""
+    soon = timedelta(seconds=8)
+    distributed.init_process_group(
+        "iswitch" if how == "backend" else "gloo", url, rank=rank, world_size=size, timeout=soon
+    )
+    model = DistributedDataParallel(nn.Linear(10, 10))
+    if how == "hook":
+        model.register_comm_hook(SwitchState(where, job, timeout=8), ddp_hook)
+    try:
+        for step in range(4):
+            if rank == 1 and step == 2:
+                return "failed"
+            model(torch.ones(2, 10)).sum().backward()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+
+
+@pytest.mark.parametrize("how", ["backend", "hook"])
+def test_ranks_are_told_who_is_lost_in_backward(
+    switch: Where, job: int, port: int, how: str
+) -> None:
+    """An error in a future that C++ waits for, of which torch does not take all forms."""
+    where = ("127.0.0.1", switch[1])
+    url = f"tcp://127.0.0.1:{port}" if how == "hook" else f"iswitch://127.0.0.1:{switch[1]}/{job}"
+    told = in_processes(one_fails, 3, url, how, where, job)
+    assert told[1] == "failed"
+    for message in (told[0], told[2]):
+        assert "rank 1" in message or "lost" in message or "left" in message, message
+        assert "cast" not in message
+
+
+def hook_with_a_job_of_its_own(
+    rank: int, size: int, url: str, where: Where, job: int
+) -> float | str:
+    distributed.init_process_group("gloo", url, rank=rank, world_size=size)
+    try:
+        with SwitchState(where, job) as state:
+            ones = torch.ones(3)
+            state.average(ones).wait()
+            return float(ones[0])
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_hook_may_have_a_job_of_its_own_under_iswitch_run(
+    switch: Where, job: int, port: int
+) -> None:
+    """At the same switch; another switch contradicts the environment."""
+
+    def told(rank: int) -> dict[str, str]:
+        return variables(rank, switch, job, port)
+
+    url, run = f"tcp://127.0.0.1:{port}", hook_with_a_job_of_its_own
+    assert in_processes(run, 2, url, switch, job + 10, variables=told) == [1.0, 1.0]
+    for said in in_processes(run, 2, url, ("127.0.0.1", 9), job + 10, variables=told):
+        assert "contradicts the environment, which has ISWITCH_SWITCH=" in said
