@@ -42,4 +42,4 @@ def test_files_are_short() -> None:
     ]
     assert len(paths) > 400
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in paths}
-    assert {name for name, count in lines.items() if count > MOST} == TABLES | LONG
+    assert {name for name, count in lines.items() if count > MOST} <= TABLES | LONG
