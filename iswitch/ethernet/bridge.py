@@ -12,7 +12,7 @@ LINK_LOCAL = b"\x01\x80\xc2\x00\x00"  # and 00..0F: groups that no bridge forwar
 
 
 class Bridge:
-    """A table of who is where.
+    """Learns behind which port each station is.
 
     Args:
         ports: how many there are; they are numbered from 0.
@@ -33,7 +33,7 @@ class Bridge:
         return len(self._stations)
 
     def learn(self, source: bytes, ingress: int, now: float) -> None:
-        """A frame of this station came in here. A full table learns nobody new."""
+        """Note that a station's frame came in at this port. A full table learns no new station."""
         stations = self._stations
         if stations.pop(source, None) is None and len(stations) >= MOST:
             longest_silent, (_, seen) = next(iter(stations.items()))
@@ -43,12 +43,12 @@ class Bridge:
         stations[source] = (ingress, now)
 
     def where(self, station: bytes, now: float) -> int | None:
-        """The port behind which a station is, if that is known."""
+        """Find the port behind which a station is, if that is known."""
         port, seen = self._stations.get(station, (None, 0.0))
         return None if port is None or now - seen > self.ageing else port
 
     def egress(self, destination: bytes, ingress: int, now: float) -> tuple[int, ...]:
-        """The ports that a frame goes to; none if it is at its destination already."""
+        """List the ports that a frame goes to; none if it is at its destination already."""
         if destination[0] & 1:
             return () if is_link_local(destination) else self._flood(ingress)
         port = self.where(destination, now)
@@ -57,10 +57,10 @@ class Bridge:
         return () if port == ingress else (port,)
 
     def _flood(self, ingress: int) -> tuple[int, ...]:
-        """All ports but one. (A table of these would grow with the square of the ports.)"""
+        """List all ports but one. (A table of these would grow with the square of the ports.)"""
         return self._everywhere[:ingress] + self._everywhere[ingress + 1 :]
 
 
 def is_link_local(mac: bytes) -> bool:
-    """Whether it is one of the groups that stay on a link: spanning tree, PAUSE, LACP, LLDP."""
+    """Whether a MAC is a group that stays on a link: spanning tree, PAUSE, LACP, LLDP."""
     return mac.startswith(LINK_LOCAL) and mac[5] < 0x10

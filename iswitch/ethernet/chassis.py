@@ -101,7 +101,7 @@ class Chassis:
         self.bridge.restart(len(self.jacks))
 
     def receive(self, frames: Frames, now: float) -> Iterable[Sends]:
-        """Take frames of one port; gives what is to be sent because of them, step by step.
+        """Take frames of one port; yield what is to be sent because of them, step by step.
 
         Each step has to be sent before the next is asked for: its bytes lie in buffers of the
         switch, and in those of `frames`. For what memory lacks is counted as lost.
@@ -132,7 +132,7 @@ class Chassis:
             raise
 
     def _offered(self) -> int:
-        """Frames that were to be sent so far, but for those that were dropped here."""
+        """Count the frames handed out to be sent so far, without those that were dropped here."""
         n = self.counters
         given = n["tx_packets"] + n["copies"] + n["own_frames"]
         return given - n["unresolved"] - n["too_large"] - n["tx_failed"]
@@ -152,7 +152,7 @@ class Chassis:
             self.counters["rx_no_memory"] += max(0, self._count(frames) - handled)
 
     def _count(self, frames: Frames) -> int:
-        """For how many frames on the wire these stand; one each, if that cannot be found out."""
+        """Count the frames on the wire that these are; one each, if memory lacks to find out."""
         try:
             measured = (self._forward.measure(frames, i)[0] for i in range(len(frames.lengths)))
             return sum(max(1, count) for count in measured)
@@ -184,11 +184,11 @@ class Chassis:
             yield self._untagged(group, now)
 
     def deadline(self) -> float | None:
-        """The time at which `handle_timer` wants to be called; None: not at all."""
+        """Tell when `handle_timer` has to be called; None: not at all."""
         return self.switch.deadline()
 
     def handle_timer(self, now: float) -> Iterator[Sends]:
-        """Do what is due; gives what is to be sent."""
+        """Do what is due; yield what is to be sent."""
         offered = self._offered()
         try:
             sends = self.issuer.issue(self.switch.handle_timer(now), now)
@@ -200,7 +200,7 @@ class Chassis:
     # Tagged traffic
 
     def _flow(self, group: Frames, head: bytes) -> KnownFlow | None:
-        """What a head says, but for what differs within a flow whose datagrams are equally long."""
+        """Find the flow that a head is of, and the layout of its datagrams of this length."""
         key = (group.ingress, fixed(head))
         try:
             return self._flows[key]
@@ -214,7 +214,7 @@ class Chassis:
             return self._flows.keep(key, found)
 
     def _tagged(self, known: KnownFlow, group: Frames, head: bytes, now: float) -> Iterator[Sends]:
-        """Datagrams of one flow for the switch inside, all of one length but for the last."""
+        """Take datagrams of one flow for the switch, all of one length but the last."""
         ingress, heads, bodies, lengths = group
         n = len(lengths)
         flow, found, size, step, count, *_ = known
@@ -250,7 +250,7 @@ class Chassis:
     # All other traffic
 
     def _untagged(self, group: Frames, now: float) -> Sends:
-        """Frames of one type from one station to another, or a single one."""
+        """Take frames of one type from one station to another, or a single frame."""
         ingress, heads, _, lengths = group
         if lengths[0] < IP:
             return self._drop("bad_frame", len(heads))
@@ -288,7 +288,7 @@ class Chassis:
         return sends
 
     def _local(self, ingress: int, row: bytes, now: float) -> Sends:
-        """A frame for the switch that the fast path does not know."""
+        """Take a frame for the switch that is not plain iSwitch traffic."""
         plain = without_options(row)
         if plain is not None and read_flow(plain, ingress, self.address, self.port):
             group = Frames.single(ingress, plain[ETH:], plain[:ETH])
@@ -309,7 +309,7 @@ class Chassis:
         return self._drop("unserved", 1)
 
     def _arp(self, ingress: int, frame: bytes) -> Sends | None:
-        """Answer, or learn from, an ARP packet for the switch's address; None: it is not."""
+        """Answer, or learn from, an ARP packet for the switch's address; None: it is none."""
         packet = parse_arp(frame)
         if packet is None or packet.target_ip != self.address:
             return None

@@ -1,4 +1,4 @@
-"""Finds what a frame claims of who is where: behind tags, in IPv4, ARP, IPv6 and its discovery.
+"""Finds the addresses that a frame claims: behind tags, in IPv4, ARP, IPv6 and its discovery.
 
 A Linux host takes what is behind any stack of tags (IEEE 802.1Q, 802.1ad) whose VLAN ID is 0, and
 behind the tags of its VLAN devices. Other hosts take IP behind 802.2 SNAP (RFC 1042). So it is the
@@ -34,14 +34,14 @@ LINK_ADDRESSES = (1, 2)  # options: of the source, of the target
 
 
 class Inner(NamedTuple):
-    """The innermost header of a frame: its EtherType, and where it begins in the row."""
+    """The innermost header of a frame: its EtherType, and its place in the row."""
 
     kind: bytes
     at: int
 
 
 def innermost(row: bytes) -> Inner | None:
-    """Look behind all tags; None: there are too many of them."""
+    """Look behind all tags; None: there are too many."""
     at = ETH + 2 * MAC_SIZE
     for _ in range(MOST + 1):
         kind = row[at : at + 2]
@@ -55,17 +55,17 @@ def innermost(row: bytes) -> Inner | None:
 
 
 def is_plain(kind: bytes) -> bool:
-    """Whether it is an EtherType of what is neither wrapped nor IPv6."""
+    """Whether an EtherType stands for a packet that is neither wrapped nor IPv6."""
     return kind not in TAGS and kind != ETHERTYPE_IP6 and kind[0] >= LEAST_TYPE >> 8
 
 
 def interface(mac: bytes) -> bytes:
-    """The interface identifier that a MAC makes (modified EUI-64, RFC 4291)."""
+    """Work out the interface identifier of a MAC (modified EUI-64, RFC 4291)."""
     return bytes([mac[0] ^ 2]) + mac[1:3] + b"\xff\xfe" + mac[3:]
 
 
 class Discovered(NamedTuple):
-    """What neighbour discovery says is its sender's, or is where it says."""
+    """The addresses that neighbour discovery assigns to a sender, or to a place."""
 
     macs: list[bytes]
     interfaces: list[bytes]  # identifiers
@@ -93,7 +93,7 @@ def discovered(packet: bytes) -> Discovered | None:
 
 
 def _message(source: bytes, message: bytes) -> Discovered:
-    """What an ICMPv6 message of this source says."""
+    """Read the claims of an ICMPv6 message from this source."""
     kind = message[0] if message else 0
     start = BEFORE_OPTIONS.get(kind, len(message))
     claimed = {

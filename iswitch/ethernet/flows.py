@@ -1,4 +1,4 @@
-"""Flows of tagged traffic, and what is known of their datagrams from earlier ones."""
+"""Flows of tagged traffic, and the layout of their datagrams as earlier ones had it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class KnownFlow(NamedTuple):
 
     @classmethod
     def of(cls, flow: Flow, found: Lengths) -> KnownFlow:
-        """Put together what the headers say."""
+        """Work out the layout that the headers describe."""
         size = found.datagram - 8
         step = size if found.gso_type == GSO_NONE else min(found.gso_size, size)
         packets = -(-size // step) if step else 1
@@ -60,7 +60,7 @@ class KnownFlow(NamedTuple):
 
 
 def headers_sound(heads: Rows, first: bytes) -> npt.NDArray[np.bool_]:
-    """Which IP headers of a group have the right checksum.
+    """Tell which IP headers of a group have the right checksum, (n,).
 
     They differ in length, identification and checksum only.
     """
@@ -72,7 +72,7 @@ def headers_sound(heads: Rows, first: bytes) -> npt.NDArray[np.bool_]:
 
 
 def datagrams_sound(heads: Rows, payloads: Rows) -> npt.NDArray[np.bool_]:
-    """Which datagrams have the right checksum, or none; all are of one length."""
+    """Tell which datagrams, all of one length, have the right checksum or none, (n,)."""
     length = 8 + payloads.shape[1]
     none = ~heads[:, UDP + 6 : HEAD].any(axis=1)
     pseudo = np.frombuffer(b"\0\x11" + length.to_bytes(2, "big"), np.uint8).reshape(1, -1)

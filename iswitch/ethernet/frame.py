@@ -75,7 +75,7 @@ class Frames(NamedTuple):
 
     @classmethod
     def of(cls, ingress: int, rows: Sequence[bytes]) -> Frames:
-        """Frames, each with its virtio_net_hdr."""
+        """Make frames of rows, each with its virtio_net_hdr."""
         lengths = [len(row) for row in rows]
         width = max(*lengths, HEAD)
         packed = np.frombuffer(b"".join(row.ljust(width, b"\0") for row in rows), np.uint8)
@@ -84,20 +84,20 @@ class Frames(NamedTuple):
 
     @classmethod
     def single(cls, ingress: int, frame: bytes, vnet: bytes = bytes(ETH)) -> Frames:
-        """One frame, by default a whole one with finished checksums."""
+        """Make one frame, by default a whole one with finished checksums."""
         return cls.of(ingress, [vnet + frame])
 
     def part(self, start: int, stop: int) -> Frames:
-        """Frames start..stop-1."""
+        """Give frames start..stop-1."""
         heads, bodies = self.heads[start:stop], self.bodies[start:stop]
         return Frames(self.ingress, heads, bodies, self.lengths[start:stop])
 
     def copy(self) -> Frames:
-        """The same frames, in memory of their own."""
+        """Copy the frames into memory of their own."""
         return self._replace(heads=self.heads.copy(), bodies=self.bodies.copy())
 
     def row(self, i: int) -> bytes:
-        """One frame, with its virtio_net_hdr."""
+        """Give one frame, with its virtio_net_hdr."""
         length = self.lengths[i]
         head: bytes = self.heads[i].tobytes()
         if length <= HEAD:
@@ -121,25 +121,25 @@ class Transmission(NamedTuple):
 
     @classmethod
     def single(cls, port: int, frame: bytes) -> Transmission:
-        """One whole frame with finished checksums."""
+        """Make a transmission of one whole frame with finished checksums."""
         body = np.frombuffer(bytes(ETH) + frame, np.uint8).reshape(1, -1)
         return cls(port, None, body, [body.size], [1])
 
     @classmethod
     def whole_frames(cls, port: int, frames: Rows) -> Transmission:
-        """Whole frames of one size, with finished checksums."""
+        """Make a transmission of whole frames of one size, with finished checksums."""
         n = len(frames)
         bodies = np.zeros((n, ETH + frames.shape[1]), np.uint8)
         bodies[:, ETH:] = frames
         return cls(port, None, bodies, [bodies.shape[1]] * n, [1] * n)
 
     def copy(self) -> Transmission:
-        """The same frames, in memory of their own."""
+        """Copy the frames into memory of their own."""
         heads = None if self.heads is None else self.heads.copy()
         return self._replace(heads=heads, bodies=self.bodies.copy())
 
     def whole(self) -> list[bytes]:
-        """The frames with their virtio_net_hdrs, each put together."""
+        """Put each frame together, with its virtio_net_hdr."""
         heads = [b""] * len(self.lengths) if self.heads is None else map(bytes, self.heads)
         parts = zip(heads, self.bodies, self.lengths, strict=True)
         return [head + body[:length].tobytes() for head, body, length in parts]
@@ -153,13 +153,13 @@ class RecurringFrames(list[Transmission]):
 
 
 def checksum(data: bytes) -> int:
-    """The Internet checksum of bytes whose checksum field is zero; 0 of sound ones as they are."""
+    """Compute the Internet checksum of bytes whose checksum field is zero; 0 of sound ones."""
     number = int.from_bytes(data + bytes(len(data) % 2), "big")
     return 0xFFFF - (number % 0xFFFF or (0xFFFF if number else 0))
 
 
 def sums(rows: Rows) -> Sums:
-    """For each row the sum of its 16-bit words in this machine's byte order, not yet folded.
+    """Sum the 16-bit words of each row in this machine's byte order, not yet folded.
 
     An odd last byte counts as if a zero followed. Words are taken two at a time: 2**16 counts as 1.
     """
@@ -176,7 +176,7 @@ def sums(rows: Rows) -> Sums:
 
 
 def fold(total: Sums, zero: int = 0) -> npt.NDArray[np.uint16]:
-    """Checksums from sums of what is not all zeros: their complement.
+    """Make checksums, the complements, of sums of bytes that are not all zero.
 
     Of the two forms of zero it is 0x0000 (RFC 1624); in UDP, where that says "none", 0xFFFF.
     """
@@ -188,19 +188,19 @@ def fold(total: Sums, zero: int = 0) -> npt.NDArray[np.uint16]:
 def ip_header(
     source: bytes, destination: bytes, protocol: int, payload: int, tos: int = 0, ttl: int = TTL
 ) -> bytes:
-    """An IPv4 header, not to be fragmented (and so in no need of an identification, RFC 6864)."""
+    """Make an IPv4 header, not to be fragmented (so it needs no identification, RFC 6864)."""
     start = struct.pack(">BBHHHBB", 0x45, tos, IP_HEADER + payload, 0, DONT_FRAGMENT, ttl, protocol)
     check = checksum(start + bytes(2) + source + destination)
     return start + check.to_bytes(2, "big") + source + destination
 
 
 def pseudo_header(source: bytes, destination: bytes, protocol: int, length: int) -> bytes:
-    """What the checksums of UDP and TCP over IPv4 cover in addition (RFC 768)."""
+    """Make what the checksums of UDP and TCP over IPv4 cover in addition (RFC 768)."""
     return source + destination + struct.pack(">HH", protocol, length)
 
 
 class Route(NamedTuple):
-    """All that the headers of a UDP datagram say but for its length."""
+    """The contents of a UDP datagram's headers, without its length."""
 
     source_mac: bytes
     destination_mac: bytes
@@ -211,7 +211,7 @@ class Route(NamedTuple):
     tos: int
 
     def head(self, payload: int, size: int) -> Rows:
-        """What goes before `payload` bytes, as packets of `size`; the checksum left unfinished."""
+        """Make the headers of `payload` bytes in packets of `size`, their checksum unfinished."""
         length = 8 + payload
         gso = (GSO_UDP_L4, HEADERS, size) if payload > size else (GSO_NONE, 0, 0)
         pseudo = pseudo_header(self.source, self.destination, UDP_PROTOCOL, length)
@@ -227,7 +227,7 @@ class Route(NamedTuple):
         return np.frombuffer(head, np.uint8).reshape(1, -1)
 
     def heads(self, size: int, total: Sums) -> Rows:
-        """What goes before payloads of `size` bytes, of these `sums`, with finished checksums."""
+        """Make the headers of payloads of `size` bytes, of these sums, with checksums."""
         n = len(total)
         heads = np.repeat(self.head(size, size), n, axis=0)
         heads[:, :ETH] = 0
@@ -238,7 +238,7 @@ class Route(NamedTuple):
 
 
 def arp(operation: int, sender: bytes, sender_ip: bytes, target: bytes, target_ip: bytes) -> bytes:
-    """An ARP frame for Ethernet and IPv4 (RFC 826); a request goes to everybody."""
+    """Make an ARP frame for Ethernet and IPv4 (RFC 826); a request goes to all stations."""
     to = BROADCAST if operation == ARP_REQUEST else target
     packed = ARP.pack(*ARP_IP, operation, sender, sender_ip, target, target_ip)
     return to + sender + ETHERTYPE_ARP + packed
@@ -255,7 +255,7 @@ class Arp(NamedTuple):
 
 
 def parse_arp(frame: bytes) -> Arp | None:
-    """Read a frame (without virtio_net_hdr); None: no such packet."""
+    """Read a frame (without virtio_net_hdr); None: it is no ARP packet."""
     if len(frame) < ETH_HEADER + ARP.size or frame[12:14] != ETHERTYPE_ARP:
         return None
     *kind, operation, sender, sender_ip, target, target_ip = ARP.unpack_from(frame, ETH_HEADER)
@@ -277,7 +277,7 @@ class Ip(NamedTuple):
 
 
 def parse_ip(frame: bytes) -> Ip | None:
-    """Read a frame (without virtio_net_hdr); None: no IPv4 packet, or not a whole one."""
+    """Read a frame (without virtio_net_hdr); None: it is no whole IPv4 packet."""
     packet = frame[ETH_HEADER:]
     if frame[12:14] != ETHERTYPE_IP or len(packet) < IP_HEADER:
         return None
@@ -297,7 +297,7 @@ def parse_ip(frame: bytes) -> Ip | None:
 
 
 def echo_reply(frame: bytes, packet: Ip, mac: bytes) -> bytes | None:
-    """The answer to a ping that is in `frame`; None: it is no sound echo request."""
+    """Answer the ping that is in `frame`; None: it is no sound echo request."""
     message = packet.payload
     if packet.protocol != ICMP or packet.fragment or len(message) < 8 or checksum(message):
         return None

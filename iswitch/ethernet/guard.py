@@ -1,4 +1,4 @@
-"""Who claims to be a member that is behind another port: the addresses in frames, judged.
+"""Judges the addresses in frames: who claims to be a member behind another port.
 
 A current member is behind the port that it joined from, and its MAC is the one its frames come
 from there. The same goes for the switch above. Nobody has the switch's own address or MAC.
@@ -56,7 +56,7 @@ Owners = dict[bytes, Collection[int]]  # the ports that the owners of each addre
 
 
 class SourceGuard:
-    """Tells frames that claim somebody else's address.
+    """Finds frames that claim a member's address behind another port.
 
     Args:
         sources: where the members are.
@@ -83,7 +83,7 @@ class SourceGuard:
         self._version = ANEW
 
     def has_changed(self) -> bool:
-        """Whether members or their MACs are others, so that what was found before may not hold."""
+        """Whether members or their MACs have changed, so that earlier verdicts may not hold."""
         if self._version == self._sources.version:
             return False
         self._version = self._sources.version
@@ -94,7 +94,7 @@ class SourceGuard:
         return True
 
     def learn(self, host: str, ingress: int, mac: bytes) -> None:
-        """This is the MAC of a host now; of a member it is remembered."""
+        """Note a host's MAC; a member's is remembered."""
         where = (host, ingress)
         if where in self._members and self._members[where] != mac:
             self._members[where] = mac
@@ -106,7 +106,7 @@ class SourceGuard:
         return ingress not in self._macs.get(mac, here) or ingress not in self._ips.get(ip, here)
 
     def spoofed(self, group: Frames) -> Verdict | None:
-        """Which of some frames with one Ethernet header are; None: none of them.
+        """Judge frames with one Ethernet header: which claim a member's address; None: none do.
 
         Those whose innermost header lies too deep are, too: nobody can tell what they claim.
         """
@@ -130,7 +130,7 @@ class SourceGuard:
         return np.ones(n, np.bool_) if inner is None else self._judged(group, tops, inner)
 
     def _judged(self, group: Frames, tops: Rows, inner: Inner) -> Verdict | None:
-        """Which claim somebody's address in the innermost header, which is the same in all."""
+        """Judge the innermost header, which all frames have in common."""
         kind, at = inner
         if kind == ETHERTYPE_IP:
             return self._claimed(group, tops, self._ips, at + IP_SOURCE, IP_SIZE, at + IP_HEADER)
@@ -149,7 +149,7 @@ class SourceGuard:
     def _claimed(
         group: Frames, tops: Rows, owners: Owners, at: int, size: int, end: int
     ) -> Verdict | None:
-        """Which frames have an address there that is somebody's behind another port.
+        """Tell which frames have an address there that belongs to a member behind another port.
 
         In those that end before `end` these bytes are no address.
         """
@@ -169,7 +169,7 @@ class SourceGuard:
         return some(wrong)
 
     def _discovered(self, group: Frames, tops: Rows, at: int) -> Verdict | None:
-        """Which claim somebody's address by neighbour discovery, or hide whether they do."""
+        """Tell which frames claim a member's address by neighbour discovery, or hide it."""
         if tops.shape[1] < at + IP6_SIZE:
             return None
         follows = tops[:, at + IP6_NEXT].tobytes()
@@ -182,7 +182,7 @@ class SourceGuard:
         return some(wrong)
 
     def _is_false(self, packet: bytes, ingress: int) -> bool:
-        """Whether an IPv6 packet says of somebody elsewhere that he is here, or hides it."""
+        """Whether an IPv6 packet claims that a member elsewhere is here, or hides it."""
         found, here = discovered(packet), (ingress,)
         return (
             found is None
@@ -201,10 +201,10 @@ class SourceGuard:
 
 
 def either(one: Verdict | None, other: Verdict | None) -> Verdict | None:
-    """Those that one of two verdicts names."""
+    """Join two verdicts: the frames that either names."""
     return other if one is None else one if other is None else one | other
 
 
 def some(verdict: Verdict) -> Verdict | None:
-    """A verdict; None if it names nobody."""
+    """Give a verdict; None if it names no frame."""
     return verdict if verdict.any() else None

@@ -1,4 +1,4 @@
-"""Gives what the switch says its headers: from packets for addresses to frames at ports.
+"""Puts headers on what the switch sends: from packets for addresses to frames at ports.
 
 A run of packets becomes super-frames of up to 64 kB whose payload is the run itself; where a port
 takes none, each packet becomes a frame of its own, with its checksum.
@@ -44,7 +44,7 @@ MOST = 4096  # neighbours, and heads that are kept; strangers may have ever new 
 
 
 class Jack(NamedTuple):
-    """What a port can do: the largest IP packet, whether it takes super-frames, and how large."""
+    """The abilities of a port: the largest IP packet, whether it takes super-frames, how large."""
 
     mtu: int = 1500
     offload: bool = True
@@ -52,7 +52,7 @@ class Jack(NamedTuple):
 
 
 class Issuer:
-    """Turns what a `Switch` sends into frames.
+    """Turns packets that a `Switch` sends into frames.
 
     Args:
         jacks: one for each port.
@@ -77,7 +77,7 @@ class Issuer:
         self._version = 0  # another: somebody is elsewhere than before
 
     def learn(self, host: str, ingress: int, mac: bytes) -> bool:
-        """This is the MAC of an address behind a port; whether it was not known."""
+        """Note the MAC of an address behind a port; return whether it is new."""
         known = self._neighbours.get((host, ingress))
         if known == mac:
             return False
@@ -90,17 +90,17 @@ class Issuer:
         return True
 
     def mac_of(self, host: str, ingress: int) -> bytes | None:
-        """The MAC of an address behind a port, if it has been heard."""
+        """Find the MAC of an address behind a port, if it has been heard."""
         return self._neighbours.get((host, ingress))
 
     def issue(self, sends: Sequence[Outgoing], now: float) -> list[Transmission]:
-        """Frames that carry these packets, super-frames where they can be."""
+        """Make frames that carry these packets, super-frames where the port takes them."""
         if len(sends) == 1 and type(sends[0]) is Recurring:
             return self._recurring(sends[0], now)
         return self._frames(sends, now)
 
     def _recurring(self, out: Recurring, now: float) -> list[Transmission]:
-        """Always the same ones, if all who are to have it can have it in super-frames."""
+        """Make the same frames each time, if all receivers can have them as super-frames."""
         known = self._ready.get(out.rows)
         if known is not None and known[0] == self._version:
             return known[1]
@@ -111,7 +111,7 @@ class Issuer:
         return frames
 
     def _takes_supers(self, peer: Address, size: int) -> bool:
-        """Whether a peer can be sent packets of so many bytes in super-frames."""
+        """Whether a peer can be sent packets of `size` bytes in super-frames."""
         jack = self.jacks[peer.ingress]
         known = (peer.host, peer.ingress) in self._neighbours
         return known and jack.offload and size + HEADERS - ETH_HEADER <= jack.mtu
@@ -162,7 +162,7 @@ class Issuer:
         return Route(self.mac, mac, self.address, destination, self.port, peer.port, tos)
 
     def _ask(self, peer: Address, now: float) -> list[Transmission]:
-        """An ARP request for a peer, unless one was sent just now."""
+        """Make an ARP request for a peer, unless one was sent just now."""
         key = (peer.host, peer.ingress)
         if now - self._asked.get(key, -ASK_AGAIN) < ASK_AGAIN:
             return []

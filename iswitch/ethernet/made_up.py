@@ -17,22 +17,22 @@ MAC_PREFIX = b"\x02\x69"  # locally administered unicast, and an "i"; the addres
 
 
 def ip(address: Address) -> bytes:
-    """The IPv4 address in four bytes."""
+    """Give the IPv4 address as four bytes."""
     return IPv4Address(address.host).packed
 
 
 def mac(address: Address) -> bytes:
-    """The MAC that a machine is given."""
+    """Make up the MAC of a machine."""
     return MAC_PREFIX + ip(address)
 
 
 def route(source: Address, target: Address, tos: int) -> Route:
-    """All that the headers say."""
+    """Make up the headers between two machines."""
     return Route(mac(source), mac(target), ip(source), ip(target), source.port, target.port, tos)
 
 
 def frames(source: Address, target: Address, tos: int, payloads: Rows) -> Rows:
-    """Ethernet frames, a row each, for payloads of one size, with finished checksums."""
+    """Make Ethernet frames, a row each, of payloads of one size, with finished checksums."""
     payloads = np.ascontiguousarray(payloads)
     heads = route(source, target, tos).heads(payloads.shape[1], sums(payloads))[:, ETH:]
     return np.concatenate((heads, payloads), axis=1)

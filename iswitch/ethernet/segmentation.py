@@ -54,7 +54,7 @@ class Super(NamedTuple):
     network: int
 
     def packet(self, payload: int) -> int:
-        """Bytes of the largest IP packet in it, which has all of `payload` bytes."""
+        """Give the bytes of its largest IP packet, if it has `payload` bytes in all."""
         return self.header - ETH_HEADER + min(self.size, payload)
 
 
@@ -88,7 +88,7 @@ def read_super(row: bytes, length: int) -> Super | None:
 
 
 def _network(row: bytes) -> int:
-    """Where the header behind Ethernet and VLAN tags begins in the frame of a row."""
+    """Find the place of the header behind Ethernet and VLAN tags in a row."""
     at = ETH_HEADER
     while row[ETH + at - 2 : ETH + at] in VLAN_TYPES:
         at += VLAN_TAG
@@ -96,7 +96,7 @@ def _network(row: bytes) -> int:
 
 
 def wire_frames(row: Rows) -> list[Rows]:
-    """The frames, without virtio_net_hdr, that a row stands for.
+    """Cut a row into the frames, without virtio_net_hdr, that it stands for.
 
     Returns:
         one or two arrays (n, size), as frames of one size are together; none if the
@@ -132,7 +132,7 @@ def wire_frames(row: Rows) -> list[Rows]:
 
 @lru_cache(maxsize=1024)
 def super_head(head: bytes, size: int) -> bytes:
-    """The head of a super-datagram of UDP in IPv4, without options, with `size` bytes of payload.
+    """Make the head of a super-datagram of UDP in IPv4, without options, of `size` payload bytes.
 
     `head` is that of another, or of this, which had more or fewer packets; one packet is no
     super-datagram. The checksum of UDP is left unfinished.
@@ -151,7 +151,7 @@ def super_head(head: bytes, size: int) -> bytes:
 
 
 def _frames(head: Rows, whole: Super, bodies: Rows, first: int, start: int, offset: int) -> Rows:
-    """Frames number `first` and on of a super-frame, all of one size."""
+    """Cut frames number `first` and on out of a super-frame, all of one size."""
     n, size = bodies.shape
     ip, is_end = whole.network, first + n == whole.frames
     frames = np.empty((n, head.size + size), np.uint8)
@@ -188,7 +188,7 @@ def _frames(head: Rows, whole: Super, bodies: Rows, first: int, start: int, offs
 
 
 def _length(head: Rows, ip: int, start: int) -> int:
-    """Bytes from the transport header to the end, as the headers of the whole say."""
+    """Read from the headers the bytes from the transport header to the end."""
     if head[ip] >> 4 == 4:
         total = int.from_bytes(head[ip + 2 : ip + 4].tobytes(), "big")
         return total - (start - ip)

@@ -53,7 +53,7 @@ _FLOW = _mask(slice(ETH, IP + 2), slice(IP + 9, IP + 10), slice(IP + 12, UDP + 4
 
 
 class Lengths(NamedTuple):
-    """What the headers of a datagram say of its length, and how it came."""
+    """The lengths that a datagram's headers tell, and how it came."""
 
     flags: int
     gso_type: int
@@ -66,7 +66,7 @@ _LENGTHS = struct.Struct(f"<BB2xH{IP - 6 + 2}xH{UDP - IP}xH")
 
 
 def groups(frames: Frames, mac: npt.NDArray[np.uint8]) -> Iterator[Frames]:
-    """Datagrams for `mac` of one flow and length, or frames of one type between two stations.
+    """Part frames into datagrams for `mac` of one flow and length, and frames between two stations.
 
     The last of several super-datagrams may be shorter. Frames too short for a head are on their
     own: what would be compared means nothing.
@@ -92,7 +92,7 @@ def groups(frames: Frames, mac: npt.NDArray[np.uint8]) -> Iterator[Frames]:
 
 
 def apart(frames: Frames) -> Iterator[Frames]:
-    """Parts of what came together whose consequences do not mix: each flow, each control packet.
+    """Part frames so that their consequences do not mix: each flow, each control packet.
 
     For those who take note of what is sent because of what: where the last contributions and a
     Leave come at once, what is sent again because of the former is sent to a member still.
@@ -108,7 +108,7 @@ def apart(frames: Frames) -> Iterator[Frames]:
 
 
 def is_uniform(frames: Frames, mac: npt.NDArray[np.uint8]) -> bool:
-    """Whether all are one group; a few comparisons of bytes say so of most batches."""
+    """Whether all frames are one group; of most batches a few comparisons of bytes tell."""
     heads, lengths = frames.heads, frames.lengths
     n = len(lengths)
     first = heads[0].tobytes()
@@ -120,12 +120,12 @@ def is_uniform(frames: Frames, mac: npt.NDArray[np.uint8]) -> bool:
 
 
 def same(heads: Rows, first: bytes, part: slice) -> bool:
-    """Whether a part of all heads is as in one."""
+    """Whether a part of all heads equals that of one head."""
     return bool(heads[:, part].tobytes() == first[part] * len(heads))
 
 
 def fixed(head: bytes) -> bytes:
-    """The part of a head that is the same in all datagrams of a flow that are of one length."""
+    """Give the part of a head that all datagrams of a flow and length have in common."""
     return head[: IP + 4] + head[IP + 6 : IP + 10] + head[IP + 12 : UDP + 6]
 
 
@@ -140,7 +140,7 @@ def _swap(word: int) -> int:
 
 
 class Flow(NamedTuple):
-    """Tagged datagrams that have all of their headers in common but lengths and checksums."""
+    """Tagged datagrams whose headers agree in all but lengths and checksums."""
 
     peer: Address
     tos: int
@@ -149,7 +149,7 @@ class Flow(NamedTuple):
 
 
 def read_flow(head: bytes, ingress: int, address: bytes, port: int) -> Flow | None:
-    """The flow of a head without IP options; None: no iSwitch traffic for this address and port."""
+    """Read the flow of a head without IP options; None: it is no iSwitch traffic for us."""
     if (
         head[ETH + 12 : IP + 1] != ETHERTYPE_IP + b"\x45"
         or head[IP + 9] != UDP_PROTOCOL
@@ -166,14 +166,14 @@ def read_flow(head: bytes, ingress: int, address: bytes, port: int) -> Flow | No
 
 
 def is_whole(found: Lengths, length: int) -> bool:
-    """Whether a datagram has the bytes that its headers speak of, in a row of `length` bytes."""
+    """Whether a row of `length` bytes has all bytes that the datagram's headers announce."""
     return 8 + IP_HEADER <= IP_HEADER + found.datagram <= found.packet <= length - IP and (
         found.gso_type == GSO_NONE or (found.gso_type == GSO_UDP_L4 and found.gso_size > 0)
     )
 
 
 def without_options(row: bytes) -> bytes | None:
-    """A frame whose IPv4 header has no options any more; None: it had none, or is no such frame."""
+    """Take the options out of a frame's IPv4 header; None: it had none, or is no such frame."""
     if row[ETH + 12 : IP] != ETHERTYPE_IP or len(row) <= IP or row[IP] >> 4 != 4:
         return None
     size = (row[IP] & 0x0F) * 4

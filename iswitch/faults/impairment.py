@@ -1,4 +1,4 @@
-"""What is wrong with a link in one direction: passive, and read from text.
+"""The faults of a link in one direction: passive data, read from text.
 
 `loss=1%,burst=8,delay=5ms,jitter=1ms,duplicate=0.1%,reorder=1%,corrupt=0.01%,rate=100Mbit,queue=100`
 
@@ -103,7 +103,7 @@ class Impairment:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From text such as `loss=1%,delay=5ms`.
+        """Read text such as `loss=1%,delay=5ms`.
 
         Raises:
             QuantityError: an unknown name, one that is said twice, or a value that cannot be.
@@ -122,7 +122,7 @@ class Impairment:
         return cls(**values)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        """What `parse` reads back as an equal one; empty if there is none."""
+        """Write the impairment so that `parse` reads an equal one; empty if there is none."""
         return ",".join(
             f"{field.name}={UNITS[field.name].format(value) if field.name in UNITS else value}"
             for field in fields(self)

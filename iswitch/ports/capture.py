@@ -43,7 +43,7 @@ class _Record(NamedTuple):
 
 
 class _Blocks:
-    """A file of blocks, written some at once, that ends with a whole one whatever happens."""
+    """Writes blocks to a file, which ends with a whole block whatever happens."""
 
     def __init__(self, path: str | Path, begin: bytes) -> None:
         self.error: OSError | None = None  # the first; nothing is written after it
@@ -57,7 +57,7 @@ class _Blocks:
         self._last = self._end
 
     def add(self, blocks: bytes, frames: int) -> None:
-        """Write the blocks of so many frames, soon."""
+        """Queue the blocks of `count` frames to be written."""
         self._kept.append(blocks)
         self._size += len(blocks)
         self._frames += frames
@@ -71,7 +71,7 @@ class _Blocks:
         self._file.close()
 
     def flush(self) -> None:
-        """Write what is left; what cannot be written is counted."""
+        """Write what is left; count what cannot be written."""
         kept, frames = self._kept, self._frames
         self._kept, self._size, self._frames = [], 0, 0
         if self.error is None:
@@ -89,7 +89,7 @@ class _Blocks:
         self.missing += frames
 
     def _cut(self) -> None:
-        """Remove what was half written, and the last chunk: there is room for the last block."""
+        """Remove a half-written end and the last chunk, to make room for the last block."""
         with suppress(OSError):  # a pipe
             self._file.truncate(self._last)
             self._file.seek(self._last)
@@ -139,7 +139,7 @@ class Capture:
         self._thread.start()
 
     def received(self, frames: Frames) -> None:
-        """These frames have come."""
+        """Note frames that have come."""
         rows = (frames.row(i) for i in range(len(frames.lengths)))
 
         def counts() -> list[int]:
@@ -149,7 +149,7 @@ class Capture:
         self._record(frames.ingress, Direction.IN, rows, counts)
 
     def sent(self, transmission: Transmission, refused: Collection[int]) -> None:
-        """These frames have gone, but for the refused ones."""
+        """Note frames that have gone, but for the refused ones."""
 
         def kept(of: Iterable[T]) -> Iterator[T]:
             return (one for i, one in enumerate(of) if i not in refused)
@@ -164,7 +164,7 @@ class Capture:
     def datagrams(
         self, direction: Direction, source: Address, target: Address, tos: int, packets: Packets
     ) -> None:
-        """These have come or gone at a socket: the frames that they would be, at port 0."""
+        """Note datagrams of a socket, as the frames that they would be at port 0."""
         size = packets[0].shape[1]
         rows = (
             route(source, target, tos).head(length, size).tobytes() + payload[:length].tobytes()
@@ -182,7 +182,7 @@ class Capture:
         rows: Iterator[bytes],
         counts: Callable[[], Sequence[int]],
     ) -> None:
-        """Hand rows over to be written; those for which memory lacks are missing.
+        """Hand rows over to be written; rows for which memory lacks will be missing.
 
         `counts` says for how many frames each row stands; asked only then.
         """
@@ -216,7 +216,7 @@ class Capture:
             raise OSError("the thread that writes it has ended early")
 
     def _now(self) -> int:
-        """Nanoseconds since 1970, by the clock as it was in the beginning."""
+        """Tell the nanoseconds since 1970, by the clock as it was in the beginning."""
         return self._epoch + time.monotonic_ns()
 
     def _give(self, record: _Record) -> None:
@@ -228,7 +228,7 @@ class Capture:
         self._given += size
 
     def _lose(self, frames: int) -> None:
-        """These will be missing in the file, which says how many."""
+        """Count frames that will be missing in the file; the file tells the number."""
         self.counters["capture_full"] += frames
         self._missing += frames
 
@@ -247,12 +247,12 @@ class Capture:
 
 
 def _stands_for(row: bytes, size: int | None = None) -> int:
-    """For how many frames on the wire a row stands, of which the beginning serves."""
+    """Count the frames on the wire that a row stands for; its headers are enough."""
     found = read_super(row[:MOST_HEADERS], len(row) if size is None else size) if row[1] else None
     return found.frames if found else 1
 
 
 def on_the_wire(row: bytes) -> Iterator[Rows]:
-    """The frames that a row stands for; one whose virtio_net_hdr makes no sense as it is."""
+    """Cut a row into the frames it stands for; one without a sensible header stays as it is."""
     frame = np.frombuffer(row, np.uint8)
     yield from wire_frames(frame) or [frame[ETH:].reshape(1, -1)]

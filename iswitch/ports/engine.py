@@ -1,4 +1,4 @@
-"""The engine: real clock, moves packets between ports and a switch until told to stop."""
+"""Moves packets between ports and a switch, by the real clock, until told to stop."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Machine(Protocol[In_contra, Out_co]):
     """
 
     def receive(self, came: In_contra, now: float, /) -> Iterable[Out_co]:
-        """Take packets; gives what is to be sent because of them."""
+        """Take packets; yield what is to be sent because of them."""
 
     def deadline(self) -> float | None:
-        """When `handle_timer` wants to be called."""
+        """Tell when `handle_timer` has to be called."""
 
     def handle_timer(self, now: float, /) -> Iterable[Out_co]:
         """Do what is due."""
@@ -84,7 +84,7 @@ class Engine(Generic[In, Out]):
 
     @contextmanager
     def _woken_by_signals(self) -> Iterator[None]:
-        """A context in which the main thread sleeps over no signal.
+        """Make a context in which every signal ends the main thread's sleep.
 
         One that comes between a look at signals and the sleep, or to another thread of a library's,
         would be heeded with the next packet only.
@@ -121,12 +121,12 @@ class Engine(Generic[In, Out]):
                 self._sleep(waited_for, None if due is None else max(0.0, due - now))
 
     def _sleep(self, waited_for: tuple[int, ...], seconds: float | None) -> None:
-        """Wait for what can be read, for so long at most."""
+        """Wait until something can be read, for `seconds` at most."""
         if self._wake in select.select(waited_for, (), (), seconds)[0]:
             os.read(self._wake, 4096)
 
     def _move(self, now: float) -> tuple[bool, float | None]:
-        """Move what there is; whether there was something, and when the machine's timer is due."""
+        """Move what has come; return whether something had, and when the timer is due."""
         machine, port = self.machine, self.port
         busy = False
         lacked = False

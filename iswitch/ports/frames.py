@@ -1,4 +1,4 @@
-"""Ethernet frames to send, each gathered from a head and a body, many in one system call."""
+"""Sends Ethernet frames, each gathered from a head and a body, many in one system call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEW = 8  # frames for which Python is faster than NumPy
 
 
 class FrameSender:
-    """Frames to send, each gathered from a head and a body, on any interface, in one call.
+    """Sends frames, each gathered from a head and a body, on any interface, in one call.
 
     What is added is only pointed to: it has to stay as it is until `send` has returned.
 
@@ -86,7 +86,7 @@ class FrameSender:
     def send(
         self, fd: int, control: Block | None = None, keep: bool = False
     ) -> list[tuple[int, int]]:
-        """Send all that was added; returns (which, errno) of those the kernel did not take.
+        """Send all that was added; return (which, errno) of those that the kernel did not take.
 
         `keep`: it is there for the next time, too.
         """

@@ -34,7 +34,7 @@ Piece = TypeVar("Piece")
 
 
 class _Run(NamedTuple, Generic[Piece]):
-    """Packets of a part that are under way."""
+    """Packets of one part that are under way."""
 
     part: Part[Piece]
     which: Ints
@@ -70,7 +70,7 @@ class OneWay(Generic[Piece]):
         self._bytes = 0
 
     def send(self, port: int, parts: Sequence[Part[Piece]], now: float) -> list[Piece] | None:
-        """Send into the line of a port; what comes out at once. None: all, as it is."""
+        """Send into a port's line; return what comes out at once. None: all, unchanged."""
         if self.lines[port].only_loses:
             return self._lose(port, parts)
         sizes = np.concatenate([part.sizes for part in parts])
@@ -94,30 +94,30 @@ class OneWay(Generic[Piece]):
         return pieces
 
     def losses(self, port: int, count: int) -> list[int]:
-        """Which of so many packets a line loses that does nothing else."""
+        """Decide which of `count` packets a line loses that does nothing else."""
         lost = self.lines[port].losses(count)
         if lost:
             self._note("lost", len(lost))
         return lost
 
     def _lose(self, port: int, parts: Sequence[Part[Piece]]) -> list[Piece] | None:
-        """The same as `send` for a line that does nothing but lose."""
+        """Send into a line that does nothing but lose packets."""
         lost = self.losses(port, sum(part.count for part in parts))
         return left_of(parts, lost) if lost else None
 
     def due(self, now: float) -> Iterator[Piece]:
-        """What comes out now of what was sent earlier."""
+        """Give what comes out now of what was sent earlier."""
         for run, start, stop in self._transit.pop(now):
             if stop == len(run.which):
                 self._bytes -= int(run.part.sizes.sum())
             yield from run.part.take(run.which[start:stop], run.bit[start:stop])
 
     def deadline(self) -> float | None:
-        """When something comes out."""
+        """Tell when something comes out."""
         return self._transit.deadline()
 
     def close(self) -> None:
-        """What is still under way is lost."""
+        """Count what is still under way as lost."""
         self._note("lost", sum(stop - start for _, start, stop in self._transit.clear()))
 
     def _keep(self, run: _Run[Piece], due: Times) -> None:
@@ -139,7 +139,7 @@ class OneWay(Generic[Piece]):
 
 
 def left_of(parts: Sequence[Part[Piece]], lost: list[int]) -> list[Piece]:
-    """Parts without the packets that are lost, counted over all of them."""
+    """Take lost packets out of parts, counted over all of them."""
     which = np.delete(np.arange(sum(part.count for part in parts)), lost)
     pieces: list[Piece] = []
     at = 0
@@ -151,7 +151,7 @@ def left_of(parts: Sequence[Part[Piece]], lost: list[int]) -> list[Piece]:
 
 
 class Impaired(Generic[In, Out]):
-    """A port of which some directions are impaired.
+    """Wraps a port of which some directions are impaired.
 
     Args:
         port: as it is.
@@ -175,16 +175,16 @@ class Impaired(Generic[In, Out]):
         self._out: OneWay[Any] = OneWay("out", impairments, seed, counters)
 
     def fileno(self) -> int:
-        """The port's descriptor."""
+        """Give the port's descriptor."""
         return self.port.fileno()
 
     def deadline(self) -> float | None:
-        """When something that is late is due, or the port wants to be looked at."""
+        """Tell when a delayed packet is due, or the port has to be looked at."""
         late = earlier(self._in.deadline(), self._out.deadline())
         return earlier(late, self.port.deadline())
 
     def close(self) -> None:
-        """Close the port; what is under way is lost."""
+        """Close the port; count what is under way as lost."""
         self._in.close()
         self._out.close()
         self.port.close()
@@ -194,7 +194,7 @@ class ImpairedPorts(Impaired[Frames, Sequence[Transmission]]):
     """The ports of a switch, some of them impaired."""
 
     def pull(self) -> Iterator[Frames]:
-        """Frames that have come through; what is due on the way out is sent."""
+        """Give the frames that have come through; send what is due on the way out."""
         now = self.clock()
         self.port.push([list(map(transmission, self._out.due(now)))])
         yield from self._in.due(now)
@@ -205,7 +205,7 @@ class ImpairedPorts(Impaired[Frames, Sequence[Transmission]]):
             yield from (frames,) if came is None else came
 
     def _entering(self, frames: Frames, now: float) -> list[Frames] | None:
-        """What comes in at once of frames of one port; None: all, as it is."""
+        """Give what comes in at once of frames of one port; None: all, unchanged."""
         port = frames.ingress
         if not self._in.lines[port].only_loses or (counts := packets_of(frames)) is None:
             return self._in.send(port, frame_parts(frames), now)
@@ -223,7 +223,7 @@ class ImpairedPorts(Impaired[Frames, Sequence[Transmission]]):
         self.port.push(map(self._leaving, steps))
 
     def _leaving(self, step: Sequence[Transmission]) -> Sequence[Transmission]:
-        """What leaves at once."""
+        """Give what leaves at once."""
         now = self.clock()
         leaving: list[Transmission] = []
         by_port: dict[int, list[Transmission]] = {}  # where more can befall them than loss
@@ -247,7 +247,7 @@ class ImpairedPorts(Impaired[Frames, Sequence[Transmission]]):
         return leaving
 
     def _left_of(self, one: Transmission) -> list[Transmission] | None:
-        """What a line that only loses lets through; None: all, as it is."""
+        """Give what a line that only loses lets through; None: all, unchanged."""
         port, heads, bodies, lengths, counts = one
         total = sum(counts)
         lost = self._out.losses(port, total)
@@ -267,7 +267,7 @@ class ImpairedDatagrams(Impaired[Burst, Outgoing]):
     """A UDP socket, impaired."""
 
     def pull(self) -> Iterator[Burst]:
-        """Datagrams that have come through; what is due on the way out is sent."""
+        """Give the datagrams that have come through; send what is due on the way out."""
         now = self.clock()
         self.port.push(self._out.due(now))
         yield from self._in.due(now)
@@ -280,7 +280,7 @@ class ImpairedDatagrams(Impaired[Burst, Outgoing]):
         self.port.push(self._leaving(sends) if self._out.lines else sends)
 
     def _leaving(self, sends: Iterable[Outgoing]) -> Iterator[Outgoing]:
-        """What leaves at once; to each receiver by itself."""
+        """Give what leaves at once, to each receiver by itself."""
         now = self.clock()
         for out in sends:
             parts = [Payloads[Outgoing](out._replace(peers=(peer,))) for peer in out.peers]

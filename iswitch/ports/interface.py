@@ -41,7 +41,7 @@ class RawPortError(OSError):
 
 
 class RawPort:
-    """One interface, to receive from.
+    """Receives all frames of one interface.
 
     Raises:
         RawPortError: no such interface, no privilege, or a kernel feature lacks.
@@ -71,28 +71,28 @@ class RawPort:
             ) from error
 
     def expect(self, frames: Frames) -> None:
-        """Be ready for more frames such as these."""
+        """Choose the room for the next frames by these."""
         heads = frames.heads
         self.spacing.expect(frames.lengths, lambda i: int(VNET.unpack_from(heads[i])[3]))
 
     def dropped(self) -> int:
-        """Frames that the kernel has dropped since the last call: the buffer was full."""
+        """Count the frames that the kernel has dropped since the last call: the buffer was full."""
         packed = self.socket.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)
         return int.from_bytes(packed[4:], "little")
 
     def is_up(self) -> bool:
-        """Whether somebody has set it up."""
+        """Whether the interface is up."""
         return bool(self._ask(SIOCGIFFLAGS) & IFF_UP)
 
     def _ask(self, request: int) -> int:
-        """What netdevice(7) says of the interface."""
+        """Ask netdevice(7) about the interface."""
         answer = fcntl.ioctl(self.socket, request, struct.pack("16si20x", self.ifname.encode(), 0))
         found: int = struct.unpack_from("i", answer, 16)[0]
         return found
 
 
 def interface(ifname: str) -> int:
-    """The number of an interface, in this thread's network namespace.
+    """Find the number of an interface, in this thread's network namespace.
 
     Raises:
         RawPortError: there is none; the message names those that there are.
@@ -107,7 +107,7 @@ def interface(ifname: str) -> int:
 
 
 def packet_socket(buffer: int) -> socket.socket:
-    """An AF_PACKET socket that is bound to nothing and receives nothing yet.
+    """Open an AF_PACKET socket that is bound to nothing and receives nothing yet.
 
     Raises:
         RawPortError: no privilege, or a kernel feature lacks.

@@ -17,7 +17,7 @@ LARGE = 32 << 20  # bytes from which on a buffer has pages of its own; the most 
 
 
 def keep_freed() -> None:
-    """Do so from now on; where the C library has no such setting, nothing changes."""
+    """Have the C library keep freed memory, where it has such a setting."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGE)
@@ -25,7 +25,7 @@ def keep_freed() -> None:
 
 
 def settle() -> None:
-    """Have the collector of cycles leave alone what is there now: modules, mostly.
+    """Take all that exists now, modules mostly, out of the collector's reach.
 
     It would look through all of it again and again, in the middle of a round.
     """

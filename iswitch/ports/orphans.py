@@ -1,4 +1,4 @@
-"""Children that do not outlive who started them."""
+"""Children that die with the process that started them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIBC = ctypes.CDLL(None)  # loaded here: after a fork it is too late
 
 
 class DiesWithParent:
-    """For `preexec_fn`: the child is killed when the thread that starts it dies, even crashes."""
+    """Has the kernel kill a child when the thread that starts it dies; for `preexec_fn`."""
 
     def __init__(self) -> None:
         self._parent = os.getpid()

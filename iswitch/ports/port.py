@@ -1,4 +1,4 @@
-"""What every port can do."""
+"""The interface of all ports."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ class Port(Protocol[In_co, Out_contra]):
     """Moves packets: a socket, or all the ports of a switch."""
 
     def fileno(self) -> int:
-        """A descriptor that is readable when something has come."""
+        """Give a descriptor that is readable when something has come."""
 
     def pull(self) -> Iterable[In_co]:
-        """What has come, without waiting; each is done with before the next is asked for."""
+        """Give what has come, without waiting; each is handled before the next is asked for."""
 
     def push(self, sends: Iterable[Out_contra], /) -> None:
-        """Send."""
+        """Send packets or frames."""
 
     def deadline(self) -> float | None:
-        """When `pull` wants to be called though nothing has come; None: not at all."""
+        """Tell when to call `pull` though nothing has come; None: not at all."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Close sockets and files."""
 
 
 def earlier(one: float | None, other: float | None) -> float | None:
-    """The earlier of two times, if any."""
+    """Give the earlier of two times, if any."""
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)

@@ -44,13 +44,13 @@ class Recorder(Protocol):
     """Takes note of all frames that come and go."""
 
     def received(self, frames: Frames) -> None:
-        """These frames have come."""
+        """Note frames that have come."""
 
     def sent(self, transmission: Transmission, refused: Collection[int]) -> None:
-        """These frames have gone, but for the refused ones."""
+        """Note frames that have gone, but for the refused ones."""
 
     def close(self) -> None:
-        """There will be no more."""
+        """End the record."""
 
 
 class _Post(NamedTuple):
@@ -63,7 +63,7 @@ class _Post(NamedTuple):
 
 
 class RawPorts:
-    """The ports of a switch.
+    """Receives and sends at the interfaces of a switch.
 
     Args:
         ifnames: the interfaces, in the order of the ports' numbers.
@@ -122,15 +122,15 @@ class RawPorts:
 
     @property
     def jacks(self) -> list[Jack]:
-        """What each port can do."""
+        """Describe the abilities of each port."""
         return [Jack(port.mtu, self.offload, port.most) for port in self.ports]
 
     def fileno(self) -> int:
-        """A descriptor that is readable when a frame has come at some port."""
+        """Give a descriptor that is readable when a frame has come at some port."""
         return self._epoll.fileno()
 
     def deadline(self) -> None:
-        """Nothing is kept here until a time comes."""
+        """Give none: nothing is kept here until a time comes."""
 
     def close(self) -> None:
         """Close all sockets."""
@@ -148,7 +148,7 @@ class RawPorts:
     # Receiving
 
     def pull(self) -> Iterator[Frames]:
-        """Frames that have come, without waiting; those of one port stay valid until the next."""
+        """Give frames that have come, without waiting; a port's are valid until its next."""
         for fd, _ in self._epoll.poll(0, len(self.ports)):
             number = self._numbers[fd]
             frames = self._receive(self.ports[number], number)
@@ -203,7 +203,7 @@ class RawPorts:
     # Sending
 
     def push(self, steps: Iterable[Sequence[Transmission]]) -> None:
-        """Send frames, step by step; what the kernel does not take is counted."""
+        """Send frames, step by step; count what the kernel does not take."""
         for whole in steps:
             if type(whole) is RecurringFrames and self._post(whole):
                 continue
@@ -222,7 +222,7 @@ class RawPorts:
             self._flush(counts, begun)
 
     def _broadcast(self, step: Sequence[Transmission]) -> list[Transmission]:
-        """Send what goes to several ports and the kernel can copy; the rest."""
+        """Send what goes to several ports and the kernel can copy; return the rest."""
         assert self._replicator is not None
         left: list[Transmission] = []
         at = 0
@@ -248,7 +248,7 @@ class RawPorts:
     def _account(
         self, copies: Sequence[Transmission], failures: Sequence[tuple[int, int]]
     ) -> list[Transmission]:
-        """Count what the kernel has copied; what has still to be sent."""
+        """Count what the kernel has copied; return what has still to be sent."""
         counts = copies[0].counts
         refused = dict(failures)
         full = {i for i, error in refused.items() if error == errno.ENOBUFS}
@@ -264,7 +264,7 @@ class RawPorts:
         return [only(copy, before) for copy in copies if before]
 
     def _post(self, whole: RecurringFrames) -> bool:
-        """Send what the kernel copies and is described already; False: it cannot be so."""
+        """Send frames that the kernel copies, as described before; False: it cannot."""
         replicator = self._replicator
         if replicator is None:
             return False
@@ -308,14 +308,14 @@ class RawPorts:
 
 
 def only(whole: Transmission, which: Sequence[int]) -> Transmission:
-    """Some of its frames."""
+    """Give some frames of a transmission."""
     heads = None if whole.heads is None else whole.heads[which]
     lengths, counts = ([of[i] for i in which] for of in (whole.lengths, whole.counts))
     return Transmission(whole.port, heads, whole.bodies[which], lengths, counts)
 
 
 def at_most(step: Iterable[Transmission], most: int) -> Iterator[Transmission]:
-    """The same frames, at most so many in one."""
+    """Cut transmissions so that none has more than `most` frames."""
     for whole in step:
         if len(whole.lengths) <= most:
             yield whole

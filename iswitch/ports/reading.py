@@ -1,4 +1,4 @@
-"""Datagrams that have come, as bursts: by sender and kind, as super-datagrams or one by one."""
+"""Reads bursts out of datagrams that came together: by sender and kind, whole or one by one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = 4096  # kinds of datagrams that are remembered; strangers may have ever 
 
 
 class DatagramKind(NamedTuple):
-    """What the sender's address and the control messages of a datagram say."""
+    """The sender and the control messages of a datagram, read."""
 
     peer: Address
     tos: int
@@ -100,7 +100,7 @@ class BurstReader:
         return bursts
 
     def _together(self, bodies: Rows, lengths: list[int], meta: Rows) -> Burst | None:
-        """Datagrams of one sender, whose packets are full but the very last, as one burst.
+        """Put datagrams of one sender, full packets but the very last, together as one burst.
 
         So they come where something was lost. To copy them next to each other costs less than to
         handle them one by one. None: these are something else.

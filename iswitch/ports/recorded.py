@@ -31,15 +31,15 @@ class RecordedDatagrams:
         self.capture = capture
 
     def fileno(self) -> int:
-        """As the port."""
+        """Give the port's descriptor."""
         return self.port.fileno()
 
     def deadline(self) -> float | None:
-        """As the port."""
+        """Tell when the port has to be looked at."""
         return self.port.deadline()
 
     def pull(self) -> Iterator[Burst]:
-        """What has come, recorded; control packets one by one, so that answers are behind them."""
+        """Record and give what has come; control packets singly, so that answers follow them."""
         for burst in self.port.pull():
             is_control = classify(burst.tos) is Traffic.CONTROL
             for part in burst.singles() if is_control else (burst,):
@@ -48,7 +48,7 @@ class RecordedDatagrams:
                 yield part
 
     def push(self, sends: Iterable[Outgoing]) -> None:
-        """Send, recorded."""
+        """Record packets, and send them."""
         for out in sends:
             for peer in out.peers:
                 packets = (out.rows, out.tail)

@@ -1,4 +1,4 @@
-"""Buffers of memory that the system really has: asked for, and touched.
+"""Takes buffers of memory that the system really has: asked for, and touched.
 
 Linux promises more memory than there is, and ends a process that uses what it was promised. So
 before memory is taken the limits are read that only strike later (the machine's, those of control
@@ -34,7 +34,7 @@ GROUPS = Path("/sys/fs/cgroup")
 
 
 def room(proc: Path = Path("/proc"), groups: Path = GROUPS) -> int:
-    """Bytes that this process can still use, before the machine or a control group is full."""
+    """Count the bytes that this process can still use before the machine or a group is full."""
     return min((_machine(proc), *_control_groups(proc, groups)))
 
 
@@ -51,7 +51,7 @@ def _machine(proc: Path) -> int:
 
 
 def _control_groups(proc: Path, groups: Path) -> Iterator[int]:
-    """What each of the groups has left that this process is in, version 1 or 2."""
+    """List the bytes left in each control group of this process, version 1 or 2."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -75,7 +75,7 @@ def _control_groups(proc: Path, groups: Path) -> Iterator[int]:
 
 
 def _left(folder: Path, limit: str, usage: str) -> int:
-    """Bytes below a group's limit; pages of files make room."""
+    """Count the bytes below a group's limit; pages of files make room."""
     try:
         most = (folder / limit).read_text().strip()
         if most == "max":
@@ -107,11 +107,11 @@ class SystemBuffers(Buffers):
 
     @property
     def pending(self) -> int:
-        """Bytes that were taken and are still to be touched."""
+        """Count the bytes that were taken and are still to be touched."""
         return self._pending
 
     def see(self, nbytes: int) -> None:
-        """Check that the system can give so many bytes in all, before the first is taken.
+        """Check, before the first byte is taken, that the system can give `nbytes` in all.
 
         Raises:
             MemoryError: it cannot.
@@ -120,7 +120,7 @@ class SystemBuffers(Buffers):
             raise MemoryError
 
     def take(self, nbytes: int) -> Rows:
-        """So many bytes, all zero, that the system will not take back.
+        """Take `nbytes` bytes, all zero, that the system will not take back.
 
         Raises:
             MemoryError: they cannot be had.
@@ -154,7 +154,7 @@ class SystemBuffers(Buffers):
             self._pending -= size
 
     def _populate(self, at: int, nbytes: int) -> bool:
-        """Make some pages, if need be a little later; False: an older kernel, that cannot do so.
+        """Make some pages, retrying for a while; False: an older kernel, which cannot.
 
         Then, and where it refuses for long, they are made when they are used.
         """

@@ -1,4 +1,4 @@
-"""Packets to send, as super-datagrams or one by one, to one receiver or to many in one call."""
+"""Sends packets at a socket, as super-datagrams or one by one, to one receiver or to many."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOT_WHOLE = (errno.EIO, errno.EINVAL, errno.EMSGSIZE)
 
 
 class Receivers(NamedTuple):
-    """Receivers that are sent to from the same address: where their sockaddr_in are."""
+    """Receivers that are sent to from one address of ours: the places of their sockaddr_in."""
 
     source: bytes  # our address; b"": as the kernel chooses
     names: npt.NDArray[np.uint64]  # all of them
@@ -86,7 +86,7 @@ class DatagramSender:
                     self._send_singly(group.names, out, single)
 
     def _post(self, out: Recurring) -> Outgoing | None:
-        """Send what is described already; what is left of it to be sent otherwise."""
+        """Send packets that are described already; return what is left to be sent otherwise."""
         known = self._posts.get(out.rows)
         if known is None or known[0] != self._described:
             post = self._describe(out)  # which may be the first to look where they are
@@ -98,7 +98,7 @@ class DatagramSender:
         return None if sent >= len(out.rows) else out._replace(rows=out.rows[sent:])
 
     def _describe(self, out: Recurring) -> Post | None:
-        """Super-datagrams for a single receiver that can be sent such; None: something else."""
+        """Describe super-datagrams for a single receiver; None: these are something else."""
         (group, *others) = self._groups.get(out.peers) or self._group(out.peers)
         if others or len(group.whole) != 1 or len(out.rows) == 1:
             return None
@@ -113,7 +113,7 @@ class DatagramSender:
         return Post(payloads, int(group.whole[0]), control)
 
     def _send_supers(self, group: Receivers, out: Outgoing) -> None:
-        """Send super-datagrams to whom the way carries them."""
+        """Send super-datagrams to the receivers that they reach."""
         control = self._control(out.tos, out.rows.shape[1], group.source)
         single = self._control(out.tos, 0, group.source)
         if out.rows.shape[0] <= super_packets(out.rows.shape[1], self.most):
@@ -133,7 +133,7 @@ class DatagramSender:
             at += sum(some.counts)
 
     def _send_whole(self, names: list[int], some: SuperDatagrams, control: Block) -> dict[int, int]:
-        """Send super-datagrams to each; by who refuses: how many packets were sent before."""
+        """Send super-datagrams to each; return how many packets a refusing receiver got before."""
         payloads, lengths, counts = some
         if len(counts) == 1:
             receivers = np.array(names, np.uint64)
@@ -155,7 +155,7 @@ class DatagramSender:
         control: Block,
         packets: int = 1,
     ) -> list[int]:
-        """Send one datagram to each; returns who cannot be sent a super-datagram."""
+        """Send one datagram to each; return those that cannot be sent a super-datagram."""
         refused: list[int] = []
         while len(names):
             some = names[: self._sender.most]
@@ -172,7 +172,7 @@ class DatagramSender:
     def _send_rows(
         self, rows: Rows, tail: int, name: int, control: Block, counts: Sequence[int] = ()
     ) -> int:
-        """Send each row as a datagram to one receiver; says how many are done with.
+        """Send each row as a datagram to one receiver; return how many are done.
 
         With counts they are super-datagrams of so many packets; it stops at one that the way does
         not carry.
@@ -189,7 +189,7 @@ class DatagramSender:
         return done
 
     def _attempt(self, send: Callable[..., int], *args: object) -> int:
-        """Send; returns how many datagrams the kernel took, or if none, minus the errno."""
+        """Send; return how many datagrams the kernel took, or if none, minus the errno."""
         code = errno.EINTR
         for _ in range(3):
             try:
@@ -206,7 +206,7 @@ class DatagramSender:
     # Receivers
 
     def _group(self, peers: tuple[Address, ...]) -> list[Receivers]:
-        """The receivers by the address they are sent to from."""
+        """Group receivers by the address of ours that they are sent to from."""
         if len(self._groups) >= GROUPS:
             self.forget()
         by_source: dict[bytes, list[Address]] = {}
@@ -228,7 +228,7 @@ class DatagramSender:
         self._names.clear()
 
     def _send_to_singly(self, name: int) -> None:
-        """From now on no super-datagrams to the receiver whose sockaddr_in is there."""
+        """Send no super-datagrams any more to the receiver whose sockaddr_in is there."""
         for packed in self._names:
             at = name - packed.address
             if 0 <= at < packed.size:
@@ -238,7 +238,7 @@ class DatagramSender:
         self._groups.clear()  # the memory stays, it is being sent from
 
     def _control(self, tos: int, segment: int, source: bytes) -> Block:
-        """Control messages: the ToS byte, the size of segments (0: none), our address."""
+        """Pack control messages: the ToS byte, the size of segments (0: none), our address."""
         control = self._controls.get((tos, segment, source))
         if control is None:
             packed = struct.pack("<Qiii4x", 20, socket.IPPROTO_IP, socket.IP_TOS, tos)

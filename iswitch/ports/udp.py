@@ -51,7 +51,7 @@ USUAL = 1472  # bytes of a datagram, until there are larger ones
 
 
 class UdpPort:
-    """One UDP socket.
+    """Receives and sends at one UDP socket.
 
     Args:
         listen: address to bind, (host, port); port 0: any.
@@ -112,11 +112,11 @@ class UdpPort:
                     raise
 
     def fileno(self) -> int:
-        """A descriptor to wait on."""
+        """Give a descriptor to wait on."""
         return self.lobby.fileno() if self.lobby else self.socket.fileno()
 
     def deadline(self) -> float | None:
-        """When it is time to look into the lobby again; else nothing waits here for a time."""
+        """Tell when to look into the lobby again; nothing else waits here for a time."""
         return self.lobby.closed_until if self.lobby else None
 
     def close(self) -> None:
@@ -143,13 +143,13 @@ class UdpPort:
 
     @property
     def mtu(self) -> int:
-        """The MTU of the way to the peer this port is connected to, in bytes of IP."""
+        """Read the MTU of the way to the peer this port is connected to, in bytes of IP."""
         return self.socket.getsockopt(socket.IPPROTO_IP, IP_MTU)
 
     # Receiving
 
     def pull(self) -> Iterable[Burst]:
-        """Packets that have come, without waiting. They are valid until the next call."""
+        """Give the packets that have come, without waiting. They are valid until the next call."""
         if self.lobby is None:
             return self._pull()
         return self._pull_both(self.lobby)
@@ -179,7 +179,7 @@ class UdpPort:
     # Sending
 
     def push(self, sends: Iterable[Outgoing]) -> None:
-        """Send packets; what the kernel does not take is counted (`tx_failed`)."""
+        """Send packets; count those that the kernel does not take (`tx_failed`)."""
         for given in sends:
             try:
                 self._out.send(given)

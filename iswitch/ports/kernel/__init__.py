@@ -1,1 +1,1 @@
-"""What ports ask of Linux: batches of messages, BPF, interfaces, offloads."""
+"""Linux' system calls for ports: batches of messages, BPF, interfaces, offloads."""

@@ -45,12 +45,12 @@ def bpf(command: int, attributes: bytes) -> int:
 
 
 def create_map(kind: int, value: int, entries: int) -> int:
-    """A map from numbers to values of so many bytes; its descriptor."""
+    """Create a map from numbers to values of `size` bytes; return its descriptor."""
     return bpf(MAP_CREATE, struct.pack("<IIII", kind, 4, value, entries))
 
 
 def lookup(map_: int, key: int) -> int:
-    """The 64-bit value of an array's element."""
+    """Read the 64-bit value of an array's element."""
     value = ctypes.c_uint64()
     _element(MAP_LOOKUP, map_, key, value)
     return value.value
@@ -68,7 +68,7 @@ def _element(command: int, map_: int, key: int, value: Any) -> None:
 
 
 def load(code: bytes) -> int:
-    """Give the kernel a program for frames; its descriptor."""
+    """Give the kernel a program for frames; return its descriptor."""
     memory = ctypes.create_string_buffer(code, len(code))
     license_ = ctypes.create_string_buffer(b"Apache-2.0")
     places = ctypes.addressof(memory), ctypes.addressof(license_)
@@ -76,7 +76,7 @@ def load(code: bytes) -> int:
 
 
 def attach(program: int, interface: int) -> int:
-    """Have a program see what leaves at an interface of this network namespace.
+    """Attach a program to all that leaves at an interface of this network namespace.
 
     Returns:
         a descriptor; closing it takes the program away.
@@ -85,16 +85,16 @@ def attach(program: int, interface: int) -> int:
 
 
 def step(code: int, to: int = 0, source: int = 0, offset: int = 0, value: int = 0) -> bytes:
-    """One instruction."""
+    """Make one instruction."""
     return struct.pack("<BBhi", code, to | source << 4, offset, value)
 
 
 def load_map(to: int, map_: int) -> bytes:
-    """Two instructions: a map's address, by its descriptor."""
+    """Make the two instructions that load a map's address, by its descriptor."""
     return step(LOAD_MAP, to, 1, 0, map_) + step(0)
 
 
 def call(helper: int, *arguments: int) -> bytes:
-    """Call a helper with these constants as R2 and on, and the context, which R6 holds, as R1."""
+    """Make a call of a helper with these constants as R2 and on, and the context, R6, as R1."""
     given = b"".join(step(MOVE_VALUE, i, value=one) for i, one in enumerate(arguments, 2))
     return step(MOVE, 1, 6) + given + step(CALL, value=helper)

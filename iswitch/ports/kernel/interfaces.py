@@ -1,4 +1,4 @@
-"""How large super-datagrams may be at an interface: what rtnetlink(7) and netdevice(7) say of it.
+"""The largest super-datagrams of an interface, as rtnetlink(7) and netdevice(7) tell it.
 
 A device takes packets of segmentation offload with so many segments at most (`ip link set DEV
 gso_max_segs N`). TCP keeps to it, UDP does not by itself: what is larger is cut into single packets
@@ -28,7 +28,7 @@ SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 def most_segments(index: int) -> int:
-    """Packets that a super-datagram may have for an interface to take it whole.
+    """Find how many packets a super-datagram may have for an interface to take it whole.
 
     Raises:
         OSError: there is no such interface.
@@ -53,7 +53,7 @@ def most_segments(index: int) -> int:
 
 
 def most_segments_at(host: str) -> int:
-    """The same for the interface that has this address; if none has, as much as any takes.
+    """Find it for the interface that has this address; if none has, as much as any takes.
 
     Raises:
         OSError: the kernel does not tell.
@@ -63,7 +63,7 @@ def most_segments_at(host: str) -> int:
 
 
 def interface_of(host: str) -> int | None:
-    """The interface that has this IPv4 address as its first; None: there is none."""
+    """Find the interface that has this IPv4 address as its first; None: there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for index, name in socket.if_nameindex():
             try:

@@ -62,7 +62,7 @@ OWN, LOBBY = 0, 1  # places of the two sockets in their group
 
 
 class Guests(NamedTuple):
-    """Datagrams of the lobby that want a look each: rows, their lengths, and who and how."""
+    """Datagrams of the lobby that have to be handled: rows, their lengths, senders and kinds."""
 
     bodies: Rows
     lengths: list[int]
@@ -70,7 +70,7 @@ class Guests(NamedTuple):
 
 
 def program(members: list[Address]) -> bytes:
-    """The kernel's choice: the socket for members, the lobby for all others."""
+    """Write the kernel's choice: the socket for members, the lobby for all others."""
     step = struct.Struct("=HBBI")
     code = [step.pack(LD_BYTE, 0, 0, NETWORK)]
     code += [step.pack(JUMP_IF_EQUAL, 1, 0, PLAIN), step.pack(RETURN, 0, 0, LOBBY)]
@@ -87,7 +87,7 @@ def program(members: list[Address]) -> bytes:
 
 
 class Lobby:
-    """The second socket.
+    """Receives from strangers at a second socket.
 
     Args:
         own: the first, bound already.
@@ -142,7 +142,7 @@ class Lobby:
         self._epoll.register(self.socket, select.EPOLLIN)
 
     def fileno(self) -> int:
-        """A descriptor that is ready when one of the sockets is, unless the lobby is closed."""
+        """Give a descriptor that is ready when a socket is; the lobby counts while it is open."""
         return self._epoll.fileno()
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class Lobby:
         self.socket.close()
 
     def tell(self) -> None:
-        """Tell the kernel who is a member, if that has changed."""
+        """Tell the kernel the members, if they have changed."""
         if self._changes == self.members.changes:
             return
         self._changes = self.members.changes
@@ -178,7 +178,7 @@ class Lobby:
         return True
 
     def pull(self, members_wait: bool) -> Iterator[Guests]:
-        """What has come that wants a look, if it is time for the lobby.
+        """Give strangers' datagrams that have to be handled, if it is time for the lobby.
 
         Args:
             members_wait: the first socket had packets just now.
@@ -214,7 +214,7 @@ class Lobby:
             self._epoll.modify(self.socket, 0)
 
     def _turn_away(self, bodies: Rows, lengths: list[int]) -> Guests:
-        """Count what no member has sent and needs no answer; the rest."""
+        """Count strangers' data, which needs no answer; return the rest."""
         n = len(lengths)
         meta = self._receiver.meta[:n]
         sources = np.zeros((n, 8), np.uint8)

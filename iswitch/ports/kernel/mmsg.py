@@ -50,12 +50,12 @@ sendmmsg.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int]
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """The address of an array's first byte."""
+    """Give the address of an array's first byte."""
     return int(array.__array_interface__["data"][0])
 
 
 class _Layout(NamedTuple):
-    """Slots with bodies that lie so far apart."""
+    """Slots for datagrams whose bodies lie at one distance from each other."""
 
     most: int
     bodies: Rows
@@ -67,7 +67,7 @@ class _Layout(NamedTuple):
 
 
 class Receiver:
-    """Slots for a batch of datagrams, or of frames.
+    """Receives batches of datagrams, or of frames, into slots of memory.
 
     How far apart the bodies lie, `spacing`, is up to the caller, from call to call (`Spacing`): the
     bodies of equally long super-datagrams then are one piece of memory, and so are the packets in
@@ -95,7 +95,7 @@ class Receiver:
         self._used: tuple[_Layout, int] | None = None
 
     def receive(self, fd: int, spacing: int, most: int = BATCH) -> tuple[Rows, list[int]]:
-        """Receive what is there, without waiting.
+        """Receive what has come, without waiting.
 
         Args:
             fd: the socket.
@@ -156,7 +156,7 @@ class Receiver:
 
 
 class Spacing:
-    """How far apart the bodies of the next datagrams are to lie, by the last ones'.
+    """Chooses how far apart the bodies of the next datagrams lie, by the last ones.
 
     Payloads of equally long super-datagrams then are one piece of memory, and nothing is copied;
     the last packet of a super-datagram has room for a whole one.
@@ -173,7 +173,7 @@ class Spacing:
         self._longest = 0  # of the super-datagrams that it was chosen for
 
     def expect(self, lengths: Sequence[int], size: Callable[[int], int]) -> None:
-        """Choose it for what comes after these.
+        """Choose the distance for what comes after these datagrams.
 
         Args:
             lengths: of the last datagrams, with their heads.
@@ -207,7 +207,7 @@ class Block:
 
 
 class Sender:
-    """Descriptions of datagrams to send; they are filled in anew by each call."""
+    """Sends datagrams in one call; each call fills in their descriptions anew."""
 
     def __init__(self, most: int = UIO_MAXIOV) -> None:
         self._iovecs = np.zeros(most, IOVEC)
@@ -259,7 +259,7 @@ class Sender:
         names: npt.NDArray[np.uint64],
         control: Block,
     ) -> int:
-        """Send one datagram (or super-datagram) to several receivers; as `send_rows`.
+        """Send one datagram (or super-datagram) to several receivers; return how many were sent.
 
         Args:
             fd: the socket.
@@ -291,7 +291,7 @@ class Sender:
 
 
 class Post:
-    """Datagrams to one receiver from memory that stays where it is, described once.
+    """Sends datagrams to one receiver from memory that stays where it is, described once.
 
     Args:
         payloads: contiguous bytes of each.
@@ -315,7 +315,7 @@ class Post:
         self._address = address_of(self._headers)
 
     def send(self, fd: int) -> int:
-        """Send them; returns how many the kernel took, from the first on."""
+        """Send all; return how many the kernel took, from the first on."""
         sent: int = sendmmsg(fd, self._address, self._count, 0)
         return max(0, sent)
 

@@ -1,4 +1,4 @@
-"""One frame written, many sent: the kernel makes the copies for the other ports.
+"""Broadcasts of one frame, which the kernel copies for the other ports.
 
 A broadcast goes out as one frame that carries a mark. A program at the egress of every port calls,
 for a marked frame, the program of the mark: for each receiver it writes the addresses into the
@@ -49,7 +49,7 @@ WORTH = 8  # broadcasts to the same receivers before they get a program
 
 
 class Target(NamedTuple):
-    """Whom a frame is for: the number of its port, the interface, and what the headers say."""
+    """The receiver of a frame: its port's number, the interface, and the addresses in headers."""
 
     port: int
     interface: int
@@ -59,7 +59,7 @@ class Target(NamedTuple):
 
 
 class Replicator:
-    """Programs at the egress of all ports.
+    """Has programs at the egress of all ports copy frames.
 
     Args:
         interfaces: their numbers, in this thread's network namespace.
@@ -94,7 +94,7 @@ class Replicator:
         self._descriptors.clear()
 
     def fan(self, copies: Sequence[Transmission]) -> Block | None:
-        """The control message with which the first of these goes to the receivers of all.
+        """Give the control message that sends the first of these to the receivers of all.
 
         They have the same bodies. None: they differ in more than the receiver, or have not been
         there often enough.
@@ -105,7 +105,7 @@ class Replicator:
         return self._fans.get(receivers) or self._consider(receivers)
 
     def ready(self, copies: Sequence[Transmission]) -> Block | None:
-        """The same, if it is there already."""
+        """Give that control message, if its program is there already."""
         return self._fans.get(self._receivers_of(copies))
 
     def _receivers_of(self, copies: Sequence[Transmission]) -> tuple[Target, ...]:
@@ -117,7 +117,7 @@ class Replicator:
         return known[1]
 
     def failures(self) -> int:
-        """Packets for other receivers than the first that no device took, since the last call."""
+        """Count the copies that no device took since the last call."""
         failed = [bpf.lookup(self._failures, port) for port in range(len(self._failed))]
         new = sum(failed) - sum(self._failed)
         self._failed = failed
@@ -166,7 +166,7 @@ class Replicator:
 
 
 def dispatch(programs: int) -> bytes:
-    """Go on to the program of the frame's mark, if there is one."""
+    """Write the program that calls the program of a frame's mark, if there is one."""
     return b"".join(
         (
             step(bpf.MOVE, 6, 1),
@@ -182,7 +182,7 @@ def dispatch(programs: int) -> bytes:
 
 
 def replicate(receivers: Sequence[Target], failures: int) -> bytes:
-    """Send a clone to each but the first receiver; the frame itself, for the first, goes on.
+    """Write the program that sends a clone to each but the first receiver, and lets the frame go.
 
     Clones have no mark, so that the programs at their ports let them pass.
     """
@@ -211,7 +211,7 @@ def replicate(receivers: Sequence[Target], failures: int) -> bytes:
 
 
 def address_to(before: Target, one: Target) -> bytes:
-    """Make a frame for one receiver one for another."""
+    """Write the steps that change a frame's receiver."""
     old, new = (struct.unpack("<i", receiver.ip)[0] for receiver in (before, one))
     return b"".join(
         (
@@ -225,7 +225,7 @@ def address_to(before: Target, one: Target) -> bytes:
 
 
 def write(at: int, content: bytes) -> bytes:
-    """Write up to eight bytes into the frame."""
+    """Write the steps that put up to eight bytes into the frame."""
     low, high = struct.unpack("<ii", content.ljust(8, b"\0"))
     return b"".join(
         (
@@ -243,7 +243,7 @@ def write(at: int, content: bytes) -> bytes:
 
 
 def count_in(array: int, key: int) -> bytes:
-    """Add R7 to an element of an array."""
+    """Write the steps that add R7 to an element of an array."""
     return b"".join(
         (
             step(bpf.STORE_VALUE, 10, offset=-4, value=key),
