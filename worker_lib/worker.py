@@ -373,19 +373,16 @@ class Worker:
     def _request(self, action: Action, value: Value = None, timeout: float | None = None) -> Ack:
         with self._lock:
             self._ensure_open()
-            return self._membership.request(
-                action, value, self.timeout if timeout is None else timeout
-            )
+            return self._membership.request(action, value, timeout or self.timeout)
 
     def _attend(self) -> None:
         """Do what is due, unless a call is under way, which does it itself."""
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            if not self._left.is_set():
-                self._membership.attend()
-        finally:
-            self._lock.release()
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._left.is_set():
+                    self._membership.attend()
+            finally:
+                self._lock.release()
 
     def _ensure_open(self) -> None:
         if os.getpid() != self._process:

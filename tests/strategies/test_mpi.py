@@ -17,9 +17,10 @@ import pytest
 from tests.support import ROOT
 from tests.support.groups import MADE, group
 from tests.support.ranks import free_port
-from worker_lib.strategies import base, make, mpi
+from worker_lib.strategies import base, make
 from worker_lib.strategies.errors import RendezvousError, Unavailable
-from worker_lib.strategies.mpi import command, here_too, spanning
+from worker_lib.strategies.mpi import here_too
+from worker_lib.strategies.mpi_daemon import Daemon, command, spanning
 from worker_lib.strategies.rendezvous import meet
 
 pytestmark = pytest.mark.serial
@@ -171,9 +172,7 @@ def test_a_daemon_has_a_folder_of_its_own(tmp_path: Path) -> None:
     folders = []
     for number in range(2):
         path = tmp_path / str(number)
-        with mpi.Daemon(
-            f"sh -c 'echo $TMPDIR > {path}.made; mv {path}.made {path}; sleep 60'"
-        ) as one:
+        with Daemon(f"sh -c 'echo $TMPDIR > {path}.made; mv {path}.made {path}; sleep 60'") as one:
             while not path.exists():
                 one.check()
             folders.append(Path(path.read_text().strip()))

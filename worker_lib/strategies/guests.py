@@ -1,4 +1,4 @@
-"""Whoever connects says first who it is. All are heard side by side: the silent hold up nobody."""
+"""Hear who connects: each says first who it is, and a silent one holds up nobody."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ GUESTS = 256  # who have not said yet who they are; of more the first are sent a
 def greeted(
     listener: socket.socket, unsaid: Callable[[bytearray], int], deadline: float
 ) -> Generator[tuple[socket.socket, bytes], None, None]:
-    """Connections with their first messages, as these become whole; it ends at the deadline.
+    """Yield connections with their first messages, as these become whole, until the deadline.
 
-    They do not block, and are the caller's; those whose messages are not whole are closed when the
-    generator is. Nothing that follows a message is received.
+    A connection that is yielded does not block, and belongs to the caller. Those whose messages are
+    not whole are closed with the generator. Nothing that follows a message is received.
 
     Args:
         listener: where they connect.
@@ -41,17 +41,15 @@ def greeted(
                     assert isinstance(sock, socket.socket)
                     if sock is listener:
                         try:
-                            guest, _ = listener.accept()
-                        except (BlockingIOError, ConnectionAbortedError):  # it has gone
-                            continue
+                            guest = _accepted(listener)
                         except OSError as error:
                             if error.errno not in NO_ROOM or not guests:
                                 raise
                             is_full = True
                             continue
-                        guests[guest] = bytearray()
-                        guest.setblocking(False)
-                        selector.register(guest, selectors.EVENT_READ)
+                        if guest is not None:
+                            guests[guest] = bytearray()
+                            selector.register(guest, selectors.EVENT_READ)
                         continue
                     try:
                         whole = filled(sock, guests[sock], unsaid)
@@ -68,6 +66,16 @@ def greeted(
         finally:
             for guest in guests:
                 guest.close()
+
+
+def _accepted(listener: socket.socket) -> socket.socket | None:
+    """Accept a connection, which does not block; None: it has gone."""
+    try:
+        guest, _ = listener.accept()
+    except (BlockingIOError, ConnectionAbortedError):
+        return None
+    guest.setblocking(False)
+    return guest
 
 
 def filled(sock: socket.socket, said: bytearray, unsaid: Callable[[bytearray], int]) -> bool:

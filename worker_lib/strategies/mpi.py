@@ -17,7 +17,6 @@ import atexit
 import json
 import os
 import select
-import shlex
 import shutil
 import socket
 import subprocess
@@ -27,23 +26,20 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from ipaddress import IPv4Address, IPv4Network
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from . import Vector
 from .base import TIMEOUT, Base, lacking
 from .errors import PeerLost, RendezvousError, Unavailable
 from .guests import greeted
+from .mpi_daemon import PREFIX, Daemon, command, said
 from .mpi_helper import AGENTS
 from .rendezvous import ANSWERING, HEAD, hear, meaning, meet, say, unsaid
 
-HELPER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("mpi_helper.py"))]
 PAUSE = 0.1  # seconds between two looks whether mpirun has failed
 PATIENCE = 5.0  # seconds for mpirun to end
 FAILED = "failed"  # rank 0 and the others tell one another why they give up
 ADOPTED = "adopted"  # the others tell rank 0 that they are ranks
-PREFIX = "iswitch-mpi-"  # of folders
 SILENT = (
     "it says nothing: look whether all hosts reach one another over TCP, and have the same Open "
     "MPI, or give more time: timeout=..."
@@ -219,16 +215,11 @@ def _lead(
         while time.monotonic() < deadline and mpirun.poll() is None:
             if (life := _heard(hosts, own, agents, followers)) is not None:
                 return life
-        says = f"it says: {text}" if (text := _text(complaints)) else SILENT
+        says = f"it says: {text}" if (text := said(complaints)) else SILENT
         raise RendezvousError(f"mpirun has not connected the workers; {says}")
     except Exception:
         mpirun.kill()
         raise
-
-
-def _text(complaints: IO[bytes]) -> str:
-    complaints.seek(0)
-    return complaints.read().decode(errors="replace").strip()
 
 
 def _heard(
@@ -309,90 +300,6 @@ def _commanded(leader: socket.socket) -> str | None:
     if isinstance(said, dict):
         raise RendezvousError(f"rank 0 has given up: {said[FAILED]}")
     return said  # type: ignore[no-any-return]
-
-
-class Daemon:
-    """Open MPI's daemon of this host; the end of the context kills it.
-
-    As mpirun has it, it would go to the background and be silent: mpirun waits for ever for one
-    that has died there. So it stays a child of this process, which reads what it says.
-
-    Daemons of one host name share a folder below TMPDIR: they overwrite one another's map of the
-    machine, and remove what another is about to use; each dies of it now and then. Namespaces of a
-    machine have one host name, so each daemon gets a folder of its own.
-    """
-
-    def __init__(self, command: str) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
-        words = [word for word in shlex.split(command) if word != "--daemonize"]
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (the daemon has it)
-        self._process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=self._complaints,
-            stderr=self._complaints,
-            start_new_session=True,
-            env={**os.environ, "TMPDIR": self._folder.name},
-        )
-
-    def __enter__(self) -> Daemon:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._complaints.close()
-        self.remove()
-
-    def remove(self) -> None:
-        """Remove its files; the end of this process does, too."""
-        self._folder.cleanup()
-
-    def check(self) -> None:
-        """See that it runs.
-
-        Raises:
-            RendezvousError: it does not; with what it has said.
-        """
-        status = self._process.poll()
-        if status is not None:
-            says = _text(self._complaints) or "nothing"
-            raise RendezvousError(
-                f"Open MPI's daemon on this host has ended with status {status}; it says: {says}"
-            )
-
-
-def command(hosts: Sequence[str], folder: str) -> list[str]:
-    """The mpirun for ranks on these hosts, in the order of the ranks."""
-    network = str(spanning(hosts))
-    parameters = {
-        "pml": "ob1",
-        "btl": "tcp,self",  # not through shared memory: that would not use the links
-        "btl_tcp_if_include": network,
-        "plm_rsh_agent": shlex.join([*HELPER, "agent", folder]),
-        "plm_rsh_no_tree_spawn": "1",
-        "mpi_yield_when_idle": "1",  # it polls; others may need the core
-    }
-    if len(set(hosts)) > 1:
-        parameters["oob_tcp_if_include"] = network
-    slots = ",".join(f"{host}:{hosts.count(host)}" for host in dict.fromkeys(hosts))
-    options = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    options += ["--oversubscribe", "--host", slots, "-n", str(len(hosts))]
-    for name, value in parameters.items():
-        options += ["--mca", name, value]
-    return ["mpirun", *options, *HELPER, "rank", folder]
-
-
-def spanning(hosts: Sequence[str]) -> IPv4Network:
-    """The smallest network that has all of these addresses, /30 or larger.
-
-    With one of /32 Open MPI 4.1.4 takes other interfaces, too, and waits for ever.
-    """
-    addresses = [IPv4Address(host) for host in hosts]
-    found = IPv4Network((addresses[0], 30), strict=False)
-    while not all(address in found for address in addresses):
-        found = found.supernet()
-    return found
 
 
 @contextmanager

@@ -40,7 +40,8 @@ from .base import F32, TIMEOUT, Base, bounds
 from .cost import Cost, Node
 from .errors import PeerLost, PeerSilent
 from .ps_filters import Filter
-from .ps_server import HEADER, LISTENING, SOME, Kind, Link, ask, join_group
+from .ps_group import HEADER, SOME, Kind
+from .ps_server import LISTENING, Link, ask, join_group
 from .ps_table import ASYNCHRONOUS, BLOCK, Shape
 from .rendezvous import Place, meet
 from .tcp import Connection, exchange
