@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +20,11 @@ from iswitch.core.format.wire import (
     FLAG_WHOLE,
     NO_RANK,
     RANKS,
+    TOS_CONTROL,
     Ack,
     AckRanks,
     Action,
+    Control,
     DType,
     Join,
     MemberType,
@@ -33,7 +36,7 @@ from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
 from tests.conftest import StartSwitch
 from tests.core.test_control import LEASE
-from tests.support.parts import JOB, Bench, peer
+from tests.support.parts import JOB, Below, Bench, controls, peer
 from tests.support.world import SWITCH, Faults, World, worker_address
 from topologies import Topology
 from topologies.simulated import Simulation
@@ -304,6 +307,30 @@ def test_a_switch_that_restarts_twice_finds_the_ranks_of_those_who_were_not_back
     assert ask(bench, 9)[1].rank == 0
 
 
+def test_one_answer_confirms_the_ranks_of_all_who_wait() -> None:
+    """Taking one in states anew what the others ask for: none of them is refused by that."""
+    bench = Below()
+
+    def hears(to: Control, statement: int, ranks: int) -> list[Control]:
+        value = Ack(Action.JOIN).telling(statement, 0, ranks)
+        answer = Control(Action.ACK, JOB, to.request, value)
+        return controls(bench.hears(TOS_CONTROL, [answer.build()]))
+
+    def comes(who: int) -> list[Control]:
+        join = Join.for_shape(SHAPE, MemberType.WORKER, 3, FLAG_NEW).asking(who)
+        return controls(bench.send(who, TOS_CONTROL, Control(Action.JOIN, JOB, 1000, join).build()))
+
+    (up,) = comes(0)
+    assert comes(1) + comes(2) == []
+    (up,) = hears(up, 0, 0)  # not decided: the parent has to ask the root
+    assert isinstance(up.value, TreeJoin)
+    assert up.value.ranks == 0b111
+    told = hears(up, up.value.statement, 0b011)  # rank 2 is another's
+    answers = [packet.status for packet in told if packet.action is Action.ACK]
+    assert answers == [OK, OK, TAKEN]
+    assert ranks(bench) == {0: 0, 1: 1}
+
+
 # A model: processes that want ranks, at random places of random trees
 
 
@@ -340,6 +367,7 @@ class History:
     running: dict[int, Process] = field(default_factory=dict)  # by the number of their address
     # By switch, the workers that it has known since it began, each with the member it is behind.
     known: dict[Address, dict[Address, Address]] = field(default_factory=dict)
+    asked: Counter[int] = field(default_factory=Counter)  # by rank, how many processes ever did
 
     def __post_init__(self) -> None:
         draw = self.draw = random.Random(self.seed)
@@ -395,6 +423,7 @@ class History:
         if number is None:
             number, self.numbers = self.numbers, self.numbers + 1
         self.incarnations += 1
+        self.asked[wants] += 1
         session = self.world.join(
             number,
             SHAPE,
@@ -438,6 +467,8 @@ class History:
                 process.refused = event.status is not OK
                 process.status = event.status
                 process.full = event.status is Status.FULL
+                if event.status is TAKEN:  # by another that ever asked for it, or was given it
+                    assert self.asked[process.wants] > 1 or self.mixed, (self.seed, process.wants)
         self.world.events[process.address].clear()
         waits = session.member and session.rank == NO_RANK
         if process.full and now >= process.asked + 0.5:  # the place of a dead one becomes free

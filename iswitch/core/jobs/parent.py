@@ -271,18 +271,20 @@ class Parent:
             now: the time.
         """
         sends: list[Outgoing] = []
-        waiting, uplink.waiting = uplink.waiting, {}
-        for peer, packet in waiting.items():
+        for peer, packet in list(uplink.waiting.items()):
             join = packet.value
             assert isinstance(join, Join)
-            if not uplink.lacks(join.wanted):
+            granted = not uplink.lacks(join.wanted)
+            if not granted and not asked >> join.wanted & 1:
+                continue
+            # One at a time: taking one in states anew which ranks those who still wait ask for.
+            del uplink.waiting[peer]
+            if granted:
                 sends += self.admission.join(peer, packet, join, now)
-            elif asked >> join.wanted & 1:
+            else:
                 told = taken(join.wanted, self.hierarchy.parent)
                 self.record.counters["ranks_refused"] += 1
                 sends.append(bare_answer(peer, packet, told.status, **told.told))
-            else:
-                uplink.waiting[peer] = packet
         return sends
 
     def _nobody_here(self, uplink: Uplink, now: float) -> list[Outgoing]:

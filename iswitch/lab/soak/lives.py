@@ -29,6 +29,7 @@ from worker_lib.waiting import LOOK_PAUSE, OnMemberLost, Waiting
 from .oracle import Rounds, Versions
 from .scenario import WHOLE, Job, Scenario
 from .strangers import key_of
+from .violation import Violation
 
 HEARTBEAT = 0.1  # seconds
 AGAIN = 0.05  # seconds until a Join that was refused is tried again
@@ -216,6 +217,7 @@ class Life(Application):
             elif isinstance(event, Answered):
                 self.waiting.answered(event)
                 if event.action is Action.JOIN and event.status is not Status.OK:
+                    self._check_refusal(event.status)
                     # Its place in a whole job is not free yet.
                     self.network.at(now + AGAIN, self._join_again)
                 elif event.action is Action.JOIN:
@@ -250,6 +252,15 @@ class Life(Application):
             if self.begun is not None:
                 self.begun()
                 self.begun = None
+
+    def _check_refusal(self, status: Status) -> None:
+        """No rank of another is asked for here: only a process before can have this one's.
+
+        Raises:
+            Violation: there is none.
+        """
+        if status is Status.RANK_TAKEN and self.identity < len(self.oracle.job.hosts):
+            raise Violation("refused in error", f"{self.who}: nobody else asks for its rank")
 
     def _command_is_done(self, event: Answered) -> None:
         if event.action is Action.RESET and event.status is Status.OK:
