@@ -870,6 +870,27 @@ def test_the_halts_of_a_restarted_switch_are_new() -> None:
     assert hear(Action.HALT, 1, None)
 
 
+@pytest.mark.parametrize("stale", [2, 3, 4])
+def test_a_reset_for_the_process_before_at_this_address_is_not_taken(stale: int) -> None:
+    """Nor is a late copy: it names no round ahead of the worker's own."""
+    scene = Scene(1).start()
+    (a,) = scene.workers
+    a.resume_at(4)
+    scene.begin(0)
+    scene.news(0)
+
+    def hear(request: int, round_: int) -> None:
+        payload = Control(Action.RESET, 7, request, Round(round_)).build()
+        a.receive(Burst.single(SWITCH, TOS_CONTROL, payload), scene.now)
+
+    hear(1, stale)
+    assert a.round == 4
+    assert a.transfer is not None
+    hear(2, 6)
+    assert a.round == 6
+    assert scene.news(0) == [WasReset(6)]
+
+
 def test_restarted_switch_while_idle() -> None:
     """Its loss is found out by the next round, which begins where the workers stand."""
     scene = Scene(2).start()

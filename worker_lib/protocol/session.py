@@ -281,8 +281,8 @@ class Session(Repairing):
     def _was_reset(self, round_: int) -> None:
         if round_ == self._moved_to:
             return  # a repeat; or the answer GONE has told it before
-        if self.key and round_distance(round_, self.round) <= 0:
-            return  # a replay: a Reset leads onwards
+        if not self.partial and round_distance(round_, self.round) <= 0:
+            return  # a replay, or for the process before at this address: a Reset leads onwards
         ours = self.asks(Action.RESET)
         self.resume_at(round_)
         if not ours:

@@ -318,6 +318,15 @@ class Contributing(Application):
         return self._rounds
 
     @property
+    def done(self) -> bool:
+        """Whether it has done enough, or has the newest version and nothing left to contribute.
+
+        (Those who slept through what the others made with their last contributions skip that.)
+        """
+        ended = self.number >= self.oracle.numbers and not self.session.in_flight
+        return super().done or (ended and self.session.version == self.oracle.newest)
+
+    @property
     def ready(self) -> bool:
         """Never: it takes no commands."""
         return False

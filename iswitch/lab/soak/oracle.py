@@ -200,6 +200,11 @@ class Versions:
         self.sent: set[int] = set()  # elements of what has been contributed
         self.finished = 0
 
+    @property
+    def newest(self) -> int:
+        """The newest version that anybody has got, of any segment."""
+        return max((version for _, version in self.made), default=0)
+
     def contributes(self, identity: int, number: int) -> Vector:
         """Note that a process sends a contribution, and return the vector."""
         shape = self.job.shape()
