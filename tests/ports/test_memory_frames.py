@@ -112,6 +112,7 @@ def test_what_a_timer_cannot_send_is_counted(monkeypatch: pytest.MonkeyPatch) ->
     assert len(list(bench.chassis.handle_timer(1.0))) == 1
 
 
+@pytest.mark.slow
 def test_strangers_for_whom_a_lobby_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
         bench = LobbyBench(stack)
@@ -128,6 +129,7 @@ def test_strangers_for_whom_a_lobby_has_no_memory(monkeypatch: pytest.MonkeyPatc
         assert (bench.counters["rx_packets"], bench.counters["stranger"]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_datagrams_for_which_a_socket_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two to be sent, and of two that come, one each is lost."""
     with ExitStack() as stack:

@@ -185,6 +185,7 @@ def too_few() -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_network_of_other_workers() -> None:
     (said,) = group(too_few, 1, ISWITCH_NETWORK='{"hosts": ["a", "b"], "links": []}')
     assert said.startswith("the network has hosts for 2 workers, and WORLD_SIZE is 1")

@@ -212,6 +212,7 @@ def test_a_switch_forgets_what_one_worker_lacks_and_the_others_have() -> None:
     assert world.now - began < 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffer", [212_992, TOGETHER], ids=["a user's", "root's"])
 @pytest.mark.parametrize("workers", [4, 16, 64])
 def test_workers_of_one_job_fit_into_a_switchs_socket(workers: int, buffer: int) -> None:

@@ -11,8 +11,6 @@ import pytest
 
 from worker_lib import JobReset, Worker, catch_up
 
-pytestmark = pytest.mark.unit
-
 PATIENCE = 20.0
 Where = tuple[str, int]
 Make = Callable[..., list[Worker]]

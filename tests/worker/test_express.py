@@ -186,6 +186,7 @@ def test_what_takes_the_slow_way_from_the_start() -> None:
     assert not speaks.begin_express(vector, vector, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numel", [1, 3000, 40_327])
 def test_sums_are_exact_where_packets_are_lost(numel: int) -> None:
     with switch("--impair", "loss=5%,duplicate=2%,seed=1") as (process, where):
