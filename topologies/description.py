@@ -57,7 +57,7 @@ class Topology(Plan):
         return draw(self)
 
     def rooted_at(self, root: str) -> Topology:
-        """The same hosts, switches and links, with the tree of shortest paths to `root`.
+        """Keep hosts, switches and links; make the tree that of shortest paths to `root`.
 
         Raises:
             TopologyError: there is no such switch, or not every host can reach it.

@@ -123,7 +123,7 @@ def test_demo(world: str, form: str, killed: list[str], tmp_path: Path) -> None:
     running = Running("demo", world, form, tmp_path / "report.json", "--iterations", "160")
     names = {"root": running.topology.root.name, "child": "tor1"}
     try:
-        running.until("iteration   16 of")
+        running.until("iteration ", 2)  # after a tenth of them
         for what in killed:
             pid = (
                 running.worker("worker_lib.rl.demo_worker")

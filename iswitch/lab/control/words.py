@@ -19,14 +19,14 @@ def segments(args: argparse.Namespace, joined: Ack) -> Segments:
 
 
 def span(args: argparse.Namespace, named: Segments) -> str:
-    """The same in words."""
+    """Name the segments in words."""
     last = named.index + named.count - 1
     which = f"segments {named.index}-{last}" if named.count > 1 else f"segment {named.index}"
     return f"job {args.job}, round {named.round}, {which}"
 
 
 def span_fields(named: Segments) -> dict[str, int]:
-    """The same for programs."""
+    """Name the segments for programs."""
     return {"round": named.round, "start": named.index, "count": named.count}
 
 
@@ -49,7 +49,7 @@ def too_few(ack: Ack) -> str:
 
 
 def state_fields(ack: Ack) -> dict[str, int]:
-    """The same for programs."""
+    """Tell what the Ack of a Join tells of the job, for programs."""
     return {"threshold": ack.threshold, "round": ack.round, "workers": ack.contributors}
 
 

@@ -42,10 +42,7 @@ class World(Protocol):
         """A context in which processes start at the node."""
 
     def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
-        """List the options of a switch's process.
-
-        `listening` says where those above it are, and where it was itself, if it is started again.
-        """
+        """List a switch's options; `listening`: addresses of its parents, and its former own."""
 
     def address(self, host: str) -> str:
         """The IP address of a host."""
@@ -136,8 +133,7 @@ class Namespaces:
     def environment(self, host: str) -> dict[str, str]:
         """Name the interface for libraries that would choose another, and silence torch.
 
-        And torch is not to log warnings: it looks up a name for every address that it connects to,
-        and warns where no name server can be reached, as in a namespace.
+        It warns of every address that no name server can look up, as none can in a namespace.
         """
         (port,) = self.topology.ports(host)
         return {"GLOO_SOCKET_IFNAME": port.ifname, "TORCH_CPP_LOG_LEVEL": "ERROR"}
