@@ -168,14 +168,14 @@ class Program:
 
 
 def used_often(results: Sequence[Term]) -> dict[Term, None]:
-    """The results that other ones need more than once, and the last, in order."""
+    """List the results that others need more than once, and the last, in order."""
     everything = dict.fromkeys(results)
     uses = Counter(operand for term in results for operand in term.operands(everything))
     return {term: None for term in results if uses[term] > 1 or term is results[-1]}
 
 
 def block(head: str, lines: list[str]) -> str:
-    """Lines in braces."""
+    """Write lines in braces."""
     return f"{head} {{\n" + "".join(f"{INDENT}{line}\n" for line in lines) + "}\n"
 
 
@@ -186,7 +186,7 @@ def operations(form: Format | None) -> list[Callable[..., Word]]:
 
 
 def generate() -> dict[str, str]:
-    """The files that the program includes, by name."""
+    """Write the files that the program includes; return them by name."""
     program = Program(SIZES["LANES"])
     turns = [program.macro("TURN_16", turn_16), program.macro("TURN_32", turn_32)]
     actions = {}

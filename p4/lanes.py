@@ -23,7 +23,7 @@ Named = Callable[[str, int], Word]  # a constant: what it is called, its bits in
 
 
 def value(_: str, word: Word) -> Word:
-    """The `let` of who computes."""
+    """Return the word itself: the `let` for computing with integers."""
     return word
 
 
@@ -56,7 +56,7 @@ BFLOAT16 = Format("BFLOAT16", 8, 7)
 
 
 def repeat(pattern: int, lane: int, lanes: int) -> int:
-    """The same bits in every lane."""
+    """Repeat a pattern of bits in every lane."""
     return pattern * (((1 << lane * lanes) - 1) // ((1 << lane) - 1))
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a packet, in words; None: nothing is.
+"""Names what is wrong with a packet, in words; None: nothing is.
 
 What a switch would answer with BAD_REQUEST, or drop as malformed.
 """
@@ -14,7 +14,7 @@ TRUNCATED = "not captured whole"  # and so not judged
 
 
 def without_mac(payload: bytes) -> bytes:
-    """A control packet without its MAC, if it is as long as one with: no length can be both."""
+    """Cut the MAC off a control packet, if its length says that it has one."""
     action, length = Header.parse(payload).action, len(payload) - HEADER_SIZE - MAC_SIZE
     kinds = VALUES[Action(action)] if action in list(Action) else ()
     keyed = any(kind.takes(length) if kind else length == 0 for kind in kinds)
@@ -22,7 +22,7 @@ def without_mac(payload: bytes) -> bytes:
 
 
 def of_control(payload: bytes) -> str | None:
-    """Of a control packet; its MAC is not looked at."""
+    """Check a control packet; its MAC is not looked at."""
     if len(payload) < HEADER_SIZE:
         return SHORT
     try:
@@ -35,7 +35,7 @@ def of_control(payload: bytes) -> str | None:
 
 
 def of_data(index: int, size: int, shape: Shape | None, assumed: DType) -> str | None:
-    """Of a data packet with `size` bytes of elements, of a job of this shape, if that is known."""
+    """Check a data packet with `size` bytes of elements, of a job of this shape, if known."""
     if shape is None:
         if size % assumed.itemsize:
             return f"{size} bytes are no whole number of {assumed.name.lower()} elements"

@@ -111,7 +111,7 @@ VALUES: dict[Kind, tuple[Field, ...]] = {
 
 
 def entry(at: int) -> tuple[Field, ...]:
-    """One worker named in an Ack, from this offset on."""
+    """Describe one worker named in an Ack, from this offset on."""
     sizes = {"host": 4, "port": 2, "rank": 2, "switch_host": 4, "switch_port": 2}
     found = []
     for name, size in sizes.items():
@@ -123,7 +123,7 @@ def entry(at: int) -> tuple[Field, ...]:
 
 
 def layouts(kind: Kind) -> dict[int, tuple[Field, ...]]:
-    """What a value holds, by its length."""
+    """Describe the contents of a value, by its length."""
     made = {kind.FORMAT.size: VALUES[kind]}
     if kind in (wire.TreeJoin, wire.AckRanks):
         at = kind.FORMAT.size

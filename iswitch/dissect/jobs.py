@@ -29,7 +29,7 @@ TO_SWITCH = {Action.JOIN, Action.LEAVE, Action.SETH, Action.FBCAST, Action.SHOW}
 
 
 class JobKnown(NamedTuple):
-    """What is known of a packet from those before it."""
+    """The job of a packet, as the packets before it tell."""
 
     job: int
     shape: Shape | None
@@ -48,13 +48,13 @@ class JobsSeen:
         self.forget()
 
     def forget(self) -> None:
-        """Another capture begins."""
+        """Forget all: another capture begins."""
         self._members: dict[Pair, int] = {}
         self._shapes: dict[tuple[End, int], Shape] = {}  # by switch and job
         self._asked: dict[tuple[Pair, int, int], Shape | None] = {}  # Joins without an answer yet
 
     def of(self, source: End, destination: End) -> JobKnown | None:
-        """Of a packet between these two; None: nothing."""
+        """Find the job of a packet between these two; None: it is unknown."""
         for member, switch, to_switch in (
             (source, destination, True),
             (destination, source, False),
@@ -99,7 +99,7 @@ class JobsSeen:
 
 
 def cut(payload: bytes, shape: Shape | None) -> list[bytes]:
-    """The packets of a super-datagram; of any other payload, or what makes no sense, itself.
+    """Cut a super-datagram into its packets; any other payload stays whole.
 
     Without a shape it is one if the next segment's `Seg` is found again and again.
     """
@@ -119,7 +119,7 @@ def _fits(packet: bytes, shape: Shape) -> bool:
 
 
 def _stride(payload: bytes) -> int:
-    """Bytes from one `Seg` to the next; the whole length: there is no other."""
+    """Find the bytes from one `Seg` to the next; the whole length: there is no other."""
     if len(payload) <= MTU_PAYLOAD:
         return len(payload)
     seg = int.from_bytes(payload[:SEG_SIZE], "big")

@@ -74,7 +74,7 @@ def field_of(field: fields.Field) -> Field[Any, Any]:
 
 
 def udp_of(layer: Packet) -> UDP | None:
-    """What a layer is in."""
+    """Find the UDP layer that a layer is in."""
     below: Packet | None = layer
     while below is not None and not isinstance(below, UDP):
         below = below.underlayer or below.parent
@@ -82,7 +82,7 @@ def udp_of(layer: Packet) -> UDP | None:
 
 
 def known_of(layer: Packet) -> JobKnown | None:
-    """What is known of the packet that a layer is in."""
+    """Find what is known of the packet that a layer is in."""
     udp = udp_of(layer)
     ip = udp and udp.underlayer
     if udp is None or not isinstance(ip, IP):
@@ -96,7 +96,7 @@ def is_truncated(udp: Packet | None, payload: bytes) -> bool:
 
 
 def packets_in(udp: Packet | None, payload: bytes) -> list[bytes]:
-    """The packets of a super-datagram, or the one that it is."""
+    """Cut a super-datagram into its packets; another payload is one."""
     if len(payload) < SEG_SIZE or is_truncated(udp, payload):
         return [payload]
     known = udp and known_of(udp)
@@ -104,7 +104,7 @@ def packets_in(udp: Packet | None, payload: bytes) -> list[bytes]:
 
 
 def in_a_line(fault: str | None) -> str:
-    """A fault, in a line."""
+    """Write a fault in a line."""
     return fault if fault == faults.TRUNCATED else f"malformed: {fault}"
 
 
@@ -112,25 +112,25 @@ class RanksField(Field[int, bytes]):
     """A bitmap of ranks, of as many bytes as it needs; it goes to the end, or to the MAC."""
 
     def addfield(self, _: Packet, s: bytes, val: int | None) -> bytes:
-        """The bytes of the bitmap."""
+        """Append the bytes of the bitmap."""
         return s + wire.bitmap(val or 0)
 
     def getfield(self, _: Packet, s: bytes) -> tuple[bytes, int]:
-        """The bitmap, and what is behind it."""
+        """Read the bitmap; return the bytes behind it, too."""
         end = len(s) if len(s) in wire.BITMAPS else len(s) - MAC_SIZE
         return s[max(end, 0) :], int.from_bytes(s[: max(end, 0)], "little")
 
     def i2repr(self, _: Packet | None, x: int) -> str:
-        """The ranks in it."""
+        """List the ranks as text."""
         return ", ".join(map(str, ranks_in(x))) or "none"
 
     def randval(self) -> Any:
-        """For scapy's `fuzz`."""
+        """Make a random value for scapy's `fuzz`."""
         return RandShort()
 
 
 def ranks_in(bits: int) -> list[int]:
-    """The ranks of a bitmap."""
+    """List the ranks of a bitmap."""
     return [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
 
 
@@ -164,28 +164,28 @@ class ElementsField(Field[Vector, bytes]):
         return elements.reshape(-1)
 
     def addfield(self, _: Packet, s: bytes, val: Vector | None) -> bytes:
-        """The bytes of the elements."""
+        """Append the bytes of the elements."""
         return s + (b"" if val is None else self.any2i(None, val).tobytes())
 
     def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Vector]:
-        """All that is left."""
+        """Read all that is left."""
         known = known_of(pkt)
         dtype = known.shape.dtype if known and known.shape else settings.dtype
         whole = len(s) % dtype.itemsize == 0
         return b"", np.frombuffer(s, dtype.numpy if whole else np.uint8)
 
     def i2repr(self, _: Packet | None, x: Vector) -> str:
-        """How many, of what, and the first of them."""
+        """Write the number of elements, their dtype, and the first of them."""
         shown = ", ".join(str(element) for element in x[:ELEMENTS_SHOWN])
         more = ", ..." if len(x) > ELEMENTS_SHOWN else ""
         return f"{len(x)} {x.dtype.name}: {shown}{more}" if len(x) else "none"
 
     def do_copy(self, x: Vector) -> Vector:
-        """The same: nobody can write to it."""
+        """Return the array itself: it is read-only."""
         return x
 
     def randval(self) -> Any:
-        """For scapy's `fuzz`."""
+        """Make a random value for scapy's `fuzz`."""
         return RandBin()
 
 
@@ -193,7 +193,7 @@ class EntriesField(PacketListField):
     """As many entries as there are before the end, or the MAC."""
 
     def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Any]:
-        """The entries, and what is behind them."""
+        """Read the entries; return the bytes behind them, too."""
         odd = len(s) % wire.AWAITED.size
         keyed = odd == MAC_SIZE % wire.AWAITED.size  # 14 bytes each: no length can be both
         end = len(s) - MAC_SIZE * keyed
@@ -208,6 +208,6 @@ class PacketsField(PacketListField):
     """All that is left, as the packets that it is cut into."""
 
     def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Any]:
-        """All that is left."""
+        """Read all that is left."""
         packet = cast(Callable[..., Packet], self.cls)
         return b"", [packet(part, _parent=pkt) for part in packets_in(udp_of(pkt), s)]

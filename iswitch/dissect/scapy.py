@@ -58,7 +58,7 @@ def bind(port: int) -> None:
 
 
 def sealed(packet: Packet, key: bytes) -> Packet:
-    """A control packet of a keyed job: with its MAC behind it."""
+    """Add the MAC to a control packet of a keyed job."""
     mac = Key(key).mac(bytes(packet[ISwitchControl]))
     return packet / ISwitchMAC(mac=mac)
 
@@ -98,7 +98,7 @@ class _Tagged(Packet):
 
     @property
     def fault(self) -> str | None:
-        """What is wrong with this packet; None: nothing, as far as its job is known."""
+        """Name what is wrong with this packet; None: nothing, as far as its job is known."""
         udp, payload = udp_of(self), bytes(self)
         if self.parent is None and is_truncated(udp, payload):
             return faults.TRUNCATED
@@ -108,7 +108,7 @@ class _Tagged(Packet):
         raise NotImplementedError
 
     def post_dissection(self, _: Packet) -> None:
-        """Show what is wrong."""
+        """Add to the name what is wrong."""
         if self.underlayer is not None and self.fault:
             self.name = f"{self.name}, {in_a_line(self.fault)}"
 
@@ -121,7 +121,7 @@ class ISwitchMalformed(Packet):
 
     @property
     def fault(self) -> str | None:
-        """What is wrong."""
+        """Name what is wrong."""
         below = self.underlayer
         while isinstance(below, _Value | ISwitchMAC):
             below = below.underlayer
@@ -130,7 +130,7 @@ class ISwitchMalformed(Packet):
         return faults.TRUNCATED if is_truncated(udp_of(self), self.load) else faults.SHORT
 
     def mysummary(self) -> Any:  # with what below it is shown, too
-        """One line."""
+        """Summarise the layer in one line."""
         alone = isinstance(self.underlayer, UDP)
         text = in_a_line(self.fault) if alone else f"{len(self.load)} bytes"
         return text, [ISwitchControl, UDP]
@@ -180,7 +180,7 @@ class ISwitchControl(_Tagged):
         )
 
     def mysummary(self) -> Any:  # with what below it is shown, too
-        """One line."""
+        """Summarise the layer in one line."""
         status = " status %status%" * (self.action == Action.ACK)
         text = self.sprintf("iSwitch %action% job %job% request %request%" + status)
         return text + (f", {in_a_line(self.fault)}" if self.fault else ""), [UDP]
@@ -293,7 +293,7 @@ class ISwitchAwaited(Packet):
     fields_desc: ClassVar[list[Any]] = [field_of(field) for field in fields.entry(0)]
 
     def extract_padding(self, s: bytes) -> tuple[bytes, bytes]:
-        """The next entry is none of it."""
+        """Leave the rest to the next entry."""
         return b"", s
 
 
@@ -321,7 +321,7 @@ class ISwitchMAC(Packet):
     fields_desc: ClassVar[list[Any]] = [XStrFixedLenField("mac", bytes(MAC_SIZE), MAC_SIZE)]
 
     def mysummary(self) -> Any:  # with what below it is shown, too
-        """One line."""
+        """Summarise the layer in one line."""
         return "MAC", [ISwitchControl, *VALUES.values(), *LONGER.values()]
 
 
@@ -364,7 +364,7 @@ class ISwitchData(_Tagged):
         return faults.of_data(self.index, size, known.shape if known else None, settings.dtype)
 
     def mysummary(self) -> Any:  # with what below it is shown, too
-        """One line."""
+        """Summarise the layer in one line."""
         known = known_of(self)
         what = "data" if known is None else "contribution" if known.to_switch else "aggregate"
         fault = f", {in_a_line(self.fault)}" if self.fault else ""
@@ -382,7 +382,7 @@ class ISwitchSuper(_Tagged):
         return next((packet.fault for packet in self.packets if packet.fault), None)
 
     def mysummary(self) -> Any:  # with what below it is shown, too
-        """One line."""
+        """Summarise the layer in one line."""
         return f"iSwitch super-datagram of {len(self.packets)} packets", [UDP]
 
 

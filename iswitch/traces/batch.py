@@ -51,28 +51,28 @@ class Interface(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What is wrong with a file, and where: `offset` is that of a record or block."""
+    """A defect of a file, and its place: `offset` is that of a record or block."""
 
     offset: int
     what: str
 
 
 class Problems:
-    """The first of what is wrong, in the order of the file, and how much there is."""
+    """Keeps the first defects, in the order of the file, and counts all."""
 
     def __init__(self) -> None:
         self.first: list[Problem] = []
         self.count = 0
 
     def note(self, offset: int, what: str) -> None:
-        """One more."""
+        """Note one more defect."""
         self.count += 1
         insort(self.first, Problem(offset, what))  # nearly always behind the others
         del self.first[MOST_PROBLEMS:]
 
 
 def gather(data: Bytes, at: Ints, width: int) -> Rows:
-    """`width` bytes at each place, as rows of a copy; what is beyond the file means nothing."""
+    """Copy `width` bytes at each place into rows; bytes beyond the file mean nothing."""
     n = len(at)
     if n and (step := evenly(at)) is not None and int(at[-1]) + width <= len(data):
         return np.ndarray((n, width), np.uint8, data, int(at[0]), (step, 1)).copy()
@@ -87,7 +87,7 @@ def gather(data: Bytes, at: Ints, width: int) -> Rows:
 
 
 def evenly(at: Ints) -> int | None:
-    """The distance from each place to the next, if it is the same for all."""
+    """Give the distance from each place to the next, if all are equal."""
     if len(at) < 2:
         return 1
     step = int(at[1] - at[0])
@@ -96,6 +96,6 @@ def evenly(at: Ints) -> int | None:
 
 
 def field(rows: Rows, start: int, size: int) -> Ints:
-    """A big-endian number of 2 or 4 bytes in each row."""
+    """Read a big-endian number of 2 or 4 bytes in each row."""
     part = np.ascontiguousarray(rows[:, start : start + size])
     return part.view(f">u{size}")[:, 0].astype(np.int64)

@@ -47,7 +47,7 @@ DROPPED = (5, 7)  # options of statistics: by what captures, and by its operatin
 
 
 def nanoseconds(ticks: npt.NDArray[np.uint64], resolution: int) -> Ints:
-    """Ticks as nanoseconds; nonsense stays nonsense, and does not fail.
+    """Convert ticks to nanoseconds; nonsense stays nonsense, and does not fail.
 
     Args:
         ticks: as an interface counts them.
@@ -69,7 +69,7 @@ def nanoseconds(ticks: npt.NDArray[np.uint64], resolution: int) -> Ints:
 
 
 class Section(NamedTuple):
-    """What packets need to know of their section, as it was when they came."""
+    """The state of a section when its packets came."""
 
     big_endian: bool
     first: int  # of its interfaces, among all
@@ -122,13 +122,13 @@ class PcapngBlocks:
 
     @property
     def dropped(self) -> int:
-        """Packets that are missing here, as the file itself says."""
+        """Count the packets that are missing here, as the file itself tells."""
         return sum(self._dropped.values())
 
     # Blocks
 
     def _head(self, at: int) -> tuple[int, int] | None:
-        """Type and length of the block at a place, if it is sound and ends as it began."""
+        """Read type and length of the block at a place, if it is sound and ends as it began."""
         if at + 12 > len(self.data):
             return None
         kind, length = struct.unpack_from(f"{self.order}II", self._bytes, at)
@@ -151,7 +151,7 @@ class PcapngBlocks:
         return head[1]
 
     def _other(self, at: int) -> int:
-        """Take a block that is no packet, or report what is there; where to go on."""
+        """Take a block that is no packet, or report what is there; return where to continue."""
         head = self._head(at)
         if head is None:
             return self._mend(at)
@@ -270,7 +270,7 @@ class PcapngBlocks:
     def _directions(
         self, starts: Ints, data: Ints, sizes: Ints, totals: Ints, big: Ints, without: Mask
     ) -> npt.NDArray[np.uint8]:
-        """What the packets' flags say."""
+        """Read the directions in the packets' flags."""
         found = np.full(len(starts), UNKNOWN, np.uint8)
         at = data + (sizes + 3 & ~3)
         ends = starts + totals - 4
@@ -303,7 +303,7 @@ class PcapngBlocks:
         return len(self.data)
 
     def _search(self, start: int) -> int | None:
-        """The next place where a packet, an interface or a section is."""
+        """Find the next place of a packet, an interface or a section."""
         end = len(self.data) - 12
         for at, n in search_windows(start, end + 1):
             kinds = np.ndarray((n,), f"{self.order}u4", self.data, at, (1,))
@@ -318,7 +318,7 @@ class PcapngBlocks:
 
 
 def _numbers(rows: Rows, big_endian: Ints, size: int) -> Ints:
-    """All numbers of `size` bytes in each row, in the byte order of its section."""
+    """Read all numbers of `size` bytes in each row, in the byte order of its section."""
     found: Ints = rows.view(f"<u{size}").astype(np.int64)
     if big_endian.any():
         which = big_endian != 0

@@ -29,7 +29,7 @@ def search_windows(start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def run_length(data: Bytes, at: int, stride: int, limit: int, key_at: int, key: int) -> int:
-    """How many records at `at`, `at + stride`, ... before `limit` have one 64-bit word in common.
+    """Count records at `at`, `at + stride`, ... before `limit` with one 64-bit word in common.
 
     Args:
         data: the file.
@@ -64,7 +64,7 @@ class Chain:
         self._steps = 0  # to take before a run is looked for again
 
     def follow(self, at: int, limit: int) -> tuple[Ints, int]:
-        """The records from `at` that begin before `limit`; and where the next one is.
+        """List the records from `at` that begin before `limit`, and the place of the next one.
 
         That is before `limit` if something else is there.
         """

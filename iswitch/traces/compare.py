@@ -75,7 +75,7 @@ NOTHING = ElementsDiffer()
 
 @dataclass
 class Tally:
-    """Aggregate packets of the trace, by what became of their comparison."""
+    """Counts aggregate packets of the trace by the outcome of their comparison."""
 
     captured: int = 0
     equal: int = 0
@@ -133,7 +133,7 @@ class Comparison:
                     self._compare(job, stretch, captured, to_parent)
 
     def settle(self, end: bool = False) -> None:
-        """Try again what was not complete; at the end, it is missing."""
+        """Try again what was not complete; at the end, count it as missing."""
         if not self._pending:
             return
         pending, self._pending, self._pending_bytes = self._pending, [], 0
@@ -143,7 +143,7 @@ class Comparison:
     # Inside
 
     def _jobs(self, captured: Captured) -> Iterator[tuple[Job, Stretch, bool]]:
-        """The job that packets belong to, and they in stretches of ascending segments."""
+        """Find the job that packets belong to; cut them into stretches."""
         hierarchy = self.switch.control.hierarchy
         to_parent = hierarchy is not None and hierarchy.is_parent(captured.peer)
         found = self.switch.record.by_source.get(captured.peer)
@@ -222,7 +222,7 @@ class Comparison:
         bitmap: int,
         captured: Captured,
     ) -> None:
-        """One segment whose bits are not equal."""
+        """Report one segment whose bits are not equal."""
         heads = [row[:SEG_SIZE].tobytes().hex() for row in (part.rows[i], ours)]
         if heads[0] != heads[1]:
             one = Stretch(run.round, run.start, part.rows[i : i + 1], part.tail)
@@ -261,7 +261,7 @@ class Comparison:
         )
 
     def _bound(self, job: Job, run: Run, bitmap: int, count: int) -> npt.NDArray[np.float64] | None:
-        """By how much the elements of a segment may differ; None: they have to be equal."""
+        """Work out how far the elements of a segment may differ; None: they have to be equal."""
         shape = shape_of(job)
         n = bitmap.bit_count()
         unit = UNIT.get(shape.dtype)
@@ -316,13 +316,13 @@ class Comparison:
 
 
 def shape_of(job: Job) -> Shape:
-    """The layout of a job that is under way."""
+    """Give the layout of a job that is under way."""
     assert job.shape is not None
     return job.shape
 
 
 def position(captured: Captured, part: Stretch, i: int) -> int:
-    """Which of the captured packets row `i` of a part is: rows are views of theirs, or copies."""
+    """Find which captured packet row `i` of a part is: rows are views of theirs, or copies."""
     wanted = part.rows[i, :SEG_SIZE].tobytes()
     heads = np.ascontiguousarray(captured.rows[:, :SEG_SIZE]).view(np.uint64)[:, 0]
     found = np.flatnonzero(heads == np.frombuffer(wanted, np.uint64)[0])
@@ -330,7 +330,7 @@ def position(captured: Captured, part: Stretch, i: int) -> int:
 
 
 def _only(captured: Captured, part: Stretch) -> Captured:
-    """Without the rows that are not in a part, in memory of its own."""
+    """Copy the rows that are in a part."""
     first = position(captured, part, 0)
     which = slice(first, first + len(part.rows))
     return captured._replace(
@@ -342,7 +342,7 @@ def _only(captured: Captured, part: Stretch) -> Captured:
 
 
 def equal_rows(ours: Rows, theirs: Rows) -> npt.NDArray[np.bool_] | None:
-    """Which rows are equal; None: all of them."""
+    """Tell which rows are equal, (n,); None: all of them."""
     wide = ours.shape[1] % 8 == 0 and all(
         a.strides[1] == 1 and a.strides[0] % 8 == 0 and a.ctypes.data % 8 == 0
         for a in (ours, theirs)
@@ -357,7 +357,7 @@ def equal_rows(ours: Rows, theirs: Rows) -> npt.NDArray[np.bool_] | None:
 def within_each(
     a: npt.NDArray[Any], b: npt.NDArray[Any], bound: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.bool_]:
-    """Which elements differ by no more than their bound, or are both NaN.
+    """Tell which elements differ by no more than their bound, or are both NaN.
 
     Where the sum of magnitudes overflows so may a sum in one order, and not in another.
     """
@@ -369,16 +369,16 @@ def within_each(
 
 
 def within(a: npt.NDArray[Any], b: npt.NDArray[Any], bound: npt.NDArray[np.float64]) -> bool:
-    """Whether all elements are."""
+    """Whether all elements differ by no more than their bound."""
     return bool(within_each(a, b, bound).all())
 
 
 def text(value: Any) -> str:
-    """An element, exactly."""
+    """Write an element exactly."""
     return repr(value.item()) if value.dtype.kind != "V" else repr(float(value))
 
 
 def flipped(a: Any, b: Any) -> int | None:
-    """The one bit in which two elements differ; None: there are several."""
+    """Find the one bit in which two elements differ; None: there are several."""
     bits = int.from_bytes(a.tobytes(), "little") ^ int.from_bytes(b.tobytes(), "little")
     return bits.bit_length() - 1 if bits.bit_count() == 1 else None

@@ -1,4 +1,4 @@
-"""Names the packet, and if one bit was flipped that bit, behind what does not agree.
+"""Names the packet behind a difference, and if one bit was flipped that bit.
 
 A second pass over the trace collects all packets of the few segments in question, and those to the
 switch and from it whose UDP checksum is wrong, control packets too. Copies of an aggregate outvote
@@ -46,7 +46,7 @@ class PacketFound(NamedTuple):
 
 
 class TraceFinding(NamedTuple):
-    """What is wrong, and how that is known. Control packets have no round and segment."""
+    """A cause, and its evidence. Control packets have no round and segment."""
 
     packet: int
     offset: int
@@ -109,7 +109,7 @@ def diagnose(
 def collect(
     walk: Walk, wanted: set[Key], shapes: Sequence[Shape]
 ) -> tuple[dict[Key, list[PacketFound]], list[PacketFound]]:
-    """All packets of some segments, and the packets with a wrong checksum."""
+    """Collect all packets of some segments, and the packets with a wrong checksum."""
     segs = np.array([round_ << 32 | index for round_, index in wanted], np.uint64)
     sizes = {shape.packet_size for shape in shapes}
     found: dict[Key, list[PacketFound]] = defaultdict(list)
@@ -160,7 +160,7 @@ def collect(
 def unexplained(
     differences: Sequence[Difference], known: Collection[tuple[int | None, int | None]]
 ) -> list[TraceFinding]:
-    """The aggregates that differ though nothing in the trace is wrong; `known` are the others."""
+    """List the aggregates that differ without a known cause in the trace."""
     return [
         TraceFinding(
             each.packet, each.offset, f"aggregate to {each.to}", each.round, each.segment,
@@ -173,14 +173,14 @@ def unexplained(
 
 
 def key_of(packet: PacketFound) -> Key:
-    """Round and segment that a data packet names."""
+    """Read the round and segment that a data packet names."""
     return split_seg(int.from_bytes(packet.payload[:SEG_SIZE], "big"))
 
 
 def explain(
     key: Key, packets: Sequence[PacketFound], shape: Shape, lost: Collection[str] = ()
 ) -> list[TraceFinding]:
-    """What is wrong with one segment.
+    """Find the cause of one segment's difference.
 
     Where one of the members in `lost`, of which a packet was damaged, has no contribution to it,
     that is the reason, and no other's is to blame.
@@ -217,7 +217,7 @@ def explain(
 def difference(
     key: Key, packet: PacketFound, right: bytes, shape: Shape, evidence: str
 ) -> TraceFinding:
-    """Where a packet is not what it should be."""
+    """Report the place where a packet differs from what it should be."""
     its, should = elements(packet.payload, shape), elements(right, shape)
     words = [row.view(np.uint8).reshape(len(row), -1) for row in (its, should)]
     places = np.flatnonzero((words[0] != words[1]).any(axis=1))
@@ -239,7 +239,7 @@ def culprits(
     total: npt.NDArray[Any],
     shape: Shape,
 ) -> list[TraceFinding]:
-    """Contributions in which one flipped bit explains that their sum is not the one captured."""
+    """List contributions in which one flipped bit explains the sum that was captured."""
     width = shape.dtype.itemsize
     wrong = right.view(np.uint8).reshape(len(right), -1) != total.view(np.uint8).reshape(
         len(total), -1
@@ -284,31 +284,31 @@ def culprits(
 
 
 def evidence(packet: PacketFound, more: str) -> str:
-    """How it is known."""
+    """Describe the evidence."""
     return more if packet.sound else f"its UDP checksum is wrong, and {more}"
 
 
 def whose(packet: PacketFound) -> str:
-    """What a packet is."""
+    """Describe a packet and its sender."""
     if packet.control:
         return f"control packet {'of' if packet.to_switch else 'to'} {packet.peer}"
     return f"{'contribution of' if packet.to_switch else 'aggregate to'} {packet.peer}"
 
 
 def elements(payload: bytes, shape: Shape) -> npt.NDArray[Any]:
-    """The elements in a data packet."""
+    """Read the elements in a data packet."""
     return np.frombuffer(payload[SEG_SIZE:], np.uint8).copy().view(shape.dtype.numpy)
 
 
 def add_up(contributions: Sequence[PacketFound], shape: Shape) -> npt.NDArray[Any] | None:
-    """Their sum, in this order; None: there are none."""
+    """Sum contributions in this order; None: there are none."""
     if not contributions:
         return None
     return reduced(np.array([elements(c.payload, shape) for c in contributions]), shape.op)
 
 
 def reduced(rows: npt.NDArray[Any], op: Op) -> npt.NDArray[Any]:
-    """Rows added up one after the other, each time rounded."""
+    """Sum rows one after the other, rounding each time."""
     total: npt.NDArray[Any] = rows[0].copy()
     with np.errstate(all="ignore"):
         for row in rows[1:]:
@@ -317,7 +317,7 @@ def reduced(rows: npt.NDArray[Any], op: Op) -> npt.NDArray[Any]:
 
 
 def shape_for(shapes: Sequence[Shape], packets: Sequence[PacketFound]) -> Shape | None:
-    """The layout of the job that packets belong to, by their size."""
+    """Find the layout of the job that packets belong to, by their size."""
     sizes = {len(p.payload) for p in packets}
     for shape in shapes:
         if sizes & {shape.packet_size, shape.last_size}:

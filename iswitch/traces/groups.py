@@ -1,4 +1,4 @@
-"""What a replay handles at once, and who takes what comes of it."""
+"""Groups of packets that a replay handles at once, and the receiver of what it sends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PacketGroup:
         return len(self.at)
 
     def part(self, start: int, stop: int) -> PacketGroup:
-        """Packets start..stop-1 of it."""
+        """Give packets start..stop-1 of the group."""
         which = self.which
         if isinstance(which, slice):
             return PacketGroup(
@@ -52,11 +52,11 @@ class PacketGroup:
 
     @property
     def tos(self) -> Traffic:
-        """What they are by their ToS."""
+        """Tell what kind the packets are by their ToS."""
         return classify(self.head[IP + 1])
 
     def peer(self, source: bool) -> Address:
-        """Whom they are from, or for."""
+        """Give the packets' sender or receiver."""
         ip, port = (IP + 12, UDP) if source else (IP + 16, UDP + 2)
         host = ".".join(map(str, self.head[ip : ip + 4]))
         return Address(host, int.from_bytes(self.head[port : port + 2], "big"), self.port)
@@ -66,12 +66,12 @@ class Sink(Protocol):
     """Takes what the switch would have sent: a `TraceWriter`."""
 
     def write(self, step: list[Transmission], time_ns: int, ports: Sequence[str]) -> None:
-        """This was sent at a time (ns since 1970), at ports of these names."""
+        """Write what was sent at a time (ns since 1970), at ports of these names."""
 
     def keep(
         self, transmission: Transmission, places: Ints, times: Ints, ports: Sequence[str]
     ) -> None:
-        """Each frame of this was sent at a time; `flush` puts them in the order of `places`."""
+        """Keep frames sent at different times; `flush` orders them by `places`."""
 
     def flush(self) -> None:
-        """Nothing more will come that belongs before what was kept."""
+        """Write what was kept: nothing more comes that belongs before it."""

@@ -93,7 +93,7 @@ class Layers:
         self._ends = np.flatnonzero(apart)
 
     def _behind(self) -> Flags:
-        """Which packets go back in their flow: the round has had a segment as far as this."""
+        """Tell which packets go back in their flow, to a segment the round has passed."""
         by_flow = np.argsort(self._flows, kind="stable")
         rounds, indices = self._rounds[by_flow], self.indices[by_flow]
         vectors = np.cumsum(changes(self._flows[by_flow]) | changes(rounds))
@@ -103,7 +103,7 @@ class Layers:
         return found
 
     def window(self, start: int, stop: int, record: Record) -> int:
-        """Where a window that begins at packet `start` ends, `stop` at most."""
+        """Find the end of a window that begins at packet `start`, `stop` at most."""
         if self._apart[start]:
             return start
         end = int(np.searchsorted(self._ends, start, "right"))
@@ -116,13 +116,13 @@ class Layers:
         return stop if fits.all() else start + int(fits.argmin())
 
     def stretch(self, at: int) -> int:
-        """The first packet from here on that does not belong to what came before it at once."""
+        """Find the first packet from here on that does not continue what came before."""
         if at >= len(self._trains) or not self._apart[at - 1]:
             return at
         return int(np.searchsorted(self._trains, self._trains[at - 1], "right"))
 
     def groups(self, start: int, stop: int, record: Record, most: int) -> Iterator[Ints]:
-        """The packets of a window in layers, in groups of one flow and size, `most` at once."""
+        """Give a window's packets in layers, in groups of one flow and size, `most` at once."""
         which = slice(start, stop)
         flows, indices, sizes = self._flows[which], self.indices[which], self._sizes[which]
         places = np.arange(stop - start)
@@ -164,14 +164,14 @@ class Layers:
 
 
 def changes(row: npt.NDArray[Any]) -> Flags:
-    """Where something is not as the one before; the first is."""
+    """Tell where a value differs from the one before; the first does."""
     found = np.zeros(len(row), bool)
     found[1:] = row[1:] != row[:-1]
     return found
 
 
 def numbered(keys: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], Ints]:
-    """The keys that there are, ascending, and which of them each is."""
+    """List the keys that occur, ascending, and the index of each entry's key."""
     for some in keys[:SAMPLE], keys:
         found = np.sort(some)
         found = np.append(found[:1], found[changes(found)])

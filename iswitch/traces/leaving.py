@@ -1,4 +1,4 @@
-"""Leaves that a trace has before the switch came to them.
+"""Holds back Leaves that a trace has earlier than the switch received them.
 
 A switch that is held up finds contributions and a Leave waiting, and answers them in turn: the
 aggregates that it sends because of the contributions stand behind the Leave in the capture. A
@@ -27,7 +27,7 @@ class Leaves:
         self._kept: dict[_Key, tuple[float, list[PacketGroup]]] = {}
 
     def keep(self, group: PacketGroup, payloads: Sequence[bytes], now: float) -> bool:
-        """Keep a group of control packets, if it is one Leave, or copies of one; whether it is."""
+        """Keep a group of control packets if it is one Leave, or copies of one; return whether."""
         payload = payloads[0]
         if len(payload) < SEG_SIZE or any(other != payload for other in payloads):
             return False
@@ -47,11 +47,11 @@ class Leaves:
         return self._taken([key]) if header.action == Action.ACK and key in self._kept else []
 
     def of(self, peer: Address) -> list[PacketGroup]:
-        """Give back what cannot wait any longer, since the peer asks for something else."""
+        """Give back a Leave that cannot wait any longer, since the peer asks for something else."""
         return self._taken([key for key in self._kept if key[:2] == (peer.host, peer.port)])
 
     def overdue(self, now: float) -> list[PacketGroup]:
-        """Give back what should have been answered by now."""
+        """Give back Leaves whose answers are overdue."""
         late = [key for key, (since, _) in self._kept.items() if now > since + ACK_SECONDS]
         return self._taken(late)
 

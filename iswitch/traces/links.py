@@ -65,11 +65,11 @@ class Packets(NamedTuple):
     directions: Bytes
 
     def by_time(self) -> Packets:
-        """The same in the order of their times."""
+        """Put the packets in the order of their times."""
         return self.taken(np.argsort(self.batch.times, kind="stable"))
 
     def taken(self, order: Ints) -> Packets:
-        """Some of them, in some order."""
+        """Take some packets, in some order."""
         ordered: list[Any] = [array[order] for array in self[1:]]
         batch: list[Any] = [array[order] for array in self.batch[1:]]
         return Packets(PacketBatch(self.batch.number, *batch), *ordered)
@@ -176,7 +176,7 @@ class LinkLayer:
 
     @staticmethod
     def _make_up(heads: Rows, links: Ints) -> None:
-        """Give those from other links Ethernet addresses."""
+        """Make up Ethernet addresses for packets from other links."""
         bare = np.flatnonzero(links != ETHERNET)
         heads[bare, 12:14] = (8, 0)
         for at, ip in (0, IP + 16), (6, IP + 12):

@@ -1,4 +1,4 @@
-"""A `Switch` that tells what it is sent and what it completes, and does nothing else than one."""
+"""A `Switch` that reports what it is sent and what it completes."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class ObservedSwitch(Switch):
         self.record.make_job = partial(ObservedJob, switch=self)
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
-        """As a switch does."""
+        """Take packets, and report them to the watch."""
         kind = classify(burst.tos)
         if kind is Traffic.DATA:
             return self._observe(burst, now)

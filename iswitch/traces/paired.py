@@ -30,7 +30,7 @@ class ReplayOptions:
 
 
 class MagnitudesSwitch(Switch):
-    """A switch that is sent the absolute values of what another is, and so adds up these."""
+    """A switch that adds up the absolute values of what it is sent."""
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
         """As a switch does."""
@@ -45,7 +45,7 @@ class MagnitudesSwitch(Switch):
 
 
 class PairedSwitch(ObservedSwitch):
-    """An observed switch beside one of magnitudes, which is sent the same."""
+    """An observed switch that passes all it is sent to a switch of magnitudes, too."""
 
     magnitudes: MagnitudesSwitch | None = None
 
@@ -56,21 +56,21 @@ class PairedSwitch(ObservedSwitch):
         return super().receive(burst, now)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """As a switch does."""
+        """Do what is due, in both switches."""
         if self.magnitudes is not None:
             self.magnitudes.handle_timer(now)
         return super().handle_timer(now)
 
 
 class Unguarded(SourceGuard):
-    """Lets everybody have any address, as a switch on a socket does."""
+    """Lets everybody have any address, like a switch on a socket."""
 
     def is_spoofed(self, mac: bytes, ip: bytes, ingress: int) -> bool:  # noqa: ARG002
-        """No."""
+        """Say no: every address is allowed."""
         return False
 
     def spoofed(self, group: Frames) -> None:  # noqa: ARG002
-        """None of them."""
+        """Name none of the frames."""
         return
 
 

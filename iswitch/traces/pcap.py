@@ -85,7 +85,7 @@ class PcapRecords:
     # Broken files
 
     def _mend(self, at: int) -> int:
-        """Report what is at `at`; where to go on."""
+        """Report the defect at `at`; return where to continue."""
         left = len(self.data) - at
         found = next(self._search(at + 1), None)
         if found is not None:
@@ -104,7 +104,7 @@ class PcapRecords:
         return len(self.data)
 
     def _search(self, start: int) -> Iterator[int]:
-        """Places at and behind `start` where a record seems to be, and others after it."""
+        """Find places from `start` on where a record seems to be, with others after it."""
         end = len(self.data) - RECORD
         for at, n in search_windows(start, end + 1):
             words = [

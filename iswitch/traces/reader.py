@@ -85,7 +85,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Give the file back. (What still points into it keeps it.)"""
+        """Unmap the file. (What still points into it keeps it.)"""
         self.data = np.empty(0, np.uint8)
         del self._records
         with suppress(BufferError):  # a view is left; the map goes with it
@@ -102,16 +102,16 @@ class Reader:
 
     @property
     def application(self) -> str:
-        """What wrote the file, if it says so."""
+        """Name the program that wrote the file, if known."""
         return self._records.application
 
     @property
     def dropped(self) -> int:
-        """Packets that what captured has dropped, as far as the file says so and has been read."""
+        """Count packets that the capture dropped, as far as the file tells and was read."""
         return self._records.dropped
 
     def batches(self) -> Iterator[PacketBatch]:
-        """All packets from the first on, many at once; `interfaces` and `problems` begin anew."""
+        """Read all packets from the first on; `interfaces` and `problems` begin anew."""
         self.problems = Problems()
         self._records = self._open()
         passed = 0
@@ -153,7 +153,7 @@ class Reader:
 
 
 def kind_of(begin: bytes, path: str) -> str:
-    """`pcap` or `pcapng`, by how a file begins.
+    """Tell by how a file begins whether it is `pcap` or `pcapng`.
 
     Raises:
         NotATrace: something else.

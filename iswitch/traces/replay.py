@@ -125,7 +125,7 @@ class Replayer(Walk):
         self.watch.close()
 
     def _plug(self) -> None:
-        """Have as many ports as there are places of capture."""
+        """Give the switch as many ports as there are places of capture."""
         places, jacks = len(self._layer.ports), len(self._chassis.jacks)
         if self._sink is not None and places > MOST_WRITTEN:
             raise NothingToReplay(
@@ -147,7 +147,7 @@ class Replayer(Walk):
     # Time
 
     def _seconds(self, times: Ints) -> npt.NDArray[np.float64]:
-        """Since the first packet; never falling."""
+        """Convert times to seconds since the first packet, which never fall."""
         assert self.begin is not None
         seconds = (times - self.begin) / 1e9
         return np.maximum(np.maximum.accumulate(seconds), self._now)
@@ -217,7 +217,7 @@ class Replayer(Walk):
             at = end
 
     def _go_to(self, now: float) -> float | None:
-        """Do what is due before a time; when something will be due next."""
+        """Do what is due before a time; return when something will be due next."""
         for _ in range(MOST_TIMERS):
             due = self._chassis.deadline()
             if due is None or due > now:
@@ -285,7 +285,7 @@ class Replayer(Walk):
             sink.keep(sent, places[which], times[which], self.ports)
 
     def _frames(self, group: PacketGroup) -> Frames:
-        """Tagged datagrams for the switch, as a port would give them."""
+        """Make tagged datagrams for the switch, in the form that a port gives them."""
         packets, which, at, n = group.packets, group.which, group.at, len(group)
         heads = np.zeros((n, ROW_HEAD), np.uint8)
         heads[:, ETH:] = packets.heads[which]
@@ -304,7 +304,7 @@ class Replayer(Walk):
         return Frames(group.port, heads, gather(self.reader.data, at, size), [ROW_HEAD + size] * n)
 
     def _step(self, group: PacketGroup, size: int) -> int:
-        """Bytes of the packets in super-datagrams of data; 0: these are none."""
+        """Find the bytes of each packet in super-datagrams of data; 0: these are none."""
         if classify(group.head[IP + 1]) is not Traffic.DATA or size < 2 * SEG_SIZE:
             return 0
         found = self.switch.record.by_source.get(group.peer(group.what == TO_SWITCH))
@@ -315,12 +315,12 @@ class Replayer(Walk):
 
     @staticmethod
     def _next_seg(payload: bytes) -> int:
-        """Where the next segment begins, if one does."""
+        """Find where the next segment begins, if one does."""
         seg = int.from_bytes(payload[:SEG_SIZE], "big") + 1 & 0xFFFFFFFFFFFFFFFF
         return max(0, payload.find(seg.to_bytes(SEG_SIZE, "big"), SEG_SIZE))
 
     def _whole(self, group: PacketGroup) -> Frames:
-        """Frames of any kind, as they are."""
+        """Make frames of any kind, unchanged."""
         batch = group.packets.batch
         which = group.which
         sizes = batch.sizes[which]
@@ -364,6 +364,6 @@ class Replayer(Walk):
             self._release(self._leaves.answered(peer, payload))
 
     def _payloads(self, group: PacketGroup) -> list[bytes]:
-        """Control packets, without what is behind the longest."""
+        """Give control packets, cut off behind the longest possible."""
         rows = gather(self.reader.data, group.at, max(min(group.size, CONTROL_BYTES), 1))
         return [row.tobytes() for row in rows]

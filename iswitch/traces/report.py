@@ -1,4 +1,4 @@
-"""What a replay found, for machines and for people. Same trace, same report, byte for byte."""
+"""The findings of a replay, for machines and for people. Equal traces give equal reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def replay(
     sink: Sink | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Replay a trace, look into what does not agree; the report.
+    """Replay a trace, look into its differences, and return the report.
 
     Raises:
         NothingToReplay: jobs are keyed, and their keys are not there.

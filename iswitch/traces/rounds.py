@@ -1,4 +1,4 @@
-"""What became of each round of each job: who sent when, when segments completed, who was last.
+"""The history of each round of each job: who sent when, when segments completed, who was last.
 
 Times are seconds since the first packet of the trace.
 """
@@ -35,7 +35,7 @@ class RoundEvent(NamedTuple):
 
 @dataclass
 class RankShare:
-    """What one member sent to a round; from its first packet to its last new one."""
+    """The part of one member in a round: from its first packet to its last new one."""
 
     first: float
     last: float
@@ -88,7 +88,7 @@ class RoundFigures(NamedTuple):
 
 @dataclass
 class Totals:
-    """Of all rounds, listed or not."""
+    """The totals of all rounds, listed or not."""
 
     rounds: int = 0
     incomplete: int = 0  # without any aggregate
@@ -107,7 +107,7 @@ class Totals:
             self.late += share.late
 
     def completion(self) -> dict[str, float]:
-        """How long rounds took, in seconds; empty: none was completed."""
+        """Give the seconds that rounds took; empty: none was completed."""
         if not self.seconds:
             return {}
         found = np.percentile(np.array(self.seconds), [50, 99, 100]).tolist()
@@ -138,7 +138,7 @@ class RoundsSeen:
         span: tuple[float, float],
         window: int | None = None,
     ) -> RankShare:
-        """A member sent these segments, a packet each.
+        """Note that a member sent these segments.
 
         Those of one window are told in any order, but each member's ascended in the trace.
         """
@@ -164,7 +164,7 @@ class RoundsSeen:
         return share
 
     def completed(self, number: int, runs: Collection[Run], at: float) -> None:
-        """These segments of a round became complete."""
+        """Note that these segments are complete."""
         found = self._round(number)
         for run in runs:
             found.completed += run.segments
@@ -173,11 +173,11 @@ class RoundsSeen:
         found.done = at if found.done is None else max(found.done, at)
 
     def helped(self, number: int) -> None:
-        """A member asked for aggregates of this round."""
+        """Note that a member asked for aggregates."""
         self._round(number).helps += 1
 
     def close(self) -> None:
-        """There will be no more."""
+        """End the record."""
         for number in list(self._open):
             self._tell(self._open.pop(number))
 
@@ -252,7 +252,7 @@ class VersionsSeen(RoundsSeen):
         span: tuple[float, float],
         window: int | None = None,  # noqa: ARG002
     ) -> RankShare:
-        """A member sent these segments of the vector that it counts as `number`."""
+        """Note that a member sent these segments."""
         share = self._shares.setdefault(rank, RankShare(*span))
         newest = self._newest.get(rank)
         if newest is None or round_distance(number, newest) > 0:
@@ -262,7 +262,7 @@ class VersionsSeen(RoundsSeen):
         return share
 
     def completed(self, number: int, runs: Collection[Run], at: float) -> None:  # noqa: ARG002
-        """These segments have this version now."""
+        """Note that these segments are complete."""
         if self._version is None:
             self._version, self.versions = number, 1
         ahead = round_distance(number, self._version)
@@ -271,11 +271,11 @@ class VersionsSeen(RoundsSeen):
             self.versions += ahead
 
     def helped(self, number: int) -> None:  # noqa: ARG002
-        """A member asked for aggregates of this version."""
+        """Note that a member asked for aggregates."""
         self.totals.helps += 1
 
     def close(self) -> None:
-        """There will be no more."""
+        """End the record."""
         for share in self._shares.values():
             self.totals.duplicates += share.duplicates
             self.totals.late += share.late

@@ -41,7 +41,7 @@ def settled(batches: Iterator[PacketBatch]) -> Iterator[tuple[PacketBatch, int]]
 
 
 def find_peaks(before: Ints, times: Ints, after: Ints) -> npt.NDArray[np.bool_]:
-    """Which times are ahead of the median before them and of that behind them."""
+    """Tell which times are ahead of the median before them and of that behind them."""
     n = len(times)
     low, high = np.iinfo(np.int64).min // 2, np.iinfo(np.int64).max // 2
     row = np.concatenate((before[-AROUND:], times, after[:AROUND])).astype(np.float64)
@@ -63,7 +63,7 @@ def _median(windows: npt.NDArray[np.float64], lacking: int) -> npt.NDArray[np.fl
 
 
 def cut_down(before: Ints, times: Ints, peaks: npt.NDArray[np.bool_]) -> Ints:
-    """The times, each peak with that of the last packet before it which is none."""
+    """Give each peak the time of the last packet before it that is none."""
     places = np.where(peaks, -1, np.arange(len(times)))
     last = np.maximum.accumulate(places)
     first = before[-1] if len(before) else times[np.argmin(peaks)]

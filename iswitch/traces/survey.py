@@ -1,4 +1,4 @@
-"""Looks through the beginning of a trace: which switch it is of, and what it can tell.
+"""Looks through the beginning of a trace: which switch it is of, and what it can show.
 
 The first Join names the switch. Frames to it that were captured coming in are what it was sent; a
 trace that holds them only as they left a host, or from one of several workers, is a host's. The
@@ -157,7 +157,7 @@ def _is_of_a_host(spoken: list[Spoken], arrivals: list[Spoken], switch: tuple[st
 
 
 def _spoken(reader: Reader) -> Iterator[Spoken]:
-    """Control packets at the beginning of a trace."""
+    """List the control packets at the beginning of a trace."""
     layer = LinkLayer(reader)
     count = 0
     for batch in reader.batches():
@@ -197,7 +197,7 @@ CONTROL_BYTES = 8 + TreeJoin.FORMAT.size + BITMAPS[-1] + SEAL  # of the longest 
 
 
 def parse(payload: bytes) -> tuple[Control, bool] | None:
-    """A control packet, and whether something of a MAC's size follows it; None: it is none."""
+    """Read a control packet, and whether bytes of a MAC's size follow it; None: it is none."""
     try:
         return Control.parse(payload), False
     except WireError:

@@ -30,7 +30,7 @@ PARTS = ("before", "sending", "waiting for others", "repairs and the rest")
 def chosen(
     watch: Watch, job: int | None, number: int | None
 ) -> tuple[JobSeen, RoundFigures] | None:
-    """The round named, or the one that took longest of those that ended; None: there is none."""
+    """Choose the round named, or the longest of those that ended; None: there is none."""
     jobs = [seen for seen in watch.jobs.values() if job in (None, seen.number)]
     told = [
         (seen, each)
@@ -42,7 +42,7 @@ def chosen(
 
 
 def available(watch: Watch) -> str:
-    """Which rounds there are to choose from, as text."""
+    """List the rounds there are to choose from, as text."""
     return "; ".join(map(_available, watch.jobs.values())) or "nobody has joined"
 
 
@@ -61,7 +61,7 @@ def _available(job: JobSeen) -> str:
 
 
 def parts(told: RoundFigures) -> dict[int, list[float]]:
-    """By rank: seconds of each of PARTS."""
+    """Give by rank the seconds of each of PARTS."""
     last = max(end for _, end in told.spans.values())
     done = max(last, told.start + (told.seconds or 0.0))
     return {
@@ -98,7 +98,7 @@ def as_json(job: JobSeen, told: RoundFigures) -> dict[str, Any]:
 
 
 def lines(job: JobSeen, told: RoundFigures) -> list[str]:
-    """Where the time of a round went, as text."""
+    """Write as text where the time of a round went."""
     seconds = 0.0 if told.seconds is None else told.seconds
     found = [
         f"round {told.number} of job {job.number}: {seconds * 1000:.3f} ms, "

@@ -86,12 +86,12 @@ class Walk:
 
     @property
     def ports(self) -> list[str]:
-        """Names of the ports, as far as they are known."""
+        """Name the ports, as far as they are known."""
         return self._layer.ports
 
     @property
     def unknown_links(self) -> dict[int, int]:
-        """Packets of link types that are not known, by these."""
+        """Count packets of unknown link types, by type."""
         return self._layer.unknown
 
     @staticmethod
@@ -117,7 +117,7 @@ class Walk:
                     yield PacketGroup(packets, slice(at, min(at + most, stop)), kind)
 
     def _kinds(self, packets: Packets) -> npt.NDArray[np.int64]:
-        """What each packet is to the switch."""
+        """Tell what each packet is to the switch."""
         heads, directions = packets.heads, packets.directions
         words = heads.view(np.uint16)
         own = np.frombuffer(self._address + self.setting.switch[1].to_bytes(2, "big"), np.uint16)
@@ -154,7 +154,7 @@ class Walk:
         self.end = max(self.end, int(batch.times.max()))
 
     def sound(self, group: PacketGroup, payloads: Rows | None = None) -> npt.NDArray[np.bool_]:
-        """Which datagrams of a group have a right checksum, or none, or one that is unfinished.
+        """Tell which datagrams of a group have a right, no, or an unfinished checksum, (n,).
 
         Those that are not wholly there are taken to be.
         """
@@ -172,7 +172,7 @@ class Walk:
 
     @staticmethod
     def unfinished(heads: Rows) -> npt.NDArray[np.bool_]:
-        """Whose checksum is the pseudo-header's only: the sender's kernel left the rest to a card.
+        """Tell whose checksum is that of the pseudo-header only: the rest was left to a card.
 
         A finished one is the same by chance once in 65535 times, and is then believed.
         """
@@ -184,5 +184,5 @@ class Walk:
 
 
 def _pair(words: npt.NDArray[np.uint16], at: int) -> npt.NDArray[np.uint32]:
-    """Two words of each head, as one of 32 bits."""
+    """Read two words of each head as one of 32 bits."""
     return words[:, at] | words[:, at + 1].astype(np.uint32) << np.uint32(16)

@@ -91,7 +91,7 @@ class TraceWriter:
         self._file.write(content.data)
 
     def close(self) -> None:
-        """There will be no more."""
+        """Close the file."""
         self.flush()
         self._file.close()
 
