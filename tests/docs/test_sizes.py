@@ -28,8 +28,6 @@ LONG = {
     "tests/worker/test_worker.py",
     "worker_lib/asynchronous/worker.py",
     "worker_lib/protocol/member.py",
-    "worker_lib/strategies/mpi.py",
-    "worker_lib/strategies/ps_server.py",
     "worker_lib/worker.py",
 }
 
