@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -10,12 +11,16 @@ import pytest
 
 from iswitch.core.format.packets import Burst
 from iswitch.core.format.wire import (
+    FLAG_FIRST,
+    FLAG_STANDS_AT,
+    FLAG_WHOLE,
     NO_RANK,
     TOS_CONTROL,
     Ack,
     Action,
     Control,
     Join,
+    MemberType,
     Mode,
     Shape,
     Status,
@@ -285,3 +290,21 @@ def test_who_lacks_the_key_of_the_job_before_ends_nothing(
         answer = there.events[worker_address(0)][0]
         assert isinstance(answer, Answered)
         assert (answer.status, answer.ack) == (Status.DENIED, Ack(Action.JOIN))
+
+
+def test_two_that_come_back_from_before_the_window_begin_together() -> None:
+    """Though the first has contributed before the second comes: else neither's round completes."""
+    bench = Bench()
+    bench.join(0, SHAPE, expected=2)
+    bench.control(0, Action.LEAVE)  # the job ends, and goes on two rounds further
+    flags = FLAG_STANDS_AT | FLAG_FIRST | FLAG_WHOLE
+    back = replace(Join.for_shape(SHAPE, MemberType.WORKER, 2, flags), round=0)
+    ones = np.ones(SHAPE.numel, np.float32)
+    firsts = []
+    for who in (1, 2):
+        status, ack, _ = bench.control(who, Action.JOIN, back, request=2000)
+        assert status is Status.OK
+        firsts.append(ack.round)
+        sent = bench.contribute(who, SHAPE, ack.round, ones)
+    assert firsts == [2, 2]
+    assert len(sent) == SHAPE.segments

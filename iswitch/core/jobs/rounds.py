@@ -128,9 +128,9 @@ class Rounds:
             if first is not None and round_distance(first, round_) >= 0:
                 round_ = (first + 1) & ROUND_MASK
             member.begin_at(round_)
-        elif not early or (comes_back and window.is_past(join.round)):
+        elif not early:
             member.begin_at(window.newcomers)
-        elif not comes_back:
+        elif not comes_back or window.is_past(join.round):
             member.begin_at(window.base)
         elif join.flags & FLAG_FIRST:
             member.begin_at(join.round, held_back=True)
