@@ -177,7 +177,7 @@ def test_the_same_seed_gives_the_same_trace() -> None:
     first = digest(5)
     assert digest(5) == first
     assert digest(6) != first
-    code = "from tests.worlds.test_sim import digest; print(digest(5))"
+    code = "from tests.worlds.test_sim_topologies import digest; print(digest(5))"
     for hash_seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60,
