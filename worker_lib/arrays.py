@@ -1,4 +1,4 @@
-"""What a caller sums up, as NumPy arrays: arrays themselves, and tensors of PyTorch on the CPU.
+"""Take vectors as NumPy arrays: arrays themselves, and tensors of PyTorch on the CPU.
 
 PyTorch is not imported for it: who hands in a tensor has imported it.
 """
@@ -97,7 +97,7 @@ def operands(vector: V, out: V | None, shape: Shape, shorter: bool) -> tuple[Vec
 
 
 def _checked(name: str, given: Any, shape: Shape, shorter: bool) -> Vector:
-    """What is handed in, as an array of the worker's elements."""
+    """View what is handed in as an array of the worker's elements."""
     array, dtype = as_array(name, given), shape.dtype.numpy
     if array.dtype != dtype:
         how = ".to(torch.{})" if is_tensor(given) else ".astype({})"

@@ -1,4 +1,4 @@
-"""What `iswitch run`, or another launcher, tells a worker in its environment."""
+"""Read what `iswitch run` or another launcher tells a worker in its environment."""
 
 from __future__ import annotations
 

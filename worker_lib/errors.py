@@ -1,4 +1,4 @@
-"""What can go wrong for a worker, each with what to do about it."""
+"""The errors of workers; each message says what to do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SwitchUnreachable(WorkerError):
         assigned: str = "",
         denied: bool = False,
     ) -> Self:
-        """Nobody answered at the address for so long.
+        """Make the error of an address at which nobody answered.
 
         Args:
             address: of the switch.
@@ -293,7 +293,7 @@ class VersionTimeout(WorkerError):
 
 
 def _memory(kib: int) -> str:
-    """So many KiB, for people."""
+    """Write a number of KiB for people."""
     return f"{kib / 1024:,.1f} MiB" if kib >= 1024 else f"{kib} KiB"
 
 

@@ -50,7 +50,7 @@ def ranks(awaited: Sequence[Awaited]) -> list[int]:
 
 
 def owner(ack: Ack, hosts: Mapping[str, str]) -> str:
-    """Who has the rank that was refused, or behind which switch that worker is."""
+    """Say in words who has the rank that was refused, or behind which switch that worker is."""
     where = place(".".join(map(str, ack.threshold.to_bytes(4, "big"))), ack.round, hosts)
     if ack.contributors == ELSEWHERE:
         return f" (rank {ack.rank} is that of a worker behind the switch at {where})"

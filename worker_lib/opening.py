@@ -1,4 +1,4 @@
-"""What every kind of worker is given to join a job: checked, and a socket opened with it."""
+"""Check what every kind of worker is given to join a job, and open its socket."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Opening:
 def refused(
     session: Member[Any], action: Action, status: Status, ack: Ack, hosts: dict[str, str]
 ) -> Refused:
-    """The error of a request that the switch refused.
+    """Make the error of a request that the switch refused.
 
     Args:
         session: that asked.
@@ -102,7 +102,7 @@ def refused(
 
 
 def no_answer(session: Member[Any], port: UdpPort, seconds: float) -> SwitchUnreachable | Refused:
-    """The error of a request that was not answered within so many seconds."""
+    """Make the error of a request that was not answered within `seconds`."""
     if session.taken is not None:
         hosts = environment.hosts(os.environ)
         return refused(session, Action.JOIN, Status.RANK_TAKEN, session.taken, hosts)

@@ -52,7 +52,7 @@ class Waiting:
         self.begin(float("-inf"))
 
     def begin(self, now: float) -> None:
-        """Another allreduce is under way."""
+        """Begin to watch another allreduce."""
         self._began = now  # what was told before, others may have seen to
         self._since: float | None = None  # when somebody was found to be absent, or came progress
         self._remaining = 0

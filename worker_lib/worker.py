@@ -51,8 +51,8 @@ class Worker:
         switch: (host, port) of the switch.
         job: the job's number, 0..65535, the same in all workers.
         numel: elements of every vector.
-        num_workers: wait until so many have joined, and take no sum of fewer contributions; None:
-            join alone, whoever else comes.
+        num_workers: wait until this many have joined, and take no sum of fewer contributions;
+            None: join alone, and sum whatever others contribute.
         rank: this worker's number among all of the job, which no other has; below `num_workers`.
             None: any, given by the switch, also where RANK is set: a process may have several
             Workers. `from_env` reads it.
@@ -211,7 +211,7 @@ class Worker:
 
     @property
     def awaited(self) -> list[Awaited]:
-        """The same workers with host and port: the first 16 of them.
+        """The workers that `waits_for` names, with host and port: the first 16 of them.
 
         It is asked for when nothing has come for a quarter of a second.
         """
@@ -229,8 +229,8 @@ class Worker:
         """Combine the vectors of all workers, element by element, in the switch.
 
         Args:
-            vector: `numel` elements of the worker's dtype, in any shape; at least one and at most
-                so many if `shorter`: a NumPy array, or a tensor of PyTorch on the CPU.
+            vector: `numel` elements of the worker's dtype, in any shape; from one to `numel`
+                elements if `shorter`: a NumPy array, or a tensor of PyTorch on the CPU.
             out: one like `vector` to take the result (may be `vector` itself).
             timeout: seconds; default: the worker's.
             round_: which round of the program the vector is of, if the Worker is `partial`: a

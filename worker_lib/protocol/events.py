@@ -1,4 +1,4 @@
-"""What a session tells its owner."""
+"""The events that a session tells its owner."""
 
 from __future__ import annotations
 

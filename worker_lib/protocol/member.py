@@ -1,8 +1,9 @@
-"""A worker's membership in a job, without I/O: what rounds and versions have in common.
+"""A worker's membership in a job, without I/O: the base of sessions of rounds and of versions.
 
-It joins and joins again, is a member still, repeats requests until they are answered, Acks what
-the switch relays, and seals and opens what a key protects. What data means, and what is done about
-loss, the sessions on top of it say: `Session` for rounds, `AsynchronousSession` for versions.
+A member joins, sends heartbeats, joins again after the switch has forgotten it, repeats requests
+until they are answered, acknowledges relayed packets, and seals and opens the packets of a keyed
+job. The sessions on top of it say what data means and how losses are repaired: `Session` for
+rounds, `AsynchronousSession` for versions.
 """
 
 from __future__ import annotations
@@ -129,11 +130,11 @@ class Member(ABC, Generic[E]):
         return number
 
     def asks(self, action: Action) -> bool:
-        """Whether a request of this action is to be answered still."""
+        """Whether a request of this action is unanswered."""
         return any(packet.action is action for packet in self.requests.packets())
 
     def forget(self, request: int) -> None:
-        """Stop repeating a request."""
+        """Stop repeating a request of this number."""
         self.requests.forget(request)
 
     @abstractmethod
@@ -144,7 +145,7 @@ class Member(ABC, Generic[E]):
 
     @abstractmethod
     def transmissions(self, now: float) -> list[Outgoing]:
-        """What is to be sent now: control, and as much data as the window allows."""
+        """Give out what is to be sent now: control, and as much data as the window allows."""
 
     def receive(self, burst: Burst, now: float) -> None:
         """Take packets from the switch."""
@@ -166,15 +167,15 @@ class Member(ABC, Generic[E]):
 
     @property
     def has_events(self) -> bool:
-        """Whether there is one."""
+        """Whether an event waits for `next_event`."""
         return bool(self._events)
 
     def next_event(self) -> E | Answered | Halted | None:
-        """What has happened, oldest first; None: nothing more."""
+        """Take the oldest event that was not taken yet; None: there is none."""
         return self._events.popleft() if self._events else None
 
     def deadline(self) -> float | None:
-        """When `handle_timer` wants to be called."""
+        """When to call `handle_timer` next; None: there is no need."""
         due = self._next_heartbeat if self.member and not self.leaving else None
         if self._claim.taken is not None:
             due = self._claim.ask_again
@@ -182,7 +183,7 @@ class Member(ABC, Generic[E]):
         return repeat if due is None or (repeat is not None and repeat < due) else due
 
     def handle_timer(self, now: float) -> None:
-        """Repeat unanswered requests; do what is due; be a member still."""
+        """Repeat unanswered requests, act on expired timers, and send a heartbeat if it is due."""
         self._out += self.requests.repeat(now)
         self._do_what_is_due(now)
         if self._claim.is_due(now):
@@ -226,7 +227,7 @@ class Member(ABC, Generic[E]):
 
     @abstractmethod
     def _help_the_switch(self, named: Segments, now: float) -> None:
-        """The switch lacks our contribution to these segments."""
+        """Send the switch our contribution to these segments."""
 
     @abstractmethod
     def _help_answered(
@@ -237,7 +238,7 @@ class Member(ABC, Generic[E]):
     # Requests and answers
 
     def _help(self, named: Segments, now: float) -> None:
-        """Ask for Help, once; whoever asks sees to it that it is asked again."""
+        """Send one Help, which is not repeated: the caller asks again if need be."""
         if len(self._help_requests) > 4 * RANGES_PER_HELP:
             self._help_requests.clear()
         number, out = self.requests.ask_once(self.job, Action.HELP, named)
@@ -280,7 +281,7 @@ class Member(ABC, Generic[E]):
             self._help_the_switch(packet.value, now)
 
     def _note_denial(self, payload: bytes) -> None:
-        """Without a MAC, so nothing to act upon; but why nothing else comes, perhaps."""
+        """Note a refusal without a MAC: not to be trusted, but perhaps why nothing else comes."""
         try:
             packet = Control.parse(payload)
         except WireError:
@@ -293,7 +294,7 @@ class Member(ABC, Generic[E]):
         self.denied |= refused and asked and packet.job == self.job
 
     def _ask_anew(self, request: int, last: int, now: float) -> None:
-        """The switch wants a Request above `last`: a process before used up so many here."""
+        """Ask with a number above `last`, which an earlier process at this address used up."""
         self.requests.numbers.exceed(last)
         self._help_requests.pop(request, None)
         one = self.requests.find(request)
@@ -362,9 +363,9 @@ class Member(ABC, Generic[E]):
         return self._claim.may_succeed(ack, self._settled, now)
 
     def _outdo(self, one: Unanswered, ack: Ack, now: float) -> bool:
-        """Ask anew with a larger incarnation than the process before had at this address.
+        """Join with a larger incarnation than an earlier process had at this address.
 
-        Who has been a member already does not: the larger one is of a process after it.
+        A worker that has been a member does not: the larger one belongs to its successor.
         """
         behind = round_distance(ack.round, self.incarnation)
         if self._settled or not ack.round or behind < 0 or self._outdone >= MOST_OUTDONE:
@@ -401,14 +402,14 @@ class Member(ABC, Generic[E]):
         self._take_place_again(ack, now)
 
     def _share(self, workers: int) -> None:
-        """Leave the other workers their part of what a switch has room for."""
+        """Narrow the window to this worker's share of the room at the switch."""
         size = self.shape.packet_size
         fair = max(1, self.terms.room // max(workers, 1) // size)
         self.window.limit(min(self._ceiling, fair), min(super_packets(size), fair))
         self._burst = min(super_packets(size, self.terms.most), fair)
 
     def _rejoin(self, now: float) -> None:
-        """The switch does not know us: it was restarted, or our lease ran out."""
+        """Join again: the switch was restarted, or our lease ran out."""
         if self.member and not self.leaving:
             self.member = False
             self._rejoining = True
@@ -418,4 +419,4 @@ class Member(ABC, Generic[E]):
             self.join(now)
 
     def _lost_place(self) -> None:
-        """The membership is to be taken up again."""
+        """Forget what the switch that lost this membership had said."""

@@ -29,7 +29,7 @@ from .transfer import Transfer
 
 PROBE = 2.0  # round trips without a sign after which to send something again, to see
 PROBE_FLOOR = 0.002  # seconds
-FEW = 8  # segments, and of a window one in so many, that are sent again to see if they are lost
+FEW = 8  # segments at most, and at most an eighth of a window, that are sent again as a probe
 
 
 class Repairing(Member[Dropped | Gone | WasReset]):
@@ -55,7 +55,7 @@ class Repairing(Member[Dropped | Gone | WasReset]):
         self._taken = -inf  # what was sent before then is at the switch, or lost
 
     def forget_who_is_missing(self) -> None:
-        """Only answers to a Help that is still to be asked say for whom the round waits."""
+        """Let only answers to a future Help say for whom the round waits."""
         self.waiting_for = None
         self._asked_anew = True
         self._help_requests.clear()
@@ -91,14 +91,14 @@ class Repairing(Member[Dropped | Gone | WasReset]):
         self._narrow(max((b - a for a, b in index_ranges(lost, 1)), default=0), now)
 
     def _narrow(self, lost: int, now: float) -> None:
-        """So many contributions in a row are lost: a link loses packets, a full queue bursts."""
+        """Narrow the window if this many in a row are a burst, as a full queue loses it."""
         if 2 * lost > self._burst and now - self._last_loss > self.round_trip.timeout:
             self._last_loss = now
             self.window.lost()
 
     @property
     def _few(self) -> int:
-        """So many segments are sent again to see whether they are lost: little of a window."""
+        """How many segments may be sent again as a probe: a small part of a window."""
         return min(FEW, self.window.ceiling // FEW)
 
     def _break_silence(self, now: float) -> None:

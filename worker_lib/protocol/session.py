@@ -125,7 +125,7 @@ class Session(Repairing):
         return True
 
     def _progress(self, express: Express, segments: int, now: float) -> None:
-        """The next aggregates have come."""
+        """Take note of the next aggregates of an express round."""
         took = now - express.sent_at
         self.stats["received"] += segments
         self.window.returned(segments)
@@ -136,7 +136,7 @@ class Session(Repairing):
             self.round_trip.backoff = 1.0
 
     def go_slow(self) -> None:
-        """Something else than the next aggregates has come, or nothing."""
+        """Finish the express round as an ordinary transfer: the next aggregates did not come."""
         express = self.express
         if express is None or express.done:
             return
@@ -150,7 +150,7 @@ class Session(Repairing):
             self._contributions[0].begin(self.round)
 
     def finish(self) -> None:
-        """The transfer is done: go on to the next round."""
+        """End the round, whose transfer is done, and go to the next."""
         self.abandon()
         self._given_up = None
         self.forget_who_is_missing()
@@ -158,7 +158,7 @@ class Session(Repairing):
         self.round = (self.round + 1) & ROUND_MASK
 
     def skip_to(self, round_: int) -> bool:
-        """Go on with this round of the program, without those before it; False: it is over.
+        """Go to this round of the program, and leave out those before it; False: it is over.
 
         The number is the one on the wire, whatever the switch has said of rounds: so contributions
         to different rounds of the program never meet.
@@ -181,7 +181,7 @@ class Session(Repairing):
     # What the world does
 
     def transmissions(self, now: float) -> list[Outgoing]:
-        """What is to be sent now: control, and as much data as the window allows."""
+        """Give out what is to be sent now: control, and as much data as the window allows."""
         out = self._given_out()
         transfer = self.transfer
         self.may_send = False
@@ -210,16 +210,16 @@ class Session(Repairing):
         return out
 
     def _room(self, segments: int) -> int:
-        """Bursts that the window has room for beside these segments: whole ones.
+        """How many whole bursts the window has room for beside these segments.
 
-        Fragments would cost as much.
+        A part of a burst would cost as much as a whole one.
         """
         return int(self.window.size - segments) // self._burst
 
     def _give_out(
         self, transfer: Transfer, bursts: int, now: float, again: bool, out: list[Outgoing]
     ) -> int:
-        """Add what is next, at most so many bursts; how many are left."""
+        """Add at most `bursts` of the next segments to `out`; how many bursts are left."""
         while bursts > 0:
             run = transfer.next_run(self._burst, bursts, now, again)
             if run is None:
@@ -231,7 +231,7 @@ class Session(Repairing):
         return bursts
 
     def deadline(self) -> float | None:
-        """When `handle_timer` wants to be called."""
+        """When to call `handle_timer` next; None: there is no need."""
         due = super().deadline()
         for own in (self._timer, self._repair_at):
             if own is not None and (due is None or own < due):

@@ -119,7 +119,7 @@ class AsynchronousSession(Collecting):
 
     @property
     def has_threshold(self) -> bool:
-        """Whether the H that was wanted is set."""
+        """Whether the switch has set the H of the terms."""
         return self.member and not self.asks(Action.SETH)
 
     def contribute(self, vector: Vector) -> None:
@@ -165,7 +165,7 @@ class AsynchronousSession(Collecting):
     # What the world does
 
     def transmissions(self, now: float) -> list[Outgoing]:
-        """What is to be sent now: control, and as much data as the window allows."""
+        """Give out what is to be sent now: control, and as much data as the window allows."""
         out = self._given_out()
         self.may_send = False
         if not self._may_send:
@@ -180,12 +180,12 @@ class AsynchronousSession(Collecting):
         return out
 
     def deadline(self) -> float | None:
-        """When `handle_timer` wants to be called."""
+        """When to call `handle_timer` next; None: there is no need."""
         own = (self._timer, self._repair_at, self._outbox.deadline(), super().deadline())
         return min((due for due in own if due is not None), default=None)
 
     def _do_what_is_due(self, now: float) -> None:
-        """Ask for what lacks; look after marks."""
+        """Ask for missing segments, and send marks, whose time has come."""
         if self._repair_at is not None and self._repair_at <= now:
             self._repair(now)
         if self._timer is not None and self._timer <= now:

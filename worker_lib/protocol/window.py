@@ -59,12 +59,12 @@ class SendWindow:
         self.size = float(min(4 * self.burst, self.ceiling))
 
     def limit(self, ceiling: int, burst: int) -> None:
-        """Have at most so many segments under way from now on, and so many in a burst."""
+        """Limit the segments under way, and those of a burst, from now on."""
         self.ceiling, self.burst = ceiling, burst
         self.size = min(self.size, self.ceiling)
 
     def returned(self, segments: int) -> None:
-        """Aggregates of so many segments came back."""
+        """Widen the window: the aggregates of `segments` segments came back."""
         grow = segments if self.size < self.threshold else self.burst * segments / self.size
         self.size = min(self.size + grow, self.ceiling)
 

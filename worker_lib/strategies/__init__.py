@@ -54,11 +54,11 @@ class Strategy(Protocol):
         """
 
     def stats(self) -> dict[str, Any]:
-        """What there is to know of it, for a report."""
+        """Give its figures for a report."""
 
 
 def lacks(name: str) -> str:
-    """What this machine lacks for a strategy, with the mend; nothing if nothing."""
+    """Say what this machine lacks for a strategy, and how to get it; "" if nothing."""
     found: str = getattr(import_module(f".{name}", __name__), "lacks", str)()
     return found
 

@@ -1,4 +1,4 @@
-"""What the strategies that bring their own connections have in common."""
+"""The base of strategies that bring their own connections."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Base(ABC):
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:
-        """What there is to know of it, for a report."""
+        """Give its figures for a report."""
 
     def check(self, vector: Vector) -> None:
         """Whether a vector can be added up in place.
@@ -99,7 +99,7 @@ def lacking(name: str, packages: Sequence[str], programs: Sequence[str], mend: s
 
 
 def described(vector: object) -> str:
-    """What somebody passed, in words."""
+    """Put an argument into words."""
     if not isinstance(vector, np.ndarray):
         return f"a {type(vector).__name__}"
     layout = "" if vector.flags.c_contiguous else ", not contiguous"

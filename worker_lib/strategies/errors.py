@@ -1,4 +1,4 @@
-"""What can go wrong among workers that add up without a switch, each with its mend."""
+"""The errors of workers that add up without a switch; each message says what to do."""
 
 from __future__ import annotations
 

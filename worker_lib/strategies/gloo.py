@@ -97,7 +97,7 @@ def unconnected(error: RuntimeError) -> RendezvousError:
 
 
 def lacks() -> str:
-    """What this machine lacks for it, with the mend; nothing if nothing."""
+    """Say what this machine lacks for gloo, and how to get it; "" if nothing."""
     return lacking("gloo", ["torch"], [], "pip install -e '.[torch]' (in a checkout of iswitch)")
 
 

@@ -75,7 +75,7 @@ class Mpi(Base):
 
 
 def lacks() -> str:
-    """What this machine lacks for it, with the mend; nothing if nothing."""
+    """Say what this machine lacks for MPI, and how to get it; "" if nothing."""
     return lacking(
         "mpi",
         ["mpi4py"],

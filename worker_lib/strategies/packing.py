@@ -254,7 +254,7 @@ def rooted(edges: Edges, size: int, share: float) -> Tree:
 
 
 def lacks() -> str:
-    """What this machine lacks for it, with the mend; nothing if nothing."""
+    """Say what this machine lacks for packing trees, and how to get it; "" if nothing."""
     mend = "pip install -e '.[tree]' (in a checkout of iswitch)"
     return lacking("tree", ["networkx", "scipy"], [], mend)
 

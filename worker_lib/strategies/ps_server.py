@@ -41,7 +41,7 @@ LINGERING = 0.5  # seconds for members of a group that failed to ask why
 
 
 class Guest:
-    """Who has connected, and has not said yet who it is."""
+    """A connection that has not said yet who it is."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -50,7 +50,7 @@ class Guest:
         self._said = bytearray()
 
     def heard(self) -> Any:
-        """What it says, once that is whole; None until then.
+        """Give its greeting once that is whole; None until then.
 
         Raises:
             OSError: it has gone.
@@ -91,7 +91,7 @@ class Server:
             self._turn(left)
 
     def _turn(self, most: float | None) -> None:
-        """Wait, for so many seconds at most, and do what there is to do."""
+        """Wait for `most` seconds at most, and serve whoever is ready."""
         waits = [seconds for seconds in (self._patience(), most) if seconds is not None]
         for descriptor, _ in self._poll.poll(min(waits, default=None)):
             if descriptor == self._listener.fileno():

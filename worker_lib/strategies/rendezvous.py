@@ -37,7 +37,7 @@ _meetings = count()  # of this process, which are the same in all: keys in the s
 
 
 class Meeting(NamedTuple):
-    """What came of a rendezvous.
+    """The result of a rendezvous.
 
     `here` is this worker's own address on the way to rank 0, `told` what each rank had to tell.
     """
@@ -49,7 +49,7 @@ class Meeting(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Who this worker is, and where it meets the others."""
+    """This worker's rank, and where it meets the others."""
 
     rank: int
     num_workers: int

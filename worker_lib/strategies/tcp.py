@@ -50,7 +50,7 @@ class Connection:
         self.sent = self.received = 0  # bytes
 
     def endure(self, timeout: float) -> None:
-        """Wait so many seconds of silence from now on."""
+        """Bear `timeout` seconds of silence from now on."""
         self.timeout = timeout
         whole = int(timeout)
         limit = struct.pack("ll", whole, int((timeout - whole) * 1e6))

@@ -6,7 +6,7 @@
 
 Everything here runs in one thread of the group's, in the order in which it was issued. What torch
 asks of a group and is not here (point-to-point, scatter, other types and operations, ...) the base
-class passes to the gloo group that is registered in it. That has connections only once it is used.
+class passes to the gloo group that is registered in it. It connects on first use.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class SwitchGroup(ProcessGroup):
         return self._reduce(tensors, opts.reduceOp, opts.timeout)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
-        """The same: they are fused."""
+        """Combine tensors of all ranks, in place; they travel as one vector."""
         opts = opts or AllreduceCoalescedOptions()
         if not _is_for_the_switch(tensors, opts.reduceOp):
             return self._gloo.allreduce_coalesced(tensors, opts)

@@ -136,7 +136,7 @@ class Place(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The same as text."""
+        """Its URL, iswitch://HOST:PORT/JOB."""
         (host, port), job = self
         return f"{SCHEME}://{host}:{port}/{job}"
 
