@@ -5,12 +5,13 @@ PyTorch is not imported for it: who hands in a tensor has imported it.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, TypeVar
 
 import numpy as np
 
-from iswitch.core.format.wire import Shape, Vector
+from iswitch.core.format.wire import DType, Shape, Vector
 
 from . import arguments
 
@@ -78,7 +79,7 @@ def operands(vector: V, out: V | None, shape: Shape, shorter: bool) -> tuple[Vec
     """
     array = _checked("vector", vector, shape, shorter)
     if out is None:
-        result = arguments.new_result(array.shape, shape.dtype.numpy)
+        result = arguments.new_result(array.shape, _element_type(shape.dtype))
         out = like(vector, result)
     else:
         result = _checked("out", out, shape, shorter)
@@ -96,9 +97,15 @@ def operands(vector: V, out: V | None, shape: Shape, shorter: bool) -> tuple[Vec
     return array, result, out
 
 
+@functools.cache
+def _element_type(dtype: DType) -> np.dtype[Any]:
+    """NumPy's type of elements; cached, for every allreduce looks at it."""
+    return dtype.numpy
+
+
 def _checked(name: str, given: Any, shape: Shape, shorter: bool) -> Vector:
     """View what is handed in as an array of the worker's elements."""
-    array, dtype = as_array(name, given), shape.dtype.numpy
+    array, dtype = as_array(name, given), _element_type(shape.dtype)
     if array.dtype != dtype:
         how = ".to(torch.{})" if is_tensor(given) else ".astype({})"
         mend = f"convert it with {how.format(dtype)}"
