@@ -2,6 +2,16 @@
 
 A burst is what one system call or one super-datagram brings. It is never taken apart packet by
 packet: `Cutter` finds the stretches of consecutive segments in it.
+
+Words for several packets, here and in all rooms:
+
+    burst           packets of one sender and one ToS that came or go together
+    stretch         packets of ascending segments of one round, cut out of a burst
+    run             consecutive segments of one round in one state, without their packets
+    super-datagram  packets in one datagram of up to 64 kB; with Ethernet headers, a super-frame
+    range           indices a..b-1, of anything
+    part            packets in one array, of which a faulty link takes some
+    group           frames, or packets of a trace, of one flow and length
 """
 
 from __future__ import annotations
