@@ -84,7 +84,7 @@ class Worker:
         ValueError: an argument out of its range.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (options that users set by name)
         self,
         switch: tuple[str, int],
         job: int,

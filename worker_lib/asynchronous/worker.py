@@ -87,7 +87,7 @@ class AsynchronousWorker:
         TypeError, ValueError: an argument that cannot be.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (options that users set by name)
         self,
         switch: tuple[str, int],
         job: int,

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -23,7 +24,9 @@ from .launch import Crew, broken_pipe_is_an_end, how
 from .processes import Fleet
 from .restarts import Restarts
 from .switches import Switches, SwitchFailed
-from .worlds import capture_folder, check_members, make_world, p4_switches, read_topology
+from .worlds import World, capture_folder, check_members, make_world, p4_switches, read_topology
+
+Say = Callable[[str], None]  # tells the user something
 
 
 def run_everywhere(args: argparse.Namespace) -> int:
@@ -81,20 +84,12 @@ def _run(
         status = 0
         try:
             switches.start()
-            say(f"{switches.addresses()}, job {args.job}")
-            host = topology.hosts[0].name
-            if entry := world.entry(host):
-                asks = f"iswitch ctl status --job {args.job} --switch {switches.at(host)}"
-                say(f"to ask the switch: {entry} {asks}")
+            _tell_where(world, switches, topology.hosts[0].name, args.job, say)
             crew.start(command, args.job)
             with broken_pipe_is_an_end():
                 crew.run()
             signals.hold()
-            if crew.failed is not None:
-                status = crew.failed.status or 1
-                others = any(worker.status is None for worker in crew.workers)
-                tail = "; ending the others" if others else ""
-                say(f"{crew.failed.called} {how(crew.failed)}{tail}")
+            status = _status_of(crew, say)
             crew.end()
             report["switches"] = switches.stop()
             incomplete = switches.tell_incomplete()
@@ -116,6 +111,23 @@ def _run(
         report["switches"] = switches.counters
         report["switch_restarts"] = switches.restarted()
     return status
+
+
+def _tell_where(world: World, switches: Switches, host: str, job: int, say: Say) -> None:
+    """Tell where the switches are, and how to ask the one that a host joins."""
+    say(f"{switches.addresses()}, job {job}")
+    if entry := world.entry(host):
+        asks = f"iswitch ctl status --job {job} --switch {switches.at(host)}"
+        say(f"to ask the switch: {entry} {asks}")
+
+
+def _status_of(crew: Crew, say: Say) -> int:
+    """Return 0, or the status of the worker that failed, of which the user is told."""
+    if crew.failed is None:
+        return 0
+    others = any(worker.status is None for worker in crew.workers)
+    say(f"{crew.failed.called} {how(crew.failed)}{'; ending the others' if others else ''}")
+    return crew.failed.status or 1
 
 
 def hand_on_key(path: str | None) -> None:

@@ -21,6 +21,7 @@ from iswitch.core.format.wire import (
 )
 from iswitch.sim.network import VirtualNetwork
 from worker_lib.errors import MemberLost
+from worker_lib.protocol.events import Event
 from worker_lib.protocol.session import Answered, Dropped, Gone, Session, WasReset
 from worker_lib.protocol.terms import RoundTerms, VersionTerms
 from worker_lib.protocol.versions import AsynchronousSession
@@ -211,47 +212,59 @@ class Life(Application):
         """Finish the round that is done, and begin the next."""
         session, now = self.session, self.network.now
         while (event := session.next_event()) is not None:
-            if isinstance(event, Gone | Dropped):
-                dropped = isinstance(event, Dropped)
-                self.oracle.falls_behind(self.who, event.round, event.now_at, dropped)
-            elif isinstance(event, Answered):
-                self.waiting.answered(event)
-                if event.action is Action.JOIN and event.status is not Status.OK:
-                    self._check_refusal(event.status)
-                    # Its place in a whole job is not free yet.
-                    self.network.at(now + AGAIN, self._join_again)
-                elif event.action is Action.JOIN:
-                    self._joined()
-                else:
-                    self._command_is_done(event)
-            elif isinstance(event, WasReset):
-                self.oracle.is_reset_to(self.who, self.identity, event.round)
+            self._hears(event)
         under_way = session.transfer or session.express
         if under_way is not None and under_way.done:
-            self.oracle.gets(self.who, self.identity, session.round, self._out)
-            self.oracle.took(self.identity, sum(session.stats[name] for name in RECOVERY))
-            session.finish()
-            self._rounds += 1
-            self.look()
-            self.thinking = True
-            pause = self.rng.expovariate(1 / self.think) if self.think else 0.0
-            self.network.at(now + pause, self._go_on)
+            self._finish()
         elif (lost := self.waiting.lost(now)) is not None:
             self.is_told(self, lost)
             session.abandon()
-            self.thinking = True
-            self.network.at(now + WAITS_ON, self._go_on)
+            self._think(WAITS_ON)
         waits = self.leaving or self.thinking or not self._all_came
         idle = session.transfer is None and session.express is None
         if idle and session.member and not waits:
-            vector = self.oracle.begins(self.identity, session.round)
-            self._out = np.zeros_like(vector)
-            if not session.begin_express(vector, self._out, now, own=True):
-                session.begin(vector, self._out, now, own=True)
-            self.waiting.begin(now)
-            if self.begun is not None:
-                self.begun()
-                self.begun = None
+            self._begin()
+
+    def _hears(self, event: Event) -> None:
+        if isinstance(event, Gone | Dropped):
+            dropped = isinstance(event, Dropped)
+            self.oracle.falls_behind(self.who, event.round, event.now_at, dropped)
+        elif isinstance(event, WasReset):
+            self.oracle.is_reset_to(self.who, self.identity, event.round)
+        elif isinstance(event, Answered):
+            self.waiting.answered(event)
+            if event.action is not Action.JOIN:
+                self._command_is_done(event)
+            elif event.status is Status.OK:
+                self._joined()
+            else:
+                self._check_refusal(event.status)
+                # Its place in a whole job is not free yet.
+                self.network.at(self.network.now + AGAIN, self._join_again)
+
+    def _begin(self) -> None:
+        session, now = self.session, self.network.now
+        vector = self.oracle.begins(self.identity, session.round)
+        self._out = np.zeros_like(vector)
+        if not session.begin_express(vector, self._out, now, own=True):
+            session.begin(vector, self._out, now, own=True)
+        self.waiting.begin(now)
+        if self.begun is not None:
+            self.begun()
+            self.begun = None
+
+    def _finish(self) -> None:
+        session = self.session
+        self.oracle.gets(self.who, self.identity, session.round, self._out)
+        self.oracle.took(self.identity, sum(session.stats[name] for name in RECOVERY))
+        session.finish()
+        self._rounds += 1
+        self.look()
+        self._think(self.rng.expovariate(1 / self.think) if self.think else 0.0)
+
+    def _think(self, seconds: float) -> None:
+        self.thinking = True
+        self.network.at(self.network.now + seconds, self._go_on)
 
     def _check_refusal(self, status: Status) -> None:
         """No rank of another is asked for here: only a process before can have this one's.
