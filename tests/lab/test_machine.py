@@ -117,9 +117,10 @@ def test_what_was_repeated_is_told_last(options: list[str], tmp_path: Path) -> N
     """With what it found, also where another process ran the test."""
     (tmp_path / "test_told.py").write_text(TOLD)
     words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", f"--rootdir={tmp_path}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
     done = subprocess.run(
         [*words, "-p", "no:cacheprovider", *options, str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT, capture_output=True, text=True, env=environment,
     )  # fmt: skip
     *lines, last = done.stdout.splitlines()
     assert last.startswith("1 passed, 1 judged again in "), done.stdout + done.stderr
