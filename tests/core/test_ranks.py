@@ -35,8 +35,8 @@ from iswitch.core.format.wire import (
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
 from tests.conftest import StartSwitch
-from tests.core.test_control import LEASE
 from tests.support.parts import JOB, Below, Bench, controls, peer
+from tests.support.states import LEASE
 from tests.support.world import SWITCH, Faults, World, worker_address
 from topologies import Topology
 from topologies.simulated import Simulation
