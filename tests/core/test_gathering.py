@@ -21,7 +21,7 @@ import pytest
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import NO_RANK, Action, DType, Shape
 from iswitch.core.switch import Switch
-from tests.core.test_hierarchy import Tree
+from tests.support.tree import Tree
 from tests.support.world import SWITCH, Faults, worker_address
 
 pytestmark = pytest.mark.unit

@@ -12,8 +12,8 @@ from iswitch.core.format.packets import Address, Burst
 from iswitch.core.format.wire import TOS_CONTROL, Ack, Action, Control, MemberType, Segments, Shape
 from iswitch.core.jobs.limits import STRANGERS, Bucket, Limits, Throttle
 from iswitch.core.switch import Switch
-from tests.core.test_hierarchy import Tree
 from tests.support.parts import JOB, Bench, assert_accounted, packets_of, peer, rows_of
+from tests.support.tree import Tree
 from tests.support.world import Faults, World
 from worker_lib.protocol.session import RANGES_PER_HELP
 

@@ -33,10 +33,10 @@ from iswitch.core.format.wire import (
     Threshold,
 )
 from iswitch.core.switch import Switch
-from tests.core.test_hierarchy import TYPICAL, Tree
 from tests.support.parts import Below, Bench
 from tests.support.states import LEASE, ONES, effects
 from tests.support.states import SHAPE as THREE
+from tests.support.tree import TYPICAL, Tree
 from tests.support.world import SWITCH, Faults, World, worker_address
 from worker_lib.errors import MemberLost
 from worker_lib.protocol.session import Answered, Dropped, Gone, Session, WasReset

@@ -16,7 +16,7 @@ from iswitch.core.format.wire import MOST_AWAITED, NO_RANK, Ack, AckWho, Action,
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.jobs.who import NOBODY, Awaiting, Neighbours, together
 from iswitch.core.switch import Switch
-from tests.core.test_hierarchy import Tree, switch_address
+from tests.support.tree import Tree, switch_address
 from tests.support.world import SWITCH, Faults, worker_address
 from worker_lib.environment import hosts
 from worker_lib.errors import AllreduceTimeout, MemberLost

@@ -30,7 +30,7 @@ from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
 from iswitch.ports.udp import UdpPort
 from tests.conftest import Where
-from tests.core.test_hierarchy import Tree
+from tests.support.tree import Tree
 from tests.support.world import Faults, World, worker_address
 from worker_lib import AllreduceTimeout, RoundGone, Worker, arguments
 from worker_lib.controller import Controller, NoSuchJob
