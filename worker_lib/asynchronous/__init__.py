@@ -1,1 +1,1 @@
-"""Asynchronous workers: where each stands, and how one that is behind catches up."""
+"""Asynchronous workers: the version of each, and how a worker that is behind catches up."""

@@ -1,10 +1,10 @@
-"""Gives a worker's state to others: one packed copy for all who take it at a time.
+"""Sends a worker's state to its peers, from one packed copy for all of them.
 
-A thread of its own serves all connections, none of which it waits for. A state is packed once for
-those that ask while it is the current one; they take it from the same memory, each at its own pace.
-Only when the last of them is done or dropped is a newer state packed, so that there are never two
-copies. Whoever takes too little is dropped: one that takes nothing, one that would not be done
-within `STATE_PATIENCE`, and one that keeps others waiting for a newer state.
+A separate thread serves all connections and never blocks on any. It packs a state once for all
+peers that ask for it while it is current; each reads that copy at its own pace. A newer state is
+packed only when the last of these peers is done or dropped, so there are never two copies. Slow
+peers are dropped: those that read nothing, that would not be done within `STATE_PATIENCE`, or that
+make others wait for a newer state.
 """
 
 from __future__ import annotations
@@ -31,45 +31,51 @@ from .snapshots import (
     digest,
 )
 
-AT_ONCE = 64  # connections; as many peers as there can be
-ACCEPT_PAUSE = 0.1  # seconds, if no connection can be taken, for want of descriptors, say
-CHUNK = 1 << 16  # bytes of a state that one connection is given before the next has its turn
-BUFFER = 1 << 17  # bytes that the kernel is asked to keep for a connection
-STALL = 1.0  # seconds without a byte taken, while others wait for a newer state
-TENURE = 5.0  # seconds in which a state is to be taken, while others wait for a newer one
-LOOK_PAUSE = 0.1  # seconds between two looks at who is too slow
-KEPT = 1.0  # seconds that a packed state is kept for the next who asks
+AT_ONCE = 64  # connections; a job has no more members
+ACCEPT_PAUSE = 0.1  # seconds to wait after accept failed, for lack of descriptors, say
+CHUNK = 1 << 16  # bytes sent to one connection before the next has its turn
+BUFFER = 1 << 17  # bytes of send buffer requested from the kernel, per connection
+STALL = 1.0  # seconds that a peer may take no byte while others wait for a newer state
+TENURE = 5.0  # seconds that a peer may take for a state while others wait for a newer one
+LOOK_PAUSE = 0.1  # seconds between checks for slow connections
+KEPT = 1.0  # seconds to keep a packed state that no peer takes
 
 
 class Connection:
-    """One that asks, and what it is still to be given."""
+    """A peer's connection: its request, and the bytes still to be sent to it."""
 
     def __init__(self, to: socket.socket, now: float) -> None:
         self.socket = to
-        self.began = self.moved = now  # when it came or was first given; when it last took a byte
+        self.began = self.moved = now  # when it connected or sending began; when a byte was taken
         self.request = b""
         self.parts: list[memoryview] = []
-        self.hash: blake2b | None = None  # of what it has been given
+        self.hash: blake2b | None = None  # of request and bytes sent; None: no checksum follows
         self.takes_state = False
         self.size = self.sent = 0
 
     @property
     def asks(self) -> bool:
-        """Whether its request has not come in full."""
+        """Whether its request is still incomplete."""
         return len(self.request) < REQUEST.size + DIGEST
 
     def give(self, now: float, takes_state: bool, *parts: bytes | bytearray) -> None:
-        """Have it given these."""
+        """Start sending an answer.
+
+        Args:
+            now: seconds.
+            takes_state: whether the answer holds the packed state.
+            parts: the answer's bytes, sent one part after the other.
+        """
         self.began = self.moved = now
         self.takes_state = takes_state
         self.parts = [memoryview(part) for part in parts if part]
         self.size = sum(map(len, self.parts))
 
     def push(self, now: float) -> bool:
-        """Give as much as it takes of a chunk; whether it has all.
+        """Send up to a chunk without blocking; return whether the answer is complete.
 
         Raises:
-            OSError: it is gone.
+            OSError: the peer has gone.
         """
         while self.parts:
             part = self.parts[0][:CHUNK]
@@ -84,16 +90,16 @@ class Connection:
             self.parts[0] = self.parts[0][count:]
             if not self.parts[0]:
                 del self.parts[0]
-            if not self.parts and self.hash is not None:  # all but what the checksum is of
+            if not self.parts and self.hash is not None:  # only the checksum is left
                 self.parts, self.hash = [memoryview(self.hash.digest())], None
             elif len(part) == CHUNK:
                 return False
         return True
 
     def is_too_slow(self, now: float, contended: bool) -> bool:
-        """Whether it is to be dropped; `contended`: others wait for it to be done."""
+        """Whether to drop it for slowness; `contended`: others wait until it is done."""
         since = now - self.began
-        if not self.parts:  # it asks, or waits for a newer state
+        if not self.parts:  # its request is incomplete, or it waits for a newer state
             return since > PATIENCE
         if now - self.moved > PATIENCE or (contended and now - self.moved > STALL):
             return True
@@ -102,18 +108,20 @@ class Connection:
 
 
 class Server:
-    """Answers peers, from a thread of its own.
+    """Answers peers' requests, in its own thread.
 
     Args:
         host: local address to listen at.
-        port: the same as the worker's UDP port, if it is free.
+        port: TCP port to listen at, the worker's UDP port; if it is taken, any free port.
         job: the job's number.
-        key: of a keyed job.
-        offer: called with whether the state is to be packed; it is told from others by its mark.
+        key: the key of a keyed job; None: no key.
+        offer: returns this worker's offer, with the packed state if called with True; another mark
+            means another state.
 
     Attributes:
-        given: states that were given to the end.
-        dropped: connections that were too slow, or too many, or for which there was no memory.
+        given: number of states sent completely.
+        dropped: number of connections cut off because they were too slow or too many, or because
+            memory ran out.
     """
 
     def __init__(
@@ -128,7 +136,7 @@ class Server:
         self.where: tuple[str, int] = self._socket.getsockname()
         self.given = self.dropped = 0
         self._there: dict[int, Connection] = {}  # by descriptor; the one that came first is first
-        self._waiting: list[Connection] = []  # for a newer state than the packed one
+        self._waiting: list[Connection] = []  # until a newer state than the packed one is packed
         self._packed: bytes | bytearray = b""
         self._mark = -1  # of the packed state
         self._used = 0.0  # when it was last taken
@@ -141,16 +149,16 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """How many there are."""
+        """Return the number of open connections."""
         return len(self._there)
 
     @property
     def packed(self) -> int:
-        """Bytes of the copy that is given."""
+        """Return the size of the packed state in bytes; 0: there is none."""
         return len(self._packed)
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering; the thread closes all connections."""
         if not self._closed.is_set():
             with suppress(OSError):  # it has ended by itself
                 os.eventfd_write(self._wake, 1)  # before the thread may close it
@@ -190,12 +198,13 @@ class Server:
             self._closed.wait(ACCEPT_PAUSE)
             return
         if len(self._there) >= AT_ONCE:
-            # One that has not asked, or else that takes nothing, makes room; the first of them.
+            # Make room: drop the first connection without a full request, or else the first that
+            # takes nothing.
             idle = [one for one in self._there.values() if one.asks]
             idle += [one for one in self._there.values() if one.parts and now - one.moved > STALL]
             self.dropped += 1
             if not idle:
-                to.close()  # who asked will ask again
+                to.close()  # the peer will ask again
                 return
             self._drop(idle[0])
         to.setblocking(False)
@@ -204,7 +213,7 @@ class Server:
         self._selector.register(to, selectors.EVENT_READ)
 
     def _attend(self, connection: Connection, now: float) -> None:
-        """Take what has come of a request, or go on giving."""
+        """Read more of a connection's request, or send more of its answer."""
         try:
             if connection.asks:
                 self._hear(connection, now)
@@ -227,7 +236,7 @@ class Server:
             self._answer(connection, now)
 
     def _answer(self, connection: Connection, now: float) -> None:
-        """Begin to give what was asked for, or have it wait until the packed state is free."""
+        """Start the answer to a request, or let it wait until the packed state is free."""
         request, given = connection.request[: REQUEST.size], connection.request[REQUEST.size :]
         magic, job, wanted, _ = REQUEST.unpack(request)
         right = compare_digest(digest(self._key, request), given)
@@ -247,10 +256,12 @@ class Server:
         self._selector.register(connection.socket, selectors.EVENT_WRITE)
 
     def _offered(self, wanted: bool) -> Offer | None:
-        """What is answered; None: not yet, others take a state that is no longer the current one.
+        """Return the offer to answer with, and the packed state if `wanted`.
+
+        None: wait, since others still take a packed state that is no longer current.
 
         Raises:
-            OSError: there is no memory for it.
+            OSError: there is no memory for a packed state.
         """
         try:
             offer = self._offer(False)
@@ -264,7 +275,7 @@ class Server:
         except MemoryError as error:
             self.dropped += 1
             raise OSError("no memory for a packed state") from error
-        if offer.standing.version is None:  # it was given up between
+        if offer.standing.version is None:  # the state was given up between the two calls
             return offer
         if offer.mark != self._mark:
             self._packed, self._mark = offer.state, offer.mark
@@ -272,7 +283,7 @@ class Server:
         return offer._replace(state=self._packed)
 
     def _look(self, now: float) -> None:
-        """Drop who is too slow, answer who waits, and free a state that nobody takes."""
+        """Drop slow connections, answer waiting ones, and free a packed state that none takes."""
         for one in list(self._there.values()):
             if one.is_too_slow(now, one.takes_state and bool(self._waiting)):
                 self.dropped += 1
@@ -293,6 +304,6 @@ class Server:
         del self._there[connection.socket.fileno()]
         if connection in self._waiting:
             self._waiting.remove(connection)
-        with suppress(KeyError):  # one that waits is not registered
+        with suppress(KeyError):  # a waiting connection is not registered
             self._selector.unregister(connection.socket)
         connection.socket.close()

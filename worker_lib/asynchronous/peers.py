@@ -1,4 +1,4 @@
-"""The other workers of an asynchronous job: where they are, how they stand, what they have."""
+"""The other workers of an asynchronous job: their addresses, standings and states."""
 
 from __future__ import annotations
 
@@ -12,23 +12,28 @@ from .standing import Standing
 
 
 class Survey(NamedTuple):
-    """Who has answered, where each is, and whether nobody was left out."""
+    """The standings of the workers that answered.
+
+    Attributes:
+        found: address of each worker that answered, by its standing.
+        all_asked: whether all known workers answered or are gone for certain.
+    """
 
     found: dict[Standing, Where]
     all_asked: bool
 
 
 class Peers:
-    """Asks the others, and answers them.
+    """Asks the other workers for standings and states, and answers their requests.
 
     Args:
-        directory: whom a version tells of.
+        directory: holds the addresses of the others.
         here: local (host, port) of the worker.
         job: the job's number.
-        key: of a keyed job.
-        offer: what is answered, see `Server`.
-        size: bytes of a state.
-        stop: whether to ask no more.
+        key: the key of a keyed job; None: no key.
+        offer: returns this worker's offer, see `Server`.
+        size: bytes of a packed state.
+        stop: returns whether to stop asking.
     """
 
     def __init__(
@@ -43,14 +48,14 @@ class Peers:
     ) -> None:
         self.directory = directory
         self._job, self._key = job, key
-        self._most = 2 * size + (1 << 20)  # one of other arrays is taken too, to be told of
+        self._most = 2 * size + (1 << 20)  # accept wrong sizes too, so that an error reports them
         self._stop = stop
         self._server = Server(*here, job, key, offer)
         self.where = self._server.where
         self.identity = int.from_bytes(pack(self.where), "big")
 
     def survey(self) -> Survey:
-        """Ask all that are known where they stand; who is no more is forgotten."""
+        """Ask all known workers for their standings; forget the addresses of those gone."""
         found: dict[Standing, Where] = {}
         all_asked = True
         for where in self.directory.addresses - {self.where}:
@@ -65,7 +70,10 @@ class Peers:
         return Survey(found, all_asked)
 
     def state_of(self, where: Where) -> Offer | None:
-        """The state of the worker there, and whom it knows; None: it cannot be had now."""
+        """Fetch the state of the worker at an address, and learn the addresses that it knows.
+
+        None: the worker did not answer, or has no state yet.
+        """
         try:
             offer = ask(where, self._job, self._key, self._most)
         except (NotThere, Unreachable):
@@ -75,14 +83,14 @@ class Peers:
 
     @property
     def given(self) -> int:
-        """States that others took from here to the end."""
+        """Return the number of states that others have taken completely."""
         return self._server.given
 
     @property
     def dropped(self) -> int:
-        """Connections that were cut off: too slow, too many, or no memory for them."""
+        """Return the number of connections cut off as too slow, too many, or for lack of memory."""
         return self._server.dropped
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering requests."""
         self._server.close()

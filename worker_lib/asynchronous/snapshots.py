@@ -1,11 +1,12 @@
-"""Snapshots of a worker's state, from one worker to another over TCP.
+"""Snapshots of a worker's state, sent from one worker to another over TCP.
 
-A request is answered by one header, and the state if it is asked for. A checksum is at the end of
-both, BLAKE2b of all before it; in a keyed job with the key, so that it is a MAC, and the answer's
-covers the request's random bytes, so that no older answer passes for one. Nothing is encrypted.
+An answer is a header, then the state if the request asks for it. Request and answer each end in a
+checksum, BLAKE2b of all bytes before it. The answer's checksum also covers the request with its
+random bytes, so an older answer is not accepted. In a keyed job both use the key, which makes them
+MACs. Nothing is encrypted.
 
-Only a process that says that it is no worker of the job, or a port that refuses the connection, is
-taken for gone: whoever is merely slow may have a state that is further than anybody's.
+A worker counts as gone only if its port refuses the connection, or if the process there says that
+it is no worker of the job. A slow worker is not gone: its state may be the furthest of all.
 """
 
 from __future__ import annotations
@@ -21,28 +22,32 @@ from typing import NamedTuple
 from .standing import Standing
 
 MAGIC = b"iSst"
-NO_WORKER = b"iSno"  # instead: the request is for another job, or of another key
+NO_WORKER = b"iSno"  # in place of MAGIC: the request has another job or key
 REQUEST = struct.Struct(">4sHBx16s")  # magic, job, whether the state is wanted, random bytes
 ANSWER = struct.Struct(">4sBBHQIIQ")  # magic, has a state, behind, 0, identity, version, and
-# the bytes that follow: of addresses, and of the state
+# the sizes in bytes of what follows: addresses, state
 DIGEST = 16
-PATIENCE = 2.0  # seconds for a request, and for the head of its answer
+PATIENCE = 2.0  # seconds for a request, and for the header of its answer
 STATE_PATIENCE = 30.0  # seconds for a state
 MOST_ADDRESSES = 1 << 16  # bytes
 
 
 class NotThere(Exception):
-    """The process that was asked is no more, or another one is there now."""
+    """No worker of the job is at an address: nothing listens there, or another process does."""
 
 
 class Unreachable(Exception):
-    """No answer: nobody knows whether the process is there."""
+    """A worker gave no valid answer; it may still be running."""
 
 
 class Offer(NamedTuple):
-    """What a worker answers: where it stands, and if asked for, whom it knows, and its state.
+    """A worker's answer.
 
-    `mark` is another number for another state; it is not sent.
+    Attributes:
+        standing: where the worker stands.
+        addresses: the packed addresses that it knows.
+        state: its packed state; empty if not asked for.
+        mark: a number that differs between states; not sent.
     """
 
     standing: Standing
@@ -52,17 +57,17 @@ class Offer(NamedTuple):
 
 
 def ask(where: tuple[str, int], job: int, key: bytes | None, most: int | None = None) -> Offer:
-    """Ask the worker at an address where it stands, and for its state if that is wanted.
+    """Ask the worker at an address for its standing, and for its state unless `most` is None.
 
     Args:
-        where: its address.
+        where: (host, port) of the worker.
         job: the job's number.
-        key: of a keyed job.
-        most: bytes that its state can have; None: it is not wanted.
+        key: the key of a keyed job; None: no key.
+        most: largest state to accept, in bytes; None: do not ask for the state.
 
     Raises:
         NotThere: no worker of this job is there.
-        Unreachable: no answer, or a wrong one.
+        Unreachable: there was no answer in time, or an invalid one.
     """
     request = REQUEST.pack(MAGIC, job, most is not None, secrets.token_bytes(16))
     until = time.monotonic() + PATIENCE
@@ -91,7 +96,7 @@ def ask(where: tuple[str, int], job: int, key: bytes | None, most: int | None = 
 
 
 def digest(key: bytes, *parts: bytes | bytearray) -> bytes:
-    """The checksum of these, with the key of a keyed job."""
+    """Return the BLAKE2b checksum of the parts, a MAC unless the key is empty."""
     total = blake2b(digest_size=DIGEST, key=key)
     for part in parts:
         total.update(part)
@@ -99,10 +104,10 @@ def digest(key: bytes, *parts: bytes | bytearray) -> bytes:
 
 
 def _receive(connection: socket.socket, size: int, until: float) -> bytearray:
-    """Exactly so many bytes.
+    """Receive exactly `size` bytes.
 
     Raises:
-        OSError: the connection ended before they had come, or the time is up.
+        OSError: the connection ended early, or the monotonic clock reached `until`.
     """
     held = bytearray(size)
     view, at = memoryview(held), 0

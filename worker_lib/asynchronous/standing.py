@@ -1,18 +1,19 @@
-"""Where the workers of an asynchronous job stand, and how one that is behind goes on.
+"""Where the workers of an asynchronous job stand, and how a worker that is behind resumes.
 
-A worker is behind if it cannot have the version after its own: it has only started, was away for
-too long, or the switch has lost what it kept. Then it looks where all others stand:
+A worker is behind if it cannot get the version after its own: it has only started, was away for too
+long, or the switch has lost its versions. Then it asks all others where they stand:
 
-- If one is further, it takes the state of the furthest.
-- If another, no further, is not behind, it waits for that to go on, or to find that it is behind.
-- If all are behind, of the furthest the one with the lowest address goes on from its own state with
-  the version that is current at the switch. All others are less far, or wait, until they see it.
+- If another worker is further, it takes the state of the furthest.
+- If another worker is not behind, and no further, it waits until that worker advances or finds
+  itself behind.
+- If all are behind, the furthest worker resumes from its own state, at the version that is current
+  at the switch; of several, the one with the lowest address. The others wait, then take its state.
 
-Why that is sound: who is behind changes its state only by taking one of a later version. So when
-one has asked all, and all were behind and no further than it, they are so still, and the one with
-the lowest address is the only one of them that goes on. A worker that cannot be asked may be
-anywhere, so it is waited for; one whose process is no more (the connection is refused) has no state
-to contradict anybody's.
+Why this is correct: a worker that is behind changes its state only by taking one of a later
+version. So if a worker has asked all others, and all were behind and no further than itself, this
+still holds, and only the one with the lowest address resumes. A worker that does not answer may be
+further, so the others wait for it. A worker whose process has ended (the connection is refused) has
+no state that could conflict.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class Standing(NamedTuple):
     """Where a worker stands.
 
     Attributes:
-        identity: its address as a number: for as long as the process lives no other has it.
-        version: of its state; None: it has only started, its state counts for no version.
-        behind: it cannot have the next version.
+        identity: its address as a number; unique while the process lives.
+        version: the version of its state; None: it has only started, so its state has none yet.
+        behind: whether it cannot get the next version.
     """
 
     identity: int
@@ -40,7 +41,7 @@ class Standing(NamedTuple):
 
 
 class Way(Enum):
-    """What a worker that is behind does."""
+    """The choices of a worker that is behind."""
 
     TAKE = "take the state of another"
     GO_ON = "go on from its own state at the version that is current"
@@ -48,7 +49,10 @@ class Way(Enum):
 
 
 def compare(a: Standing, b: Standing) -> int:
-    """Positive: a is further than b; in the same version, by the lower identity."""
+    """Return a positive number if a is further than b, a negative one if b is further.
+
+    Of two workers at one version, the one with the lower identity counts as further.
+    """
     if a.version is None or b.version is None:
         further = (a.version is not None) - (b.version is not None)
     else:
@@ -57,12 +61,12 @@ def compare(a: Standing, b: Standing) -> int:
 
 
 def choose(own: Standing, others: Collection[Standing], all_asked: bool) -> tuple[Way, Standing]:
-    """How to go on, and from whose state.
+    """Choose how a worker that is behind resumes; return the way and the worker whose state to use.
 
     Args:
-        own: this worker, which is behind.
-        others: those that have answered.
-        all_asked: all that may have a state have answered, or are no more.
+        own: standing of this worker.
+        others: standings of the workers that answered.
+        all_asked: whether all other workers that may have a state have answered or are gone.
     """
     furthest = max((own, *others), key=cmp_to_key(compare))
     at = furthest.version

@@ -1,6 +1,6 @@
-"""The arrays that updates of an asynchronous job change: what a worker knows, and gives to others.
+"""The state of an asynchronous worker: the arrays that updates change and that peers can take.
 
-Not locked: whoever reads or writes has to see to it that no update is under way.
+Not thread-safe: callers must ensure that no update is under way.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import numpy.typing as npt
 
 
 class State:
-    """Weights first, then moments of the optimizer and so on; they are changed in place.
+    """Holds the arrays, weights first, then optimizer moments and so on; changed in place.
 
     Args:
-        arrays: C-contiguous and writable, of any numbers.
+        arrays: C-contiguous, writable NumPy arrays of any numeric dtype.
+
+    Attributes:
+        nbytes: size of all arrays together.
+        mark: a number that differs between contents.
 
     Raises:
-        TypeError, ValueError: one of them cannot be; the message names it.
+        TypeError, ValueError: an array is not of this kind; the message names it.
     """
 
     def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
@@ -33,21 +37,26 @@ class State:
             if array.dtype.hasobject:
                 raise TypeError(f"state[{i}] holds Python objects; numbers are wanted")
         self.nbytes = sum(array.nbytes for array in self.arrays)
-        self.mark = 0  # another number for other contents
+        self.mark = 0
 
     def copy_to(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Copy the first arrays, as many as are given, of the same shapes and dtypes."""
+        """Copy the first arrays of the state to `arrays`, which have their shapes and dtypes.
+
+        Raises:
+            ValueError: there are more arrays than the state has, or a shape does not fit.
+            TypeError: a dtype differs.
+        """
         if len(arrays) > len(self.arrays):
             raise ValueError(f"the state has {len(self.arrays)} arrays, not {len(arrays)}")
         for ours, theirs in zip(self.arrays, arrays, strict=False):
             np.copyto(theirs, ours, casting="no")
 
     def touch(self) -> None:
-        """Say that the arrays are about to be changed."""
+        """Change the mark; call it before the arrays are changed."""
         self.mark += 1
 
     def pack(self) -> bytearray:
-        """All of it, array after array: one copy, and no other on the way."""
+        """Return the bytes of all arrays, one after the other, without another copy."""
         packed, at = bytearray(self.nbytes), 0
         for array in self.arrays:
             whole = np.frombuffer(packed, np.uint8, array.nbytes, at)
@@ -56,7 +65,7 @@ class State:
         return packed
 
     def unpack(self, packed: bytes | bytearray) -> None:
-        """Take what `pack` gave elsewhere; as many bytes as this has."""
+        """Fill the arrays with bytes from another worker's `pack`, `nbytes` of them."""
         self.touch()
         at = 0
         for array in self.arrays:
@@ -65,7 +74,7 @@ class State:
             at += array.nbytes
 
     def digest(self) -> str:
-        """Equal for equal bits, 32 hexadecimal digits."""
+        """Return a checksum of all bits, 32 hexadecimal digits."""
         digest = blake2b(digest_size=16)
         for array in self.arrays:
             digest.update(array.reshape(-1).view(np.uint8).data)

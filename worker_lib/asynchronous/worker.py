@@ -1,8 +1,8 @@
-"""The asynchronous algorithm of the paper's section 4: a worker of two concurrent activities.
+"""The asynchronous algorithm of the paper's section 4: gradients and updates run concurrently.
 
-The user's thread computes gradients (LGC), a thread of the worker's own updates the local weights
-(LWU) with every aggregate in the order of versions, and a third moves packets. Nobody waits for
-anybody, as long as a gradient is not older than the staleness allows.
+The user's thread computes gradients (LGC), a second thread updates the local weights (LWU) with
+every aggregate in the order of versions, and a third moves packets. No thread waits for another as
+long as gradients are not older than the staleness allows.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from .state import State
 
 Update = Callable[[Vector, int, int], object]
 
-LOOK_PAUSE = 0.05  # seconds between two looks of the thread that moves packets, at least
+LOOK_PAUSE = 0.05  # longest wait for packets or for another thread, in seconds
 GREETING_PAUSE = 0.05  # seconds between two greetings; doubles
 GREETING_CEILING = 1.0
-AGAIN_PAUSE = 0.02  # seconds until a worker that is behind looks again how the others stand
-JOIN_PAUSE = 0.02  # seconds between two questions for a rank
-WHO_PAUSE = 0.5  # seconds between two questions how many workers have joined
+AGAIN_PAUSE = 0.02  # seconds until a worker that is behind asks the others again
+JOIN_PAUSE = 0.02  # seconds between two requests for a rank
+WHO_PAUSE = 0.5  # seconds between two requests for the number of joined workers
 LEAVE_PATIENCE = 1.0  # seconds for an answer to Leave
 
 
@@ -64,27 +64,27 @@ class AsynchronousWorker:
         switch: (host, port) of the switch.
         job: the job's number, 0..65535, the same in all workers.
         numel: elements of every gradient.
-        num_workers: how many workers the job has; nothing is summed before all are there.
-        update: called as `update(total, contributions, version)` for every version, in order, once
-            each, by the LWU thread under the worker's lock; it changes the arrays of `state` in
-            place. `total` is the sum, (numel,), valid during the call only, of so many
-            contributions. It must depend on nothing but these and `state`.
-        state: weights first, then moments of the optimizer and so on: all that `update` reads and
-            writes; C-contiguous. At the start all workers get the state of one of them.
+        num_workers: number of workers in the job; summing begins when all have joined.
+        update: called as `update(total, contributions, version)` once for every version, in order,
+            by the LWU thread under the worker's lock; it changes the arrays of `state` in place.
+            `total` is the sum of `contributions` gradients, [numel], valid during the call only.
+            The result must depend on these arguments and `state` alone.
+        state: C-contiguous arrays, all that `update` reads and writes: weights first, then
+            optimizer moments and so on. At the start all workers get the state of one of them.
         rank: this worker's number among all, as for `Worker`; None: any.
-        threshold: H, the contributions that make a version; None: as many as there are members.
-        staleness: S, the versions by which a gradient may be older than the current one.
+        threshold: H, the number of contributions that make a version; None: one per member.
+        staleness: S, the most versions that a gradient may be older than the current one.
         timeout: seconds that joining and every call may take.
         bind: local (host, port).
-        key: of a keyed job, 1 to 64 bytes.
+        key: the key of a keyed job, 1 to 64 bytes; None: no key.
         elements_per_segment: E; default as for `Worker`.
-        offload: use segmentation offload where the machine has it.
+        offload: use segmentation offload where the machine supports it.
         dtype: element type of gradients: float32, float16, bfloat16 or int32.
         check: keep a digest of the state at every version, for `stats()["digests"]`.
 
     Raises:
         SwitchUnreachable, BindError, Refused, TooFewWorkers: as for `Worker`.
-        TypeError, ValueError: an argument that cannot be.
+        TypeError, ValueError: an argument has a wrong type or value; the message names it.
     """
 
     def __init__(  # noqa: PLR0913 (options that users set by name)
@@ -134,8 +134,8 @@ class AsynchronousWorker:
         except MemoryError:
             self._port.close()
             raise arguments.too_large(shape) from None
-        self._version: int | None = None  # of the state; None: it is nobody's yet
-        self._is_first = False  # the others begin with its state
+        self._version: int | None = None  # of the state; None: the state has no version yet
+        self._is_first = False  # whether the others begin with this worker's state
         self._counts = dict.fromkeys(
             (
                 "stale",
@@ -189,10 +189,10 @@ class AsynchronousWorker:
     def from_env(
         cls, numel: int, *, update: Update, state: Sequence[npt.NDArray[Any]], **kwargs: Any
     ) -> Self:
-        """Make the worker that `iswitch run` started this process to be; see `Worker.from_env`.
+        """Make a worker from the environment variables of `iswitch run`; see `Worker.from_env`.
 
         Raises:
-            ValueError: one of the variables lacks or is wrong; the message names it.
+            ValueError: a variable is missing or wrong; the message names it.
         """
         place = environment.read(os.environ)
         own = place.own | kwargs
@@ -206,7 +206,7 @@ class AsynchronousWorker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What the user's thread calls
+    # Called by the user's thread
 
     @property
     def rank(self) -> int:
@@ -219,23 +219,28 @@ class AsynchronousWorker:
         return self._version or 0
 
     def read(self, into: Sequence[npt.NDArray[Any]] | None = None) -> int:
-        """Copy the first arrays of the state, all of one version; returns that version."""
+        """Copy the first arrays of the state to `into`, all at one version; return that version.
+
+        Args:
+            into: arrays with the shapes and dtypes of the state's first ones; None: copy nothing.
+
+        Raises:
+            WorkerError: the worker has left; or whatever `update` has raised.
+        """
         with self._lock:
-            self._ensure_open()  # here: an update that fails leaves a state of no version
+            self._ensure_open()  # under the lock: a failed update leaves a broken state
             self._state.copy_to(into or [])
             return self.version
 
     def contribute(self, gradient: Vector, version: int) -> bool:
-        """Send a gradient that was computed on the weights of a version, unless it is too old.
+        """Send a gradient unless it is too old; return whether it was sent.
 
-        Waits while two contributions are under way, or this worker catches up with the others.
+        A gradient is too old if the current version is later than `version` + the staleness. Waits
+        while two contributions are under way, or while this worker catches up with the others.
 
         Args:
             gradient: numel elements of the worker's dtype, in any shape; copied.
-            version: as `read` returned it.
-
-        Returns:
-            whether it was sent: the current version is at most `version` + the staleness.
+            version: version of the weights it was computed from, as returned by `read`.
 
         Raises:
             TypeError, ValueError: wrong dtype or size.
@@ -266,10 +271,14 @@ class AsynchronousWorker:
         return True
 
     def wait_for(self, version: int, timeout: float | None = None) -> int:
-        """Wait until the local weights are of this version or a later one; returns theirs.
+        """Wait until the local weights have reached a version; return the version they have.
+
+        Args:
+            version: version to wait for; a later one is accepted.
+            timeout: seconds to wait; None: the worker's timeout.
 
         Raises:
-            VersionTimeout: they were not in time.
+            VersionTimeout: the weights did not reach the version in time.
         """
         wait = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
         limit = time.monotonic() + wait
@@ -281,13 +290,14 @@ class AsynchronousWorker:
             return self._version
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start.
+        """Return counts since the start.
 
-        Of gradients `contributed`, and `stale` ones that were not; a histogram of the `staleness`
-        of those sent. Versions `applied`, and the `contributions` in them. `snapshots_taken` and
-        `snapshots_given`, `snapshots_dropped` because whoever asked was too slow, times this worker
-        was `behind`, `resets`. Segments `sent`, `received` and of no use (`useless`); `helps` and
-        `marks` asked for; `rejoins`. With `check`, `digests` of the state by version.
+        Gradients: `contributed`, `stale` ones that were not sent, and a histogram of the
+        `staleness` of those sent. Versions `applied`, and the `contributions` in them. Snapshots:
+        `snapshots_taken`, `snapshots_given`, and `snapshots_dropped` (peers cut off). How often
+        this worker was `behind`, and `resets` of the job. Segments: `sent`, `received`, and
+        `useless` ones. Requests: `helps`, `marks`, `rejoins`. With `check`, `digests` of the state
+        by version.
         """
         with self._net:
             counts: dict[str, Any] = {**self._session.stats, **self._counts}
@@ -304,7 +314,7 @@ class AsynchronousWorker:
         return counts
 
     def leave(self) -> None:
-        """Leave the job; then this worker is closed, and nobody can take its state any more."""
+        """Leave the job and close this worker; other workers can no longer take its state."""
         if os.getpid() != self._process:
             return
         with self._changed:
@@ -327,14 +337,15 @@ class AsynchronousWorker:
 
     close = leave
 
-    # Inside: all under `_net`
+    # Internal: all called under `_net`
 
     def _lateness(self, version: int) -> int:
-        """By how many versions the current one is later than this.
+        """Return how many versions the current one is later than `version`; 0 if it is not.
 
-        That is the last that is whole here, applied or not; or, if more is known to be made, the
-        last that is surely whole at the switch. So a worker that lacks versions sends nothing until
-        it has them, and does not have the others run away from it.
+        The current version is the last that has arrived in full here, applied or not. If the switch
+        has made later ones, the current version is the last that is surely complete there. So a
+        worker that lacks versions sends nothing until it has them, and does not drive the others
+        further ahead of itself.
         """
         session = self._session
         whole = round_distance(session.version + session.backlog & ROUND_MASK, version)
@@ -401,22 +412,22 @@ class AsynchronousWorker:
                     self._session.join(asked := now)
                 self._changed.wait(min(LOOK_PAUSE, limit - now))
         arguments.tell_of_clock(self._session.clock_behind, self._session.incarnation)
-        # Whoever is quick could be done and gone before the last has looked for a state.
+        # A quick first worker could finish and leave before the others have taken its state.
         while self._is_first and time.monotonic() < limit and not self._all_have_begun():
             with self._changed:
                 self._ensure_open()
-                self._greet()  # some may not have heard of it
+                self._greet()  # some may not know its address yet
                 self._changed.wait(LOOK_PAUSE)
 
     def _all_have_begun(self) -> bool:
-        """Whether all others have a state, from this worker or from one another."""
+        """Whether all known workers have a state, taken from this worker or from one another."""
         found, all_asked = self._peers.survey()
         return all_asked and all(other.version is not None for other in found)
 
     # The thread that moves packets
 
     def _guard(self, work: Callable[[], None]) -> None:
-        """Run a thread's work; what it raises is raised in the user's thread."""
+        """Run a thread's work; keep its exception for the user's thread, which raises it."""
         try:
             work()
         except BaseException as error:
@@ -486,7 +497,7 @@ class AsynchronousWorker:
     def _apply(self, version: int, vector: Vector) -> None:
         contributions = self._directory.contributions(vector[self.numel :])
         with self._lock:
-            if contributions:  # else it is of greetings only
+            if contributions:  # otherwise the version holds only greetings
                 self._state.touch()
                 try:
                     self._update(vector[: self.numel], contributions, version)
@@ -507,11 +518,11 @@ class AsynchronousWorker:
     # Behind
 
     def _catch_up(self) -> None:
-        """Look how the others stand, and do as `standing.py` says."""
+        """Ask the others where they stand and take one step by the rules of `standing.py`."""
         with self._net:
             own = self._standing()
         found, all_asked = self._peers.survey()
-        if own.version is None:  # it knows nobody but those that have greeted since
+        if own.version is None:  # only workers that greeted since the start are known
             all_asked &= len(found) >= self.num_workers - 1 and self._is_listed()
         way, whose = choose(own, found.keys(), all_asked)
         if way is Way.TAKE and self._take(found[whose]):
@@ -530,14 +541,14 @@ class AsynchronousWorker:
             self._changed.wait_for(self._left.is_set, AGAIN_PAUSE)
 
     def _is_listed(self) -> bool:
-        """Whether others know this worker, and can take its state."""
+        """Whether a version has listed this worker's address, so that others can take its state."""
         directory = self._directory
         if self.rank == NO_RANK:
             return False
         return self._peers.where in directory.addresses or self.rank >= directory.places
 
     def _greet(self) -> None:
-        """Tell the others the address: a contribution of zeros that does not count as one."""
+        """Tell the others this worker's address by zeros that do not count as a contribution."""
         last, pause = self._greeted
         now = time.monotonic()
         with self._net:
@@ -547,7 +558,11 @@ class AsynchronousWorker:
                 self._greeted = now, min(2 * pause, GREETING_CEILING)
 
     def _take(self, where: tuple[str, int]) -> bool:
-        """Take the state of the worker there; whether it could be had."""
+        """Take the state of the worker at an address; return whether it could be had.
+
+        Raises:
+            WorkerError: the state there has another size.
+        """
         offer = self._peers.state_of(where)
         if offer is None:
             return False
@@ -566,7 +581,7 @@ class AsynchronousWorker:
         return True
 
     def _offer(self, wanted: bool) -> Offer:
-        """Where this worker stands, and whom it knows; a copy of its state, if that is wanted."""
+        """Return this worker's standing and known addresses, and its packed state if `wanted`."""
         with self._lock, self._net:
             standing, mark = self._standing(), self._state.mark
             packs = wanted and standing.version is not None
@@ -575,7 +590,7 @@ class AsynchronousWorker:
 
     def _standing(self) -> Standing:
         session = self._session
-        # With a version in hand that is not applied yet, it is not where it will stay.
+        # A version that has arrived and is not applied yet will still change its standing.
         at_rest = self._version is None or self._version == session.version
         if self._failure is not None:  # the state may be half of two versions
             return Standing(self._peers.identity, None, True)

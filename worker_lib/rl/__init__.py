@@ -1,1 +1,1 @@
-"""Reinforcement learning whose gradients can be summed on the way."""
+"""Reinforcement learning whose gradients the network can sum."""

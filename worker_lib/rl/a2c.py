@@ -4,7 +4,7 @@ One iteration plays `steps` steps in each environment and differentiates
 
     mean of (-advantage * log p(action) - entropy_weight * entropy + value_weight * error^2)
 
-with n-step returns. (`actor_critic.py` is the same for CartPole, in NumPy alone, for the demo.)
+with n-step returns. (`actor_critic.py` is the demo's A2C for CartPole, in NumPy alone.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .updater import Updater
 
 @dataclass(frozen=True)
 class Settings:
-    """What all workers agree on."""
+    """Settings of A2C, equal in all workers."""
 
     frames: int = 4  # in an observation
     envs: int = 4  # in each worker
@@ -45,12 +45,12 @@ TAKES = Takes(images=True, actions=(Discrete,))
 
 
 def make_envs(name: str, settings: Settings, seeds: Array) -> Envs:
-    """As many as the settings have."""
+    """Make `settings.envs` Atari environments, the first ones of `seeds`."""
     return Envs(partial(make_atari, name, settings.frames), seeds[: settings.envs])
 
 
 class Network(nn.Module):
-    """Three convolutions and a layer of 512, of which both heads are made."""
+    """Three convolutions and a layer of 512 units that feeds both heads."""
 
     def __init__(self, observations: Box, actions: Discrete) -> None:
         super().__init__()
@@ -65,13 +65,17 @@ class Network(nn.Module):
         self.critic = layer(nn.Linear(512, 1), gain=1.0)
 
     def forward(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [batch, actions] and values [batch] of frames [batch, frames, 84, 84], uint8."""
+        """Return logits [batch, actions] and values [batch].
+
+        Args:
+            frames: uint8, [batch, frames, 84, 84].
+        """
         features = self.trunk(frames / 255.0)
         return self.actor(features), self.critic(features).squeeze(1)
 
 
 def layer(module: nn.Conv2d | nn.Linear, gain: float = 2**0.5) -> nn.Module:
-    """Orthogonal weights of this gain, no bias at first."""
+    """Set a layer's weights to orthogonal ones of this gain, its bias to zero; return the layer."""
     nn.init.orthogonal_(module.weight, gain)
     if module.bias is not None:
         nn.init.zeros_(module.bias)
@@ -79,13 +83,13 @@ def layer(module: nn.Conv2d | nn.Linear, gain: float = 2**0.5) -> nn.Module:
 
 
 def make_updater(network: nn.Module, settings: Settings, iterations: int) -> Updater:
-    """Adam, its rate falling to zero."""
+    """Make an Adam updater whose learning rate falls linearly to zero over `iterations`."""
     rates = [(numel_of(network), settings.learning_rate)]
     return Updater(network, rates, max_norm=settings.max_norm, anneal=iterations)
 
 
 class Learner:
-    """One worker's environments and chance."""
+    """Plays one worker's environments and differentiates the loss, with its own random numbers."""
 
     def __init__(
         self,
@@ -96,7 +100,7 @@ class Learner:
         model: list[Vector],
         gradient: Vector,
     ) -> None:
-        """Look at the weights in `model`, write gradients to `gradient`."""
+        """Read weights from `model[0]` and write gradients to `gradient`, both flat float32."""
         self.settings, self.envs = settings, envs
         self.returns = envs.returns
         self._network = network
@@ -105,10 +109,10 @@ class Learner:
         self._rng = torch.Generator().manual_seed(seed)
 
     def prepare(self) -> None:
-        """Nothing."""
+        """Do nothing: A2C needs no steps before the first gradient."""
 
     def gradient(self) -> None:
-        """Play on, write the gradient of what was played."""
+        """Play `steps` more steps in each environment and write the gradient of their loss."""
         s, envs = self.settings, self.envs
         observations, actions, steps = [], [], []
         for _ in range(s.steps):
@@ -120,7 +124,8 @@ class Learner:
             steps.append(envs.step(chosen.numpy()))
 
         logits, values = self._network(from_numpy(np.concatenate(observations)))
-        # What follows is worth its value, but after an end: of the rollout, or of an episode.
+        # The value of a next state is that of the next row, except where the rollout or an
+        # episode ends.
         known = values.detach().numpy().reshape(s.steps, s.envs)
         ended = np.array([step.ended for step in steps])
         beyond = np.empty_like(known)

@@ -4,7 +4,7 @@ Each of N workers owns a learner with its own environments. One iteration is
 
     gradient = learner.gradient()    # local: play, then differentiate the loss
     mean = sum over workers / N      # elsewhere: the aggregate
-    learner.update(mean)             # local: clip, Adam; the same on every worker
+    learner.update(mean)             # local: clip, Adam; equal on every worker
 
 Equal initial weights and equal mean gradients keep the weights of all workers equal to the last
 bit, so only gradients travel. A gradient is a mean over samples, so the mean of N gradients is
@@ -50,7 +50,7 @@ def make_env(seed: int) -> CartPole:
 
 @dataclass(frozen=True)
 class Settings:
-    """What all workers must agree on, besides the seed of the initial weights."""
+    """Settings of the demo's A2C; all workers need equal ones, and equal initial weights."""
 
     iterations: int = 500  # updates until learning rate and entropy weight have fallen to zero
     num_envs: int = 4  # environments per worker, stepped together
@@ -161,8 +161,9 @@ class ActorCritic:
 
         Args:
             make_env: makes an environment from a seed.
-            seed: of environments and sampled actions; another one for every worker.
-            weights_seed, settings: the same for all workers.
+            seed: seeds the environments and the sampled actions; differs between workers.
+            weights_seed: seeds the initial weights; equal in all workers.
+            settings: equal in all workers; None: the defaults.
         """
         self.settings = settings or Settings()
         self.weights = initial_weights(weights_seed, self.settings.hidden)

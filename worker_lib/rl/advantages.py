@@ -16,12 +16,13 @@ def estimate(
     discount: float,
     trace: float,
 ) -> Array:
-    """Advantages [steps, environments], float32, of steps that were played one after the other.
+    """Estimate the advantages of consecutive steps; return float32 [steps, environments].
 
     Args:
-        rewards, values: of each step, and of the state it was taken in.
-        beyond: the value of the state it led to; 0 where nothing follows.
-        ended: the next row is not what followed: an episode has ended, or the rollout.
+        rewards: reward of each step, [steps, environments] as all below.
+        values: value of the state in which each step began.
+        beyond: value of the state to which each step led; 0 where nothing follows.
+        ended: true where an episode or the rollout ended, so that the next row did not follow.
         discount: gamma, per step.
         trace: lambda; 1: n-step returns less the values.
     """

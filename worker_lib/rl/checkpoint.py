@@ -1,8 +1,7 @@
-"""Checkpoints: what all workers have in common, in a file.
+"""Checkpoints: files with the state that all workers share.
 
-Weights, target networks, Adam's moments and the number of updates come back to the last bit. What
-each worker has of its own does not: its environments, replay buffer and random generators begin
-anew.
+Loading restores weights, target networks, Adam's moments and the number of updates to the last bit.
+The environments, replay buffer and random generators of each worker are not saved; they begin anew.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ if TYPE_CHECKING:
 
 
 def save(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
-    """Write a checkpoint; a reader sees the former one or this one, whole, whatever is killed.
+    """Write a checkpoint atomically: a reader finds the old file or the new one, each complete.
 
-    What a kill leaves of one half written has a fixed name, so the next one takes its place.
+    A killed process may leave a partial file; its name is fixed, so the next save overwrites it.
 
     Args:
-        path: of the file.
-        updater: has the arrays.
-        names: of the workload; `load` wants the same.
+        path: path of the file.
+        updater: holds the arrays to save.
+        names: names of the workload; `load` requires equal ones.
 
     Raises:
-        OutsideError: it cannot be written: the disk is full, say.
+        OutsideError: the file cannot be written; the disk is full, say.
     """
     arrays = {str(i): array for i, array in enumerate(updater.state)}
     partial = f"{path}.partial"
@@ -56,10 +55,15 @@ def save(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
 
 
 def load(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
-    """Fill the arrays of an updater.
+    """Fill the arrays of an updater from a checkpoint.
+
+    Args:
+        path: path of the file.
+        updater: holds the arrays to fill.
+        names: names of the workload; the checkpoint must have equal ones.
 
     Raises:
-        Unsuitable: there is no such file, or it is of another workload.
+        Unsuitable: the file is missing, is no checkpoint, or belongs to another workload.
     """
     arrays = _read(path, names)
     kinds = [(array.shape, array.dtype) for array in arrays]
@@ -70,10 +74,10 @@ def load(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
 
 
 def updates_in(path: str, names: Mapping[str, Any]) -> int:
-    """How many updates a checkpoint has.
+    """Return the number of updates done when a checkpoint was written.
 
     Raises:
-        Unsuitable: there is no such file, or it is of another workload.
+        Unsuitable: the file is missing, is no checkpoint, or belongs to another workload.
     """
     return int(_read(path, names)[-1].item())
 
@@ -116,10 +120,10 @@ def _read(path: str, names: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
 
 
 def _archive(file: IO[bytes]) -> zipfile.ZipFile:
-    """Open an archive.
+    """Open a file as a ZIP archive.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the file is no ZIP archive, or is truncated.
     """
     try:
         return zipfile.ZipFile(file)
@@ -128,10 +132,11 @@ def _archive(file: IO[bytes]) -> zipfile.ZipFile:
 
 
 def _array(content: bytes) -> npt.NDArray[Any]:
-    """The array that an NPY file holds; nothing is allocated for what it only announces.
+    """Parse an NPY file; return its array, a read-only view of `content`.
 
     Raises:
-        ValueError: it holds another number of bytes than it announces, or objects.
+        ValueError: the array holds objects or is in column order, the NPY version is unknown, or
+            the header announces another number of bytes than the file holds.
     """
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)

@@ -5,9 +5,9 @@ One iteration plays a step with noise, draws a batch from the replay buffer and 
     critic: mean of (Q(s, a) - (r + discount * Q_target(s', actor_target(s'))))^2
     actor:  mean of -Q(s, actor(s)), to the actor's weights alone
 
-Both gradients travel as one vector, of which each part is updated at a rate of its own. The target
-networks follow the weights slowly; as a function of the updates they are the same in all workers.
-Each worker has a replay buffer of its own.
+Both gradients travel as one vector; actor and critic have different learning rates. The target
+networks follow the weights slowly; they depend on the updates alone, so all workers have equal
+ones. Each worker has its own replay buffer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .updater import Updater
 
 @dataclass(frozen=True)
 class Settings:
-    """What all workers agree on."""
+    """Settings of DDPG, equal in all workers."""
 
     batch: int = 64
     capacity: int = 200_000  # transitions
@@ -38,7 +38,7 @@ class Settings:
     noise: float = 0.1  # standard deviation, as a part of the largest action
     actor_rate: float = 3e-4
     critic_rate: float = 1e-3
-    follow: float = 0.005  # the part of the way to the weights that the targets go at an update
+    follow: float = 0.005  # fraction of the distance to the weights that targets move per update
 
 
 SETTINGS = {
@@ -50,12 +50,12 @@ TAKES = Takes(images=False, actions=(Box,))
 
 
 def make_envs(name: str, settings: Settings, seeds: Array) -> Envs:  # noqa: ARG001
-    """One environment."""
+    """Make one control environment, from the first seed."""
     return Envs(partial(make_control, name), seeds[:1])
 
 
 class Actor(nn.Module):
-    """A state's action: two layers of 128, each normalised."""
+    """Maps a state to an action, through two normalised layers of 128 units."""
 
     def __init__(self, observations: int, actions: Box) -> None:
         super().__init__()
@@ -68,12 +68,12 @@ class Actor(nn.Module):
         self.register_buffer("middle", torch.from_numpy((actions.high + actions.low) / 2))
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Actions [batch, actions]."""
+        """Return actions [batch, actions] for observations [batch, observations]."""
         return self.layers(observations) * self.scale + self.middle
 
 
 class Critic(nn.Module):
-    """The value of an action in a state; it joins at the second layer."""
+    """Maps a state and an action to a value; the action enters at the second layer."""
 
     def __init__(self, observations: int, actions: int) -> None:
         super().__init__()
@@ -82,13 +82,16 @@ class Critic(nn.Module):
         self.last = small(nn.Linear(128, 1))
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Values [batch]."""
+        """Return values [batch] of actions [batch, actions] in their states."""
         features = torch.cat([self.first(observations), actions], dim=1)
         return self.last(self.second(features)).squeeze(1)
 
 
 def small(layer: nn.Linear) -> nn.Linear:
-    """A last layer as of the paper: actions begin near the middle, where the gradient is."""
+    """Draw a last layer's parameters from +-0.003, as in the paper; return the layer.
+
+    First actions are then near the middle of their range, where tanh has a gradient.
+    """
     for parameter in layer.parameters():
         nn.init.uniform_(parameter, -3e-3, 3e-3)
     return layer
@@ -104,7 +107,7 @@ class Network(nn.Module):
 
 
 def make_updater(network: Network, settings: Settings, iterations: int) -> Updater:  # noqa: ARG001
-    """Adam with a rate for each part; the targets follow."""
+    """Make an Adam updater with a rate each for actor and critic; its targets follow slowly."""
 
     def follow(weights: Vector, target: Vector, updates: int) -> None:  # noqa: ARG001
         target += np.float32(settings.follow) * (weights - target)
@@ -117,7 +120,7 @@ def make_updater(network: Network, settings: Settings, iterations: int) -> Updat
 
 
 class Learner:
-    """One worker's environment, replay buffer and chance."""
+    """Plays one worker's environment and learns from its replay buffer; seeded per worker."""
 
     def __init__(
         self,
@@ -128,7 +131,7 @@ class Learner:
         model: list[Vector],
         gradient: Vector,
     ) -> None:
-        """Look at the weights and target weights in `model`, write gradients to `gradient`."""
+        """Read weights and target weights from `model`, write gradients to `gradient`; float32."""
         self.settings, self.envs = settings, envs
         self.returns = envs.returns
         self._network, self._target = network, copy.deepcopy(network)
@@ -139,12 +142,12 @@ class Learner:
         self._replay = Replay(settings.capacity, envs.observations, envs.action_space)
 
     def prepare(self) -> None:
-        """Play at random, for the first batches."""
+        """Play random actions until the buffer holds `learning_starts` transitions."""
         while len(self._replay) < self.settings.learning_starts:
             self._play(at_random=True)
 
     def gradient(self) -> None:
-        """Play a step, draw a batch, write both gradients."""
+        """Play a step, draw a batch and write the gradients of critic and actor."""
         s, network = self.settings, self._network
         self._play()
         batch = self._replay.draw(s.batch, self._rng)
@@ -154,7 +157,7 @@ class Learner:
         errors = network.critic(batch.observations, batch.actions) - wanted
         self._gradient[:] = 0
         errors.square().mean().backward()
-        # Through the critic, but not to its weights.
+        # The actor's gradient passes through the critic, whose own weights get none.
         network.critic.requires_grad_(False)
         (-network.critic(batch.observations, network.actor(batch.observations)).mean()).backward()
         network.critic.requires_grad_(True)

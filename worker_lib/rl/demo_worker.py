@@ -40,22 +40,22 @@ Report = Callable[[dict[str, Any]], None]
 
 
 def encode(vector: np.ndarray[Any, np.dtype[np.float32]]) -> str:
-    """A vector as text, to the last bit."""
+    """Encode a vector as Base64 text that keeps every bit."""
     return base64.b64encode(vector.tobytes()).decode()
 
 
 class Training:
-    """What a worker does, from its start to the end, whoever is replaced meanwhile.
+    """Trains one worker to the end, even while other workers are replaced.
 
-    The round in the middle is recorded: this worker's contribution and the aggregate it got. As one
-    that was under way when the job was reset may have been seen by some only, the first round after
-    a later reset is recorded, too.
+    The middle round is recorded: this worker's contribution and the aggregate it received. A reset
+    can interrupt a round that only some workers finished, so the first round after a later reset is
+    recorded, too.
 
     Args:
         worker: a member of the job.
-        learner: what it trains.
-        num_workers: over how many gradients are averaged.
-        report: tells whoever started this.
+        learner: computes gradients and holds the weights.
+        num_workers: number of gradients in each mean.
+        report: sends a message to the parent process.
     """
 
     def __init__(
@@ -72,18 +72,18 @@ class Training:
         self._aggregate = np.empty_like(learner.weights)
 
     def run(self) -> None:
-        """Train to the end."""
+        """Train to the end; agree on a state again after every reset of the job."""
         while True:
             try:
                 self._go_on()
                 return
             except JobReset:
-                pass  # so it is for all: they agree anew
+                pass  # all workers see this reset, and agree on a state again
             except (AllreduceTimeout, MembershipLost, RoundGone):
                 self.worker.reset()
 
     def _go_on(self) -> None:
-        """Train from where the furthest is."""
+        """Take the state of the furthest worker and train on from it."""
         learner, iterations = self.learner, self.learner.settings.iterations
         start = catch_up(self.worker, learner.state(), learner.num_updates)
         learner.go_on_from(start)
@@ -98,7 +98,7 @@ class Training:
                 "stats": self.worker.stats(),
             }
         )
-        # Who was replaced at the very end needs somebody to tell it how far the others are.
+        # A worker replaced at the very end needs another one that still has the final state.
         self.worker.allreduce(np.zeros_like(learner.weights))
 
     def _iterate(self, iteration: int, record: bool) -> None:
@@ -134,7 +134,7 @@ class Training:
 
 
 def main() -> int:
-    """Be a worker process."""
+    """Run one worker process; return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)

@@ -5,8 +5,8 @@ and differentiates the loss
 
     mean of huber(Q(s, a) - (r + discount * Q_target(s', argmax Q(s', .))))
 
-The target network is a copy of the weights of every so many updates ago; as a function of the
-updates it is the same in all workers. Each worker has a replay buffer of its own.
+The weights are copied to the target network every `target_every` updates. It depends on the updates
+alone, so all workers have equal ones. Each worker has its own replay buffer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .updater import Updater
 
 @dataclass(frozen=True)
 class Settings:
-    """What all workers agree on."""
+    """Settings of DQN, equal in all workers."""
 
     frames: int = 1  # in an observation; 1 makes the gradient the paper's 6.41 MB
     steps: int = 4  # played per iteration
@@ -37,8 +37,8 @@ class Settings:
     capacity: int = 50_000  # transitions, 14 kB each
     learning_starts: int = 1_000  # transitions played before the first gradient
     discount: float = 0.99
-    epsilon: float = 0.02  # of actions are random, in the end
-    explore: int = 10_000  # iterations in which epsilon falls from 1 to that
+    epsilon: float = 0.02  # final fraction of random actions
+    explore: int = 10_000  # iterations in which that fraction falls from 1 to epsilon
     learning_rate: float = 1e-4
     target_every: int = 250  # updates
 
@@ -49,12 +49,12 @@ TAKES = Takes(images=True, actions=(Discrete,))
 
 
 def make_envs(name: str, settings: Settings, seeds: Array) -> Envs:
-    """One environment."""
+    """Make one Atari environment, from the first seed."""
     return Envs(partial(make_atari, name, settings.frames), seeds[:1])
 
 
 class Network(nn.Module):
-    """The convolutional network of Mnih et al. 2015: frames, uint8, to the value of each action."""
+    """Maps uint8 frames to a value per action, by the convolutions of Mnih et al. 2015."""
 
     def __init__(self, observations: Box, actions: Discrete) -> None:
         super().__init__()
@@ -68,12 +68,12 @@ class Network(nn.Module):
         )  # fmt: skip
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Values [batch, actions] of frames [batch, frames, 84, 84]."""
+        """Return values [batch, actions] of frames [batch, frames, 84, 84]."""
         return self.layers(frames / 255.0)
 
 
 def make_updater(network: nn.Module, settings: Settings, iterations: int) -> Updater:  # noqa: ARG001
-    """Adam; the target network is the weights of at most `target_every` updates ago."""
+    """Make an Adam updater that copies the weights to the target every `target_every` updates."""
 
     def follow(weights: Vector, target: Vector, updates: int) -> None:
         if updates % settings.target_every == 0:
@@ -83,7 +83,7 @@ def make_updater(network: nn.Module, settings: Settings, iterations: int) -> Upd
 
 
 class Learner:
-    """One worker's environment, replay buffer and chance."""
+    """Plays one worker's environment and learns from its replay buffer; seeded per worker."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Learner:
         model: list[Vector],
         gradient: Vector,
     ) -> None:
-        """Look at the weights and target weights in `model`, write gradients to `gradient`."""
+        """Read weights and target weights from `model`, write gradients to `gradient`; float32."""
         self.settings, self.envs = settings, envs
         self.returns = envs.returns
         self._network, self._target = network, copy.deepcopy(network)
@@ -106,12 +106,12 @@ class Learner:
         self._iterations = 0
 
     def prepare(self) -> None:
-        """Play at random, for the first batches."""
+        """Play random actions until the buffer holds `learning_starts` transitions."""
         while len(self._replay) < self.settings.learning_starts:
             self._play(epsilon=1.0)
 
     def gradient(self) -> None:
-        """Play, draw a batch, write its gradient."""
+        """Play `steps` steps, draw a batch and write the gradient of its loss."""
         s = self.settings
         explored = min(1.0, self._iterations / s.explore)
         for _ in range(s.steps):

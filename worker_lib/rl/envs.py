@@ -1,4 +1,4 @@
-"""Environments of Gymnasium, made as the algorithms want them and stepped together."""
+"""Gymnasium environments with the wrappers that the algorithms need, stepped together."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ Array: TypeAlias = NDArray[Any]
 
 
 class Takes(NamedTuple):
-    """What an algorithm learns with."""
+    """Kinds of observations and actions that an algorithm supports."""
 
-    images: bool  # frames of Atari games, uint8; else a vector of numbers
+    images: bool  # true: uint8 frames of Atari games; false: vectors of numbers
     actions: tuple[type[gymnasium.Space[Any]], ...]
 
 
 def make_atari(name: str, frames: int) -> Env:
-    """An Atari game as of Mnih et al. 2015: 84 x 84 greys, the last `frames` of them, as uint8.
+    """Make an Atari game, preprocessed as in Mnih et al. 2015.
 
-    An action lasts four frames, and always takes effect.
+    An observation is the last `frames` screens, uint8 greys [frames, 84, 84]. An action lasts four
+    frames of the game and always takes effect.
     """
     import ale_py
 
@@ -35,18 +36,18 @@ def make_atari(name: str, frames: int) -> Env:
 
 
 def make_control(name: str, *, time_aware: bool = False, clip: bool = False) -> Env:
-    """A control task.
+    """Make a control task.
 
     Args:
-        name: its id.
-        time_aware: the part of the time limit that is over is one observation more: value depends
-            on it (Pardo et al. 2018, arXiv:1712.00378).
-        clip: take any continuous action, for the nearest that there is.
+        name: its Gymnasium id.
+        time_aware: add the elapsed fraction of the time limit to each observation, since values
+            depend on it (Pardo et al. 2018, arXiv:1712.00378).
+        clip: replace a continuous action outside the task's range by the nearest inside.
     """
     if "mujoco" in str(gymnasium.spec(name).entry_point):
         import mujoco
 
-        # Else it writes what it warns of to MUJOCO_LOG.TXT in the current folder.
+        # By default MuJoCo writes its warnings to MUJOCO_LOG.TXT in the current folder.
         mujoco.set_mju_user_warning(lambda text: print(text, file=sys.stderr))
     env = gymnasium.make(name)
     if clip and isinstance(env.action_space, gymnasium.spaces.Box):
@@ -55,19 +56,19 @@ def make_control(name: str, *, time_aware: bool = False, clip: bool = False) -> 
 
 
 class Step(NamedTuple):
-    """What came of one action in each environment: arrays [environments, ...]."""
+    """Outcome of one action in each environment: arrays [environments, ...]."""
 
-    successors: Array  # observations, as reached, before any reset
+    successors: Array  # observations reached, before any reset
     rewards: NDArray[np.float32]
-    terminated: NDArray[np.bool_]  # it is over, and nothing would follow
-    ended: NDArray[np.bool_]  # it is over, be it by the time limit
+    terminated: NDArray[np.bool_]  # the episode reached a final state
+    ended: NDArray[np.bool_]  # the episode ended, by a final state or by the time limit
 
 
 class Envs:
-    """Environments stepped one after the other; where an episode ends the next one begins at once.
+    """Steps environments one after the other; starts a new episode wherever one ends.
 
     Attributes:
-        observations: what the next actions answer to, [environments, ...].
+        observations: current observations, [environments, ...], for choosing the next actions.
         returns: undiscounted return of every finished episode.
     """
 
@@ -81,17 +82,17 @@ class Envs:
 
     @property
     def observation_space(self) -> gymnasium.spaces.Box:
-        """Of each."""
+        """The observation space of each environment."""
         space: Any = self._envs[0].observation_space
         return space
 
     @property
     def action_space(self) -> Any:
-        """Of each."""
+        """The action space of each environment."""
         return self._envs[0].action_space
 
     def step(self, actions: Array) -> Step:
-        """Take one action in each environment; new observations are in `observations`."""
+        """Take one action in each environment and update `observations`."""
         count = len(self._envs)
         reached = Step(
             np.empty_like(self.observations),
@@ -114,6 +115,6 @@ class Envs:
         return reached
 
     def close(self) -> None:
-        """Close them."""
+        """Close all environments."""
         for env in self._envs:
             env.close()

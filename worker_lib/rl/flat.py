@@ -1,7 +1,7 @@
 """The parameters of torch modules as flat vectors, and Adam on them.
 
-What all workers have in common is NumPy arrays: they are sent, compared, kept and restored as they
-are. Modules only look at them.
+The state that all workers share is NumPy arrays, which are sent, compared, saved and restored
+directly. Modules hold views of these arrays.
 """
 
 from __future__ import annotations
@@ -17,28 +17,32 @@ from torch import Tensor, from_numpy, nn
 Vector: TypeAlias = NDArray[np.float32]
 Floats: TypeAlias = NDArray[np.floating[Any]]
 
-BLOCK = 1 << 15  # elements a step of Adam takes at a time, so that they stay in the cache
+BLOCK = 1 << 15  # elements that Adam updates at a time, so that they stay in the cache
 
 
 def weights_of(module: nn.Module) -> Vector:
-    """A copy of the module's parameters, one after the other: flat float32."""
+    """Copy the module's parameters, in order, into one flat float32 vector."""
     parts = [parameter.detach().numpy().ravel() for parameter in module.parameters()]
     return np.concatenate(parts, dtype=np.float32)
 
 
 def numel_of(module: nn.Module) -> int:
-    """How many parameters a module has, as elements of one vector."""
+    """Return the number of elements of all the module's parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def bind(module: nn.Module, weights: Vector, gradient: Vector | None = None) -> None:
     """Make the module's parameters views of `weights`, and their gradients views of `gradient`.
 
-    What is written to the vectors is in the module at once, and a backward pass adds to
-    `gradient`. Without one the parameters ask for no gradient.
+    Writing to the vectors changes the module at once, and a backward pass adds to `gradient`.
+
+    Args:
+        module: the module to bind.
+        weights: flat float32, [parameters].
+        gradient: flat float32, [parameters]; None: the parameters require no gradient.
 
     Raises:
-        ValueError: the vectors have not as many elements as the module has.
+        ValueError: a vector's length is not the module's number of parameters.
     """
     numel = numel_of(module)
     if weights.size != numel or (gradient is not None and gradient.size != numel):
@@ -55,20 +59,20 @@ def bind(module: nn.Module, weights: Vector, gradient: Vector | None = None) -> 
 
 
 def view(vector: Vector, start: int, stop: int, like: Tensor) -> Tensor:
-    """Elements start..stop-1 as a tensor of this shape."""
+    """View elements start..stop-1 of a vector as a tensor shaped like `like`."""
     return from_numpy(vector[start:stop]).view_as(like)
 
 
 class Adam:
     """Adam (Kingma and Ba 2015, arXiv:1412.6980) on flat float32 vectors, in NumPy.
 
-    Every operation is one of IEEE 754, element by element, and is rounded by itself: equal
-    gradients give equal bits on all machines, whatever their vector instructions. (torch's kernels
-    may fuse multiplications and additions.)
+    Every operation is element-wise IEEE 754 with its own rounding, so equal gradients give equal
+    bits on all machines, whatever their vector instructions. (torch's kernels may fuse
+    multiplications and additions.)
 
     Attributes:
-        state: the arrays that a step changes: both moments (float32), and beta1^t and beta2^t
-            (float64).
+        state: the arrays that a step changes: both moments, float32 [numel], and beta1^t and
+            beta2^t, float64 [2].
     """
 
     def __init__(self, numel: int, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8):
@@ -82,14 +86,14 @@ class Adam:
         """Move the weights against the gradient.
 
         Args:
-            weights: changed in place.
-            gradient: of the loss, to the weights; not written to.
-            rates: pairs (stop, learning rate): the rate of all elements before `stop` that are in
-                no pair before.
+            weights: float32 [numel], changed in place.
+            gradient: gradient of the loss by the weights, float32 [numel]; not changed.
+            rates: pairs (stop, learning rate), by ascending stop; a pair's rate applies from the
+                previous pair's stop, or 0, to `stop` - 1.
         """
         self._decays *= self.beta1, self.beta2
         decay1, decay2 = self._decays.tolist()
-        correction = math.sqrt(1 - decay2)  # as the moments began at zero
+        correction = math.sqrt(1 - decay2)  # because the moments began at zero
         start = 0
         for stop, rate in rates:
             for a in range(start, stop, BLOCK):
@@ -118,7 +122,7 @@ class Adam:
 
 
 def clip(gradient: Vector, max_norm: float) -> None:
-    """Scale the gradient down to this Euclidean norm, in place, if it is longer."""
+    """Scale a gradient in place to the Euclidean norm `max_norm` if its norm is larger."""
     norm = math.sqrt(np.square(gradient, dtype=np.float64).sum())
     if norm > max_norm:
         gradient *= max_norm / norm

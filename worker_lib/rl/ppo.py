@@ -1,8 +1,8 @@
 """PPO: proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347).
 
-A rollout of `steps` steps in each environment is gone over `epochs` times in minibatches; one
-iteration is the gradient of one minibatch, so that workers update together after each. Actions are
-continuous (Hopper; a Gaussian whose deviation is a parameter) or discrete (CartPole).
+Each rollout has `steps` steps of every environment and is used `epochs` times, split into
+minibatches. One iteration is the gradient of one minibatch, and workers update together after each.
+Actions are continuous (Hopper; a Gaussian whose deviation is a parameter) or discrete (CartPole).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .updater import Updater
 
 @dataclass(frozen=True)
 class Settings:
-    """What all workers agree on."""
+    """Settings of PPO, equal in all workers."""
 
     envs: int = 1  # in each worker
     steps: int = 2048  # in each environment, per rollout
@@ -34,12 +34,12 @@ class Settings:
     epochs: int = 10  # over a rollout
     discount: float = 0.99
     trace: float = 0.95  # lambda of the advantages
-    clip: float = 0.2  # how far a probability may move, as a part of it
+    clip: float = 0.2  # how far a probability may move, as a fraction of it
     learning_rate: float = 3e-4
     entropy_weight: float = 0.0
     value_weight: float = 0.5
     max_norm: float = 0.5
-    time_aware: bool = True  # the time is an observation
+    time_aware: bool = True  # observations include the elapsed time
 
 
 SETTINGS = {
@@ -53,7 +53,7 @@ TAKES = Takes(images=False, actions=(Box, Discrete))
 
 
 def make_envs(name: str, settings: Settings, seeds: Array) -> Envs:
-    """As many as the settings have."""
+    """Make `settings.envs` control environments, the first ones of `seeds`."""
     make = partial(make_control, name, time_aware=settings.time_aware, clip=True)
     return Envs(make, seeds[: settings.envs])
 
@@ -72,7 +72,7 @@ class Network(nn.Module):
             self.log_std = nn.Parameter(torch.zeros(outputs))
 
     def policy(self, observations: Tensor) -> Distribution:
-        """The distribution of actions in each state."""
+        """Return the distribution of actions in each state; observations [batch, size]."""
         outputs = self.actor(observations)
         if self.discrete:
             return Categorical(logits=outputs, validate_args=False)
@@ -80,20 +80,26 @@ class Network(nn.Module):
         return Independent(normal, 1, validate_args=False)
 
     def act(self, observations: Tensor, rng: torch.Generator) -> Tensor:
-        """An action for each, drawn with `rng`."""
+        """Draw an action for each observation [batch, size] with `rng`."""
         outputs = self.actor(observations)
         if self.discrete:
             return torch.multinomial(outputs.softmax(1), 1, generator=rng).squeeze(1)
         return outputs + self.log_std.exp() * torch.randn(outputs.shape, generator=rng)
 
     def values(self, observations: Tensor) -> Tensor:
-        """The value of each state."""
+        """Return the value of each state, [...], for observations [..., size]."""
         values: Tensor = self.critic(observations).squeeze(-1)
         return values
 
 
 def perceptron(inputs: int, outputs: int, gain: float) -> nn.Sequential:
-    """Two tanh layers of 64, orthogonal weights, the last ones of this gain."""
+    """Make two tanh layers of 64 units and an output layer, all with orthogonal weights.
+
+    Args:
+        inputs: size of an input.
+        outputs: size of an output.
+        gain: gain of the output layer's weights.
+    """
     layers = [nn.Linear(inputs, 64), nn.Linear(64, 64), nn.Linear(64, outputs)]
     for layer, its_gain in zip(layers, (2**0.5, 2**0.5, gain), strict=True):
         nn.init.orthogonal_(layer.weight, its_gain)
@@ -102,23 +108,23 @@ def perceptron(inputs: int, outputs: int, gain: float) -> nn.Sequential:
 
 
 def make_updater(network: nn.Module, settings: Settings, iterations: int) -> Updater:
-    """Adam, its rate falling to zero."""
+    """Make an Adam updater whose learning rate falls linearly to zero over `iterations`."""
     rates = [(numel_of(network), settings.learning_rate)]
     return Updater(network, rates, max_norm=settings.max_norm, anneal=iterations)
 
 
 class Batch(NamedTuple):
-    """Samples [batch, ...]; to the loss all are constants."""
+    """Samples [batch, ...]; the loss treats all as constants."""
 
     observations: Tensor
     actions: Tensor
-    log_probs: Tensor  # of the actions, by the policy that took them
+    log_probs: Tensor  # of the actions, under the policy that chose them
     advantages: Tensor
-    targets: Tensor  # what the critic should have said
+    targets: Tensor  # values that the critic learns to predict
 
 
 class Learner:
-    """One worker's environments, rollout and chance."""
+    """Plays one worker's environments and learns from its rollouts, with its own random numbers."""
 
     def __init__(
         self,
@@ -129,7 +135,7 @@ class Learner:
         model: list[Vector],
         gradient: Vector,
     ) -> None:
-        """Look at the weights in `model`, write gradients to `gradient`."""
+        """Read weights from `model[0]` and write gradients to `gradient`, both flat float32."""
         self.settings, self.envs = settings, envs
         self.returns = envs.returns
         self._network = network
@@ -139,10 +145,10 @@ class Learner:
         self._batches = self._minibatches()
 
     def prepare(self) -> None:
-        """Nothing."""
+        """Do nothing: PPO needs no steps before the first gradient."""
 
     def gradient(self) -> None:
-        """Write the gradient of the next minibatch, of a new rollout if need be."""
+        """Write the gradient of the next minibatch; play a new rollout when one is used up."""
         s = self.settings
         batch = next(self._batches)
         policy = self._network.policy(batch.observations)
@@ -168,7 +174,7 @@ class Learner:
 
     @torch.no_grad()
     def _rollout(self) -> Batch:
-        """Play on from where the last one stopped."""
+        """Play `steps` more steps in each environment; return their samples, flattened."""
         s, envs, network = self.settings, self.envs, self._network
         observations, actions, steps = [], [], []
         for _ in range(s.steps):

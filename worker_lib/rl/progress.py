@@ -1,14 +1,12 @@
-"""How far a training is: the updates of one worker, each in turn, until all agree to end.
+"""Progress of a training: one worker's updates in order, until all workers agree to end.
 
-A worker sends its gradient and after it, in a pair of elements of its own, how well it plays: the
-mean return of its last episodes, and a one if there were enough of them to tell. So from the sums
-every worker knows how well each plays, and decides alike whether that is enough, after the same
-update.
+Each worker has its own pair of elements after the gradient. It holds the mean return of the
+worker's last episodes and a one; both are zero until there were enough episodes. So the sums tell
+every worker how well each one plays, and all decide to end after the same update.
 
-The sum of means is divided by the sum of ones. Pairs stand at even places, and a segment that fills
-a packet of Ethernet has an even number of elements, 366, so both of a pair are in one segment: of
-contributions whose segments were lost, or came twice, to an asynchronous sum both are added equally
-often.
+The sum of means is divided by the sum of ones. Pairs begin at even indices, and a segment that
+fills an Ethernet packet has an even number of elements, 366, so one segment carries both elements
+of a pair. An asynchronous sum that lacks a segment or has it twice therefore counts both equally.
 """
 
 from __future__ import annotations
@@ -26,22 +24,22 @@ from .updater import Updater
 
 
 class Progress:
-    """Applies the sums of gradients to the weights until there were enough.
+    """Applies sums of gradients to the weights until the training ends.
 
     Args:
-        updater: has the weights.
-        iterations: updates until the end.
-        target: the end as soon as the mean return of the last episodes is at least this; None: not
-            before `iterations`.
-        workers: how many there are.
+        updater: holds the weights.
+        iterations: updates after which the training ends.
+        target: mean return at which the training ends earlier; None: it never ends earlier.
+        workers: number of workers.
         after_update: called after every update with its number.
 
     Attributes:
-        ended: set when it is at its end.
-        returns: of each worker, the mean of its last `window` episodes, as told last; NaN until it
-            has had so many. Part of the state, for one that takes that of another.
-        seconds: spent in updates.
-        is_updating: whether the state is halfway between two updates.
+        ended: set when the training has ended.
+        returns: float64 [workers]: mean return of each worker's last `window` episodes, as last
+            received; NaN until that worker has had `window` episodes. It is part of the state that
+            one worker takes from another.
+        seconds: time spent in updates.
+        is_updating: whether an update has begun and not ended.
     """
 
     def __init__(
@@ -66,38 +64,50 @@ class Progress:
 
     @property
     def numel(self) -> int:
-        """Elements of what is sent."""
+        """Return the number of elements of a message: the gradient and the pairs."""
         return self._pairs + 2 * self.returns.size
 
     @property
     def mean_return(self) -> float:
-        """Of the last episodes of each worker; NaN until all have had enough."""
+        """Return the mean return of all workers' last episodes; NaN until all had enough."""
         return float(self.returns.mean())
 
     @property
     def reached(self) -> bool:
-        """Whether that is the target."""
+        """Whether the mean return has reached the target."""
         return self.target is not None and self.mean_return >= self.target
 
     @property
     def iteration(self) -> int:
-        """Updates done, since the start of the training."""
+        """Return the number of updates done since the start of the training."""
         return self.updater.updates
 
     @property
     def done(self) -> bool:
-        """Whether it is at its end; what comes later changes nothing."""
+        """Whether the training has ended; later sums change nothing."""
         return self.reached or self.iteration >= self.iterations
 
     def tell(self, message: Vector, rank: int, returns: Sequence[float]) -> None:
-        """Write after a gradient how well a worker plays, by the returns of its episodes."""
+        """Write a worker's pair after its gradient.
+
+        Args:
+            message: float32 [numel], of which all elements after the gradient are overwritten.
+            rank: number of this worker among all.
+            returns: undiscounted returns of all its episodes, in order.
+        """
         message[self._mean.size :] = 0.0
         if len(returns) >= self.window:
             pairs = message[self._pairs :].reshape(-1, 2)
             pairs[rank] = np.mean(returns[-self.window :]), 1.0
 
     def apply(self, total: Vector, contributions: int, version: int = 0) -> None:  # noqa: ARG002
-        """Update with a sum of so many messages; after the end do nothing."""
+        """Update the weights and `returns` with a sum of messages; after the end do nothing.
+
+        Args:
+            total: the sum, float32 [numel].
+            contributions: number of messages in the sum.
+            version: not used; asynchronous workers pass it.
+        """
         if self.done:
             return
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A replay buffer: the last so many transitions, drawn at random."""
+"""A replay buffer: keeps the latest transitions and draws batches of them at random."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ class Replay:
     """The last `capacity` transitions of one environment."""
 
     def __init__(self, capacity: int, envs: Array, action_space: Space[Any]) -> None:
-        """Room for transitions between observations like those `envs` has, [environments, ...]."""
+        """Allocate an empty buffer.
+
+        Args:
+            capacity: transitions to keep.
+            envs: observations [environments, ...], for their shape and dtype.
+            action_space: space of the actions, for their shape and dtype.
+        """
         shape, dtype = (capacity, *envs.shape[1:]), envs.dtype
         discrete = isinstance(action_space, Discrete)
         self._arrays = (
@@ -42,7 +48,14 @@ class Replay:
         return min(self._count, self._capacity)
 
     def add(self, observation: Array, action: Array, step: Step, rewards: Array) -> None:
-        """Keep what came of one step of one environment: arrays [1, ...]."""
+        """Add the transition of one step of one environment; replace the oldest if full.
+
+        Args:
+            observation: observation before the step, [1, ...] as all below.
+            action: the action taken.
+            step: outcome of the step, except for its rewards.
+            rewards: rewards to learn from.
+        """
         at = self._count % self._capacity
         values = (observation, action, rewards, step.successors, step.terminated)
         for array, value in zip(self._arrays, values, strict=True):
@@ -50,6 +63,6 @@ class Replay:
         self._count += 1
 
     def draw(self, size: int, rng: np.random.Generator) -> Transitions:
-        """Draw `size` of them, with replacement."""
+        """Draw `size` transitions, with replacement."""
         chosen = rng.integers(len(self), size=size)
         return Transitions(*(from_numpy(array[chosen]) for array in self._arrays))

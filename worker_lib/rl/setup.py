@@ -1,4 +1,4 @@
-"""A worker's part of a workload, made from its names and a seed."""
+"""Makes a worker's learner and updater from the names of a workload and a seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 
 
 class Learner(Protocol):
-    """One worker's environments and chance, of whichever algorithm.
+    """Plays one worker's environments and computes gradients, by any of the algorithms.
 
     Attributes:
         returns: undiscounted return of every finished episode.
@@ -30,10 +30,10 @@ class Learner(Protocol):
     returns: list[float]
 
     def prepare(self) -> None:
-        """Play what has to be there before the first gradient."""
+        """Play the steps that the algorithm needs before its first gradient."""
 
     def gradient(self) -> None:
-        """Play, and write a gradient to where the learner was told to."""
+        """Play, then write a gradient to the vector given at construction."""
 
 
 class Workload:
@@ -41,11 +41,11 @@ class Workload:
 
     Args:
         algorithm: one of ALGORITHMS.
-        env: id of the environment; None: the algorithm's own.
-        changes: settings that are to be other than the environment's, as text.
+        env: id of the environment; None: the algorithm's default.
+        changes: settings to change, name to value as text.
 
     Raises:
-        Unsuitable: there is no such algorithm or setting, or not with such a value.
+        Unsuitable: the algorithm or a setting is unknown, or a value is not allowed.
     """
 
     def __init__(
@@ -63,7 +63,12 @@ class Workload:
         self.iterations: int = self._module.ITERATIONS.get(self.env, 100_000)
 
     def updater(self, seed: int, iterations: int | None = None) -> Updater:
-        """What all workers have in common; the first weights depend on `seed`."""
+        """Make the updater, with the state that all workers share.
+
+        Args:
+            seed: seeds the first weights.
+            iterations: updates of the training; None: the workload's default.
+        """
         envs = self._envs(np.zeros(1, np.uint32))
         network = self._network(envs, seed)
         envs.close()
@@ -73,12 +78,12 @@ class Workload:
         return made
 
     def learner(self, seeds: list[int], model: list[Vector], message: Vector) -> Learner:
-        """A worker's own part.
+        """Make one worker's learner.
 
         Args:
-            seeds: of environments and chance; others in every worker.
-            model: the first arrays of the updater's state, or copies: what it looks at.
-            message: in whose first elements it writes its gradient.
+            seeds: seed its environments and random numbers; differ between workers.
+            model: weights, and target weights if any, to read: the updater's `model` or copies.
+            message: float32 vector whose first elements receive the gradient.
         """
         chance, *others = np.random.SeedSequence(seeds).generate_state(1 + MOST_ENVS)
         envs = self._envs(np.array(others))
@@ -115,10 +120,10 @@ class Workload:
 
 
 def parse(settings: Any, changes: Mapping[str, str]) -> dict[str, Any]:
-    """Texts as values of the types that the settings have now.
+    """Convert the texts of `changes` to the types that their settings have now.
 
     Raises:
-        Unsuitable: there is no such setting, or the text is not of its type.
+        Unsuitable: a setting is unknown, or a text is not of its type.
     """
     known = {field.name: type(getattr(settings, field.name)) for field in fields(settings)}
     parsed: dict[str, Any] = {}
@@ -137,10 +142,10 @@ def parse(settings: Any, changes: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check(settings: Any) -> None:
-    """Refuse numbers that nothing can be computed with.
+    """Refuse settings with which training cannot work.
 
     Raises:
-        Unsuitable: there is one.
+        Unsuitable: a setting is out of its range, or two settings contradict each other.
     """
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     if not 1 <= values.get("envs", 1) <= MOST_ENVS:
@@ -163,9 +168,9 @@ def check(settings: Any) -> None:
 
 
 def deterministic() -> None:
-    """Have torch compute the same bits every time.
+    """Make torch's results equal to the bit in every run.
 
-    One thread of a CPU adds in a fixed order, in all that is used here. (torch's
-    use_deterministic_algorithms would change nothing, but load the compiler: a second.)
+    With a single CPU thread, all operations used here add in a fixed order. (torch's
+    use_deterministic_algorithms would change nothing but load the compiler, which takes a second.)
     """
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
-"""The loops of one worker: synchronous, over any way to add up, and asynchronous.
+"""The training loops of one worker: synchronous with any strategy, and asynchronous.
 
-Both end after the same update in all workers, with the same weights.
+Each loop ends after the same update in all workers, with equal weights.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ REPORT_PAUSE = 0.2  # seconds between reports
 
 
 class Meter:
-    """Where the time goes, and when to tell of it.
+    """Measures where a worker's time goes, and reports its progress now and then.
 
     Args:
-        learner, progress: what is told of.
-        report: takes what is told.
-        rank: of this worker among all.
-        slow: by what factor computing is to take longer than it does; 1: as long.
+        learner: computes the gradients.
+        progress: counts the updates.
+        report: receives each report, a dict.
+        rank: number of this worker among all.
+        slow: factor by which to stretch computing time, by sleeping; 1: not at all.
     """
 
     def __init__(
@@ -50,24 +51,24 @@ class Meter:
         self._lock = threading.Lock()
 
     def gradient(self, message: Vector) -> None:
-        """Compute one, with what is told after it."""
+        """Compute a gradient; write it and the worker's pair to `message`, float32 [numel]."""
         began, busy = time.perf_counter(), time.thread_time()
         self.learner.gradient()
         self.progress.tell(message, self.rank, self.learner.returns)
-        if self.slow > 1.0:  # what others make it wait for a core is not made longer
+        if self.slow > 1.0:  # CPU time: waiting for a core is not stretched
             time.sleep((self.slow - 1.0) * (time.thread_time() - busy))
         self.compute += time.perf_counter() - began
         self.gradients += 1
 
     def tick(self) -> None:
-        """Tell, if it is time."""
+        """Report if the last report is more than REPORT_PAUSE ago."""
         now = time.perf_counter()
         self.seconds = now - self.began
         if now - self._told > REPORT_PAUSE:
             self.tell()
 
     def tell(self) -> None:
-        """Tell how far it is, and the totals so far."""
+        """Report the iteration, the new returns, and the totals so far."""
         with self._lock:
             self._tell()
 
@@ -92,15 +93,15 @@ class Meter:
 
 
 def synchronous(strategy: Strategy, progress: Progress, message: Vector, meter: Meter) -> None:
-    """Compute, add up, update: all workers together.
+    """Train to the end; in every iteration all workers compute, sum and update together.
 
     Args:
-        strategy: adds up.
-        progress: has the weights that the learner looks at.
-        message: where the learner writes its gradient.
-        meter: has the learner.
+        strategy: sums the messages of all workers.
+        progress: updates the weights that the learner reads.
+        message: float32 [numel] to which the learner writes its gradient; zeros at first.
+        meter: computes gradients and takes times.
     """
-    strategy.allreduce(message)  # of zeros: all are ready
+    strategy.allreduce(message)  # of zeros: returns once all workers are ready
     meter.began = time.perf_counter()
     while not progress.done:
         meter.gradient(message)
@@ -118,14 +119,17 @@ def asynchronous(
     message: Vector,
     meter: Meter,
 ) -> None:
-    """Compute gradients from whatever weights there are; another thread updates meanwhile.
+    """Train to the end; compute gradients from the current weights while another thread updates.
 
     Args:
         worker: applies `progress` to every aggregate.
-        progress: its arrays are the worker's.
-        model: copies of the first of them, which the learner looks at.
-        message: where the learner writes its gradient.
-        meter: has the learner.
+        progress: updates arrays that are the worker's state.
+        model: copies of the first of these arrays, which the learner reads.
+        message: float32 [numel] to which the learner writes its gradient.
+        meter: computes gradients and takes times.
+
+    Raises:
+        BaseException: computing or contributing failed before the end; the first failure.
     """
     failures: list[BaseException] = []
 
@@ -150,7 +154,7 @@ def asynchronous(
             progress.ended.set()
 
     meter.began = time.perf_counter()
-    # In a thread, to be left where it waits: at the end nobody may be there to add with.
+    # In a daemon thread, which may wait forever at the end, when no other worker contributes.
     threading.Thread(target=guarded, daemon=True, name="LGC").start()
     progress.ended.wait()
     meter.seconds = time.perf_counter() - meter.began

@@ -1,4 +1,4 @@
-"""What all workers of a training have in common, and how a mean gradient changes it."""
+"""The state that all workers of a training share, and how a mean gradient changes it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ Follow: TypeAlias = Callable[[Vector, Vector, int], None]
 
 
 class Updater:
-    """The weights and all that an update reads and writes, as arrays.
+    """Updates the weights with mean gradients; holds all arrays that an update reads and writes.
 
     Equal states and equal mean gradients give equal states, to the last bit. So workers that begin
-    alike and get the same means stay alike, target networks included.
+    with equal states and get equal means keep equal states, target networks included.
 
     Args:
-        network: its parameters are the first weights.
-        rates: learning rates as `Adam.step` takes them.
-        max_norm: a longer mean gradient is scaled down to this Euclidean norm.
-        anneal: updates until the learning rate has fallen to zero; None: it stays.
-        follow: called after every update with the weights, the weights of the target network, to
-            be changed in place, and the number of updates; None: there is no target network.
+        network: its parameters are copied as the first weights.
+        rates: pairs (stop, learning rate), see `Adam.step`.
+        max_norm: Euclidean norm to which longer mean gradients are scaled; None: no limit.
+        anneal: updates until the learning rates have fallen to zero; None: they are constant.
+        follow: called after every update as `follow(weights, target, updates)` to change the
+            target network's weights in place; None: there is no target network.
 
     Attributes:
-        state: the weights, those of the target network if there is one, then what belongs to Adam,
-            and the number of updates; they are changed in place only.
-        model: the first one or two of them: what a gradient is computed from.
+        state: arrays, changed only in place: the weights, the target network's weights if any,
+            Adam's arrays, and the number of updates.
+        model: the arrays of `state` from which gradients are computed: the weights, and the target
+            network's weights if any.
     """
 
     def __init__(
@@ -52,11 +53,11 @@ class Updater:
 
     @property
     def updates(self) -> int:
-        """How many there were."""
+        """Return the number of updates done."""
         return int(self._updates[0])
 
     def update(self, mean: Vector) -> None:
-        """Move the weights against the mean gradient, which may be written to: clip, then Adam."""
+        """Clip the mean gradient, in place, and move the weights against it by a step of Adam."""
         if self._max_norm is not None:
             clip(mean, self._max_norm)
         left = 1.0 if self._anneal is None else max(0.0, 1 - self.updates / self._anneal)

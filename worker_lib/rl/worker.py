@@ -1,9 +1,9 @@
-"""One worker of `iswitch train`; a process of its own.
+"""One worker of `iswitch train`, in its own process (see worker_process.py).
 
-With a plan, and the environment of `iswitch run`, it prints a JSON object per line for whoever
-started it (worker_process.py): `started`, `progress` now and then, and `done` or `error`. One that
-is done stays for the others until it is told to end, by SIGTERM. The first that ends before, by
-SIGTERM or since another is lost, writes a checkpoint of its last update.
+It takes a plan and the environment of `iswitch run`, and prints JSON objects for its parent, one a
+line: `started`, now and then `progress`, and `done` or `error`. After `done` it stays, since others
+may still need it, until SIGTERM. If training ends early, by SIGTERM or because another worker is
+lost, the worker with RANK 0 writes a checkpoint of its last update.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from .progress import Progress
 from .setup import Workload, deterministic
 from .training import Meter, asynchronous, synchronous
 
-STAY = 600.0  # seconds for the others to be done
+STAY = 600.0  # seconds to wait for SIGTERM after the end, while others finish
 
 
 def report(message: dict[str, Any]) -> None:
-    """Tell whoever started this."""
+    """Print a message for the parent process, as one line of JSON."""
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
 class Training:
-    """What this process does."""
+    """Trains by a plan, as one worker."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -64,7 +64,7 @@ class Training:
         self.message = np.zeros(self.progress.numel, np.float32)
 
     def run(self) -> None:
-        """Train to the end, and stay until the others are there."""
+        """Train to the end, then wait for SIGTERM; save a checkpoint if training ends early."""
         signal.signal(signal.SIGTERM, self._end)
         try:
             if self.plan.mode == "async":
@@ -76,8 +76,8 @@ class Training:
             raise
 
     def _end(self, signum: int, _: object) -> None:
-        # Synchronous updates are this thread's own, so the one that is interrupted goes on first.
-        # Asynchronous ones are another's, which has ended when the exception leaves its worker.
+        # This thread does synchronous updates itself, so an interrupted one must finish first.
+        # Another thread does asynchronous updates; leaving the worker's `with` block waits for it.
         self._is_to_end = True
         if self.plan.mode == "async" or not self.progress.is_updating:
             sys.exit(128 + signum)
@@ -135,7 +135,10 @@ class Training:
             sys.exit(128 + signal.SIGTERM)
 
     def _save(self) -> None:
-        """All have the same; the first one writes it, if there is anything new."""
+        """Write a checkpoint if this is RANK 0 and there were updates since the last one.
+
+        All workers have equal states, so one of them writes.
+        """
         path, updates = self.plan.checkpoint, self.updater.updates
         if self.number == 0 and path is not None and updates > self._saved:
             checkpoint.save(path, self.updater, self.names)
@@ -162,7 +165,7 @@ class Training:
 
 
 def main() -> int:
-    """Be a worker process."""
+    """Run one worker process; return its exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
     deterministic()
     try:

@@ -1,6 +1,6 @@
 """The process of a worker: `python -m worker_lib.rl.worker_process PLAN`; see worker.py.
 
-What it cannot load, for want of memory say, it tells as it tells all else.
+If a library cannot be loaded, for lack of memory say, the process prints an `error` message.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MEND = "; free some memory, or raise ulimit -v"
 
 
 def main() -> int:
-    """Load the worker, and be it."""
+    """Import worker.py and run it; return the exit status."""
     try:
         from .worker import main as run
 

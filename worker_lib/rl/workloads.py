@@ -1,6 +1,6 @@
-"""The workloads: which algorithm trains in which environment, and what that needs.
+"""The workloads: which algorithm trains in which environment, and which modules that needs.
 
-Knows no torch, so that the command line can ask here.
+Imports no torch, so that the command line stays quick.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ALGORITHMS = {
     "a2c": "ALE/Qbert-v5",
     "ppo": "Hopper-v5",
     "ddpg": "HalfCheetah-v5",
-}  # and the environment each was measured in by the paper
+}  # and the environment in which the paper measured each of them
 PAIRS = [*ALGORITHMS.items(), ("ppo", "CartPole-v1"), ("ddpg", "Pendulum-v1")]
 ATARI = ("ale_py", "cv2")  # modules
 MUJOCO = ("mujoco",)
@@ -22,11 +22,11 @@ MUJOCO_TASKS = ("Hopper", "HalfCheetah", "Walker2d", "Ant", "Humanoid", "Swimmer
 
 
 class Unsuitable(OutsideError, ValueError):
-    """An algorithm cannot learn there; the message says why."""
+    """An algorithm cannot learn in an environment or with a setting; the message says why."""
 
 
 def missing(env: str) -> list[str]:
-    """The modules that training in an environment needs and that are not installed."""
+    """Return the modules that training in an environment needs and that are not installed."""
     needed = ["torch", "gymnasium", "tensorboardX"]
     if env.startswith("ALE/"):
         needed += ATARI
