@@ -130,8 +130,8 @@ def test_no_privilege() -> None:
         (["--ports", "lo"], "--address"),
         (["--ports", "nosuch", "--address", "10.26.255.254"], "no interface"),
         (["--address", "10.26.255.254"], "--ports"),
-        (["--capture", "/nosuch/x"], "cannot write"),
-        (["--ports", "lo", "--address", "1.2.3.4", "--capture", "/nosuch/x"], "cannot write"),
+        (["--capture", "/dev/null/x"], "cannot write"),
+        (["--ports", "lo", "--address", "1.2.3.4", "--capture", "/dev/null/x"], "cannot write"),
     ],
 )
 def test_usage(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
