@@ -1,4 +1,4 @@
-"""A switch that adds nothing: what it costs to pass the same frames, to compare with."""
+"""A switch that adds nothing: benchmarks compare with its cost of passing frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .switch import Switch
 
 
 class CopySwitch(Switch):
-    """Sends data back to where it came from, as it is; control as ever."""
+    """Sends data back to its sender unchanged; handles control packets like a `Switch`."""
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
         """Return contributions to their senders."""

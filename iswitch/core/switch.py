@@ -4,7 +4,7 @@
                   \\--> data -----> Job.contribute --> aggregates of completed runs
                    \\-> ordinary: counted (forwarding is the business of a switch with ports)
 
-What comes out are views of the switch's buffers: send (or copy) it before the next call.
+The results are views of the switch's buffers: send or copy them before the next call.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ from iswitch.core.sums.runs import Outcome
 
 
 class Switch:
-    """An iSwitch: adds up what the members of each job send, and broadcasts the sums.
+    """An iSwitch: adds up the contributions of each job's members, and broadcasts the sums.
 
     Args:
-        limits: what members may reserve.
+        limits: set by the operator: memory, jobs, silence, control packets.
         reproducible: sum every synchronous job in rank order instead of arrival order.
         parent: the switch above, which this one joins as one contributor of each job.
-        incarnation: of this switch, as a member there: larger in a new process (seconds since 1970
-            serve).
-        keys: of the jobs that are keyed, by number, or `Keys`.
-        counting: exactly once each member's contribution, or packets, as the paper does; not with
-            `reproducible`.
-        data_plane: what adds up instead of NumPy arrays; the counters are those it counts in.
+        incarnation: number of this switch process at the parent, larger in each new process, such
+            as seconds since 1970.
+        keys: the keys of keyed jobs, by job number, or `Keys`.
+        counting: EXACT counts each member's contribution once; PAPER counts packets, as the paper
+            does, and excludes `reproducible`.
+        data_plane: adds up instead of NumPy arrays; the switch uses its counters.
 
     Raises:
-        KeyUnusable: one of them cannot be a key.
+        KeyUnusable: one of the keys cannot be used.
+        ValueError: `reproducible` and PAPER are combined.
     """
 
     def __init__(
@@ -69,8 +70,8 @@ class Switch:
         if data_plane is None:
             data_plane = NumPyPlane(Counters(), parent is not None, counting, limits.buffers)
         self.counters = data_plane.counters
-        # Overflow, NaN and infinity are the members' business. (np.errstate would do the same for
-        # ten times the price, on every burst.)
+        # Overflow, NaN and infinity are the members' business. (np.errstate would cost ten times as
+        # much, on every burst.)
         quiet = copy_context()
         quiet.run(np.seterr, all="ignore")
         self._quietly = quiet.run
@@ -85,11 +86,11 @@ class Switch:
 
     @property
     def sources(self) -> Sources:
-        """Where members, and the parent, speak from."""
+        """The addresses of members and of the parent."""
         return self.record.sources
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
-        """Take packets of one sender; returns what is to be sent because of them."""
+        """Handle packets of one sender; return the packets to send in response."""
         peer, tos, rows, tail = burst
         count, size = rows.shape
         self.counters["rx_packets"] += count
@@ -115,9 +116,9 @@ class Switch:
             return self._given_up(now)
 
     def _given_up(self, now: float) -> list[Outgoing]:
-        """Count what could not be handled; whatever was counted before is done with.
+        """Count the data packets for which memory was lacking; the others are counted already.
 
-        Nothing of it has been sent: the workers ask for what is missing, and repeat requests.
+        Nothing was sent for them: workers repeat requests, and ask with Help for missing results.
         """
         counters = self.counters
         door = counters["control"] + counters["ordinary"] + counters["short"]
@@ -129,7 +130,7 @@ class Switch:
         return []
 
     def _control(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
-        """Have as many packets handled as their source may send; the rest costs nothing."""
+        """Handle as many control packets as their source may send; count and drop the rest."""
         count, handled = len(rows), 0
         self.counters["control"] += count
         sends: list[Outgoing] = []
@@ -142,24 +143,24 @@ class Switch:
                 payload = row.tobytes() if handled < count else row[:tail].tobytes()
                 try:
                     sends += self.execute(peer, payload, now)
-                except MemoryError:  # it is repeated
+                except MemoryError:  # the sender repeats the request
                     self.counters["given_up"] += 1
                     self.control.lacks_memory(now)
         self.counters["throttled"] += count - handled
         return sends
 
     def execute(self, peer: Address, payload: bytes, now: float) -> list[Outgoing]:
-        """Execute one control packet. (Overridden where a data plane stands still meanwhile.)
+        """Execute one control packet. (A subclass overrides this to pause its data plane.)
 
         Args:
-            peer: where it comes from.
+            peer: the sender.
             payload: the packet.
-            now: the time.
+            now: the time, in seconds.
         """
         return self.control.handle(peer, payload, now)
 
     def _data_at_last(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
-        """Take data once what lacked memory before is made up for: a sum may be complete."""
+        """Finish the work that lacked memory before, then handle data: a sum may be complete."""
         settled = self.control.settle(now) if self.record.retry_at != inf else []
         return [*settled, *self._data(peer, rows, tail, now)]
 
@@ -176,7 +177,7 @@ class Switch:
         member.last_seen = now
         outcome = Outcome([], [])
         stretches = job.stretches(rows, tail)
-        member.has_spoken |= bool(stretches)  # what makes no sense may be somebody else's
+        member.has_spoken |= bool(stretches)  # malformed packets may come from another process
         if len(stretches) == 1:
             job.contribute(member, stretches[0], outcome)
             return self._effects(job, member, outcome)
@@ -184,7 +185,7 @@ class Switch:
         before: int | None = None
         for stretch in stretches:
             if before not in (None, stretch.round):
-                # The next round may take over the sets that are to be sent: copy them.
+                # The next round may reuse the buffers of these packets: copy them.
                 sends += [out.copy() for out in self._effects(job, member, outcome)]
                 outcome = Outcome([], [])
             before = stretch.round
@@ -193,7 +194,7 @@ class Switch:
 
     @staticmethod
     def _effects(job: Job, member: Member, outcome: Outcome) -> list[Outgoing]:
-        """Return what is to be sent because of a member's contributions."""
+        """Return the packets to send in response to a member's contributions."""
         completed, late = outcome
         if not (completed or late):
             return []
@@ -201,11 +202,11 @@ class Switch:
         return sends + job.retransmit(member, late) if late else sends
 
     def deadline(self) -> float | None:
-        """The time at which `handle_timer` wants to be called; None: not at all."""
+        """Return the time at which to call `handle_timer`, in seconds; None: not at all."""
         return self.control.deadline()
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """Do what is due; returns what is to be sent."""
+        """Do the work that is due by time; return the packets to send."""
         try:
             return self._counted(self._quietly(self.control.handle_timer, now))
         except MemoryError:

@@ -1,4 +1,4 @@
-"""Who is let into a job: what a Join says, and from which round on its sender takes part.
+"""Admission to jobs: decides on each Join, and in which round its sender begins.
 
 Rules of docs/protocol.md, "Joining".
 """
@@ -41,8 +41,8 @@ class Admission:
 
     Args:
         record: the jobs.
-        lifecycle: what happens to them.
-        hierarchy: what is said to the parent; None: there is none.
+        lifecycle: changes the jobs.
+        hierarchy: speaks to the parent; None: this switch has no parent.
     """
 
     def __init__(self, record: Record, lifecycle: Lifecycle, hierarchy: Hierarchy | None) -> None:
@@ -52,13 +52,15 @@ class Admission:
         self.ranks = lifecycle.ranks
 
     def join(self, peer: Address, packet: Control, join: Join, now: float) -> list[Outgoing]:
-        """Take a member in, or keep it; with a parent, when that has taken us.
+        """Answer a Join: take its sender in, keep it, or refuse it.
+
+        With a parent the answer to a contributor waits until the parent has taken this switch in.
 
         Args:
-            peer: where it comes from.
+            peer: the sender.
             packet: the request.
-            join: what that says.
-            now: the time.
+            join: the Join in it.
+            now: the time, in seconds.
         """
         try:
             asked = Asked(peer, packet, join, *join.checked(), now)
@@ -79,15 +81,15 @@ class Admission:
         return ended + answer
 
     def _let_in(self, asked: Asked, ended: list[Outgoing]) -> list[Outgoing]:
-        """Let in a new member, keep one that is in, or have it wait for the parent.
+        """Let a new member in, keep a present one, or let the sender wait for the parent.
 
         Args:
-            asked: its Join.
-            ended: takes what ends memberships, whether the Join is refused or not.
+            asked: the sender's Join.
+            ended: the packets that end memberships are appended here, even if the Join is refused.
 
         Raises:
-            Refusal: it is refused.
-            WireError: likewise, for no such job can be.
+            Refusal: the Join is refused.
+            WireError: the Join is refused because such a job cannot exist.
         """
         job, member = self.record.find(asked.packet.job, asked.peer)
         refuse_outdated(self.record, asked, member)
@@ -97,7 +99,7 @@ class Admission:
                 return self._join_again(asked, job, member)
             if self._waits_to_follow(asked):
                 assert self.hierarchy is not None
-                # Until then the old one keeps its place: so we know whom the new one follows.
+                # The old process keeps its place until then, so that the new one can take it over.
                 return self.hierarchy.admit(asked.peer, asked.packet, asked.join, asked.now) or []
             former = self._follow(asked, job, member, ended)
         if asked.is_heartbeat:
@@ -106,7 +108,7 @@ class Admission:
             ended += take_over(self.record, self.lifecycle, asked)
         leaving: list[Member] = []
         if job is not None:
-            self._refuse_misfit(job, asked)  # before it is told who has which rank
+            self._refuse_misfit(job, asked)  # before the answer can tell the owners of ranks
             silent, leaving = self._make_room(job, asked, ended)
             former = former or silent
         if self.hierarchy and asked.contributes:
@@ -119,7 +121,7 @@ class Admission:
         """Refuse vectors that the data plane cannot add up.
 
         Raises:
-            Refusal: it cannot.
+            Refusal: the data plane cannot add up such vectors.
         """
         if asked.shape is None:
             return
@@ -132,7 +134,7 @@ class Admission:
 
     @staticmethod
     def _is_still(asked: Asked, member: Member) -> bool:
-        """Return whether a Join is of the process, or the switch, that is a member already."""
+        """Return whether the Join comes from the member itself; a switch may have a new process."""
         same = asked.packet.request == member.incarnation
         return same or asked.type is member.type is MemberType.SWITCH
 
@@ -146,24 +148,24 @@ class Admission:
     def _follow(
         self, asked: Asked, job: Job, member: Member, ended: list[Outgoing]
     ) -> Member | None:
-        """Have a new process follow the one at its address, which is out.
+        """Take out the old process at an address, so that a new one can follow it.
 
         Returns:
-            The member whose place it takes; None: the job ends with that, and begins anew.
+            The member whose place the new process takes; None if it takes no place over.
         """
         if self.hierarchy and asked.contributes:
             self.hierarchy.reserve(job.number, member.ranks)
         ended += self.lifecycle.remove(job, member, asked.now)
-        # If it was the last, the job goes on beyond all it has sent.
+        # If the old one was the last, the job resumes beyond all rounds that it has sent.
         return member if member.contributes and job.shape is not None else None
 
     # Members that are in
 
     def _join_again(self, asked: Asked, job: Job, member: Member) -> list[Outgoing]:
-        """Keep a member; of a switch, a new process continues the membership.
+        """Answer the Join of a present member; a switch's new process continues its membership.
 
         Raises:
-            Refusal: it joins as another type, or with another shape.
+            Refusal: the Join names another member type or another shape.
         """
         join = asked.join
         if asked.type is not member.type or (job.shape and asked.shape not in (None, job.shape)):
@@ -174,12 +176,12 @@ class Admission:
             member.answers = Answers(member.answers.last)
             member.note_standing(join)
         member.answers.grow(asked.packet.request)
-        if not same and member.met is not None:  # others stand behind it than when all were there
+        if not same and member.met is not None:  # the workers behind it may be others by now
             member.met = 0
         member.incarnation = asked.packet.request
         member.last_seen = asked.now
         member.has_spoken = not join.flags & FLAG_NEW
-        # Fewer come with a Request of their own; else it is a late copy, or replayed.
+        # A smaller count comes under a new Request number; in an old one it is late or replayed.
         least = member.workers if same else 0
         sends: list[Outgoing] = []
         if isinstance(join, TreeJoin):
@@ -191,16 +193,16 @@ class Admission:
         return [*self._joined(asked, job, member), *sends]
 
     def _recount(self, job: Job, switch: Member, join: SwitchJoin, now: float) -> list[Outgoing]:
-        """Take from a switch below for how many workers it stands now."""
+        """Update the number of workers for which a switch below stands."""
         self.record.throttle.count(switch.address, join.workers)
         opens = job.recount(switch, join.workers, join.expected)
         sends = self.lifecycle.gate_opened(job, None, now) if opens else []
         return sends + (self.hierarchy.changed(job, now) if self.hierarchy else [])
 
     def _joined(self, asked: Asked, job: Job, member: Member) -> list[Outgoing]:
-        """Answer a Join; a member that comes back and takes part in every round stays where it is.
+        """Answer the Join of a member; a settled member that comes back keeps its round.
 
-        Until the switch above has reset the job, nobody can be told where to begin.
+        Until the switch above has reset the job, no round to begin in is known: send nothing.
         """
         join, now = asked.join, asked.now
         if job.awaits_reset and not asked.is_heartbeat:
@@ -224,10 +226,10 @@ class Admission:
 
     @staticmethod
     def _refuse_misfit(job: Job, asked: Asked) -> None:
-        """Refuse a Join that does not fit the job.
+        """Refuse a Join that does not match the job.
 
         Raises:
-            Refusal: it names another shape, or asks for a rank order that the job has not.
+            Refusal: the Join names another shape, or rank order where the job sums otherwise.
         """
         if asked.shape is None or job.shape is None:
             return
@@ -237,15 +239,15 @@ class Admission:
     def _make_room(
         self, job: Job, asked: Asked, ended: list[Outgoing]
     ) -> tuple[Member | None, list[Member]]:
-        """Name the silent members that leave if this Join is let in.
+        """Find the silent members that leave if this Join is let in.
 
-        If these are all contributors, the job ends with them, as by the timer.
+        If they are all the contributors of the job, end their leases now, as the timer would.
 
         Returns:
-            The owner of the rank that is asked for, if that is one; and all that are to leave.
+            The silent owner of the wanted rank, or None; and the list of all leaving members.
 
         Raises:
-            Refusal: the owner is alive; or a job that keeps places has none free, and all are.
+            Refusal: the owner of the rank is alive, or no place is free and no member silent.
         """
         silent, leaving = self._silent(job, asked)
         if leaving and len(leaving) == len(job.contributors()):
@@ -268,15 +270,15 @@ class Admission:
         raise Refusal(Status.FULL, contributors=job.members.workers)
 
     def _admit(self, asked: Asked, former: Member | None, leaving: list[Member]) -> list[Outgoing]:
-        """Take in a new member, and end the leases of those that make room for it.
+        """Take in a new member, and end the leases of the silent members that make room for it.
 
         Args:
             asked: its Join.
-            former: the member whose place it takes.
-            leaving: those that make room.
+            former: the member whose place it takes; None: it takes a new place.
+            leaving: the silent members.
 
         Raises:
-            Refusal: it cannot be taken in; nothing has changed.
+            Refusal: the new member cannot be taken in; nothing has changed.
         """
         now = asked.now
         job = self.record.jobs.get(asked.packet.job) or self.record.new_job(asked.packet.job)
@@ -299,10 +301,10 @@ class Admission:
         return [*self._joined(asked, job, member), *sends]
 
     def _refuse_job(self, job: Job, asked: Asked) -> None:
-        """Refuse to begin a job for which there is no room, or whose sums cannot be as asked for.
+        """Refuse to begin a job without room for it, or with a rank order that cannot be kept.
 
         Raises:
-            Refusal: it is refused.
+            Refusal: the job cannot begin.
         """
         jobs = self.record.jobs
         if job.number not in jobs and len(jobs) >= self.record.limits.jobs:
@@ -312,10 +314,10 @@ class Admission:
             raise Refusal(Status.BAD_REQUEST)
 
     def _seat(self, job: Job, asked: Asked, leaving: list[Member]) -> int:
-        """Return a free seat; where nothing has completed, none whose bit is in a sum that is held.
+        """Return a free seat; before the first completion, avoid seats whose bit is in a held sum.
 
         Raises:
-            Refusal: there is none.
+            Refusal: no seat is free.
         """
         early = asked.contributes and job.rounds.is_early(asked.join)
         taken = job.bits_held() if early else 0
@@ -338,7 +340,7 @@ class Admission:
         return member
 
     def _take_in(self, job: Job, member: Member, join: Join, former: Member | None) -> None:
-        """Do what was found possible; it takes no memory but what a Join has left room for."""
+        """Enter the member into the job and the record; needs no memory beyond what is reserved."""
         record, peer, now = self.record, member.address, member.last_seen
         record.jobs[job.number] = job
         job.dormant_since = None

@@ -1,8 +1,8 @@
-"""What was answered to whom: a repeated request is answered from here, and not executed again.
+"""Memory of answers: repeats the answer to a repeated request, which is not executed again.
 
-Answers outlive their member, so that a repeated Leave finds its own. In a keyed job this memory is
-also what refuses replays: the Request numbers that an address uses in a job only grow, over all
-processes it has had there. They wrap, and are compared as rounds are.
+Answers outlive their member, so that a repeated Leave finds its answer. In a keyed job this memory
+also refuses replays: the Request numbers that an address uses in a job only grow, over all its
+processes. The numbers wrap, and are compared by `round_distance`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Answers:
         return len(self._payloads)
 
     def get(self, request: int) -> bytes | None:
-        """Return what was answered to this request, if that is still remembered."""
+        """Return the answer to this request; None if it is not remembered."""
         return self._payloads.get(request)
 
     def has_grown(self, request: int) -> bool:
-        """Return whether a request's number is larger than all that were answered."""
+        """Return whether a request's number is larger than every number answered so far."""
         return self.last is None or round_distance(request, self.last) > 0
 
     def grow(self, request: int) -> None:
-        """Note that a request of this number was answered, without keeping the answer."""
+        """Note that a request with this number was answered, but keep no answer."""
         self.last = later(self.last, request)
 
     def put(self, request: int, payload: bytes) -> None:
@@ -52,9 +52,9 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """A member that is gone: what it was answered, its incarnation, and when it left.
+    """Remembers a former member: its answers, its incarnation, and when it left.
 
-    `left` is None if it did not leave: its lease ran out, or another process took its place.
+    `left` is None without a Leave: the lease ran out, or another process took the place.
     """
 
     answers: Answers = field(default_factory=Answers)
@@ -65,9 +65,9 @@ class Former:
         """Return whether a Join is a late copy, or in a keyed job a replay.
 
         Args:
-            incarnation: of the Join.
-            keyed: the job has a key.
-            now: the time.
+            incarnation: the Request number of the Join.
+            keyed: whether the job has a key.
+            now: the time, in seconds.
         """
         if self.incarnation is None:
             return False
@@ -78,9 +78,9 @@ class Former:
 
 
 class FormerMembers:
-    """The members that went last, by address and job.
+    """Remembers the last former members, by address and job.
 
-    Those of keyed jobs are kept apart: nobody without a key can have them forgotten.
+    Keyed jobs have a memory of their own, so that senders without a key cannot displace it.
     """
 
     def __init__(self) -> None:
@@ -99,18 +99,18 @@ class FormerMembers:
         return any(who in former for former in self._former.values())
 
     def get(self, peer: Address, job: int) -> Former:
-        """Return what is remembered of a former member: of a stranger, nothing."""
+        """Return the memory of a former member; an empty one for a stranger."""
         found = (former.get((peer, job)) for former in self._former.values())
         return next((one for one in found if one is not None), _NOBODY)
 
     def put(self, peer: Address, job: int, former: Former, keyed: bool) -> None:
-        """Remember a member as the last that went.
+        """Remember a member that has just gone; the oldest memory makes room if there are too many.
 
         Args:
             peer: its address.
             job: its job's number.
-            former: what is to be remembered.
-            keyed: the job has a key.
+            former: its answers, incarnation and time of leaving.
+            keyed: whether the job has a key.
         """
         memory = self._former[keyed]
         memory[peer, job] = former
@@ -119,7 +119,7 @@ class FormerMembers:
             memory.popitem(last=False)
 
     def pop(self, peer: Address, job: int) -> Former:
-        """Forget a former member, and return what was remembered: it is a member again."""
+        """Forget a former member that is a member again; return its memory."""
         found = self.get(peer, job)
         for former in self._former.values():
             former.pop((peer, job), None)

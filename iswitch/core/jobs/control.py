@@ -1,7 +1,7 @@
 """The control plane: the actions and their Acks.
 
-One method per action; `docs/protocol.md` has the rules. A request is executed once: what was
-answered to it is remembered and sent again when it is repeated.
+One method per action; `docs/protocol.md` has the rules. A request is executed once; its answer is
+remembered, and sent again when the request is repeated.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from .who import Neighbours
 
 
 class ControlPlane:
-    """What may be asked of the jobs of a switch.
+    """Executes the control packets for the jobs of a switch.
 
     Args:
         record: the jobs.
-        incarnation: of this switch, as a member of jobs at the parent.
+        incarnation: number of this switch process at the parent; larger in each new process.
     """
 
     def __init__(self, record: Record, incarnation: int = 0) -> None:
@@ -79,12 +79,12 @@ class ControlPlane:
         """Execute and answer a control packet of at least eight bytes.
 
         Args:
-            peer: where it comes from.
+            peer: the sender.
             payload: the packet, with its MAC if its job has a key.
-            now: the time.
+            now: the time, in seconds.
 
         Raises:
-            MemoryError: there is none to do it to its end; nothing has changed.
+            MemoryError: too little memory to finish the request; nothing has changed.
         """
         record = self.record
         header = Header.parse(payload)
@@ -98,7 +98,7 @@ class ControlPlane:
         return sends if key is None else record.keys.sealed(sends)
 
     def aggregates(self, rows: Rows, tail: int) -> list[Outgoing]:
-        """Keep aggregates from the parent, and broadcast what is new."""
+        """Keep aggregates from the parent, and broadcast the new ones."""
         assert self._parent is not None
         return self._parent.aggregates(rows, tail)
 
@@ -106,14 +106,14 @@ class ControlPlane:
         """Check, before anything is changed, that there is enough memory to finish.
 
         Raises:
-            MemoryError: there is not.
+            MemoryError: there is too little.
         """
         shapes = (job.shape for job in jobs if job is not None)
         segments = max((shape.segments for shape in shapes if shape is not None), default=0)
         self.record.limits.buffers.leave_room(segments, REQUEST)
 
     def _deny(self, peer: Address, header: Header) -> list[Outgoing]:
-        """Refuse what nobody with the key wrote; the answer has no MAC either."""
+        """Refuse a packet without a valid MAC; the answer has no MAC either."""
         self.record.counters["bad_mac"] += 1
         from_parent = self.hierarchy is not None and self.hierarchy.is_parent(peer)
         if header.action == Action.ACK or from_parent:
@@ -142,7 +142,7 @@ class ControlPlane:
     # Acks of members
 
     def _acked(self, peer: Address, packet: Control, now: float) -> list[Outgoing]:
-        """Take an Ack of what was relayed to a member."""
+        """Handle a member's Ack of a relayed command."""
         asked = self.relays.acked(peer, packet.request)
         if asked or not self.record.is_keyed(packet.job):  # else it may be a replay
             self.leases.renew(peer, packet.job, now)
@@ -160,7 +160,7 @@ class ControlPlane:
     # Requests of members
 
     def _execute_once(self, peer: Address, packet: Control, now: float) -> list[Outgoing]:
-        """Execute a request, unless it is repeated or replayed."""
+        """Execute a new request; answer a repeated one from memory, refuse a replayed one."""
         job, member = self.record.find(packet.job, peer)
         former = self.record.former
         answers = member.answers if member else former.get(peer, packet.job).answers
@@ -190,7 +190,7 @@ class ControlPlane:
         return [answer.to(member, packet), *answer.sends]
 
     def _refuse_replay(self, peer: Address, packet: Control, last: int) -> list[Outgoing]:
-        """Refuse a number that does not grow, and tell from where to go on."""
+        """Refuse a Request number that has not grown; the answer names the largest one so far."""
         if self.hierarchy and self.hierarchy.has_forwarded(peer, packet):
             return []  # its answer is still to come
         self.record.counters["replayed"] += 1
@@ -228,7 +228,7 @@ class ControlPlane:
     # Time
 
     def deadline(self) -> float | None:
-        """Return when `handle_timer` has something to do."""
+        """Return the next time at which `handle_timer` has work, in seconds; None: it has none."""
         if self.record.retry_at != inf:  # until then memory may run out as before
             return self.record.retry_at
         due = self.leases.deadline()
@@ -239,10 +239,10 @@ class ControlPlane:
         return None if due == inf else due
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """Repeat relayed control, end leases, forget jobs a lease time after their last member.
+        """Repeat relayed commands, end leases, forget jobs a lease time after their last member.
 
         Raises:
-            MemoryError: there is none to do it to its end; nothing has changed.
+            MemoryError: too little memory to finish; nothing has changed.
         """
         self._see_room(*self.record.jobs.values())
         sends = self.settle(now) if now >= self.record.retry_at else []
@@ -251,16 +251,18 @@ class ControlPlane:
             sends += self.hierarchy.handle_timer(now)
         return self.record.keys.sealed(sends + self.relays.handle_timer(now))
 
-    # Want of memory
+    # Lack of memory
 
     def lacks_memory(self, now: float) -> None:
-        """Retry soon what could not be finished."""
+        """Schedule a retry of the work that lacked memory."""
         self.lifecycle.lacks_memory(now)
 
     def settle(self, now: float) -> list[Outgoing]:
-        """Complete what is complete, in all jobs; what was not sent then will be asked for.
+        """Send, in all jobs, the segments that became complete while memory was lacking.
+
+        Workers ask with Help for the results that were lost meanwhile.
 
         Raises:
-            MemoryError: it cannot be done yet.
+            MemoryError: there is still too little memory.
         """
         return self.lifecycle.settle(now)

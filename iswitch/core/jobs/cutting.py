@@ -1,4 +1,4 @@
-"""Segments that have the layout of their job, cut out of those that have not."""
+"""Sorts out segments that do not match the layout of their job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def well_formed(shape: Shape, stretch: Stretch, counters: Counters) -> Iterator[
     Args:
         shape: the layout of the vectors.
         stretch: segments of one round.
-        counters: where malformed segments are counted.
+        counters: counts the malformed segments.
     """
     for piece in stretch.by_size():
         round_, index, rows, size, _ = piece

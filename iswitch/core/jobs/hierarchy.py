@@ -1,8 +1,8 @@
-"""What a switch says to the switch above, which it joins as one contributor of each job.
+"""Requests from a switch to the switch above, which it joins as one contributor of each job.
 
 A segment that is complete here goes up as one contribution; the aggregate comes down, is kept for
-Help, and is broadcast. docs/hierarchy.md says what each action does in a tree, and why. What the
-parent says is for `parent.py`.
+Help, and is broadcast. docs/hierarchy.md says what each action does in a tree, and why.
+`parent.py` handles the packets that come from the parent.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from .who import Awaiting, Neighbours
 
 
 class Hierarchy:
-    """Says to the parent what happens in the jobs of a switch.
+    """Reports to the parent what happens in the jobs of a switch, and asks it for results.
 
     Args:
         record: the jobs.
-        ranks: who has which.
-        neighbours: what they have answered.
-        parent: the switch above.
-        incarnation: larger in a new process (seconds since 1970 serve).
+        ranks: gives ranks to members.
+        neighbours: the answers to questions about missing ranks.
+        parent: address of the switch above.
+        incarnation: larger in each new process, such as seconds since 1970.
     """
 
     def __init__(
@@ -76,27 +76,27 @@ class Hierarchy:
     def admit(
         self, peer: Address, packet: Control, join: Join, now: float
     ) -> list[Outgoing] | None:
-        """Have a contributor wait until the parent has taken us into its job, if it has to.
+        """Let a contributor's Join wait, if needed, until the parent has taken this switch in.
 
         Args:
             peer: the contributor.
-            packet: its Join.
-            join: what that says.
-            now: the time.
+            packet: its request.
+            join: the Join in it.
+            now: the time, in seconds.
 
         Returns:
-            What to send while its Join waits; None: it need not wait.
+            The packets to send while the Join waits; None: it need not wait.
 
         Raises:
-            WireError: such a job cannot go through a tree.
-            Refusal: another job goes through this switch.
+            WireError: the job is asynchronous, and no such job works in a tree.
+            Refusal: this switch already takes part in another job of the tree.
         """
         if join.mode != Mode.SYNCHRONOUS:
             raise WireError("asynchronous jobs do not go through a tree")
         uplink = self.uplinks.get(packet.job)
         begins = uplink is None
         if uplink is None:
-            if self.uplinks:  # to the parent we are one address, which contributes to one job
+            if self.uplinks:  # the parent lets one address contribute to one job only
                 if all(other.is_leaving for other in self.uplinks.values()):
                     self.record.counters["busy_join"] += 1  # it is repeated
                     return []
@@ -105,7 +105,7 @@ class Hierarchy:
             uplink = Uplink(self.parent, packet.job, self._incarnation)
         elif uplink.is_member and not uplink.lacks(join.wanted):
             return None
-        # Else a Join of ours is under way: a newcomer's would not say where the others stand.
+        # Else our own Join is under way; a newcomer's Join cannot tell where the others stand.
         self.uplinks[packet.job] = uplink
         if len(uplink.waiting) < MAX_MEMBERS or peer in uplink.waiting:
             uplink.waiting[peer] = packet
@@ -117,9 +117,9 @@ class Hierarchy:
         return self.restate(job, now) if job is not None and job.shape is not None else []
 
     def must_ask(self, number: int, join: Join) -> bool:
-        """Return whether a newcomer has to wait for the parent, in a job that has members here.
+        """Return whether a newcomer must wait for the parent, in a job that has members here.
 
-        It does if the parent is still to take us in again, or to confirm the newcomer's rank.
+        It waits until the parent has taken this switch in again and confirmed the wanted rank.
         """
         uplink = self.uplinks.get(number)
         if uplink is None or uplink.is_leaving:
@@ -127,18 +127,18 @@ class Hierarchy:
         return not uplink.is_member or uplink.lacks(join.wanted)
 
     def reserve(self, number: int, ranks: int) -> None:
-        """State these ranks, too, which one process hands over to the next."""
+        """State to the parent these ranks, too, while one process hands them over to the next."""
         uplink = self.uplinks.get(number)
         if uplink is not None:
             uplink.statement.reserved = ranks
 
     def first_join(self, uplink: Uplink, join: Join, now: float) -> list[Outgoing]:
-        """Join the parent with the layout and the place that the first worker here named.
+        """Join the parent with the layout and the round that the first worker here named.
 
         Args:
-            uplink: to the parent.
-            join: of the worker.
-            now: the time.
+            uplink: the membership at the parent.
+            join: the worker's Join.
+            now: the time, in seconds.
         """
         shape = join.shape()
         assert shape is not None
@@ -149,7 +149,7 @@ class Hierarchy:
         return uplink.join(value, False, now)
 
     def join_again(self, uplink: Uplink, now: float) -> list[Outgoing]:
-        """Join a parent that does not know us any more, and say where we stand."""
+        """Join a parent that no longer knows this switch, and name our round."""
         job = self.record.jobs.get(uplink.job)
         if job is None or job.shape is None or not uplink.is_member:
             return []
@@ -160,13 +160,13 @@ class Hierarchy:
         return uplink.join(replace(self._join_value(job, flags, now), round=at), False, now)
 
     def outdo(self, uplink: Uplink, last: int, join: Join, now: float) -> list[Outgoing]:
-        """Join with a number above all that the process before has used: the clock stepped back.
+        """Join with a number above those of the previous process: the clock has stepped back.
 
         Args:
-            uplink: to the parent.
-            last: the largest number of that process.
+            uplink: the membership at the parent.
+            last: the largest Request number of the previous process.
             join: the Join that was refused.
-            now: the time.
+            now: the time, in seconds.
         """
         assert isinstance(join, TreeJoin)
         self.record.counters["joins_outdone"] += 1
@@ -175,33 +175,33 @@ class Hierarchy:
         return sends
 
     def standing(self, uplink: Uplink) -> tuple[int, list[Run]] | None:
-        """Return at which round an unknown job stands, and what it waits for from the parent."""
+        """Return the round of a job and the runs it waits for; None: the parent knows the job."""
         job = self.record.jobs.get(uplink.job)
         if uplink.is_member or job is None or job.shape is None:
             return None
         return job.stands_at(), job.waiting()
 
     def drop(self, uplink: Uplink) -> None:
-        """End a membership at the parent, or the attempt to get one."""
+        """Forget a membership at the parent, or the attempt to join it."""
         uplink.enter(UplinkPhase.ABSENT)
         del self.uplinks[uplink.job]
 
     # Being a member
 
     def restate(self, job: Job, now: float) -> list[Outgoing]:
-        """State to the parent which ranks the workers here have, if that has changed."""
+        """State to the parent the ranks of the workers here, if they have changed."""
         uplink = self.uplinks.get(job.number)
         if uplink is None or not uplink.is_member:
             return []
         return self.changed(job, now) if self.state(uplink, job, now) else []
 
     def state(self, uplink: Uplink, job: Job | None, now: float) -> bool:
-        """Take up what the workers here have and ask for; returns whether it has changed.
+        """Update the statement of ranks for the parent; return whether it has changed.
 
         Args:
-            uplink: to the parent.
-            job: of the workers; None: there are none yet.
-            now: the time.
+            uplink: the membership at the parent, which keeps the statement.
+            job: the job of the workers here; None: there are none yet.
+            now: the time, in seconds.
         """
         statement = uplink.statement
         return statement.say(*self.ranks.claims(job, uplink.asked(), statement, now))
@@ -224,27 +224,27 @@ class Hierarchy:
         uplink = self.uplinks.get(job.number)
         if uplink is None or uplink.is_leaving:
             return []
-        if job.shape is None:  # also while joining anew: who comes next is no part of that
+        if job.shape is None:  # also while joining anew: the next worker joins for itself
             return self.give_up(uplink, now)
         if not uplink.is_member:
             return []
         value = self._join_value(job, FLAG_HEARTBEAT, now)
         if value.workers < uplink.told:
-            # An answer to an earlier Join must not be taken for one to this: it would count workers
-            # that are gone, and open the gate of a switch below that was restarted.
+            # The answer to an earlier Join must not pass for the answer to this one: it would count
+            # workers that are gone, and open the gate of a switch below that was restarted.
             uplink.be_called((self._incarnation + 1) & ROUND_MASK)
             self._incarnation = uplink.incarnation
         return uplink.join(value, job.members.gathered, now)
 
     def give_up(self, uplink: Uplink, now: float) -> list[Outgoing]:
-        """Leave a job in which nobody is left here."""
+        """Leave a job that has no contributors here any more."""
         uplink.enter(UplinkPhase.LEAVING)
         uplink.forget_join()
         return uplink.request(Action.LEAVE, None, now)[1]
 
     def left(self, uplink: Uplink, now: float) -> list[Outgoing]:
-        """Take up the Joins that have waited until we had left."""
-        # Whoever begins the job again is outdone by none of the numbers that we have used.
+        """End a membership that was left, and handle the Joins that have waited for this."""
+        # The next membership uses larger numbers than this one has used.
         self._incarnation = later(self._incarnation, uplink.last_request)
         self.drop(uplink)
         sends: list[Outgoing] = []
@@ -261,12 +261,12 @@ class Hierarchy:
         return uplink is not None and (peer, packet) in uplink.forwarded.values()
 
     def forward(self, peer: Address, packet: Control, now: float) -> list[Outgoing]:
-        """Pass a command for the whole tree on: the parent's answer is the answer.
+        """Pass a command for the whole tree on to the parent, whose answer goes to the member.
 
         Args:
-            peer: the member that sent it.
+            peer: the member that sent the command.
             packet: the command.
-            now: the time.
+            now: the time, in seconds.
         """
         uplink = self.uplinks.get(packet.job)
         if uplink is None or self.has_forwarded(peer, packet):
@@ -276,12 +276,12 @@ class Hierarchy:
         return sends
 
     def help(self, job: Job, runs: list[Run], now: float) -> list[Outgoing]:
-        """Ask for aggregates that are due from the parent.
+        """Ask the parent for missing aggregates.
 
         Args:
-            job: that waits for them.
-            runs: the segments that lack their aggregates.
-            now: the time.
+            job: the job that waits for them.
+            runs: the segments whose aggregates are missing.
+            now: the time, in seconds.
         """
         uplink = self.uplinks.get(job.number)
         if uplink is None or not uplink.is_member:
@@ -292,39 +292,43 @@ class Hierarchy:
         return sends
 
     def ask_for_whom(self, job: Job, who: Who, now: float) -> tuple[Awaiting, list[Outgoing]]:
-        """Return for whom segments wait by the parent's word: in all branches but ours.
+        """Return the workers that segments wait for in the other branches, as the parent tells.
 
         Args:
-            job: that waits.
-            who: the question.
-            now: the time.
+            job: the job that waits.
+            who: the question about the segments.
+            now: the time, in seconds.
+
+        Returns:
+            What is known so far, and the packets that ask the parent.
         """
         uplink = self.uplinks.get(job.number)
 
         def ask() -> list[Outgoing]:
             if uplink is None or not uplink.is_member:
                 return []
-            # Those that have left are not waited for: tell anew how many are there, too.
+            # Tell the number of workers, so that the parent does not wait for any that have left.
             return uplink.ask_for_whom(who) + self.changed(job, now)
 
         return self.neighbours.ask(self.parent, job.number, who, ask)
 
     def tell(self, job: Job, action: Action, named: Segments | None, now: float) -> list[Outgoing]:
-        """Pass a request on without waiting for the answer.
+        """Send the parent a request whose answer nobody waits for.
 
         Args:
-            job: that it is about.
+            job: the job that the request names.
             action: Reset or FBcast.
-            named: the segments to force.
-            now: the time.
+            named: the segments to force; None in a Reset.
+            now: the time, in seconds.
         """
         uplink = self.uplinks.get(job.number)
         return [] if uplink is None else uplink.request(action, named, now)[1]
 
     def fed(self) -> Job | None:
-        """Return the job to which data from the parent belongs.
+        """Return the job to which data packets from the parent belong; None if there is none.
 
-        It names none; one address contributes to one, so only one of ours is a member.
+        Data packets name no job. An address contributes to one job at most, so only one of the
+        jobs here can be a member at the parent.
         """
         jobs = [self.record.jobs.get(u.job) for u in self.uplinks.values() if u.is_member]
         return next((job for job in jobs if job is not None and job.shape is not None), None)
@@ -332,12 +336,12 @@ class Hierarchy:
     # Time
 
     def deadline(self) -> float | None:
-        """Return when `handle_timer` has something to do."""
+        """Return the next time at which `handle_timer` has work, in seconds; None: it has none."""
         due = [uplink.deadline() for uplink in self.uplinks.values()]
         return min((when for when in due if when is not None), default=None)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """Repeat requests; be a member still; ask whether all workers are there."""
+        """Repeat unanswered requests, and renew the memberships at the parent that are due."""
         sends: list[Outgoing] = []
         for uplink in list(self.uplinks.values()):
             sends += uplink.requests.repeat(now)

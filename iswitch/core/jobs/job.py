@@ -1,7 +1,7 @@
 """A job at a switch: its members, its rounds and its sums.
 
-Nothing here sends: what completes is returned as packets, and all else is for the parts of the
-control plane, which take jobs as data.
+Nothing here sends: completed segments are returned as packets. The control plane decides all else,
+and takes jobs as data.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class Job:
 
     Attributes:
         number: of the job.
-        counters: where its packets are counted.
-        data_plane: what adds up.
-        parent: the switch to which its sums go on.
-        members: who is in it.
-        phase: what it waits for.
+        counters: counts its packets.
+        data_plane: makes the accelerators that add up.
+        parent: address of the switch to which its sums go on; None: they go to the members.
+        members: workers, switches and controllers in it.
+        phase: whether its sums can complete, and if not why.
         halted: a Halt holds, until the next Reset.
-        shape: the layout of its vectors.
+        shape: the layout of its vectors; None while it is dormant.
         synchronous: it counts in rounds, not in versions.
         reproducible: its sums are made in rank order.
         reserved: bytes of buffers, by seat.
-        accelerator: the sums.
-        dormant_since: when the last member left.
-        rounds: where it is.
+        accelerator: adds up and keeps the sums; None while it is dormant.
+        dormant_since: when the last member left, in seconds; None: it has members.
+        rounds: the window, and the rounds in which the members take part.
     """
 
     number: int
@@ -78,11 +78,11 @@ class Job:
         Args:
             shape: the layout of its vectors.
             reproducible: sums are made in rank order.
-            seat: of the contributor.
-            window: where the job begins, if the parent has said so.
+            seat: the contributor's seat.
+            window: the rounds in which the job begins; None: from round 0, or where it stood.
 
         Raises:
-            MemoryError: there is none for it; nothing has changed.
+            MemoryError: too little memory for the job; nothing has changed.
         """
         accelerator = self.data_plane.begin(self.number, shape, self.is_complete, reproducible)
         if shape.mode is Mode.ASYNCHRONOUS:
@@ -98,9 +98,9 @@ class Job:
         self._enter(JobPhase.GATHERING)
 
     def end(self) -> None:
-        """Free the buffers and keep the place in the rounds: the last contributor has left.
+        """Free the buffers after the last contributor has left; keep the place in the rounds.
 
-        What a controller that is still there has set stays set.
+        The threshold and the Halt of a controller that is still a member stay in force.
         """
         self.sums.end()
         self.shape = None
@@ -111,17 +111,17 @@ class Job:
         self._enter(JobPhase.DORMANT)
 
     def sleep(self, now: float) -> None:
-        """Forget what the last member, which has left, had set."""
+        """Forget the threshold and the Halt: the last member has left."""
         self.threshold = 0
         self.halted = False
         self.dormant_since = now
 
     def await_reset(self) -> None:
-        """Complete nothing until the switch above says from which round all go on."""
+        """Complete nothing until the switch above names the round in which all resume."""
         self._enter(JobPhase.AWAITING_RESET)
 
     def reset(self, round_: int | None = None) -> None:
-        """Empty all buffers and go on two rounds further, or from the round the parent says."""
+        """Empty all buffers and resume two rounds later, or in the round that the parent names."""
         self.rounds.reset(round_, self.synchronous)
         self.halted = False
         if self.accelerator is not None:
@@ -132,13 +132,13 @@ class Job:
         self.phase = follow(JOB, self.phase, phase)
 
     def _note_gate(self) -> None:
-        """Run if as many workers as are expected have been there at once, else gather."""
+        """Run if all expected workers have been members at once, else gather."""
         if self.phase in (JobPhase.GATHERING, JobPhase.RUNNING):
             self._enter(JobPhase.RUNNING if self.members.gathered else JobPhase.GATHERING)
 
     @property
     def awaits_reset(self) -> bool:
-        """Whether the switch above is to say from which round all go on."""
+        """Whether the job waits for the switch above to name the round in which all resume."""
         return self.phase is JobPhase.AWAITING_RESET
 
     # Its members
@@ -156,8 +156,8 @@ class Job:
 
         Args:
             member: a new one.
-            expected: how many workers a contributor expects.
-            whole: no sum may hold fewer contributions.
+            expected: number of workers that the contributor expects.
+            whole: whether every sum must hold that many contributions.
         """
         self.members.add(member, expected, whole)
         self._note_gate()
@@ -169,12 +169,12 @@ class Job:
             self.members.are_fewer(member.workers)
 
     def recount(self, switch: Member, workers: int, expected: int) -> bool:
-        """Count a switch below for so many workers from now on; whether that opens the gate.
+        """Change the number of workers of a switch below; return whether that opens the gate.
 
         Args:
             switch: the member.
-            workers: at that switch and below it.
-            expected: how many are to come, as it has heard.
+            workers: number of workers at that switch and below it.
+            expected: number of workers that the switch expects in the whole job.
         """
         self.members.are_fewer(switch.workers - workers)
         switch.workers = workers
@@ -186,13 +186,13 @@ class Job:
         self.members.above = above
 
     def opens_gate(self) -> bool:
-        """Count who is there; whether as many workers as are expected are there just now."""
+        """Count the workers; return whether the expected number was reached just now."""
         opened = self.members.count()
         self._note_gate()
         return opened
 
     def give(self, member: Member, ranks: int) -> None:
-        """Give a member these ranks; a switch's place in rank order is its lowest."""
+        """Give a member the ranks of a bitmap; the lowest is its place in rank order."""
         member.ranks = ranks
         if ranks and self.accelerator is not None:
             self.accelerator.rank(member.seat, lowest(ranks))
@@ -208,37 +208,37 @@ class Job:
 
     @property
     def threshold_in_force(self) -> int:
-        """H as it counts now: what was set, or the number of contributors."""
+        """H as it counts now: the value that was set, or the number of contributors."""
         return self.members.threshold_in_force
 
     # Its rounds
 
     @property
     def window(self) -> Window:
-        """The rounds that it takes."""
+        """The rounds whose contributions the job accepts."""
         return self.rounds.window
 
     @property
     def high(self) -> int:
-        """The highest round that anybody has begun."""
+        """The highest round that any member has begun."""
         return self.rounds.window.high
 
     def come_back(self, join: Join) -> None:
-        """Take the word of a Join for where its sender stands."""
+        """Move on to the round that the Join of a returning member names."""
         self.rounds.come_back(join.round, bool(join.flags & FLAG_FIRST))
         if isinstance(self.accelerator, VersionAccelerator):
             self.accelerator.name(self.high)
 
     def is_out_of_step(self) -> bool:
-        """Return whether a whole job that has just gathered has to go on from a new round."""
+        """Return whether a whole job that has just gathered must resume in a new round."""
         return self.members.keeps_places and self.synchronous and self.rounds.is_out_of_step()
 
     def is_beyond(self, join: Join) -> bool:
-        """Return whether, in a whole job, a new process of a switch knows nothing of the others."""
+        """Return whether a switch's new process joins a whole job without knowing its round."""
         return self.members.keeps_places and self.synchronous and self.rounds.is_beyond(join)
 
     def move_up(self, member: Member) -> bool:
-        """Have a member that lost its place take part from `high` on; whether it had lost it."""
+        """Let a member that lost its place take part from `high` on; return whether it had."""
         return self.synchronous and self.rounds.moves_up(member)
 
     def stands_at(self) -> int:
@@ -253,7 +253,7 @@ class Job:
 
     @property
     def sums(self) -> Accelerator:
-        """What adds up, in a job that has contributors."""
+        """The accelerator of a job that has contributors."""
         assert self.accelerator is not None
         return self.accelerator
 
@@ -267,7 +267,7 @@ class Job:
 
         Args:
             round_: of the segment.
-            held: bitmap of its contributors, or where they are only counted their number.
+            held: bitmap of its contributors; their number where contributions are only counted.
         """
         if self.phase is not JobPhase.RUNNING:
             return False
@@ -280,11 +280,11 @@ class Job:
         return held & participants == participants and held.bit_count() >= members.least
 
     def bits_held(self) -> int:
-        """Return the bitmap of the seats whose contribution is held in some segment."""
+        """Return the bitmap of the seats that have a contribution in some open segment."""
         return 0 if self.accelerator is None else self.accelerator.bits_held()
 
     def held(self, round_: int, start: int, stop: int) -> list[tuple[Run, Held, int]]:
-        """Return what is held of segments start..stop-1, with the contributors' bitmaps.
+        """Return the runs of segments start..stop-1, each with its state and contributor bitmap.
 
         Args:
             round_: of the segments.
@@ -294,11 +294,11 @@ class Job:
         return list(self.sums.held(round_, start, stop))
 
     def waiting(self) -> list[Run]:
-        """Return what was sent to the parent and whose aggregate has not come."""
+        """Return the runs that were sent to the parent and whose aggregates have not come."""
         return self._in_rounds.waiting()
 
     def is_gone(self, round_: int, what: Held) -> bool:
-        """Return whether a segment that is not complete can never become so in this round."""
+        """Return whether a segment is lost for good: not complete, and never to be completed."""
         if what is Held.GONE:
             return True
         return self.synchronous and what is not Held.COMPLETE and self.window.is_past(round_)
@@ -306,7 +306,7 @@ class Job:
     # Data
 
     def stretches(self, rows: Rows, tail: int) -> list[Stretch]:
-        """Cut data packets into segments of one round, without what is malformed."""
+        """Cut data packets into stretches of one round each; drop malformed segments."""
         assert self.shape is not None
         assert self.accelerator is not None
         cut = self.accelerator.cutter.cut(rows, tail)
@@ -319,12 +319,12 @@ class Job:
         return good
 
     def contribute(self, member: Member, stretch: Stretch, outcome: Outcome) -> None:
-        """Take segments of one member; count what is not taken.
+        """Accumulate segments of one member; count the dropped ones.
 
         Args:
-            member: who sends them.
+            member: the sender.
             stretch: the segments.
-            outcome: takes what they lead to.
+            outcome: completed and late runs are added to it.
         """
         assert self.accelerator is not None
         reason = "halted" if self.halted else None
@@ -337,23 +337,23 @@ class Job:
             self.accelerator.accumulate(member.seat, stretch, outcome)
 
     def take(self, stretch: Stretch) -> list[Outgoing]:
-        """Keep aggregates of one round from the parent, and broadcast what is new."""
+        """Keep aggregates of one round from the parent, and broadcast the new ones."""
         if self.halted or stretch.round not in self.window:
             self.counters["halted" if self.halted else "out_of_window"] += len(stretch.rows)
             return []
-        # H is set above, or FBcast was, if it raises `high`: the others are ahead.
+        # If this raises `high`, H is set above or FBcast was used: the others are ahead.
         self.rounds.contribute(stretch.round)
-        # Before all are back at a switch that was restarted, those away may be in it, too.
+        # At a restarted switch, the sum may hold contributions of workers that are not back yet.
         self.rounds.completed_any |= self.members.gathered
         new = [run for some in stretch.consecutive() for run in self._in_rounds.take(some)]
         return self.sums.send(new, self.members.contributor_addresses())
 
     def reevaluate(self) -> list[Outgoing]:
-        """Complete and send what a change of members, threshold or phase has made complete."""
+        """Send the segments that a change of members, threshold or phase has completed."""
         return [] if self.accelerator is None else self.deliver(self.accelerator.reevaluate())
 
     def force(self, round_: int, start: int, stop: int) -> tuple[list[Outgoing], int]:
-        """Complete and send open segments as they are; also the fewest contributions in one.
+        """Send open segments as they are; also return the fewest contributions in one of them.
 
         Args:
             round_: of the segments.
@@ -364,7 +364,7 @@ class Job:
         return self.deliver(completed), fewest
 
     def deliver(self, completed: list[Run]) -> list[Outgoing]:
-        """Send runs that are complete now to those to whom they are due."""
+        """Send completed runs to the contributors, or with a parent to that."""
         if not completed:
             return []
         self.rounds.completed_any = True
@@ -376,7 +376,7 @@ class Job:
         return self.accelerator.deliver(completed, peers)
 
     def contribute_again(self, completed: list[Run]) -> list[Outgoing]:
-        """Send the parent once more what is complete here: the contribution of this switch."""
+        """Send completed runs to the parent once more: the contribution of this switch."""
         if not completed:
             return []
         assert self.parent is not None
@@ -390,7 +390,7 @@ class Job:
         return sends
 
     def resume(self) -> None:
-        """Take note of what may have completed unnoted, for want of memory."""
+        """Catch up after a lack of memory: note that segments may have completed meanwhile."""
         self.rounds.completed_any |= self.accelerator is not None and self.members.gathered
         if isinstance(self.accelerator, VersionAccelerator):
             self.window.name(self.accelerator.version, False)

@@ -1,4 +1,4 @@
-"""Members that say nothing, and jobs without members, are forgotten after a lease time."""
+"""Forgets silent members and jobs without members after a lease time."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .hierarchy import Hierarchy
 from .lifecycle import Lifecycle
 from .record import Record
 
-AWAKE = 1.0  # seconds by which a timer may be late in a switch that is awake
+AWAKE = 1.0  # seconds; a timer that is later shows that the switch itself was suspended
 
 
 class Leases:
-    """Ends what has been silent for a lease time.
+    """Takes out silent members, and forgets jobs without members.
 
     Args:
         record: the jobs.
-        lifecycle: what happens to them.
-        hierarchy: what is said to the parent; None: there is none.
+        lifecycle: changes the jobs.
+        hierarchy: speaks to the parent; None: this switch has no parent.
     """
 
     def __init__(self, record: Record, lifecycle: Lifecycle, hierarchy: Hierarchy | None) -> None:
@@ -32,15 +32,15 @@ class Leases:
 
         Args:
             peer: its address.
-            number: of the job.
-            now: the time.
+            number: the job's number.
+            now: the time, in seconds.
         """
         _, member = self.record.find(number, peer)
         if member is not None:
             member.last_seen = now
 
     def deadline(self) -> float:
-        """Return when `handle_timer` has something to do; infinite: never."""
+        """Return the next time at which `handle_timer` has work, in seconds; infinite: never."""
         dormant = (
             job.dormant_since + self.record.limits.lease
             for job in self.record.jobs.values()
@@ -60,7 +60,7 @@ class Leases:
     def _end(self, now: float) -> list[Outgoing]:
         """Take out the members that have been silent for a lease time."""
         record, lease = self.record, self.record.limits.lease
-        if now > record.next_expiry + AWAKE:  # the switch itself slept: let it hear them first
+        if now > record.next_expiry + AWAKE:  # the switch itself was suspended: hear members first
             record.next_expiry = now + AWAKE
             return []
         sends: list[Outgoing] = []
@@ -69,7 +69,7 @@ class Leases:
             sends += self.lifecycle.end_leases(job, job.members.silent(now, lease), now)
             if (
                 self.hierarchy and job.members.keeps_places
-            ):  # who keeps its place is not counted now
+            ):  # a silent member that keeps its place no longer counts
                 sends += self.hierarchy.changed(job, now)
             for member in job.members:
                 if member.last_seen + lease > now:

@@ -1,6 +1,6 @@
-"""What happens to a job: members go, its gate opens, it is reset, halted, or completes.
+"""Changes of a job: members go, its gate opens, it is reset, halted, or completes.
 
-Each method does one such thing, in the record, and returns what is to be sent because of it: to
+Each method makes one such change in the record, and returns the packets that follow from it: to
 the members, and with a parent to that.
 """
 
@@ -25,9 +25,9 @@ class Lifecycle:
 
     Args:
         record: the jobs.
-        ranks: who has which.
-        relays: what is under way to members.
-        hierarchy: what is said to the parent; None: there is none.
+        ranks: gives ranks to members.
+        relays: repeats the commands that are under way to members.
+        hierarchy: speaks to the parent; None: this switch has no parent.
     """
 
     def __init__(
@@ -38,18 +38,18 @@ class Lifecycle:
         self.relays = relays
         self.hierarchy = hierarchy
 
-    # Members go
+    # Members leave
 
     def remove(
         self, job: Job, member: Member, now: float, left: float | None = None
     ) -> list[Outgoing]:
-        """Take a member out; what waited only for it completes.
+        """Take a member out; complete the segments that waited only for it.
 
         Args:
             job: its job.
-            member: who goes.
-            now: the time.
-            left: when it left by itself; None: it did not.
+            member: the member that goes.
+            now: the time, in seconds.
+            left: the time of its Leave; None: it sent none.
         """
         record = self.record
         job.remove(member)
@@ -64,7 +64,7 @@ class Lifecycle:
                 job.end()
         if not job.members:
             job.sleep(now)
-            if not job.window.is_sure:  # nobody has ever contributed: there is nothing to remember
+            if not job.window.is_sure:  # no member ever contributed: there is nothing to remember
                 del record.jobs[job.number]
         sends: list[Outgoing] = []
         if self.hierarchy and member.contributes:
@@ -76,8 +76,8 @@ class Lifecycle:
 
         Args:
             job: its job.
-            member: who is out.
-            now: the time.
+            member: the silent member.
+            now: the time, in seconds.
         """
         self.record.counters["leases_run_out"] += 1
         return self.remove(job, member, now)
@@ -87,35 +87,37 @@ class Lifecycle:
 
         Args:
             job: their job.
-            members: those that are out.
-            now: the time.
+            members: the silent members.
+            now: the time, in seconds.
         """
         sends: list[Outgoing] = []
         for member in members:
-            # What completes next may take over the sets that are to be sent: copy them.
+            # The next member's end may reuse the buffers of these packets: copy them.
             sends += [out.copy() for out in self.end_lease(job, member, now)]
         return sends
 
     # Sums complete
 
     def reevaluate(self, job: Job, now: float) -> list[Outgoing]:
-        """Send what a change of members or threshold completes: if memory runs out, soon."""
+        """Send the segments that a change has completed; retry soon if memory runs out."""
         try:
             return job.reevaluate()
-        except MemoryError:  # the change itself is done, and need not be given up
+        except MemoryError:  # the change itself is done, and stays
             self.record.counters["given_up"] += 1
             self.lacks_memory(now)
             return []
 
     def lacks_memory(self, now: float) -> None:
-        """Retry soon what could not be finished."""
+        """Schedule a retry of the work that lacked memory."""
         self.record.retry_at = now + RETRY
 
     def settle(self, now: float) -> list[Outgoing]:
-        """Complete what is complete, in all jobs; what was not sent then will be asked for.
+        """Send, in all jobs, the segments that became complete while memory was lacking.
+
+        Workers ask with Help for the results that were lost meanwhile.
 
         Raises:
-            MemoryError: it cannot be done yet.
+            MemoryError: there is still too little memory.
         """
         self.record.expect_expiry(now)
         sends: list[Outgoing] = []
@@ -128,12 +130,12 @@ class Lifecycle:
     # All have come
 
     def gate_opened(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
-        """Begin, all in one round: as many workers have come as are expected.
+        """Begin in one round, now that all expected workers have come.
 
         Args:
-            job: of the workers.
-            newcomer: the one that came last; None: more came behind a switch.
-            now: the time.
+            job: the job of the workers.
+            newcomer: the member that came last; None: the last worker came behind a switch.
+            now: the time, in seconds.
         """
         sends = self.number(job, now)
         if job.is_out_of_step():
@@ -141,7 +143,7 @@ class Lifecycle:
         return sends + self.reevaluate(job, now)
 
     def number(self, job: Job, now: float) -> list[Outgoing]:
-        """Give the workers that are due the lowest free ranks; with a parent, ask for them."""
+        """Give each worker that is due a rank the lowest free one; a parent is asked for them."""
         due = self.ranks.due(job, now)
         if due and self.hierarchy:
             return self.hierarchy.restate(job, now)
@@ -149,12 +151,12 @@ class Lifecycle:
         return []
 
     def begin_anew(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
-        """Have all continue in a new round: a place in a whole job was taken again.
+        """Let all members continue in a new round, after a free place in a whole job was taken.
 
         Args:
             job: the whole job.
-            newcomer: who took it, if it is a member here.
-            now: the time.
+            newcomer: the member that took the place; None: it is behind another switch.
+            now: the time, in seconds.
         """
         comes_back = newcomer is not None and newcomer.named is not None
         if self.hierarchy:
@@ -163,18 +165,18 @@ class Lifecycle:
         sends = self.reset(job, None, now)
         if newcomer is None or comes_back:
             return sends
-        self.relays.cancel(newcomer.address, job.number)  # its Ack says it
+        self.relays.cancel(newcomer.address, job.number)  # the Ack of its Join names the round
         return [out for out in sends if newcomer.address not in out.peers]
 
     # Commands
 
     def reset(self, job: Job, round_: int | None, now: float) -> list[Outgoing]:
-        """Clear a job, which continues from a round, and tell its members.
+        """Clear the sums of a job, and tell its members from which round on it continues.
 
         Args:
-            job: to be cleared.
-            round_: from which to continue; None: two rounds on.
-            now: the time.
+            job: the job to clear.
+            round_: the first round after the Reset; None: two rounds later.
+            now: the time, in seconds.
         """
         job.reset(round_)
         return self._relay(job, Action.RESET, Round(job.high), now)
@@ -185,7 +187,7 @@ class Lifecycle:
         return self._relay(job, Action.HALT, None, now)
 
     def _relay(self, job: Job, action: Action, value: Round | None, now: float) -> list[Outgoing]:
-        """Pass a Halt or Reset on; whatever was under way before is void."""
+        """Relay a Halt or Reset to the contributors, and repeat no earlier command to them."""
         sends = []
         for member in job.contributors():
             self.relays.cancel(member.address, job.number)

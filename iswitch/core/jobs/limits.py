@@ -1,9 +1,9 @@
-"""What an operator allows: memory, jobs, silence, and control packets per second and source.
+"""Limits set by the operator: memory, jobs, silence, and control packets per second and source.
 
-Of control packets every source has an allowance (a token bucket: so many a second, as many at
-once). A member has its own, so that nobody else can use it up. Those who are no members have one
-for each host; when there are more hosts than are kept apart, which needs forged addresses, the
-rest share one. So what strangers can make a switch do is bounded, whatever addresses they use.
+Every source has an allowance of control packets: a token bucket that holds one second's worth. A
+member has its own, so that no other source can use it up. Strangers share one per host; if there
+are more hosts than are told apart, which takes forged addresses, the rest share one. So the work
+that strangers can cause is bounded, whatever addresses they use.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ STRANGERS = 1024  # hosts without a member that are told apart
 
 @dataclass(frozen=True)
 class Limits:
-    """What an operator allows: bytes of buffers, jobs, control packets a second of one source.
+    """Limits set by the operator: bytes of buffers, jobs, control packets a second per source.
 
-    A member that has said nothing for `lease` seconds is out; a job without members is forgotten
-    after as long. As many control packets as a second allows may come at once.
+    A member that is silent for `lease` seconds is taken out; a job without members is forgotten
+    after `lease` seconds. One second's worth of control packets may come at once.
     """
 
     memory: int = 1 << 30
     jobs: int = 1024
     lease: float = 30.0
     control_rate: float = 2000.0
-    buffers: Buffers = PLAIN  # what is reserved is taken from
+    buffers: Buffers = PLAIN  # allocates the reserved memory
 
 
 class Bucket:
-    """Tokens that come at a rate and are kept up to a second's worth.
+    """A token bucket: fills at a rate, and holds up to one second's worth.
 
     Args:
         rate: tokens a second.
-        now: when it begins, full.
+        now: the time at which it starts, full; in seconds.
     """
 
     __slots__ = ("_at", "_tokens", "rate")
@@ -48,18 +48,18 @@ class Bucket:
         self._at = now
 
     def take(self, wanted: int, now: float) -> int:
-        """Take this many tokens, or as many as there are; return how many."""
+        """Take up to `wanted` tokens; return how many were taken."""
         self._fill(now)
         taken = min(wanted, int(self._tokens))
         self._tokens -= taken
         return taken
 
     def give_back(self, tokens: int) -> None:
-        """Put tokens back that were not needed."""
+        """Put unused tokens back."""
         self._tokens = min(self._tokens + tokens, max(self.rate, 1.0))
 
     def is_full(self, now: float) -> bool:
-        """Return whether it is as full as a new one."""
+        """Return whether the bucket is as full as a new one."""
         self._fill(now)
         return self._tokens >= self.rate
 
@@ -69,7 +69,7 @@ class Bucket:
 
 
 class Throttle:
-    """Counts how many control packets each source may still send.
+    """Limits the control packets of each source.
 
     Args:
         rate: packets a second of one source.
@@ -83,25 +83,25 @@ class Throttle:
 
     @property
     def strangers(self) -> int:
-        """The number of hosts without a member that have an allowance of their own."""
+        """The number of hosts that have an allowance as strangers."""
         return len(self._strangers)
 
     def admit(self, peer: Address, workers: int, now: float) -> None:
-        """Give a new member an allowance of its own; a switch has one for each of its workers.
+        """Give a new member an allowance of its own; a switch gets that of all its workers.
 
         Args:
-            peer: the member.
-            workers: for how many it stands.
-            now: the time.
+            peer: the member's address.
+            workers: the number of workers for which it stands.
+            now: the time, in seconds.
         """
         self._members[peer] = Bucket(self._rate(workers), now)
 
     def count(self, peer: Address, workers: int) -> None:
-        """Change for how many workers a switch has an allowance."""
+        """Change the number of workers for which a switch has an allowance."""
         self._members[peer].rate = self._rate(workers)
 
     def dismiss(self, peer: Address) -> None:
-        """Take the allowance of a member away, which is none any more."""
+        """Remove the allowance of a former member."""
         self._members.pop(peer, None)
 
     def take(self, peer: Address, wanted: int, now: float) -> int:
@@ -109,13 +109,13 @@ class Throttle:
 
         Args:
             peer: the source.
-            wanted: how many have come.
-            now: the time.
+            wanted: the number of packets that have come.
+            now: the time, in seconds.
         """
         return self._bucket(peer, now).take(wanted, now)
 
     def give_back(self, peer: Address) -> None:
-        """Give a member back what a packet cost it for which the switch had asked."""
+        """Refund a member the cost of one packet that answers a request of the switch."""
         if peer in self._members:
             self._members[peer].give_back(1)
 

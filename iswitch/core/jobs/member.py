@@ -1,7 +1,7 @@
-"""One member of a job: its process, in which rounds it takes part, which ranks it has.
+"""One member of a job: its process, its ranks, and the rounds in which it takes part.
 
 Every member has a seat 0..63 at its switch, which is a contributor's bit in the bitmaps;
-controllers have those from 63 down. A worker's rank is another number, of the whole tree
+controllers take seats from 63 down. A worker's rank is another number, unique in the whole tree
 (`ranks.py`).
 """
 
@@ -28,27 +28,27 @@ class Member:
     """One member of a job.
 
     Attributes:
-        address: where it sends from.
+        address: its address.
         type: worker, switch or controller.
         seat: 0..63, a contributor's bit in the bitmaps.
         incarnation: the Request of its Join.
         first_round: the first round in which it takes part; None: it takes part in all of the
             window.
-        last_seen: when it last sent anything.
+        last_seen: when it last sent anything, in seconds.
         contributed: the newest round to which it contributed.
         named: the round that its Join named.
-        begins: it took no part in the round before that one, or named none.
+        begins: it took no part in the round before `named`, or named none.
         replaces: it took the place of an older process at its address.
-        workers: for how many it stands, if it is a switch.
-        met: how many workers were expected when all of these were there, and it was a member; 0:
-            they never were; None: it has contributed, so it has been told.
-        has_spoken: it has sent more than Joins of a new process, and Acks of what was relayed.
-        expected: workers, by its Join.
-        since: when it joined.
-        ranks: bitmap of the ranks that it has: a worker one, a switch those below it.
-        stated: what it last stated of them, if it is a switch.
+        workers: the number of workers for which it stands; 1 unless it is a switch.
+        met: the number of expected workers that it saw gathered; 0: they never were; None: it has
+            contributed, so it knows that they gathered.
+        has_spoken: it has sent more than Joins of a new process, and Acks of relayed commands.
+        expected: the number of workers that its Join names.
+        since: when it joined, in seconds.
+        ranks: bitmap of its ranks: one of a worker, those of all workers below of a switch.
+        stated: the last statement of ranks, of a switch; None: it has sent none.
         standing: in which rounds it takes part.
-        answers: what it was answered.
+        answers: the answers to its requests.
     """
 
     address: Address
@@ -73,14 +73,14 @@ class Member:
 
     @property
     def held_back(self) -> bool:
-        """Whether its contributions wait until the others have come."""
+        """Whether its contributions are refused until the others have come."""
         return self.standing is Standing.HELD_BACK
 
     def stand(self, standing: Standing) -> None:
-        """Stand so from now on.
+        """Change the standing.
 
         Raises:
-            WrongStep: it cannot.
+            WrongStep: this standing cannot follow the present one.
         """
         self.standing = follow(STANDING, self.standing, standing)
 
@@ -112,26 +112,26 @@ class Member:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is a worker that is to be given a rank."""
+        """Whether it is a worker without a rank."""
         return self.type is MemberType.WORKER and not self.ranks
 
     def told(self, there: int) -> int:
-        """Return how many workers to tell it of: all, if all were there and it has not contributed.
+        """Return the number of workers to tell it: at least `met`, until it has contributed.
 
-        So it learns that all have come, whoever of them has left since.
+        So it learns that all have come, even if some have left since.
         """
         return max(there, self.met or 0)
 
     def note_standing(self, join: Join) -> None:
-        """Remember at which round the sender of this Join stands."""
+        """Remember the round that a Join of this member names."""
         stands = bool(join.flags & FLAG_STANDS_AT)
         self.named = join.round if stands else None
         self.begins = not stands or bool(join.flags & FLAG_FIRST)
 
     def stands_at(self, round_: int) -> bool:
-        """Return whether it needs no round before `round_` any more.
+        """Return whether it no longer needs any round before `round_`.
 
-        A worker begins a round when it has every aggregate of the one before.
+        A worker begins a round once it has every aggregate of the previous round.
         """
         starts = self.first_round is not None and round_distance(self.first_round, round_) >= 0
         came = self.contributed is not None and round_distance(self.contributed, round_) >= 0
@@ -144,17 +144,18 @@ class Member:
 
 @dataclass(slots=True)
 class Stated:
-    """What a switch below says of the ranks of its workers.
+    """The last statement of a switch below about the ranks of its workers.
 
     Attributes:
-        number: of the statement.
-        ranks: bitmap of those that they have or ask for.
-        unranked: how many more are to be given.
-        given: how many of these were.
-        since: when it came.
+        number: the number of the statement.
+        ranks: bitmap of the ranks that these workers have or ask for.
+        unranked: the number of workers that need a rank, whichever it is.
+        given: the number of these workers that have been given one.
+        since: when the statement came, in seconds.
         decided: the newest statement to which the answer is known.
-        kept: ranks that former processes of the switch had, and nobody else may have before
-            `until`: their workers may come back.
+        kept: bitmap of the ranks that former processes of the switch had. They stay reserved until
+            `until`, since their workers may come back.
+        until: the end of that time, in seconds.
     """
 
     number: int = 0
@@ -168,7 +169,7 @@ class Stated:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that it asks for is answered."""
+        """Whether the statement is answered and no worker still needs a rank."""
         return self.decided == self.number and self.given >= self.unranked
 
 

@@ -1,4 +1,4 @@
-"""Who belongs to a job, by address, and how many of them a sum needs.
+"""The members of a job, by address, and the number of contributions that a sum needs.
 
 Rules of docs/protocol.md, "Joining".
 """
@@ -21,14 +21,14 @@ from .phases import Standing
 
 
 class Membership:
-    """The members of one job, and how many of them a sum needs.
+    """Keeps the members of one job, and the number of contributions that a sum needs.
 
     Attributes:
         by_address: the members.
         threshold: H, as it was set; 0: every current contributor.
-        expected: how many workers are to come before anything completes.
+        expected: the number of workers that must come before anything completes.
         whole: no sum holds fewer than `expected` contributions.
-        met: the largest `expected` that as many workers have met.
+        met: the largest `expected` so far for which all workers have come.
         above: workers in the whole tree, as the parent tells; None: there is no parent.
         least: fewest contributions that may make a sum while H is automatic.
     """
@@ -63,7 +63,7 @@ class Membership:
 
     @property
     def gathered(self) -> bool:
-        """Whether as many workers have been there at once as the largest `expected` names."""
+        """Whether all `expected` workers have been members at once."""
         return self.expected <= self.met
 
     def free_seat(
@@ -73,13 +73,13 @@ class Membership:
         wish: int = NO_RANK,
         leaving: Collection[Member] = (),
     ) -> int | None:
-        """Return a seat for a new member, if possible the one it wishes; None: all are taken.
+        """Return a seat for a new member, if possible the wanted one; None: all are taken.
 
         Args:
-            type_: of the member.
-            taken: bits of seats to avoid besides.
-            wish: the number of the seat that it wishes.
-            leaving: members whose seats are free then.
+            type_: the member's type.
+            taken: bitmap of further seats to avoid.
+            wish: the wanted seat.
+            leaving: members whose seats count as free.
         """
         taken |= sum(m.bit for m in self.by_address.values() if m not in leaving)
         seats = range(MAX_MEMBERS)
@@ -92,8 +92,8 @@ class Membership:
 
         Args:
             member: a new one.
-            expected: how many workers a contributor expects; the largest of all counts.
-            whole: no sum may hold fewer contributions. Any contributor can ask that for all.
+            expected: number of workers that a contributor expects; the largest of all counts.
+            whole: whether no sum may hold fewer contributions; holds for all if one asks for it.
         """
         self.by_address[member.address] = member
         if member.contributes:
@@ -104,7 +104,7 @@ class Membership:
         self.count()
 
     def workers_here(self) -> int:
-        """Return how many workers there are among the members and below them."""
+        """Return the number of workers among the members and below them."""
         there = sum(member.workers for member in self.by_address.values() if member.contributes)
         return min(there, MOST_WORKERS)
 
@@ -114,20 +114,20 @@ class Membership:
         return self.workers_here() if self.above is None else self.above
 
     def are_fewer(self, workers: int) -> None:
-        """Take workers that are gone off the number that the parent has told, if there is one.
+        """Subtract workers that have left from the number that the parent has told, if any.
 
-        It counts until the parent tells anew: a switch below that was restarted must not be told
-        the number of before, by which its gate would open although it lacks workers.
+        The result counts until the parent tells a new number. With the old number, a restarted
+        switch below would open its gate although workers are missing.
         """
         if self.above is not None and workers > 0:
             self.above = max(0, self.above - workers)
 
     def count(self) -> bool:
-        """Open the gate if enough workers are there; return whether it has opened just now.
+        """Open the gate if enough workers have come; return whether it has opened just now.
 
-        All that are there then have to be told so, though others leave before they ask. From then
-        on a whole job's sums are of as many contributions as there are contributors now: with
-        switches below, each of these sees to its own.
+        All present members are told so later, even if others leave before they ask. From then on
+        each sum of a whole job needs one contribution of each present contributor; a switch below
+        does the same for its own contributors.
         """
         if self.workers < self.expected:
             return False
@@ -166,15 +166,15 @@ class Membership:
         return sum(m.bit for m in self.by_address.values() if m.type is MemberType.SWITCH)
 
     def begin_at(self, member: Member, round_: int) -> None:
-        """Have a member take part from this round on."""
+        """Let a member take part from this round on."""
         member.begin_at(round_)
         self._participants.clear()
 
     def move_on(self, high: int) -> None:
-        """Drop first rounds, and named ones, that are past now that the highest round is `high`.
+        """Forget the members' first and named rounds that are past, given the highest round `high`.
 
-        Round numbers wrap; one kept for 2**31 rounds would look like one to come. A member that has
-        not contributed yet may still have to be told of its first round again.
+        Round numbers wrap: one kept for 2**31 rounds would look like a future round. The first
+        round of a member that has not contributed is kept longer, to be told again.
         """
         for member in self.by_address.values():
             if member.named is not None and round_distance(high, member.named) > 1 << 30:
@@ -189,13 +189,13 @@ class Membership:
                 self._participants.clear()
 
     def all_begin_anew(self) -> None:
-        """Have everybody take part from the lowest round on: the job was reset."""
+        """Let all members take part in every round, after a Reset."""
         for member in self.by_address.values():
             member.begin_anew()
         self._participants.clear()
 
     def expect_nobody(self) -> None:
-        """Have the next contributors begin as if nobody had been there: the last one left."""
+        """Forget the expectations of contributors, after the last one has left."""
         self.expected = self.met = self.least = 0
         self.whole = False
         if self.above is not None:
@@ -203,23 +203,23 @@ class Membership:
 
     @property
     def threshold_in_force(self) -> int:
-        """H as it counts now: what was set, or the number of contributors."""
+        """H as it counts now: the value that was set, or the number of contributors."""
         return self.threshold or max(len(self.contributor_addresses()), self.least)
 
     @property
     def keeps_places(self) -> bool:
-        """Whether it is a whole job that has begun: it waits for each of its contributors.
+        """Whether the job is whole and has begun, so that a silent contributor keeps its place.
 
-        Then nothing completes without one that is silent, and what it has missed it can still have:
-        it stays until another takes its place.
+        Nothing completes without it, so it can still have every result that it missed. It stays
+        until another process takes its place.
         """
         return self.whole and self.gathered and not self.threshold
 
     def workers_there(self, now: float, lease: float) -> int:
-        """Return how many workers at this switch and below it can be counted on.
+        """Return the number of live workers at this switch and below it.
 
-        Once a whole job has begun, those that keep their place though their lease has run out are
-        not there. Switches may claim any number: the sum is no larger than an Ack can tell.
+        In a whole job that has begun, members that keep their place after their lease has run out
+        do not count. The result fits in an Ack, whatever numbers the switches below claim.
         """
         lost = self.lost(now, lease) if self.keeps_places else 0
         there = sum(m.workers for m in self.contributors() if not lost & m.bit)
@@ -230,11 +230,11 @@ class Membership:
         return sum(m.bit for m in self.contributors() if m.last_seen + lease <= now)
 
     def silent(self, now: float, lease: float) -> list[Member]:
-        """Return the members that have said nothing for a lease time, and are out therefore.
+        """Return the members that must leave because they were silent for a lease time.
 
-        Contributors whose place is kept stay as long as one of them speaks; so do those of a job
-        that gathers: the same process could come back early, and contribute a second time from
-        another seat.
+        Contributors whose place is kept stay as long as any contributor speaks. So do those of a
+        job that gathers: a process that left might come back early, and contribute twice from two
+        seats.
         """
         members = list(self.by_address.values())
         silent = [m for m in members if m.last_seen + lease <= now]
@@ -243,5 +243,5 @@ class Membership:
         return [m for m in silent if not (keep and m.contributes)]
 
     def places(self) -> int:
-        """Return how many places are free, in a job that keeps them."""
+        """Return the number of free places, in a job that keeps them."""
         return self.least - len(self.contributor_addresses())

@@ -1,4 +1,4 @@
-"""Memory that a contributor needs, reserved and had before it is let in."""
+"""Reserves and allocates the memory of a contributor before it is let in."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .window import Window
 
 
 def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | None) -> None:
-    """Reserve, and have, all the memory that a contributor needs.
+    """Reserve and allocate all the memory that a contributor needs.
 
     Args:
         record: the jobs.
         job: the contributor's, which begins with it if it has no shape.
         asked: its Join.
-        seat: where it is to sit.
-        window: where the job begins, if the parent has said so.
+        seat: its seat.
+        window: the rounds in which the job begins, if the parent has named them.
 
     Raises:
-        Refusal: there is not enough; nothing has changed.
+        Refusal: there is too little memory; nothing has changed.
     """
     shape = asked.shape
     assert shape is not None
@@ -51,10 +51,10 @@ def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | 
 
 
 def _lacks(record: Record, needed: int, machine: bool = False) -> Refusal:
-    """Tell what was asked for, and what members may reserve still; both in KiB.
+    """Make a refusal that tells the memory asked for, and the memory still free, both in KiB.
 
-    If the machine lacks it, no less is said to be free than was asked for; that is something,
-    though what a member needs beside its job's buffers is not reserved.
+    If the limit allows it but the machine has too little memory, at least the memory asked for is
+    told as free. At least 1 KiB is told as asked for: a member needs some that is not reserved.
     """
     asked = max(1, kib(needed))
     free = kib(max(0, record.limits.memory - record.reserved), whole=True)

@@ -1,4 +1,4 @@
-"""What a switch does on the word of the switch above: Acks, commands and aggregates from there."""
+"""Handles packets from the switch above: its Acks, commands and aggregates."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from .record import Record, bare_answer
 from .requests import Answer, Request
 from .uplink import Uplink
 
-Standing = tuple[int, list[Run]] | None  # the round at which a job stands, and what it waits for
-TOLD = {  # fields of a refusal that mean something to the workers that wait for us
+Standing = tuple[int, list[Run]] | None  # the round of a job, and the runs it waits for
+TOLD = {  # fields of the parent's refusal that are passed on to the waiting workers
     Status.FULL: ("rank", "threshold", "round", "contributors"),
     Status.DENIED: ("contributors",),  # a number to outdo is ours, not the worker's
 }
 
 
 class Parent:
-    """Listens to the switch above.
+    """Handles packets from the switch above.
 
     Args:
         record: the jobs.
-        hierarchy: what is said to it.
-        lifecycle: what happens to the jobs.
-        admission: lets in those that have waited.
-        questions: what is missing here.
+        hierarchy: speaks to the parent.
+        lifecycle: changes the jobs.
+        admission: lets in the newcomers that have waited for the parent.
+        questions: answers the parent's Help.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Parent:
         self.questions = questions
 
     def aggregates(self, rows: Rows, tail: int) -> list[Outgoing]:
-        """Keep aggregates that have come, and broadcast what is new."""
+        """Keep aggregates that have come, and broadcast the new ones."""
         job = self.hierarchy.fed()
         if job is None:
             self.record.counters["stranger"] += len(rows)
@@ -100,7 +100,7 @@ class Parent:
     # Commands
 
     def _commanded(self, uplink: Uplink, packet: Control, now: float) -> list[Outgoing]:
-        """Do what the parent relays, once, and acknowledge it."""
+        """Execute a command from the parent once, and acknowledge each copy."""
         job = self.record.jobs.get(packet.job)
         value = packet.value
         if isinstance(value, Who):
@@ -122,7 +122,7 @@ class Parent:
     def _reset(self, job: Job, round_: int, now: float) -> list[Outgoing]:
         keyed = self.record.is_keyed(job.number)
         if keyed and round_distance(round_, job.high) <= 0:
-            return []  # a replay: Resets lead on
+            return []  # a replay: a true Reset names a higher round
         if job.rounds.knows_reset(round_):
             return []  # the Ack, or the parent's own relay, has told us
         return self.lifecycle.reset(job, round_, now)
@@ -130,7 +130,7 @@ class Parent:
     # Acks
 
     def _acked(self, uplink: Uplink, packet: Control, ack: Ack, now: float) -> list[Outgoing]:
-        """Take an Ack for what it answers."""
+        """Handle an Ack by the kind of request that it answers."""
         status = Status.of(packet.status)
         if ack.action == Action.HELP:
             return self._help_answered(uplink, packet, ack, now)
@@ -150,7 +150,7 @@ class Parent:
     def _help_answered(
         self, uplink: Uplink, packet: Control, ack: Ack, now: float
     ) -> list[Outgoing]:
-        """Take an answer to Help, or to a question for whom segments wait."""
+        """Handle an answer to Help, or to a question for whom segments wait."""
         status = Status.of(packet.status)
         if status is Status.DENIED and self.record.is_keyed(uplink.job):
             return uplink.ask_anew(packet.request, ack.round, now)
@@ -162,7 +162,7 @@ class Parent:
             return self.hierarchy.join_again(uplink, now)
         job = self.record.jobs.get(uplink.job)
         if status is Status.GONE and job is not None:
-            # The tree is further than we: tell so whoever asks us for that round.
+            # The tree is ahead of us: move on, so that members who ask for that round hear so.
             job.rounds.name(ack.round)
         return []
 
@@ -174,14 +174,14 @@ class Parent:
         answer: tuple[Status, Ack],
         now: float,
     ) -> list[Outgoing]:
-        """Do what a command that was passed on has led to, and answer the member behind it.
+        """Apply the answer to a command that was passed on, and answer its member.
 
         Args:
-            uplink: to the parent.
-            number: of the request.
-            request: what was asked.
-            answer: the status, and what else the Ack says.
-            now: the time.
+            uplink: the membership at the parent.
+            number: the Request number.
+            request: the command.
+            answer: the status and the Ack.
+            now: the time, in seconds.
         """
         status, ack = answer
         job = self.record.jobs.get(uplink.job)
@@ -203,11 +203,11 @@ class Parent:
     # Joining
 
     def _join_acked(self, uplink: Uplink, packet: Control, ack: Ack, now: float) -> list[Outgoing]:
-        """Take an answer to a Join of ours."""
+        """Handle the answer to our Join."""
         status = Status.of(packet.status)
         if status is Status.NOT_MEMBER and not uplink.is_member:
             return []  # a late answer to a heartbeat, joining anew is under way
-        # Memory may run out here: as long as the Ack can be repeated.
+        # Memory may only run out before the request is closed: until then the Ack is repeated.
         standing = self.hierarchy.standing(uplink)
         request = uplink.answered(packet)
         if request is None:
@@ -222,7 +222,7 @@ class Parent:
         return self._refused(uplink, status, ack)
 
     def _joined(self, uplink: Uplink, ack: Ack, standing: Standing, now: float) -> list[Outgoing]:
-        """Be a member of the parent's job, and take in those that have waited for that."""
+        """Become a member of the parent's job, and take in the newcomers that have waited."""
         again = not uplink.is_member
         uplink.enter(UplinkPhase.MEMBER)
         uplink.first_round = ack.round
@@ -242,14 +242,14 @@ class Parent:
         sends += self.hierarchy.restate(job, now)
         if job.opens_gate():
             sends += self.lifecycle.gate_opened(job, None, now)
-        elif again and job.awaits_reset:  # the parent that was asked for it is no more
+        elif again and job.awaits_reset:  # the parent that was asked for a Reset was restarted
             sends += self.hierarchy.tell(job, Action.RESET, None, now)
         return sends + job.contribute_again(ours)
 
     def _take_ranks(self, uplink: Uplink, job: Job | None, ack: Ack, now: float) -> list[Outgoing]:
-        """Do what the parent says of ranks; then take in, or refuse, those that waited."""
+        """Apply the parent's decision on ranks, then take in or refuse the waiting newcomers."""
         ranks, said = self.lifecycle.ranks, uplink.statement
-        if not isinstance(ack, AckRanks):  # it knows nothing of ranks: they are those of a switch
+        if not isinstance(ack, AckRanks):  # the parent knows no ranks: this switch gives them
             ack = ack.telling(said.number, 0, said.ranks | ranks.own(job, said, now))
         asked = 0
         sends: list[Outgoing] = []
@@ -263,10 +263,10 @@ class Parent:
         return sends + self._let_in(uplink, asked, now)
 
     def _let_in(self, uplink: Uplink, asked: int, now: float) -> list[Outgoing]:
-        """Take in, or refuse, those whose Joins have waited for the parent's word.
+        """Take in or refuse the newcomers whose Joins have waited for the parent's decision.
 
         Args:
-            uplink: to the parent.
+            uplink: the membership at the parent.
             asked: bitmap of the ranks about which the parent has decided.
             now: the time.
         """
@@ -277,7 +277,7 @@ class Parent:
             granted = not uplink.lacks(join.wanted)
             if not granted and not asked >> join.wanted & 1:
                 continue
-            # One at a time: taking one in states anew which ranks those who still wait ask for.
+            # One at a time: each admission restates the ranks for which the others still wait.
             del uplink.waiting[peer]
             if granted:
                 sends += self.admission.join(peer, packet, join, now)
@@ -288,7 +288,7 @@ class Parent:
         return sends
 
     def _nobody_here(self, uplink: Uplink, now: float) -> list[Outgoing]:
-        """Leave, since nobody could be taken in, unless a worker still waits for a rank."""
+        """Leave because no newcomer could be taken in, unless a worker still waits for a rank."""
         join = next((packet.value for packet in uplink.waiting.values()), None)
         if uplink.is_leaving:
             return []
@@ -300,9 +300,10 @@ class Parent:
         return sends if new else []  # else the repeat asks, soon
 
     def _outdone(self, uplink: Uplink, join: Join, last: int, now: float) -> list[Outgoing]:
-        """Take a larger number: the process before had one, for the clock stepped back since.
+        """Join with a larger number: the clock has stepped back since the previous process.
 
-        If we have been a member with ours, the larger one is of a process after us.
+        But if our number has already made us a member, the larger one is that of a later process:
+        refuse the newcomers that wait.
         """
         joining = uplink.phase is UplinkPhase.JOINING
         if joining and round_distance(last, uplink.incarnation) >= 0:
@@ -312,12 +313,12 @@ class Parent:
         return sends
 
     def _refused(self, uplink: Uplink, status: Status, ack: Ack) -> list[Outgoing]:
-        """Refuse those that wait, for the reason that the parent gives."""
+        """Refuse the newcomers that wait, with the parent's reason."""
         waiting, uplink.waiting = uplink.waiting, {}
         job = self.record.jobs.get(uplink.job)
         if job is None or job.shape is None:
             self.hierarchy.drop(uplink)
         else:
-            uplink.enter(UplinkPhase.MEMBER)  # so that it is tried again
+            uplink.enter(UplinkPhase.MEMBER)  # so that the Join is tried again
         told = {name: getattr(ack, name) for name in TOLD.get(status, ())}
         return [bare_answer(peer, packet, status, **told) for peer, packet in waiting.items()]

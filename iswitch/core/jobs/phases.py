@@ -1,7 +1,7 @@
 """The phases of a job, of a contributor's rounds, of a window and of an uplink.
 
-Each enum has one table: from each phase those that may follow it. Whoever changes a phase goes
-through `follow`, which raises on any other step: that is a defect of the switch, never of a packet.
+Each enum has one table, which names the phases that may follow each phase. Every change goes
+through `follow`, which raises on any other step: a defect of the switch, never of a packet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeVar
 class JobPhase(Enum):
     """What a job waits for before a sum of it can complete.
 
-    A Halt is no phase: it can come in each of these, and holds until the next Reset.
+    A Halt is no phase: it can come in any of them, and holds until the next Reset.
     """
 
     DORMANT = "has no contributors: it keeps its place in the rounds, and nothing else"
@@ -32,7 +32,7 @@ class Standing(Enum):
 
 
 class Named(Enum):
-    """Who has said at which round a job is."""
+    """What a job's present round is known from."""
 
     NOBODY = "nobody"
     NEWCOMERS = "only members in their first round, behind which others may be by up to two"
@@ -40,7 +40,7 @@ class Named(Enum):
 
 
 class UplinkPhase(Enum):
-    """What a switch is in a job at the switch above."""
+    """The state of a switch's membership in a job at the switch above."""
 
     ABSENT = "nothing: it has left, or was refused"
     JOINING = "its first Join is under way"
@@ -77,19 +77,19 @@ Phase = TypeVar("Phase", bound=Enum)
 
 
 class WrongStep(RuntimeError):
-    """A phase was to follow another that it cannot follow."""
+    """Raised when a phase would follow one that it cannot follow."""
 
 
 def follow(table: Mapping[Phase, set[Phase]], before: Phase, after: Phase) -> Phase:
-    """Return the phase `after`, which is the one before or follows it by the table.
+    """Return the phase `after` if it equals `before` or may follow it.
 
     Args:
-        table: of the enum.
+        table: the table of the phases' enum.
         before: the phase that ends.
         after: the phase that begins.
 
     Raises:
-        WrongStep: it is neither.
+        WrongStep: `after` cannot follow `before`.
     """
     if after is not before and after not in table[before]:
         raise WrongStep(f"{after} cannot follow {before}")

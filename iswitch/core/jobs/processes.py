@@ -32,12 +32,12 @@ class Asked:
     """A Join that has come.
 
     Attributes:
-        peer: from where.
-        packet: all of it.
-        join: what it says.
-        type: what its sender is.
-        shape: the layout of a contributor's vectors.
-        now: when it came.
+        peer: its sender.
+        packet: the whole request.
+        join: the Join in it.
+        type: the sender's member type.
+        shape: the layout of a contributor's vectors; None for a controller.
+        now: when it came, in seconds.
     """
 
     peer: Address
@@ -54,28 +54,28 @@ class Asked:
 
     @property
     def is_heartbeat(self) -> bool:
-        """Whether its sender says that it is a member."""
+        """Whether its sender claims to be a member already."""
         return bool(self.join.flags & FLAG_HEARTBEAT)
 
     @property
     def wants_rank_order(self) -> bool:
-        """Whether sums are to be made in rank order."""
+        """Whether its sender asks for sums in rank order."""
         return bool(self.join.flags & FLAG_REPRODUCIBLE)
 
 
 def refuse_outdated(record: Record, asked: Asked, member: Member | None) -> None:
-    """Refuse the Join of a process that is, or seems to be, older than the last.
+    """Refuse the Join of a process that is, or seems to be, older than the last one there.
 
-    A new one asks anew with a number above the one that it is told; nobody waits for the
-    answer to a late copy.
+    A new process joins again with a number above the one that the refusal names. If the Join was a
+    late copy, its answer is ignored.
 
     Args:
         record: the jobs.
         asked: the Join.
-        member: at its address in that job, if there is one.
+        member: the member at its address in that job, if any.
 
     Raises:
-        Refusal: its number is too small.
+        Refusal: the Join's Request number is too small.
     """
     packet, join = asked.packet, asked.join
     known = member or record.former.get(asked.peer, packet.job)
@@ -99,18 +99,18 @@ def refuse_outdated(record: Record, asked: Asked, member: Member | None) -> None
 
 
 def take_over(record: Record, lifecycle: Lifecycle, asked: Asked) -> list[Outgoing]:
-    """End what a process before had at this address and port, in another job, as by a Leave.
+    """End the membership that an earlier process at this address and port has in another job.
 
-    Data names no job: an address and port can contribute to one only. Nobody without the key
-    of that job can end anything there.
+    Data packets name no job, so an address and port can contribute to one job only. A keyed
+    membership can be ended only with the key of its job.
 
     Args:
         record: the jobs.
-        lifecycle: what happens to them.
+        lifecycle: changes the jobs.
         asked: the Join of the new process.
 
     Raises:
-        Refusal: the other job's member is no older, or its job is keyed.
+        Refusal: the other job's member is not older, or has a key that this Join lacks.
     """
     job, member = record.by_source.get(asked.peer, (None, None))
     if job is None or member is None:
@@ -124,6 +124,6 @@ def take_over(record: Record, lifecycle: Lifecycle, asked: Asked) -> list[Outgoi
 
 
 def _outdone_by(incarnation: int, last: int | None) -> Refusal:
-    """Tell a process to take a number above all that the one before it has used."""
-    last = later(last, incarnation) or 1  # 0 would say that none helps
+    """Make a refusal that names the largest number of the previous process, to be exceeded."""
+    last = later(last, incarnation) or 1  # 0 would mean that no number helps
     return Refusal(Status.DENIED, round=last, threshold=incarnation)

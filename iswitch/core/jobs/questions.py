@@ -1,4 +1,4 @@
-"""What is missing, and from whom: Help, and the question for whom segments wait."""
+"""Help: sends missing results, asks for missing contributions, and names whom segments wait for."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .who import NOBODY, Awaiting, Neighbours, named, together
 
 
 class Questions:
-    """Answers members, and passes on what others have to answer.
+    """Answers Help and questions from members and the parent, and asks others for what is missing.
 
     Args:
         record: the jobs.
-        relays: what is under way to members.
-        neighbours: what they have answered.
-        lifecycle: what happens to jobs.
-        hierarchy: what is said to the parent; None: there is none.
+        relays: repeats the commands that are under way to members.
+        neighbours: keeps the answers of the switches above and below.
+        lifecycle: changes the jobs.
+        hierarchy: speaks to the parent; None: this switch has no parent.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Questions:
     # Of members
 
     def help(self, request: Request) -> Answer:
-        """Send kept aggregates again, and ask the missing contributors for their contributions.
+        """Send kept aggregates again, and ask contributors for their missing contributions.
 
-        If no segments are named, the answer says whose lease has run out.
+        If no segments are named, the answer names the contributors whose lease has run out.
         """
         if isinstance(request.value, Who):
             return self._who(request, request.value)
@@ -58,8 +58,8 @@ class Questions:
         round_, start, stop = request.segments()
         kept: list[Run] = []
         status = Status.OK
-        missing: list[tuple[int, Run]] = []  # bits of contributors, and where they are missing
-        above: list[Run] = []  # what is due from the parent
+        missing: list[tuple[int, Run]] = []  # bits of contributors, and the run that lacks them
+        above: list[Run] = []  # aggregates that the parent has yet to send
         for run, what, bitmap in job.held(round_, start, stop):
             if what is Held.COMPLETE:
                 kept.append(run)
@@ -83,7 +83,7 @@ class Questions:
         return Answer(ack, sends, status)
 
     def _who(self, request: Request, who: Who) -> Answer:
-        """Say for whom segments wait, or if no segments are named whose lease has run out."""
+        """Name the workers that segments wait for; if none are named, those whose lease ran out."""
         job, now = request.job, request.now
         round_, start, stop = request.segments()
         absent, waits = 0, False
@@ -109,14 +109,17 @@ class Questions:
     def ask_for_whom(
         self, job: Job, who: Who, absent: int, asker: Member | None, now: float
     ) -> tuple[Awaiting, list[Outgoing]]:
-        """Name the workers among the members, and those that the switches among them name.
+        """Name absent members that are workers; ask those that are switches for their workers.
 
         Args:
-            job: of the members.
+            job: the job of the members.
             who: the question.
-            absent: bitmap of the members.
-            asker: the member that asks, and is not asked itself.
-            now: the time.
+            absent: bitmap of the absent members.
+            asker: the member that asks, and is not asked itself; None: the parent asks.
+            now: the time, in seconds.
+
+        Returns:
+            The workers known so far, and the packets that ask the switches.
         """
         parts: list[Awaiting] = []
         sends: list[Outgoing] = []
@@ -131,12 +134,12 @@ class Questions:
         return together(parts), sends
 
     def ask_members(self, job: Job, missing: list[tuple[int, Run]], now: float) -> list[Outgoing]:
-        """Ask members for contributions, by Help.
+        """Ask members for missing contributions, by Help.
 
         Args:
-            job: of the members.
-            missing: bits of the members whose contribution is missing, and to what.
-            now: the time.
+            job: the job of the members.
+            missing: pairs of a bitmap of members and the run that lacks their contributions.
+            now: the time, in seconds.
         """
         sends: list[Outgoing] = []
         absent = reduce(or_, (bits for bits, _ in missing), 0)
@@ -151,10 +154,10 @@ class Questions:
     # Of the parent
 
     def help_the_parent(self, job: Job, asked: Segments, now: float) -> list[Outgoing]:
-        """Contribute again what is complete here, and ask for what is missing here.
+        """Send the parent completed segments again, and ask members for missing contributions.
 
         Args:
-            job: that the parent asks about.
+            job: the job that the parent asks about.
             asked: the segments.
             now: the time.
         """
@@ -172,10 +175,10 @@ class Questions:
         return job.contribute_again(ours) + self.ask_members(job, missing, now)
 
     def tell_the_parent(self, job: Job, who: Who, now: float) -> tuple[Awaiting, list[Outgoing]]:
-        """Name our members for whom segments wait; if no segments are named, the lost ones.
+        """Name our members for whom segments wait; if none are named, those whose lease ran out.
 
         Args:
-            job: that the parent asks about.
+            job: the job that the parent asks about.
             who: the question.
             now: the time.
         """

@@ -1,12 +1,11 @@
-"""Ranks: numbers of workers in the whole tree, which no two of them have at a time.
+"""Ranks: numbers of workers, unique in the whole tree at any time.
 
-Rules of docs/protocol.md, "Ranks". The root decides who has which. A switch below states to its
-parent, in its Joins, all ranks that its workers have or ask for, and how many workers are to be
-given some; the answer to the newest statement holds. So statements may be lost, repeated, or
-overtake one another.
+Rules of docs/protocol.md, "Ranks". The root gives the ranks. A switch below states to its parent,
+in its Joins, all ranks that its workers have or ask for, and the number of workers that need one;
+the answer to the newest statement holds. So statements may be lost, repeated, or overtake one
+another.
 
-Here ranks are given and taken; what follows from that, for the parent or for members that have lost
-theirs, is returned for others to do.
+This module gives and takes ranks. Its callers tell the parent, and remove members that lost theirs.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from .requests import Refusal
 
 @dataclass
 class Statement:
-    """What a switch last stated to its parent, and what the parent decided.
+    """The last statement of a switch to its parent, and the parent's decision.
 
     Attributes:
         number: counts up with every change.
-        ranks: bitmap of what the workers below have, or ask for.
-        unranked: how many workers are to be given a rank.
-        granted: of `ranks` those that the parent has confirmed.
-        reserved: stated although nobody has them: they pass from one process to the next.
+        ranks: bitmap of the ranks that the workers below have or ask for.
+        unranked: the number of workers that need a rank, whichever it is.
+        granted: bitmap of the ranks that the parent has confirmed.
+        reserved: bitmap of ranks that are stated while one process hands them over to the next.
         decided: whether the parent has answered this statement.
     """
 
@@ -52,7 +51,7 @@ class Statement:
     decided: bool = False
 
     def say(self, ranks: int, unranked: int) -> bool:
-        """State this from now on; return whether it is new."""
+        """Change the statement; return whether it differs from the last one."""
         if self.number and (ranks, unranked) == (self.ranks, self.unranked):
             return False
         self.number = (self.number + 1) & ROUND_MASK or 1
@@ -70,17 +69,16 @@ class Ranks:
     # Newcomers
 
     def vacated_by(self, job: Job, peer: Address, rank: int, now: float) -> Member | None:
-        """Return the silent worker that has to make room for one that asks for its rank, if any.
+        """Return the silent worker whose rank a newcomer asks for; None if the rank is free.
 
         Args:
-            job: of both.
-            peer: the one that asks.
-            rank: for which.
-            now: the time.
-
+            job: the job of both.
+            peer: the newcomer's address.
+            rank: the rank that it asks for.
+            now: the time, in seconds.
 
         Raises:
-            Refusal: a worker that is alive has it, or one at another switch.
+            Refusal: a live worker has the rank, or a worker behind another switch.
         """
         holder = self._holder(job, rank, now)
         if holder is None or holder.address == peer:
@@ -93,11 +91,11 @@ class Ranks:
         return holder
 
     def enter(self, job: Job, member: Member, wanted: int, former: Member | None) -> None:
-        """Give a new worker the rank that it asks for, which is free, or that of the one before.
+        """Give a new worker the free rank that it asks for, or that of the member it follows.
 
         Args:
-            job: of the worker.
-            member: the worker; others get none.
+            job: the job of the worker.
+            member: the worker; other members get no rank.
             wanted: the rank; NO_RANK: any.
             former: the worker whose place it takes.
         """
@@ -109,32 +107,32 @@ class Ranks:
             job.give(member, former.ranks)
 
     def due(self, job: Job, now: float) -> list[Member]:
-        """Return the workers that are to be given a rank now."""
+        """Return the workers that need a rank now."""
         unranked = [member for member in job.contributors() if member.is_due]
         there = self.record.workers(job, now) if unranked else 0
         return [member for member in unranked if _is_due(member, there)]
 
     def number(self, job: Job, due: list[Member], now: float) -> None:
-        """Give these workers the lowest ranks that are free: this is the root.
+        """Give workers the lowest free ranks, at the root.
 
         Args:
-            job: of the workers.
+            job: the job of the workers.
             due: the workers.
-            now: the time.
+            now: the time, in seconds.
         """
         for member in due:
             most = self._most(member.expected, member.since, now)
             job.give(member, self._free(job, 1, most, now))
 
     def _most(self, expected: int, since: float, now: float) -> int:
-        """Return how many ranks there are for workers that ask for none.
+        """Return the number of ranks among which workers that ask for none are given one.
 
-        Where it is known how many workers there are, there are no more ranks: a worker that finds
-        none free waits for a lease to run out, unless it has waited for one already.
+        If the number of workers is known, there are only as many ranks. A worker that finds none
+        free waits until a lease runs out; after one lease time, it may have any rank.
 
         Args:
-            expected: how many workers there are; 0: unknown.
-            since: when the worker came.
+            expected: the number of workers; 0: unknown.
+            since: when the worker came, in seconds.
             now: the time.
         """
         waited = now >= since + self.record.limits.lease
@@ -150,10 +148,10 @@ class Ranks:
         """Return the bitmap of the lowest free ranks.
 
         Args:
-            job: where nobody has them.
-            count: how many.
-            most: they are below.
-            now: the time.
+            job: the job in which they are free.
+            count: the number of ranks wanted; fewer are returned if fewer are free.
+            most: all are below this number.
+            now: the time, in seconds.
             wanted: bitmap of ranks to leave out.
         """
         free = (1 << most) - 1 & ~wanted & ~_held(job, None, now)
@@ -162,18 +160,18 @@ class Ranks:
     # Switches below
 
     def state(self, job: Job, switch: Member, join: TreeJoin, anew: bool, now: float) -> None:
-        """Take from a switch below which ranks its workers have; without a parent, decide.
+        """Take up the statement of a switch below; at the root, also decide on it.
 
         Args:
-            job: of the switch.
+            job: the job of the switch.
             switch: the member.
             join: its Join, with the statement.
-            anew: a new process has sent it.
+            anew: whether a new process of the switch has sent the Join.
             now: the time.
         """
         stated = switch.stated
         if stated is None or anew:
-            kept = _held_by(switch, now) if anew else 0  # with what one before that had
+            kept = _held_by(switch, now) if anew else 0  # includes what older processes kept
             stated = switch.stated = Stated(kept=kept, until=now + self.record.limits.lease)
             switch.ranks = 0
         elif round_distance(join.statement, stated.number) < 0:
@@ -204,12 +202,12 @@ class Ranks:
     def claims(
         self, job: Job | None, asked: list[int], statement: Statement, now: float
     ) -> tuple[int, int]:
-        """Return the ranks to state to the parent, and for how many workers some are due.
+        """Return the statement for the parent: the ranks, and the number of workers without one.
 
         Args:
-            job: of the workers; None: there are none yet.
+            job: the job of the workers; None: there are none yet.
             asked: ranks for which newcomers wait.
-            statement: the last one.
+            statement: the last statement.
             now: the time.
         """
         ranks, unranked = statement.reserved, 0
@@ -227,21 +225,21 @@ class Ranks:
         return ranks, unranked
 
     def own(self, job: Job | None, statement: Statement, now: float) -> int:
-        """Return ranks for the workers that are due, where the parent knows nothing of ranks.
+        """Return free ranks for the workers without one, for a parent that knows no ranks.
 
         Args:
-            job: of the workers; None: there are none yet.
-            statement: the last one.
+            job: the job of the workers; None: there are none yet.
+            statement: the last statement.
             now: the time.
         """
         return self._free(job, statement.unranked, RANKS, now, statement.ranks) if job else 0
 
     def settle(self, job: Job, statement: Statement, now: float) -> list[Member]:
-        """Do as the parent has decided; return the workers that have lost their rank by it.
+        """Apply the parent's decision; return the workers that have lost their rank by it.
 
         Args:
-            job: of the workers.
-            statement: on which the parent has decided.
+            job: the job of the workers.
+            statement: the statement on which the parent has decided.
             now: the time.
         """
         members = job.contributors()
@@ -263,12 +261,12 @@ class Ranks:
 
 
 def taken(rank: int, holder: Address, silence: float | None = None) -> Refusal:
-    """Refuse a rank, and tell who has it.
+    """Make the refusal of a rank, which names its holder.
 
     Args:
-        rank: which.
-        holder: the worker that has it, or the switch behind which that is.
-        silence: seconds for which the worker was silent; None: the holder is a switch.
+        rank: the rank.
+        holder: address of the worker that has it, or of the switch behind which that worker is.
+        silence: seconds since the worker last sent anything; None: the holder is a switch.
     """
     host = int.from_bytes(bytes(map(int, holder.host.split("."))), "big")
     heard = ELSEWHERE if silence is None else int(1000 * silence)
@@ -278,22 +276,22 @@ def taken(rank: int, holder: Address, silence: float | None = None) -> Refusal:
 
 
 def _is_due(member: Member, there: int) -> bool:
-    """Return whether a worker is to be given a rank: when as many are there as it expects.
+    """Return whether a worker is due a rank: it has none, and all workers that it expects came.
 
-    So workers that ask for a rank come first.
+    So workers that ask for a rank get theirs first.
     """
     return member.is_due and member.told(there) >= member.expected
 
 
 def _held_by(member: Member, now: float) -> int:
-    """Return the bitmap of the ranks of a member, which nobody else may have."""
+    """Return the bitmap of the ranks that are a member's own or kept for it."""
     stated = member.stated
     kept = stated.kept if stated is not None and now < stated.until else 0
     return member.ranks | kept
 
 
 def _held(job: Job, besides: Member | None, now: float) -> int:
-    """Return the bitmap of the ranks that others than `besides` have."""
+    """Return the bitmap of the ranks of all contributors but `besides`."""
     held = 0
     for member in job.contributors():
         if member is not besides:
@@ -302,7 +300,7 @@ def _held(job: Job, besides: Member | None, now: float) -> int:
 
 
 def _some(free: int, count: int) -> tuple[int, int]:
-    """Part the lowest ranks, as many as are wanted, from the others; both as bitmaps."""
+    """Split a bitmap of ranks into its `count` lowest ones and the rest."""
     if free.bit_count() <= count:
         return free, 0
     some = 0

@@ -1,7 +1,7 @@
-"""What a switch knows of its jobs: which there are, who is in them, and what they have reserved.
+"""The record of a switch's jobs: their members, and the memory that is reserved for them.
 
 The parts of the control plane (ranks, hierarchy, lifecycle, leases, admission, questions, showing)
-take this record and return what is to be sent. Each of them knows only those before it.
+take this record and return packets to send. Each part uses only the parts before it in this list.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class Record:
     """The jobs of a switch and their members.
 
     Attributes:
-        counters: of the switch.
-        limits: what its operator allows.
-        keys: of the keyed jobs.
+        counters: the switch's counters.
+        limits: set by its operator.
+        keys: the keys of the keyed jobs.
         reproducible: every synchronous job is summed in rank order.
-        parent: the switch above.
-        data_plane: what adds up.
-        jobs: by number.
-        reserved: bytes of buffers, by members of all jobs.
-        by_source: the job to which data from an address belongs, and the member there.
-        former: the members that went last.
-        sources: where members, and the parent, speak from.
-        throttle: how many control packets each source may still send.
-        next_expiry: no lease runs out before.
-        make_job: makes a job, of what `Job` takes.
-        retry_at: when what was given up for want of memory is tried again; infinite: nothing was.
+        parent: address of the switch above; None: there is none.
+        data_plane: makes the accelerators that add up.
+        jobs: the jobs, by number.
+        reserved: bytes of buffers reserved by the members of all jobs.
+        by_source: by address, the job to which its data belongs, and the member there.
+        former: remembers the last former members.
+        sources: the addresses of members and of the parent.
+        throttle: limits the control packets of each source.
+        next_expiry: no lease runs out before this time, in seconds.
+        make_job: makes a job; takes the arguments of `Job`.
+        retry_at: when to retry the work that lacked memory, in seconds; infinite: there is none.
     """
 
     counters: Counters
@@ -73,7 +73,7 @@ class Record:
         return self.make_job(number, self.counters, self.data_plane, self.parent)
 
     def find(self, number: int, peer: Address) -> tuple[Job | None, Member | None]:
-        """Return a job, and the member at an address if it has one there."""
+        """Return a job and its member at an address; None for either that does not exist."""
         job = self.jobs.get(number)
         return job, job.member(peer) if job is not None else None
 
@@ -82,7 +82,7 @@ class Record:
         return self.keys.of(number) is not None
 
     def workers(self, job: Job, now: float) -> int:
-        """Return how many workers are there: with a parent, as that tells of the whole tree."""
+        """Return the number of live workers: here and below, or with a parent in the whole tree."""
         above = job.members.above
         return job.members.workers_there(now, self.limits.lease) if above is None else above
 
@@ -91,31 +91,31 @@ class Record:
         return job.members.lost(now, self.limits.lease)
 
     def enter(self, peer: Address, workers: int, now: float) -> None:
-        """Listen to this address, which stands for a number of workers.
+        """Note a member at an address, and give it an allowance of control packets.
 
         Args:
             peer: the address.
-            workers: for how many it speaks.
-            now: the time.
+            workers: the number of workers for which it stands.
+            now: the time, in seconds.
         """
         if self.sources.enter(peer):
             self.throttle.admit(peer, workers, now)
 
     def leave(self, peer: Address) -> None:
-        """Listen to this address no more, unless it is a member elsewhere."""
+        """Forget a member at an address; its allowance ends unless it is in another job."""
         if self.sources.leave(peer):
             self.throttle.dismiss(peer)
 
     def expect_expiry(self, at: float) -> None:
-        """Expect that a lease may run out then."""
+        """Note that a lease may run out at this time, in seconds."""
         self.next_expiry = min(self.next_expiry, at)
 
 
 def bare_answer(peer: Address, packet: Header | Control, status: Status, **told: int) -> Outgoing:
-    """Make an Ack that says the status, and of the job no more than the fields given.
+    """Make an Ack that tells the status, and nothing of the job but the given fields.
 
     Args:
-        peer: who asked.
+        peer: the sender of the request.
         packet: the request.
         status: the answer.
         told: fields of the Ack.

@@ -9,12 +9,12 @@ from iswitch.core.format.wire import Action, Control, Value
 
 FIRST_PAUSE = 0.02  # seconds; doubles with every repeat
 MAX_SENDS = 10
-MAX_PER_MEMBER = 64  # unanswered; a Help beyond is not relayed, its asker will ask again
+MAX_PER_MEMBER = 64  # unanswered packets; no Help is relayed beyond, its sender asks again
 BACKOFF = Backoff(FIRST_PAUSE, sends=MAX_SENDS)
 
 
 class Relays:
-    """What was relayed to each member, and is not acknowledged yet.
+    """Keeps the packets relayed to each member until they are acknowledged.
 
     One counter numbers the packets to all members.
     """
@@ -33,7 +33,7 @@ class Relays:
             peer: the member.
             action: Help, Halt or Reset.
             job: its job's number.
-            value: what the packet says.
+            value: the packet's value.
             now: the time.
         """
         asked = self._unanswered.get(peer) or Requests(peer, self._numbers, BACKOFF)
@@ -55,18 +55,18 @@ class Relays:
         return one.packet
 
     def cancel(self, peer: Address, job: int) -> None:
-        """Stop repeating what was relayed to a member of this job."""
+        """Stop repeating the packets relayed to a member of this job."""
         if (asked := self._unanswered.get(peer)) is not None:
             asked.forget_job(job)
             self._drop_if_empty(asked)
 
     def deadline(self) -> float | None:
-        """Return when the next repeat is due."""
+        """Return the time of the next repeat, in seconds; None: there is none."""
         due = (asked.deadline() for asked in self._unanswered.values())
         return min((when for when in due if when is not None), default=None)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """Repeat what is due, and give up what was sent `MAX_SENDS` times."""
+        """Repeat the packets that are due; give up those sent `MAX_SENDS` times."""
         sends = []
         for asked in list(self._unanswered.values()):
             self.counters["relays_given_up"] += asked.give_up(now)

@@ -1,4 +1,4 @@
-"""A member's request, what is answered to it, and how it is refused."""
+"""A member's request, its answer, and its refusal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Request:
         )
 
     def segments(self) -> tuple[int, int, int]:
-        """Return the round that it names, its first segment, and the one past its last.
+        """Return the round that the request names, its first segment, and one past its last.
 
         Raises:
             Refusal: the job has no such segments.
@@ -54,7 +54,7 @@ class Answer(NamedTuple):
     status: Status = Status.OK
 
     def to(self, member: Member, packet: Control) -> Outgoing:
-        """Send the Ack of a member's request, and remember it for when that is repeated."""
+        """Return the Ack of a member's request, and remember it for a repeat of the request."""
         ack = Control(Action.ACK, packet.job, packet.request, self.ack, self.status)
         payload = ack.build()
         member.answers.put(packet.request, payload)

@@ -1,4 +1,4 @@
-"""From which round on each contributor of a job takes part, and what may raise the window.
+"""The rounds in which each contributor of a job takes part, and what may raise the window.
 
 Rules of docs/protocol.md, "Rounds" and "Joining".
 """
@@ -29,10 +29,10 @@ class Rounds:
     """The rounds of one job.
 
     Attributes:
-        members: of the job.
-        window: the rounds that it takes.
-        completed_any: something has completed since it began, or was reset.
-        reset_to: the round from which the last Reset had it go on.
+        members: the members of the job.
+        window: the rounds whose contributions the job accepts.
+        completed_any: a segment has completed since the job began or was reset.
+        reset_to: the round in which the job resumed at the last Reset; None: there was none.
     """
 
     members: Membership
@@ -43,7 +43,7 @@ class Rounds:
     # Contributions
 
     def refuse(self, member: Member, round_: int) -> str | None:
-        """Take note of a contribution to this round; or return the reason to drop it."""
+        """Note a contribution to this round and return None, or return the reason to drop it."""
         window = self.window
         if round_ == window.high and window.contributed and member.first_round is None:
             member.contributed = round_
@@ -64,7 +64,7 @@ class Rounds:
         return None
 
     def contribute(self, round_: int) -> None:
-        """Take note that something of a round in the window has come."""
+        """Note that data of a round in the window has come."""
         was = self.window.high
         self.window.contribute(round_)
         if self.window.high != was:
@@ -74,9 +74,10 @@ class Rounds:
         """Return the bitmap of the contributors whose contribution to an open segment is missing.
 
         Args:
-            round_: of the segment.
-            bitmap: of those whose contribution is there.
-            asker: a newcomer that is ahead of the others waits for itself only.
+            round_: the round of the segment.
+            bitmap: of the contributors whose contribution has come.
+            asker: the member that asks. If the round is not in the window yet, the asker is a
+                newcomer ahead of the others, and waits for itself only.
         """
         lacking = self.members.participants(round_) & ~bitmap
         return lacking & asker.bit if asker is not None and round_ not in self.window else lacking
@@ -84,8 +85,8 @@ class Rounds:
     def _may_begin(self, newcomer: Member, round_: int) -> bool:
         """Return whether a newcomer's first contribution may raise `high` to its round.
 
-        It may if nobody needs a round before the last any more, be it past high + 1: the others may
-        all have left. With H set, slow members fall behind in any case.
+        It may, even beyond high + 1, if no other contributor still needs a round before the
+        previous one. With H set, slow members fall behind in any case.
         """
         if self.members.threshold and self.completed_any:
             return round_ in self.window
@@ -97,14 +98,14 @@ class Rounds:
     # Joining
 
     def name(self, round_: int, first: bool = False) -> None:
-        """Move on to the round at which somebody stands; `first`: it has finished none before."""
+        """Move on to the round of a returning member; `first`: it has finished no round before."""
         self.window.name(round_, first)
         self.members.move_on(self.window.high)
 
     def come_back(self, round_: int, first: bool) -> None:
-        """Take the word of a member that comes back to a switch which lost its state.
+        """Move on to the round of a member that comes back to a switch which lost its state.
 
-        Newcomers whose first round is over by that begin as if they had joined only now.
+        Newcomers whose first round is past by then begin as if they had joined only now.
         """
         self.name(round_, first)
         for member in self.members.contributors():
@@ -112,17 +113,17 @@ class Rounds:
                 self.members.begin_at(member, self.window.base)
 
     def place(self, member: Member, join: Join, early: bool, former: Member | None) -> None:
-        """Say from which round on a new contributor takes part.
+        """Set the first round in which a new contributor takes part.
 
         Args:
             member: the new member.
             join: its Join, whose round has been named.
-            early: nothing can have completed without it.
-            former: the member it takes the place of: an older process at the same address.
+            early: whether nothing can have completed without it.
+            former: the member whose place it takes, or None.
         """
         window = self.window
         comes_back = bool(join.flags & FLAG_STANDS_AT)
-        if former is not None:  # beyond all that the old process can have under way
+        if former is not None:  # beyond every round that the old process may have sent
             round_ = (window.newcomers + 1) & ROUND_MASK
             first = former.first_round
             if first is not None and round_distance(first, round_) >= 0:
@@ -136,19 +137,19 @@ class Rounds:
             member.begin_at(join.round, held_back=True)
 
     def first_round_of(self, member: Member) -> int:
-        """Return the round at which a member is to begin, or to go on."""
+        """Return the round in which a member begins or resumes."""
         first = member.first_round
         return self.window.high if first is None or self.window.is_past(first) else first
 
     def is_early(self, join: Join) -> bool:
-        """Return whether nothing can have completed without the member that this Join brings."""
+        """Return whether nothing can have completed without the sender of this Join."""
         expected = max(self.members.expected, join.expected)
         return expected > self.members.met and not self.completed_any
 
     def moves_up(self, member: Member) -> bool:
-        """Have a member that lost its place take part from `high` on; whether it had lost it.
+        """Let a member that lost its place take part from `high` on; return whether it had lost it.
 
-        Nothing before waits for it then.
+        No earlier round waits for it then.
         """
         before = (self.window.high - 1) & ROUND_MASK
         keeps_its_place = not member.contributes or member.stands_at(before)
@@ -158,7 +159,7 @@ class Rounds:
         return True
 
     def _is_overtaken(self, newcomer: Member) -> bool:
-        """Return whether a new process has done nothing yet, and its first round is over."""
+        """Return whether a new process has contributed nothing yet and its first round is past."""
         first = newcomer.first_round
         if first is None or newcomer.named is not None or newcomer.contributed is not None:
             return False
@@ -170,19 +171,19 @@ class Rounds:
         """Return the first round of which an aggregate from the parent is missing.
 
         Args:
-            has_all: tells of a round whether all of its aggregates have come.
+            has_all: returns whether all aggregates of a round have come.
         """
         high = self.window.high
         before = (high - 1) & ROUND_MASK
         if before in self.window and round_distance(self.window.base, before) <= 0:
-            # After a restart members may have named it, and wait for it still.
+            # After a restart, members may have named this round, and still wait for it.
             wanted = self.members.participants(before)
             if wanted and not self.completed_any and not has_all(before):
                 return before
         return (high + 1) & ROUND_MASK if has_all(high) else high
 
     def is_behind(self, round_: int) -> bool:
-        """Return whether a member has finished a round: by a former process of this switch."""
+        """Return whether a member finished a round through an earlier process of this switch."""
         after = (round_ + 1) & ROUND_MASK
         return any(
             (m.named == after and not m.begins)
@@ -193,12 +194,12 @@ class Rounds:
     # Whole jobs
 
     def is_out_of_step(self) -> bool:
-        """Return whether not all go on from one place, in a whole job that has just gathered.
+        """Return whether the members of a whole job, just gathered, are at different rounds.
 
-        So it is when a switch has lost its state and a worker was replaced meanwhile: some came
-        back to a round they are at, and others know nothing of it, or have not heard of a reset. Or
-        one was replaced before all had come: it begins later than they, for no packet of the old
-        process may count as its own.
+        This happens when a switch has lost its state and a worker was replaced meanwhile: some
+        members come back to their round, others do not know it or missed a Reset. It also happens
+        when a worker was replaced before all had come: the new process begins later, so that no
+        packet of the old one counts as its own.
         """
         members = self.members.contributors()
         if any(m.replaces for m in members):
@@ -217,9 +218,9 @@ class Rounds:
         )
 
     def is_beyond(self, join: Join) -> bool:
-        """Return whether a new process of a switch below knows nothing of the others.
+        """Return whether the Join of a switch's new process shows that it does not know our round.
 
-        Its first worker is new, then: a place was taken again.
+        Its first worker is new then, and has taken a free place.
         """
         ahead = round_distance(join.round, self.window.high) > 0
         return not join.flags & FLAG_STANDS_AT or (bool(join.flags & FLAG_FIRST) and ahead)
@@ -227,14 +228,15 @@ class Rounds:
     # Resets
 
     def reset(self, round_: int | None, in_rounds: bool) -> None:
-        """Go on two rounds further, or from the round that the parent says; all begin anew.
+        """Resume two rounds later, or in the round that the parent names; all members begin anew.
 
-        Further than any member has named, too: after a switch lost its state some may know of a
-        Reset of which others have not heard. They would take the same number for a late copy.
+        The new round is also beyond every round that a member has named. After a switch has lost
+        its state, some members may know of a Reset that others have not heard of; they would take
+        a Reset to an equal number for a late copy.
 
         Args:
-            round_: what the parent says.
-            in_rounds: the job counts in rounds, not in versions.
+            round_: the round that the parent names; None: there is no parent.
+            in_rounds: whether the job counts in rounds, not in versions.
         """
         if round_ is None and in_rounds:
             named = (m.named for m in self.members.contributors() if m.named is not None)
@@ -245,11 +247,11 @@ class Rounds:
         self.members.all_begin_anew()
 
     def knows_reset(self, round_: int) -> bool:
-        """Return whether a Reset to this round has been heard of before, maybe rounds ago."""
+        """Return whether a Reset to this round, or to a later one, has been handled before."""
         return self.reset_to is not None and 0 <= round_distance(self.reset_to, round_) < 1 << 30
 
     def end(self) -> None:
-        """Keep the place in the rounds beyond all that was sent: nobody contributes any more."""
+        """Move beyond every round that was sent, after the last contributor has left."""
         self.completed_any = False
         self.members.expect_nobody()
         self.window.skip()

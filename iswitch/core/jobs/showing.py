@@ -1,7 +1,7 @@
-"""What a switch tells of itself and its jobs to anybody, and of a job's members to these.
+"""Show: a switch tells anybody of itself and its jobs, and a job's members of each other.
 
-A question changes nothing, and no answer is kept, or longer than the question: so nobody can be
-flooded with answers. Rules of docs/protocol.md, "What a switch shows".
+A question changes nothing. No answer is kept, and none is longer than its question: so forged
+questions cannot flood a host with answers. Rules of docs/protocol.md, "What a switch shows".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from iswitch.core.format.wire import (
 from .record import Record, bare_answer
 from .who import named
 
-MOST_JOBS = 0xFFFF  # for which an Ack has room
+MOST_JOBS = 0xFFFF  # the largest number that fits in the field of an Ack
 
 
 def show(record: Record, peer: Address, packet: Control, asked: Show, now: float) -> Outgoing:
@@ -30,10 +30,10 @@ def show(record: Record, peer: Address, packet: Control, asked: Show, now: float
 
     Args:
         record: the jobs.
-        peer: who asks.
+        peer: the sender of the question.
         packet: the request.
-        asked: what that asks.
-        now: the time.
+        asked: the Show in it.
+        now: the time, in seconds.
     """
     ack: Ack | None
     if asked.what == Shown.SWITCH:
@@ -51,7 +51,7 @@ def show(record: Record, peer: Address, packet: Control, asked: Show, now: float
 
 
 def _switch(record: Record, number: int) -> Ack:
-    """Tell of memory, and count the jobs that share the key of the one named."""
+    """Make the Ack that tells free and reserved memory, and the number of jobs with this key."""
     reserved = record.reserved
     free = max(0, record.limits.memory - reserved)
     above = int(record.parent is not None)
@@ -60,15 +60,15 @@ def _switch(record: Record, number: int) -> Ack:
 
 
 def _next_job(record: Record, named: int, first: int, now: float) -> Ack | None:
-    """Tell of the first job from a number on that shares the key of the one named."""
+    """Make the Ack for the first job from number `first` on that shares the key of job `named`."""
     number = record.jobs.next(named, first)
     return None if number is None else _job(record, number, number, now)
 
 
 def _members(record: Record, peer: Address, number: int, first: int, now: float) -> Ack | None:
-    """Name the contributors on seats from a number on, if a member of the job asks.
+    """Make the Ack that names the contributors on seats `first` and up; None: no member asks.
 
-    A member keeps its seat: one that is there all the while is named once.
+    A member keeps its seat: a series of questions names each present member once.
     """
     job = record.jobs.get(number)
     if job is None or job.member(peer) is None:

@@ -11,9 +11,9 @@ class Sources:
     """The addresses of members, and of the switch above.
 
     Attributes:
-        hosts: how many there are at a host behind an ingress port.
-        changes: grows with each change of the addresses, so that what was derived from them can be
-            told from what still holds.
+        hosts: number of addresses at a host behind an ingress port.
+        changes: grows with each change of the addresses, so that users of results derived from
+            them can tell whether these still hold.
         version: grows with each change of the keys of `hosts`.
     """
 

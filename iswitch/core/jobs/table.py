@@ -1,4 +1,4 @@
-"""The jobs of a switch: by number, and in order, to be listed."""
+"""The jobs of a switch, by number and in a sorted list."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .job import Job
 
 
 class Jobs(dict[int, Job]):
-    """Jobs by number.
+    """Maps numbers to jobs.
 
-    Those that share a key, or have none, are kept in order: to list a thousand of them, one a
-    request, costs no sorting.
+    The jobs that share a key, or have none, are also kept in a sorted list: requests can list a
+    thousand of them one by one without sorting each time.
 
     Args:
         keys: of the keyed jobs.
@@ -34,13 +34,13 @@ class Jobs(dict[int, Job]):
         self._like(number).remove(number)
 
     def next(self, named: int, first: int) -> int | None:
-        """Return the first job from a number on that shares the key of the job named."""
+        """Return the lowest number from `first` on of a job that shares the key of job `named`."""
         numbers = self._like(named)
         at = bisect_left(numbers, first)
         return numbers[at] if at < len(numbers) else None
 
     def many(self, named: int) -> int:
-        """Return how many jobs share the key of the job named."""
+        """Return the number of jobs that share the key of job `named`."""
         return len(self._like(named))
 
     def _like(self, number: int) -> list[int]:

@@ -1,8 +1,8 @@
 """A job's membership at the switch above, as that switch sees it: one contributor among others.
 
-An uplink asks and repeats what it asks until it is answered; what the answers mean for the job is
-the business of `hierarchy.py`. Lost data is no concern of it: the workers below ask for Help, and
-what only the parent can help with is passed on.
+An uplink repeats each request until it is answered; `parent.py` applies the answers to the job. An
+uplink does not handle lost data: the workers below ask for Help, and the switch asks the parent for
+results that only the parent has.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ FIRST_PAUSE = 0.02  # seconds before an unanswered request is repeated; doubles
 LONGEST_PAUSE = 1.0
 BACKOFF = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 GATHER_PAUSE = 0.02  # seconds between two questions whether all workers are there
-HELP_PAUSE = 0.01  # seconds in which the same segments are not asked for again
-REMEMBERED = 64  # questions for whom segments wait
+HELP_PAUSE = 0.01  # seconds before Help for equal segments may be asked again
+REMEMBERED = 64  # open questions about the workers that segments wait for
 
 
 @dataclass
@@ -45,9 +45,9 @@ class Uplink:
     """Talks to the parent for one job.
 
     Args:
-        parent: where it is.
+        parent: the parent's address.
         job: the job's number.
-        incarnation: Request of the Join.
+        incarnation: Request number of the Join.
     """
 
     parent: Address
@@ -55,12 +55,12 @@ class Uplink:
     incarnation: int
     phase: UplinkPhase = UplinkPhase.JOINING
     named: int | None = None  # the round that our first Join named
-    first_round: int = 0  # where we take part from
+    first_round: int = 0  # in which we take part
     waiting: dict[Address, Control] = field(default_factory=dict)  # Joins that wait for ours
     forwarded: dict[int, tuple[Address, Control]] = field(default_factory=dict)  # by our Request
-    told: int = 0  # workers, by our last Join
+    told: int = 0  # number of workers that our last Join named
     statement: Statement = field(default_factory=Statement)  # of ranks
-    next_join: float | None = None  # when to ask who is there, or to be a member still
+    next_join: float | None = None  # when to ask whether all are there, or renew the membership
     relayed: Relayed = field(default_factory=Relayed)  # by the parent
     _helped: dict[Segments, float] = field(default_factory=dict)
     _asked: dict[int, Who] = field(default_factory=dict)  # by our Request
@@ -70,12 +70,12 @@ class Uplink:
 
     @property
     def is_member(self) -> bool:
-        """Whether the parent counts on this switch."""
+        """Whether this switch is a member at the parent."""
         return self.phase is UplinkPhase.MEMBER
 
     @property
     def is_joining(self) -> bool:
-        """Whether a Join is under way that the parent has to answer first."""
+        """Whether this switch waits for the answer to a Join that makes it a member."""
         return self.phase in (UplinkPhase.JOINING, UplinkPhase.REJOINING)
 
     @property
@@ -84,20 +84,20 @@ class Uplink:
         return self.phase is UplinkPhase.LEAVING
 
     def enter(self, phase: UplinkPhase) -> None:
-        """Be in this phase from now on.
+        """Enter a phase.
 
         Raises:
-            WrongStep: it cannot follow the one before.
+            WrongStep: the phase cannot follow the present one.
         """
         self.phase = follow(UPLINK, self.phase, phase)
 
     def join(self, value: SwitchJoin, gathered: bool, now: float) -> list[Outgoing]:
-        """Join, remain a member, or tell how many workers there are now.
+        """Send a Join: to become or remain a member, or to tell the number of workers.
 
         Args:
-            value: what to say.
-            gathered: all workers are there.
-            now: the time.
+            value: the Join.
+            gathered: whether all workers have come.
+            now: the time, in seconds.
         """
         if self.phase is UplinkPhase.JOINING:
             value = replace(value, flags=value.flags | FLAG_NEW)
@@ -117,40 +117,40 @@ class Uplink:
         return [j.wanted for j in joins if isinstance(j, Join) and j.wanted != NO_RANK]
 
     def outdo(self, last: int, value: SwitchJoin, now: float) -> list[Outgoing]:
-        """Join with a number above `last`: the process before at this address had used it.
+        """Join with a number above those of the previous process at this address.
 
         Args:
-            last: the largest number of that process.
-            value: what to say.
-            now: the time.
+            last: the largest Request number of that process.
+            value: the Join.
+            now: the time, in seconds.
         """
         self.be_called((last + 1) & ROUND_MASK)
         return self.join(value, False, now)
 
     def be_called(self, incarnation: int) -> None:
-        """Join with another Request from now on; other requests have numbers beyond it."""
+        """Change the Request number of our Joins; other requests have numbers beyond it."""
         self.incarnation = incarnation
         self.requests.numbers.exceed(incarnation)
 
     def window(self) -> Window:
-        """Return the window with which the job begins here; if the parent moved on, no earlier."""
+        """Return the window with which the job begins here, at the first round the parent told."""
         moved = self.named is not None and round_distance(self.first_round, self.named) > 0
         lowest = self.first_round if moved else None
         return Window(self.first_round, self.first_round, lowest, named=Named.SURE)
 
     def request(self, action: Action, value: Value, now: float) -> tuple[int, list[Outgoing]]:
-        """Ask the parent to do something; return the Request, and what to send.
+        """Make a request to the parent; return its number and the packets to send.
 
         Args:
-            action: what to do.
-            value: with what.
-            now: the time.
+            action: the request's action.
+            value: the request's value.
+            now: the time, in seconds.
         """
         number, out = self.requests.ask_next(self.job, action, value, now)
         return number, [out]
 
     def help(self, named: Segments, now: float) -> list[Outgoing]:
-        """Ask for aggregates, once: a worker that waits for them asks again."""
+        """Ask for aggregates without repeating it: the worker that waits for them asks again."""
         self._helped = {n: when for n, when in self._helped.items() if now - when < HELP_PAUSE}
         if named in self._helped:
             return []
@@ -158,7 +158,7 @@ class Uplink:
         return [self.requests.ask_once(self.job, Action.HELP, named)[1]]
 
     def ask_for_whom(self, who: Who) -> list[Outgoing]:
-        """Ask for whom segments wait, once: a worker that wants to know asks again."""
+        """Ask for whom segments wait, without repeating it: the worker that asked asks again."""
         while len(self._asked) >= REMEMBERED:
             del self._asked[next(iter(self._asked))]
         number, out = self.requests.ask_once(self.job, Action.HELP, who)
@@ -167,17 +167,17 @@ class Uplink:
 
     @property
     def last_request(self) -> int:
-        """The largest number that a request of ours has had."""
+        """The largest Request number used so far."""
         return self.requests.numbers.last
 
     def was_asked(self, request: int) -> Who | None:
-        """Return the question that a request of ours asked, if it is not answered yet."""
+        """Return the question with this Request number, and forget it; None: none is open."""
         return self._asked.pop(request, None)
 
     def answered(self, packet: Control) -> Control | None:
-        """Return the request that an Ack answers, and repeat it no more; None: none is open.
+        """Return the request that an Ack answers, and stop repeating it; None: none is open.
 
-        Help is not among them: it is asked once.
+        Help is never among them, since it is not repeated.
         """
         one = self.requests.answered_by(packet)
         if one is None:
@@ -186,16 +186,16 @@ class Uplink:
         return one.packet
 
     def ask_anew(self, request: int, last: int, now: float) -> list[Outgoing]:
-        """Ask with a number above `last`, the largest that an earlier process used here.
+        """Send a request again with a number above those of an earlier process at this address.
 
         Args:
             request: the number that was too small.
             last: the number to exceed.
-            now: the time.
+            now: the time, in seconds.
         """
         self.requests.numbers.exceed(last)
         one = self.requests.find(request)
-        if one is None:  # Help: whoever waits asks again
+        if one is None:  # Help: the worker that waits asks again
             return []
         out = self.requests.ask_anew(one, now)
         if request in self.forwarded:
@@ -203,7 +203,7 @@ class Uplink:
         return [out]
 
     def acknowledge(self, packet: Control, value: Ack | None = None) -> tuple[Outgoing, bool]:
-        """Return the Ack to what the parent relayed, and whether that is new."""
+        """Return the Ack to a command that the parent relayed, and whether that is new."""
         ack = Control(Action.ACK, self.job, packet.request, value or Ack(packet.action))
         return Outgoing.control(self.parent, ack.build()), self.relayed.is_new(packet)
 
@@ -214,12 +214,12 @@ class Uplink:
         self.forget_join()
 
     def forget_join(self) -> None:
-        """Repeat no Join that is under way."""
+        """Stop repeating Joins, and send no next one until told."""
         self.next_join = None
         self.requests.forget_joins()
 
     def deadline(self) -> float | None:
-        """Return when a request is to be repeated, or a Join due."""
+        """Return the time of the next repeat or Join, in seconds; None: there is none."""
         due = self.requests.deadline()
         if self.next_join is not None and self.is_member:
             due = self.next_join if due is None else min(due, self.next_join)

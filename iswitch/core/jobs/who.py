@@ -1,8 +1,8 @@
-"""For whom segments wait, anywhere in a tree: what a switch knows, and what its neighbours say.
+"""The workers for whom segments wait, anywhere in a tree: known here, or told by neighbours.
 
-A switch answers at once, and then asks its neighbours for what it does not know. The worker asks
-again, with an equal question: so no answer is older than the question.
-Each neighbour but the asker is asked, so a question goes through the tree once, and ends.
+A switch answers at once, and asks its neighbours for names that it does not know. The worker then
+repeats the question: so no answer is older than the question. A switch asks each neighbour but the
+asker, so a question goes through the tree once, and ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REMEMBERED = 1024  # answers of neighbours, the newest; of about 1 kB each
 
 
 class Awaiting(NamedTuple):
-    """For whom segments wait, as far as one answer names them."""
+    """The workers for whom segments wait: their total number, and those that one answer names."""
 
     total: int
     awaited: tuple[Awaited, ...]
@@ -43,7 +43,7 @@ NOBODY = Awaiting(0, ())
 
 
 def together(parts: list[Awaiting]) -> Awaiting:
-    """Join what several said; name switches that have not answered first."""
+    """Merge several answers; name the switches that have not answered first."""
     named = sorted((one for part in parts for one in part.awaited), key=lambda o: o.rank != NO_RANK)
     return Awaiting(sum(part.total for part in parts), tuple(named[:MOST_AWAITED]))
 
@@ -55,7 +55,7 @@ def named(member: Member) -> Awaited:
 
 
 class Neighbours:
-    """Keeps what the switches above and below have answered."""
+    """Keeps the answers of the switches above and below."""
 
     def __init__(self) -> None:
         self._told: OrderedDict[tuple[Address, int, Who], Awaiting] = OrderedDict()
@@ -63,10 +63,10 @@ class Neighbours:
     def ask(
         self, neighbour: Address, job: int, who: Who, send: Callable[[], list[Outgoing]]
     ) -> tuple[Awaiting, list[Outgoing]]:
-        """Return what a neighbour has answered, and what to send to learn more.
+        """Return a neighbour's answer so far, and the packets that ask for more.
 
         Args:
-            neighbour: the switch.
+            neighbour: the switch's address.
             job: the job's number.
             who: the question.
             send: makes the packets that ask it.

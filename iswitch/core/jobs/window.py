@@ -2,8 +2,8 @@
 
 Why two sets of sums suffice: with H automatic a worker starts round R only when it has every
 aggregate of R-1, so a contribution to R proves that everybody contributed to R-1 and so has R-2,
-whose set R then takes over. The first contribution of a newcomer proves nothing of the kind, so it
-may not raise `high` before the others are that far (`rounds.py`).
+whose set R then takes over. A newcomer's first contribution proves no such thing, so it may not
+raise `high` before the others have reached that round (`rounds.py`).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from .phases import NAMED, Named, follow
 
 @dataclass(slots=True)
 class Window:
-    """The rounds a synchronous job takes: `high - 1` to `high + 1`, none before `lowest`.
+    """The rounds that a synchronous job accepts: `high - 1` to `high + 1`, none before `lowest`.
 
-    The first to name a round sets `high`, whatever the number: workers that come back to a switch
-    which lost its state may stand anywhere in the circle of numbers.
+    The first round that is named sets `high`, whatever its number: workers that come back to a
+    switch which lost its state may be anywhere in the circle of numbers.
 
     Attributes:
-        high: the highest round that anybody has begun.
-        base: the round with which the job began here, of interest until something has completed.
-        lowest: no earlier round is taken, whatever `high` is.
-        named: who has set `high`.
-        contributed: something was contributed to `high`.
+        high: the highest round that any member has begun.
+        base: the round in which the job began here; unused once a segment has completed.
+        lowest: no earlier round is accepted, whatever `high` is; None: no such bound.
+        named: what has set `high`.
+        contributed: whether a contribution to `high` was accepted.
     """
 
     high: int = 0
@@ -41,7 +41,7 @@ class Window:
 
     @property
     def is_sure(self) -> bool:
-        """Whether anything but a first round has set `high`."""
+        """Whether anything other than a newcomer's first round has set `high`."""
         return self.named is Named.SURE
 
     def _know(self, named: Named) -> None:
@@ -54,10 +54,10 @@ class Window:
         return round_distance(round_, self.high) < -1
 
     def name(self, round_: int, first: bool) -> None:
-        """Take from a Join the round at which its sender stands.
+        """Move on to the round that a Join names.
 
-        If it is the sender's `first`, the others may be up to two rounds behind: it counts only
-        until somebody names one that is not.
+        If the round is its sender's `first`, other members may be up to two rounds behind: the
+        round holds only until a member names one that is not its first.
         """
         if first:
             lower = round_distance(round_, self.high) < 0
@@ -81,7 +81,7 @@ class Window:
             self.contributed = True
 
     def skip(self, round_: int | None = None) -> None:
-        """Go on two rounds further, so that no straggler from before can enter."""
+        """Move two rounds on, or to `round_`; late packets of earlier rounds are refused then."""
         self._raise((self.high + 2) & ROUND_MASK if round_ is None else round_)
         self.lowest = self.base = self.high
 
@@ -91,7 +91,7 @@ class Window:
         self.contributed = False
         if self.base not in self:
             self.base = round_
-        # Numbers wrap: a bound kept for 2**31 rounds would look like one to come.
+        # Numbers wrap: a bound kept for 2**31 rounds would look like a future round.
         if self.lowest is not None and round_distance(round_ - 1, self.lowest) >= 0:
             self.lowest = None
 
