@@ -1,9 +1,9 @@
-"""Ways to add up the vectors of all workers, behind one interface.
+"""Strategies, the ways to sum the vectors of all workers, behind one interface.
 
     with make("iswitch", numel=1000) as strategy:
         strategy.allreduce(vector)
 
-Each is made from what `iswitch run` and torchrun put into the environment.
+Each strategy reads its settings from the environment that `iswitch run` or torchrun sets.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ STRATEGIES = {
 
 
 class Strategy(Protocol):
-    """A member of a group of workers that add up vectors; use it as a context.
+    """A member of a group of workers that sum vectors; use it in a `with` statement.
 
     Attributes:
-        rank: this worker's number in the order in which a sum is added up, if that is fixed.
-        num_workers: how many there are.
+        rank: this worker's number; sums with a fixed order of addition add in order of ranks.
+        num_workers: number of workers in the group.
     """
 
     rank: int
@@ -44,17 +44,16 @@ class Strategy(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def allreduce(self, vector: Vector) -> Vector:
-        """Add up the vectors of all workers; all get the same bits.
+        """Sum the vectors of all workers; return the sum, equal to the bit on all workers.
+
+        The sum is valid until the next call.
 
         Args:
-            vector: float32 [numel]; it may hold the sum afterwards.
-
-        Returns:
-            the sum, to be read until the next call.
+            vector: float32 [numel]; may be overwritten with the sum.
         """
 
     def stats(self) -> dict[str, Any]:
-        """Give its figures for a report."""
+        """Return the strategy's counts, for a report."""
 
 
 def lacks(name: str) -> str:
@@ -64,7 +63,7 @@ def lacks(name: str) -> str:
 
 
 def options(name: str) -> list[str]:
-    """What `make` takes for a strategy, beside its name and `numel`."""
+    """Return the names of the options that `make` takes for a strategy."""
     from worker_lib.worker import Worker
 
     module = import_module(f".{name}", __name__)
@@ -80,10 +79,10 @@ def make(name: str, numel: int, **options: Any) -> Strategy:
     Args:
         name: one of STRATEGIES.
         numel: elements of every vector.
-        options: `timeout` in seconds; what else the strategy takes.
+        options: `timeout` in seconds, and the strategy's own options.
 
     Raises:
-        ValueError: there is no such strategy, or the environment lacks what it needs.
+        ValueError: there is no such strategy, or a variable is missing in the environment.
     """
     if name not in STRATEGIES:
         raise ValueError(f"no strategy {name!r}; there are {', '.join(STRATEGIES)}")

@@ -13,17 +13,20 @@ import numpy as np
 from . import Vector
 
 TIMEOUT = 30.0  # seconds
-LEAST, MOST = 0.001, 1e6  # of them; the kernel takes 0 for no limit, and poll has 32 bits of ms
+LEAST, MOST = 0.001, 1e6  # seconds: 0 would mean no limit to the kernel, poll has 32 bits of ms
 F32 = 4  # bytes
 
 
 class Base(ABC):
-    """A member of a group; `_close` parts from it.
+    """A member of a group that sums vectors.
 
     Args:
         rank: this worker's number.
-        num_workers: how many there are.
+        num_workers: number of workers in the group.
         numel: elements of every vector.
+
+    Attributes:
+        rounds: number of allreduces begun.
     """
 
     def __init__(self, rank: int, num_workers: int, numel: int) -> None:
@@ -44,17 +47,17 @@ class Base(ABC):
 
     @abstractmethod
     def allreduce(self, vector: Vector) -> Vector:
-        """Add up the vectors of all workers, in place."""
+        """Sum the vectors of all workers, float32 [numel], in place; return the sum."""
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:
-        """Give its figures for a report."""
+        """Return the strategy's counts, for a report."""
 
     def check(self, vector: Vector) -> None:
-        """Whether a vector can be added up in place.
+        """Refuse a vector that cannot be summed in place.
 
         Raises:
-            ValueError: it cannot; the message names the mend.
+            ValueError: the vector has a wrong type, shape or layout; the message names the mend.
         """
         if (
             not isinstance(vector, np.ndarray)
@@ -70,10 +73,10 @@ class Base(ABC):
 
 
 def check_timeout(timeout: float) -> float:
-    """A timeout that sockets take, in seconds.
+    """Return a timeout in seconds if sockets accept it.
 
     Raises:
-        ValueError: it is none; the message names the mend.
+        ValueError: the timeout is no number or out of range; the message names the mend.
     """
     if not (isinstance(timeout, int | float) and LEAST <= timeout <= MOST):
         raise ValueError(f"timeout = {timeout!r}: pass seconds, {LEAST} to {MOST:.0f}")
@@ -81,10 +84,10 @@ def check_timeout(timeout: float) -> float:
 
 
 def check_piece(piece: int) -> int:
-    """How many elements of float32 there are in a piece of so many bytes.
+    """Return how many float32 elements fit in a piece of `piece` bytes.
 
     Raises:
-        ValueError: none; the message names the mend.
+        ValueError: not even one fits; the message names the mend.
     """
     if not (isinstance(piece, int) and piece >= F32):
         raise ValueError(f"piece = {piece!r}: pass a whole number of bytes, {F32} or more")
@@ -92,14 +95,21 @@ def check_piece(piece: int) -> int:
 
 
 def lacking(name: str, packages: Sequence[str], programs: Sequence[str], mend: str) -> str:
-    """What a strategy needs of these and is not here, with the mend; nothing if all is."""
+    """Say which packages and programs a strategy lacks, and how to get them; "" if none.
+
+    Args:
+        name: name of the strategy.
+        packages: Python packages that it needs.
+        programs: programs that it needs on PATH.
+        mend: how to install them, for the message.
+    """
     found = [package for package in packages if find_spec(package) is None]
     found += [program for program in programs if shutil.which(program) is None]
     return f"the strategy {name} needs {' and '.join(found)}: {mend}" if found else ""
 
 
 def described(vector: object) -> str:
-    """Put an argument into words."""
+    """Describe an argument for an error message: its type, shape and layout."""
     if not isinstance(vector, np.ndarray):
         return f"a {type(vector).__name__}"
     layout = "" if vector.flags.c_contiguous else ", not contiguous"
@@ -108,10 +118,13 @@ def described(vector: object) -> str:
 
 
 def bounds(numel: int, parts: int) -> list[int]:
-    """Where so many parts begin and end, which differ by one element at most."""
+    """Return the parts + 1 bounds that split `numel` elements into parts of nearly equal size.
+
+    The sizes differ by one element at most.
+    """
     return [numel * part // parts for part in range(parts + 1)]
 
 
 def pieces(start: int, stop: int, most: int) -> list[slice]:
-    """A range of elements in pieces of at most so many."""
+    """Split elements start..stop-1 into slices of at most `most` elements."""
     return [slice(at, min(at + most, stop)) for at in range(start, stop, most)]

@@ -1,4 +1,4 @@
-"""What an allreduce costs, as a strategy says beforehand: steps, and who sends how much to whom."""
+"""The cost of an allreduce, which a strategy predicts: its steps, and the bytes between nodes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ Node = int | str  # a worker's rank, or the name of something else
 
 
 class Cost(NamedTuple):
-    """Of one allreduce.
+    """The cost of one allreduce.
 
-    `steps` is the length of the longest chain of messages, each of which waits for the one before
-    (of the first pieces, where pieces follow one another). `flows` are bytes of payload from one
-    node to another.
+    Attributes:
+        steps: length of the longest chain of messages in which each waits for the one before it;
+            where vectors are sent in pieces, the chain of the first pieces.
+        flows: bytes of payload by (sending node, receiving node).
     """
 
     steps: int
     flows: Mapping[tuple[Node, Node], int]
 
     def sent(self, node: Node) -> int:
-        """Bytes of payload on the link of a node, from it to its switch."""
+        """Return the bytes of payload that a node sends on its link."""
         return sum(size for (source, _), size in self.flows.items() if source == node)
 
     def received(self, node: Node) -> int:
-        """Bytes of payload on the link of a node, from its switch to it."""
+        """Return the bytes of payload that a node receives on its link."""
         return sum(size for (_, target), size in self.flows.items() if target == node)

@@ -1,4 +1,4 @@
-"""The errors of workers that add up without a switch; each message says what to do."""
+"""Errors of the strategies that sum without a switch; each message says what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ class RendezvousError(WorkerError):
 
     @classmethod
     def missing(cls, ranks: Collection[int], where: str, seconds: float) -> RendezvousError:
-        """Some have not come."""
+        """Make the error that some workers did not come.
+
+        Args:
+            ranks: ranks of the missing workers.
+            where: address at which the group meets.
+            seconds: time that the others have waited.
+        """
         named = ", ".join(map(str, sorted(ranks)))
         plural = "s" * (len(ranks) > 1)
         return cls(
@@ -35,7 +41,7 @@ class PeerLost(WorkerError):
 
 
 class PeerSilent(WorkerError):
-    """A peer is connected, and said nothing for too long."""
+    """A connected peer sent nothing for too long."""
 
     def __init__(self, peer: str, seconds: float) -> None:
         self.peer = peer
@@ -47,4 +53,4 @@ class PeerSilent(WorkerError):
 
 
 class Unavailable(WorkerError):
-    """This machine lacks what a strategy is made of."""
+    """A package or program that a strategy needs is not installed."""

@@ -1,8 +1,8 @@
-"""Tensor fusion: many arrays in one vector, so that they are added up at once.
+"""Tensor fusion: joins many arrays in one vector, to sum them in one allreduce.
 
-An allreduce has a price of its own for every step, whatever it carries; a network's layers have
-biases of a few elements. In one vector all layers pay that price once (as Horovod's fusion buffer
-has it).
+Every allreduce has a fixed cost per step, however short its vector, and a network has many arrays
+of a few elements, such as biases. One vector for all layers pays that cost once (as in Horovod's
+fusion buffer).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from . import Strategy, Vector
 
 
 class Fused:
-    """Arrays of these shapes, side by side in one vector.
+    """Joins arrays of given shapes in one vector.
 
     Attributes:
-        vector: float32 [numel], all of them.
-        views: each of them, a part of the vector: who computes into these saves the copies.
+        vector: float32 [numel], all arrays one after the other.
+        views: the arrays as views of the vector; computing into them saves copies.
     """
 
     def __init__(self, shapes: Sequence[Sequence[int]]) -> None:
@@ -31,15 +31,15 @@ class Fused:
         self.views = [part.reshape(tuple(shape)) for part, shape in zip(parts, shapes, strict=True)]
 
     def allreduce(self, strategy: Strategy, arrays: Sequence[Vector] | None = None) -> None:
-        """Add up all arrays over all workers.
+        """Sum all arrays over all workers, in place.
 
         Args:
-            strategy: made for as many elements as they have together.
-            arrays: copied into the views before, and from the sum afterwards. None: what is in the
-                views is added up, and the sum is there afterwards.
+            strategy: sums the vector; made for its `numel`.
+            arrays: copied to the views before, and from the views afterwards; None: the views
+                themselves are summed in place.
 
         Raises:
-            ValueError: other arrays than were said.
+            ValueError: the arrays do not have the number, shapes and dtype given at construction.
         """
         arrays = self.views if arrays is None else arrays
         for view, array in zip(self.views, arrays, strict=True):
@@ -60,8 +60,8 @@ class Fused:
 
 
 def allreduce_many(strategy: Strategy, arrays: Sequence[Vector]) -> None:
-    """Add up arrays over all workers, each in place, in one allreduce.
+    """Sum float32 arrays over all workers, in place, in one allreduce.
 
-    Where that is done often, a `Fused` that is kept saves the memory from being made anew.
+    To do this often, keep a `Fused` instead: it allocates its memory once.
     """
     Fused([array.shape for array in arrays]).allreduce(strategy, arrays)

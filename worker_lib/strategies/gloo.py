@@ -1,8 +1,8 @@
 """torch.distributed's gloo: its ring over TCP between the workers, no switch.
 
-Cost: about the steps and bytes of `ring`, whose scatter-reduce and all-gather it does, in segments
-of its own; so small vectors are padded, and every message of gloo's has a header. Asserted are the
-bytes of a large vector on the links of hosts, to five per cent; not the steps.
+Cost: about the steps and bytes of `ring`, since gloo does a scatter-reduce and an all-gather, too.
+It pads small vectors and adds a header to every message. Tests assert the bytes of a large vector
+on the links of hosts, to five per cent, and not the steps.
 """
 
 from __future__ import annotations
@@ -17,14 +17,24 @@ from .base import TIMEOUT, Base, check_timeout, lacking
 from .errors import PeerLost, PeerSilent, RendezvousError, Unavailable
 from .rendezvous import Meeting, meet
 
-# Of whatever fails gloo tells by a RuntimeError, which begins with a place in its sources.
+# gloo reports every failure by a RuntimeError, whose message begins with a place in its sources.
 PLACE = re.compile(r"^\[\S+\] ")
 SILENCE = re.compile(r"time(d |-)?out", re.IGNORECASE)
 ADDRESS = re.compile(r"\[([\d.]+)\]:\d+")  # of a peer
 
 
 class Gloo(Base):
-    """A member of torch's default process group, which has the store of rank 0."""
+    """A member of torch's default process group, which uses a store on rank 0.
+
+    Args:
+        meeting: the result of the rendezvous.
+        numel: elements of every vector.
+        store: torch's TCPStore on rank 0.
+        timeout: seconds to connect, and then of silence.
+
+    Raises:
+        RendezvousError: gloo could not connect the workers.
+    """
 
     def __init__(self, meeting: Meeting, numel: int, store: Any, timeout: float) -> None:
         from torch import distributed
@@ -41,7 +51,7 @@ class Gloo(Base):
                 world_size=meeting.num_workers,
                 timeout=timedelta(seconds=timeout),
             )
-            distributed.barrier()  # all have read of the store what they need; rank 0 may end it
+            distributed.barrier()  # after it nobody needs the store, and rank 0 may end
         except RuntimeError as error:
             if distributed.is_initialized():
                 self.close()
@@ -52,11 +62,11 @@ class Gloo(Base):
         self._distributed.destroy_process_group()
 
     def allreduce(self, vector: Vector) -> Vector:
-        """Add up, in the order in which the ring passes each part.
+        """Sum in place, each part of the vector in the order in which the ring passes it.
 
         Raises:
             PeerLost: a connection broke.
-            PeerSilent: nothing came for `timeout` seconds.
+            PeerSilent: nothing arrived for `timeout` seconds.
         """
         from torch import from_numpy
 
@@ -69,15 +79,20 @@ class Gloo(Base):
         return vector
 
     def stats(self) -> dict[str, Any]:
-        """Rounds."""
+        """Return the number of `rounds`."""
         return {"rounds": self.rounds}
 
 
 def fault(said: str, hosts: Sequence[str], timeout: float) -> PeerLost | PeerSilent:
-    """What a message of gloo's means, of ranks with these addresses.
+    """Convert gloo's error message to an error of ours.
 
-    It names a peer by its address, which is a rank's if no other is on that host; who was silent it
-    does not name.
+    gloo names a lost peer by its address, which identifies a rank if no other rank has that host.
+    It does not name a silent peer.
+
+    Args:
+        said: gloo's message.
+        hosts: address of each rank's host.
+        timeout: seconds after which gloo reports silence.
     """
     if SILENCE.search(said):
         return PeerSilent("a worker", timeout)
@@ -88,7 +103,7 @@ def fault(said: str, hosts: Sequence[str], timeout: float) -> PeerLost | PeerSil
 
 
 def unconnected(error: RuntimeError) -> RendezvousError:
-    """The workers have met, and torch has not made a group of them."""
+    """Make the error that torch could not connect workers that have met."""
     return RendezvousError(
         f"gloo has not connected the workers; it says: {error}; look whether one of them has "
         "failed, whether GLOO_SOCKET_IFNAME names the interface that leads to the others, or give "
@@ -104,11 +119,12 @@ def lacks() -> str:
 def join(numel: int, *, timeout: float = TIMEOUT) -> Gloo:
     """Join the group of MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE.
 
-    Across namespaces gloo has to be told the interface: GLOO_SOCKET_IFNAME (`iswitch run` does).
+    Across namespaces gloo needs the name of its interface in GLOO_SOCKET_IFNAME; `iswitch run` sets
+    it.
 
     Raises:
-        ValueError: the environment lacks what it needs, or the timeout cannot be.
-        RendezvousError: not all have come, or gloo has not connected them.
+        ValueError: a variable is missing or wrong, or the timeout is out of range.
+        RendezvousError: a worker did not come, or gloo could not connect the workers.
         Unavailable: torch is not installed.
     """
     if missing := lacks():

@@ -1,4 +1,4 @@
-"""Hear who connects: each says first who it is, and a silent one holds up nobody."""
+"""Accepts connections and reads their first messages, so that a silent one delays no other."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import time
 from collections.abc import Callable, Generator
 
 NO_ROOM = (errno.EMFILE, errno.ENFILE)
-GUESTS = 256  # who have not said yet who they are; of more the first are sent away
+GUESTS = 256  # most connections without a complete message; beyond it the oldest are closed
 
 
 def greeted(
     listener: socket.socket, unsaid: Callable[[bytearray], int], deadline: float
 ) -> Generator[tuple[socket.socket, bytes], None, None]:
-    """Yield connections with their first messages, as these become whole, until the deadline.
+    """Yield (connection, first message) whenever a first message is complete, until the deadline.
 
-    A connection that is yielded does not block, and belongs to the caller. Those whose messages are
-    not whole are closed with the generator. Nothing that follows a message is received.
+    A yielded connection is non-blocking and belongs to the caller. The generator reads nothing
+    beyond the first message; when it ends, it closes connections whose messages are incomplete.
 
     Args:
-        listener: where they connect.
-        unsaid: how many bytes a message that begins so lacks; ValueError if it is none.
-        deadline: of time.monotonic().
+        listener: socket to which peers connect.
+        unsaid: returns how many bytes a partial message still lacks; raises ValueError if it cannot
+            be a message.
+        deadline: time of time.monotonic() at which to end.
     """
     listener.setblocking(False)
-    guests: dict[socket.socket, bytearray] = {}  # what they have said, in the order of coming
+    guests: dict[socket.socket, bytearray] = {}  # bytes received so far; oldest connection first
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
 
@@ -36,7 +37,7 @@ def greeted(
 
         try:
             while (left := deadline - time.monotonic()) > 0:
-                is_full = False  # the process may open no more
+                is_full = False  # whether the process may open no more descriptors
                 for sock in [key.fileobj for key, _ in selector.select(left)]:
                     assert isinstance(sock, socket.socket)
                     if sock is listener:
@@ -53,7 +54,7 @@ def greeted(
                         continue
                     try:
                         whole = filled(sock, guests[sock], unsaid)
-                    except (OSError, ValueError):  # it has gone, or is a stranger
+                    except (OSError, ValueError):  # the peer has gone, or is a stranger
                         part_from(sock)
                         sock.close()
                         continue
@@ -69,7 +70,7 @@ def greeted(
 
 
 def _accepted(listener: socket.socket) -> socket.socket | None:
-    """Accept a connection, which does not block; None: it has gone."""
+    """Accept a connection and make it non-blocking; None: the peer has gone already."""
     try:
         guest, _ = listener.accept()
     except (BlockingIOError, ConnectionAbortedError):
@@ -79,11 +80,16 @@ def _accepted(listener: socket.socket) -> socket.socket | None:
 
 
 def filled(sock: socket.socket, said: bytearray, unsaid: Callable[[bytearray], int]) -> bool:
-    """Receive what is there of a message; whether it is whole now. The socket must not block.
+    """Receive more of a message without blocking; return whether it is complete.
+
+    Args:
+        sock: a non-blocking socket.
+        said: bytes received so far; extended.
+        unsaid: returns how many bytes a partial message still lacks, see `greeted`.
 
     Raises:
-        OSError: no more will come.
-        ValueError: it is no message, as `unsaid` finds.
+        OSError: the connection has ended.
+        ValueError: `unsaid` found that this is no message.
     """
     while (size := unsaid(said)) > 0:
         try:

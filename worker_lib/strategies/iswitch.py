@@ -1,8 +1,8 @@
-"""The switch adds: every worker sends its vector once, and gets the sum once.
+"""The switch adds: every worker sends its vector once and receives the sum once.
 
-Cost, for X bytes: 2 steps, up and down (two more for each level of switches above the first). Each
-worker sends X and receives X, with 8 bytes for each segment of up to 1464; so does a switch to the
-one above it.
+Cost, for X bytes: 2 steps, up and down, and two more for each level of switches above the first.
+Each worker sends X and receives X, plus 8 bytes for each segment of up to 1464 bytes. Each switch
+sends and receives as much on the link to its parent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .cost import Cost, Node
 
 
 class Switched(Base):
-    """A member of a job of a switch."""
+    """A member of a switch's job; wraps a `Worker`."""
 
     def __init__(self, worker: Worker, numel: int) -> None:
         assert worker.num_workers is not None
@@ -30,23 +30,23 @@ class Switched(Base):
         self.worker.close()
 
     def allreduce(self, vector: Vector) -> Vector:
-        """Add up, in order of arrival, or of rank if the job is reproducible."""
+        """Sum in place, in order of arrival, or in order of rank if the job is reproducible."""
         self.check(vector)
         self.rounds += 1
         return self.worker.allreduce(vector, out=vector)
 
     def stats(self) -> dict[str, Any]:
-        """The worker's."""
+        """Return the worker's statistics, see `Worker.stats`."""
         return self.worker.stats()
 
 
 def cost(numel: int, num_workers: int, levels: int = 1) -> Cost:
-    """What an allreduce of float32 takes, if no packet is lost.
+    """Return the cost of a float32 allreduce without packet loss.
 
     Args:
-        numel: elements.
-        num_workers: that send.
-        levels: of switches.
+        numel: elements of the vector.
+        num_workers: number of workers.
+        levels: levels of switches.
     """
     shape = Shape.of(numel, DType.FLOAT32, Op.SUM)
     size = shape.segments * SEG_SIZE + numel * shape.dtype.itemsize
@@ -61,7 +61,7 @@ def join(numel: int, **options: Any) -> Switched:
 
     Args:
         numel: elements of every vector.
-        options: as of `Worker`.
+        options: keyword arguments for `Worker.from_env`.
     """
     check_timeout(options.get("timeout", TIMEOUT))
     return Switched(Worker.from_env(numel, **options), numel)

@@ -1,14 +1,14 @@
-"""MPI, by mpi4py and Open MPI over TCP; an outside reference, like gloo.
+"""MPI, by mpi4py and Open MPI over TCP; an independent reference, like gloo.
 
-The workers run already when they join: rank 0 starts an `mpirun`, whose daemons are started by the
-workers themselves, each on its own host (no ssh) and watched there, and whose ranks are stand-ins
-(`mpi_helper`) that hand their environment over. With it a worker is that rank for Open MPI. One
-world is made for a process, and lasts until it ends: MPI can be begun once only. If a rank dies,
-mpirun ends the others, as MPI has it.
+The workers already run when they join. Rank 0 starts `mpirun`. No ssh is needed: on each host a
+worker starts Open MPI's daemon and watches it. The daemons start stand-ins (`mpi_helper`) as ranks;
+each stand-in passes its environment to a worker, which then is that rank for Open MPI. MPI can be
+initialised only once in a process, so the group lasts until the process ends. If a rank dies,
+mpirun ends the others, as usual with MPI.
 
-Cost: what Open MPI's "tuned" chooses by size. Of large vectors, each of N workers sends and
-receives about 2X(N - 1)/N bytes of X, as in `ring`. Asserted are these bytes on the links of hosts,
-to five per cent; not the steps.
+Cost: Open MPI's "tuned" component chooses the algorithm by size. For large vectors of X bytes, each
+of N workers sends and receives about 2X(N - 1)/N bytes, as in `ring`. Tests assert these bytes on
+the links of hosts, to five per cent, and not the steps.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from .mpi_daemon import PREFIX, Daemon, command, said
 from .mpi_helper import AGENTS
 from .rendezvous import ANSWERING, HEAD, hear, meaning, meet, say, unsaid
 
-PAUSE = 0.1  # seconds between two looks whether mpirun has failed
+PAUSE = 0.1  # seconds between checks whether mpirun has failed
 PATIENCE = 5.0  # seconds for mpirun to end
-FAILED = "failed"  # rank 0 and the others tell one another why they give up
-ADOPTED = "adopted"  # the others tell rank 0 that they are ranks
+FAILED = "failed"  # key of a message, either way, that says why its sender gives up
+ADOPTED = "adopted"  # message of another worker to rank 0: it is a rank of Open MPI now
 SILENT = (
     "it says nothing: look whether all hosts reach one another over TCP, and have the same Open "
     "MPI, or give more time: timeout=..."
@@ -48,14 +48,14 @@ ABORTED = 1  # exit status, when mpirun has ended the job
 
 
 class Mpi(Base):
-    """A member of a communicator of all workers."""
+    """A member of an MPI communicator of all workers."""
 
     def __init__(self, communicator: Any, numel: int) -> None:
         super().__init__(communicator.rank, communicator.size, numel)
         self._communicator = communicator
 
     def allreduce(self, vector: Vector) -> Vector:
-        """Add up, in an order of Open MPI's; a worker that is missing is waited for."""
+        """Sum in place, in an order chosen by Open MPI; wait for slow workers without limit."""
         from mpi4py import MPI
 
         self.check(vector)
@@ -64,11 +64,11 @@ class Mpi(Base):
         return vector
 
     def close(self) -> None:
-        """Give the communicator back; the world stays until the process ends."""
+        """Free the communicator; MPI itself stays initialised until the process ends."""
         self._communicator.Free()
 
     def stats(self) -> dict[str, Any]:
-        """Rounds, and what adds."""
+        """Return the number of `rounds`, and the name and version of the MPI `library`."""
         from mpi4py import MPI
 
         return {"rounds": self.rounds, "library": MPI.Get_library_version().partition(",")[0]}
@@ -86,21 +86,21 @@ def lacks() -> str:
 
 
 def join(numel: int, *, timeout: float = TIMEOUT) -> Mpi:
-    """Join the world of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    """Join the group of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Args:
         numel: elements of every vector.
-        timeout: seconds for all to come, and for mpirun to connect them.
+        timeout: seconds for all workers to come, and again for mpirun to connect them.
 
     Raises:
-        ValueError: the environment lacks what it needs.
-        RendezvousError: not all have come, or mpirun has not connected them.
+        ValueError: a variable is missing or wrong, or the timeout is out of range.
+        RendezvousError: a worker did not come, or mpirun could not connect the workers.
         Unavailable: mpi4py or Open MPI is not installed.
     """
     if missing := lacks():
         raise Unavailable(missing)
     found = meet(f"mpi of {numel} elements", lambda _: None, timeout)
-    if "mpi4py.MPI" not in sys.modules:  # which begins MPI, once in the life of a process
+    if "mpi4py.MPI" not in sys.modules:  # importing it initialises MPI, once per process
         _connect(timeout)
     from mpi4py import MPI
 
@@ -113,7 +113,7 @@ def join(numel: int, *, timeout: float = TIMEOUT) -> Mpi:
 
 
 def _connect(timeout: float) -> None:
-    """Make this process a rank."""
+    """Make this process a rank of Open MPI."""
     daemon: Daemon | None = None
     with ExitStack() as stack:
         doors: list[socket.socket] = []
@@ -136,8 +136,8 @@ def _connect(timeout: float) -> None:
             with door(f"{folder}/{AGENTS}") as agents, _told(followers):
                 life = _lead(hosts, folder, own, agents, followers, deadline)
             for sock in followers.values():
-                with suppress(OSError):  # it has failed, and mpirun will say so
-                    hear(sock)  # it has no need of the folder any more
+                with suppress(OSError):  # that worker has failed, and mpirun will say so
+                    hear(sock)  # ADOPTED: that worker no longer needs the folder
         else:
             try:
                 leader = stack.enter_context(socket.create_connection((master, port), timeout))
@@ -148,7 +148,7 @@ def _connect(timeout: float) -> None:
                 ) from None
             with _told({0: leader}):
                 life, daemon = _follow(own, leader, deadline + ANSWERING)
-            with suppress(OSError):  # rank 0 closes when nobody needs a folder any more
+            with suppress(OSError):  # rank 0 closes once no worker needs the folder
                 say(leader, ADOPTED)
                 hear(leader)
     threading.Thread(target=_end_with, args=(life, daemon), name="mpi", daemon=True).start()
@@ -156,12 +156,12 @@ def _connect(timeout: float) -> None:
 
 @contextmanager
 def _told(others: dict[int, socket.socket]) -> Iterator[None]:
-    """A context whose error the others are told."""
+    """Tell all others when the body of the `with` statement fails, and why."""
     try:
         yield
     except Exception as error:
         for sock in others.values():
-            with suppress(OSError):  # it has failed, too
+            with suppress(OSError):  # that worker has failed, too
                 say(sock, {FAILED: str(error)})
         raise
 
@@ -169,10 +169,18 @@ def _told(others: dict[int, socket.socket]) -> Iterator[None]:
 def _followers(
     door: socket.socket, num_workers: int, timeout: float, stack: ExitStack
 ) -> dict[int, socket.socket]:
-    """Rank 0: the connections of all others, by rank; strangers' are left alone.
+    """On rank 0: accept the connections of all other workers; return them by rank.
+
+    Strangers' connections are closed.
+
+    Args:
+        door: listening socket.
+        num_workers: number of workers, with rank 0.
+        timeout: seconds for all to connect, and then of silence.
+        stack: closes the connections at its end.
 
     Raises:
-        RendezvousError: some did not connect, though they had met.
+        RendezvousError: a worker did not connect, although it had met the others.
     """
     found: dict[int, socket.socket] = {}
     coming = greeted(door, unsaid, time.monotonic() + timeout)
@@ -202,9 +210,22 @@ def _lead(
     followers: dict[int, socket.socket],
     deadline: float,
 ) -> socket.socket:
-    """Rank 0: start mpirun, and have the first worker of each host start its daemon.
+    """On rank 0: start mpirun, and tell the first worker of each host to start its daemon.
 
-    Those who say that they are ranks are no longer among the followers then.
+    Args:
+        hosts: address of each rank's host.
+        folder: path of the folder with the sockets.
+        own: listening socket for this rank's stand-in.
+        agents: listening socket for mpirun's agents.
+        followers: connections of the other workers, by rank; those that become ranks are removed.
+        deadline: time of time.monotonic().
+
+    Returns:
+        the connection to this rank's stand-in.
+
+    Raises:
+        RendezvousError: mpirun or another worker failed, or time ran out.
+        PeerLost: the connection of another worker broke.
     """
     complaints = tempfile.TemporaryFile()  # noqa: SIM115  (mpirun has it)
     mpirun = subprocess.Popen(
@@ -228,7 +249,10 @@ def _heard(
     agents: socket.socket,
     followers: dict[int, socket.socket],
 ) -> socket.socket | None:
-    """Rank 0: take what comes next; the connection to the own stand-in, if that has come."""
+    """On rank 0: handle the next messages; return the stand-in's connection if it is there.
+
+    Arguments are those of `_lead`.
+    """
     ready, _, _ = select.select([own, agents, *followers.values()], [], [], PAUSE)
     for rank in [rank for rank, sock in followers.items() if sock in ready]:
         _hear_of(rank, followers)
@@ -242,16 +266,17 @@ def _heard(
     if own not in ready:
         return None
     for sock in followers.values():
-        with suppress(OSError):  # it has given up
+        with suppress(OSError):  # that worker has given up
             say(sock, None)
     return _adopt(own)
 
 
 def _hear_of(rank: int, followers: dict[int, socket.socket]) -> None:
-    """Rank 0: another says that it is a rank; it is no follower any more.
+    """On rank 0: hear that another worker has become a rank; remove it from the followers.
 
     Raises:
-        RendezvousError: it says that it has failed, or says nothing any more.
+        RendezvousError: the worker says that it has failed.
+        PeerLost: its connection broke.
     """
     try:
         said = hear(followers[rank])
@@ -265,7 +290,19 @@ def _hear_of(rank: int, followers: dict[int, socket.socket]) -> None:
 def _follow(
     own: socket.socket, leader: socket.socket, deadline: float
 ) -> tuple[socket.socket, Daemon | None]:
-    """The others: start a daemon when rank 0 says so, and wait for what it makes."""
+    """On other ranks: start a daemon if rank 0 asks for it; wait for the stand-in of this rank.
+
+    Args:
+        own: listening socket for the stand-in.
+        leader: connection to rank 0.
+        deadline: time of time.monotonic().
+
+    Returns:
+        the connection to the stand-in, and the daemon if there is one.
+
+    Raises:
+        RendezvousError: rank 0 or the daemon failed, or time ran out.
+    """
     with ExitStack() as stack:
         daemon: Daemon | None = None
         heard = [own, leader]
@@ -277,7 +314,7 @@ def _follow(
             if leader in ready:
                 command = _commanded(leader)
                 if command is None:
-                    heard = [own]  # the daemons are there
+                    heard = [own]  # all daemons run
                 else:
                     daemon = stack.enter_context(Daemon(command))
             if daemon is not None:
@@ -286,7 +323,7 @@ def _follow(
 
 
 def _commanded(leader: socket.socket) -> str | None:
-    """What daemon rank 0 says to start; None: all are there.
+    """Return the command of the daemon that rank 0 wants started; None: all daemons run.
 
     Raises:
         RendezvousError: rank 0 has given up, or has ended.
@@ -304,7 +341,7 @@ def _commanded(leader: socket.socket) -> str | None:
 
 @contextmanager
 def here_too(folder: str) -> Iterator[None]:
-    """The folder exists while this lasts; on other machines than rank 0's it has to be made."""
+    """Make the folder unless it exists, as on rank 0's machine; remove it afterwards if made."""
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
@@ -318,7 +355,7 @@ def here_too(folder: str) -> Iterator[None]:
 
 @contextmanager
 def door(path: str) -> Iterator[socket.socket]:
-    """A listening socket in the file system, which namespaces of a machine share."""
+    """Listen at a Unix socket; its path is reachable from all namespaces of the machine."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(path)
         sock.listen(64)
@@ -329,21 +366,27 @@ def door(path: str) -> Iterator[socket.socket]:
 
 @contextmanager
 def _taken(listener: socket.socket) -> Iterator[tuple[socket.socket, Any]]:
-    """The next connection, and what it says; it is closed at the end."""
+    """Accept the next connection and read its message; close it afterwards."""
     sock, _ = listener.accept()
     with sock, sock.makefile() as lines:
         yield sock, json.loads(lines.readline())
 
 
 def _adopt(own: socket.socket) -> socket.socket:
-    """Become the rank that a stand-in tells of; the connection to it, which lives as long."""
+    """Take over the environment of this rank's stand-in; return the connection to the stand-in.
+
+    The connection must stay open, since the stand-in ends when it closes.
+    """
     with _taken(own) as (sock, made):
         os.environ.update(made)
         return sock.dup()
 
 
 def _end_with(life: socket.socket, daemon: Daemon | None) -> None:
-    """Mpirun has ended the stand-in: another rank has failed, and MPI would wait for ever."""
+    """End this process when mpirun ends its stand-in.
+
+    Then another rank has failed, and MPI would wait for it forever.
+    """
     with suppress(OSError):
         life.recv(1)
     if daemon is not None:

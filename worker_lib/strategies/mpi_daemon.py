@@ -19,14 +19,14 @@ PREFIX = "iswitch-mpi-"  # of folders
 
 
 class Daemon:
-    """Open MPI's daemon of this host; the end of the context kills it.
+    """Open MPI's daemon on this host, a child process; the end of the `with` statement kills it.
 
-    As mpirun has it, it would go to the background and be silent: mpirun waits for ever for one
-    that has died there. So it stays a child of this process, which reads what it says.
+    By default the daemon moves to the background and prints nothing, and mpirun waits forever if it
+    dies there. So it stays a child of this process, which can report what it prints.
 
-    Daemons of one host name share a folder below TMPDIR: they overwrite one another's map of the
-    machine, and remove what another is about to use; each dies of it now and then. Namespaces of a
-    machine have one host name, so each daemon gets a folder of its own.
+    Daemons with one host name share a folder below TMPDIR. They overwrite one another's map of the
+    machine and remove files that others are about to use, which now and then kills a daemon. All
+    namespaces of a machine have one host name, so each daemon gets its own TMPDIR.
     """
 
     def __init__(self, command: str) -> None:
@@ -52,14 +52,14 @@ class Daemon:
         self.remove()
 
     def remove(self) -> None:
-        """Remove its files; the end of this process does, too."""
+        """Remove the daemon's files; they are also removed when this process ends."""
         self._folder.cleanup()
 
     def check(self) -> None:
-        """See that it runs.
+        """Check that the daemon runs.
 
         Raises:
-            RendezvousError: it does not; with what it has said.
+            RendezvousError: the daemon has ended; the message quotes its output.
         """
         status = self._process.poll()
         if status is not None:
@@ -70,7 +70,12 @@ class Daemon:
 
 
 def command(hosts: Sequence[str], folder: str) -> list[str]:
-    """The mpirun for ranks on these hosts, in the order of the ranks."""
+    """Return the mpirun command for ranks on these hosts.
+
+    Args:
+        hosts: address of each rank's host.
+        folder: path of the folder with the sockets, see `mpi_helper`.
+    """
     network = str(spanning(hosts))
     parameters = {
         "pml": "ob1",
@@ -91,9 +96,9 @@ def command(hosts: Sequence[str], folder: str) -> list[str]:
 
 
 def spanning(hosts: Sequence[str]) -> IPv4Network:
-    """The smallest network that has all of these addresses, /30 or larger.
+    """Return the smallest network, /30 or larger, that contains all of these addresses.
 
-    With one of /32 Open MPI 4.1.4 takes other interfaces, too, and waits for ever.
+    With a /32 network Open MPI 4.1.4 also uses other interfaces, and waits forever.
     """
     addresses = [IPv4Address(host) for host in hosts]
     found = IPv4Network((addresses[0], 30), strict=False)
@@ -103,6 +108,6 @@ def spanning(hosts: Sequence[str]) -> IPv4Network:
 
 
 def said(complaints: IO[bytes]) -> str:
-    """Read what a process has written to the file of its output."""
+    """Return what a process has written to its output file, stripped."""
     complaints.seek(0)
     return complaints.read().decode(errors="replace").strip()

@@ -1,14 +1,15 @@
-"""What mpirun starts, in place of ssh and in place of the workers; both only pass something on.
+"""The program that mpirun starts in place of ssh and in place of the workers.
 
-The workers of a group run already when Open MPI is to connect them, and on their hosts nobody waits
-for ssh. So `mpirun` gets this file twice, once as the agent that starts a daemon on a host, once as
-the program that the daemons start:
+The workers of a group already run when Open MPI connects them, and their hosts run no ssh server.
+So `mpirun` gets this file twice: as the agent that starts a daemon on a host, and as the program
+that the daemons start:
 
-    mpi_helper.py agent DIR HOST COMMAND...   hands the daemon's command to rank 0, and ends
-    mpi_helper.py rank DIR                    hands the environment that a daemon has made for a
-                                              rank to the worker of that rank, and stays as long
+    mpi_helper.py agent DIR HOST COMMAND...   sends the daemon's command to rank 0, then ends
+    mpi_helper.py rank DIR                    sends the environment that a daemon has made for a
+                                              rank to that rank's worker, then waits until the
+                                              worker ends
 
-Alone with the standard library, since it is run as a script: `python -I -S mpi_helper.py`.
+It uses only the standard library, since it runs as a script: `python -I -S mpi_helper.py`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import socket
 import sys
 
 PREFIXES = ("OMPI_", "PMIX_", "OPAL_", "ORTE_")
-AGENTS = "agents"  # the socket in DIR at which rank 0 takes commands; a rank's has its number
+AGENTS = "agents"  # rank 0's socket in DIR for commands; a rank's socket is named by its number
 
 
 def tell(path: str, message: object) -> None:
-    """Send a message, and wait until the other side closes."""
+    """Send a message to a Unix socket, then wait until the other side closes."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(path)
         sock.sendall(json.dumps(message).encode() + b"\n")
@@ -31,7 +32,7 @@ def tell(path: str, message: object) -> None:
 
 
 def main(kind: str, folder: str, *rest: str) -> None:
-    """Be one of the two."""
+    """Run as an agent or as a rank's stand-in."""
     if kind == "agent":
         tell(f"{folder}/{AGENTS}", [rest[0], " ".join(rest[1:])])
     else:

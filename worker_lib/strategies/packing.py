@@ -1,23 +1,21 @@
-"""Spanning trees of a network, each with a share of the vector, that use its links to the full.
+"""Packs spanning trees into a network, each with a share of the vector, to fill its links.
 
-As Blink packs them (Wang et al., MLSys 2020), for hosts that hang at switches which only forward:
+This is the packing of Blink (Wang et al., MLSys 2020), for hosts at switches that only forward:
 
 - The vertices are the workers; any two are neighbours, over the path of links between their hosts.
-- A tree is used both ways at once: reduced up to its root and broadcast down again, piece after
-  piece. So on each direction of a link it takes as many times its share as it has edges that go
-  over that link, wherever its root is. (With rates that are the same in both directions the
-  cheapest arborescence is a minimum spanning tree, rooted anywhere; the root is put where the tree
-  is least deep.)
-- **Packing.** The most that fits, as fractions of trees, is found by multiplicative weights (Garg
-  and Koenemann, FOCS 1998): again and again take the cheapest tree, and make the links that it
-  uses dearer.
-- **Few trees.** Of the trees that turned up, an integer program (HiGHS) picks the fewest that carry
-  95 % of the best rate, and the rates that they get then.
+- A tree works in both directions at once: it reduces pieces up to its root and broadcasts them
+  down again. So wherever its root is, it uses each direction of a link at its share times the
+  number of its edges over that link. (Rates are equal in both directions, so the cheapest
+  arborescence is a minimum spanning tree with any root; the root is chosen to make it shallow.)
+- **Packing.** Multiplicative weights (Garg and Koenemann, FOCS 1998) find fractions of trees that
+  nearly fill the links: again and again take the cheapest tree and raise the prices of its links.
+- **Few trees.** From these trees an integer program (HiGHS) picks the fewest that carry 95 % of
+  the best rate, and their rates.
 
     python -m worker_lib.strategies.packing
 
-reads a network in JSON from standard input, and writes its trees to standard output, as a line of
-JSON. In a process of its own, since the solver prints.
+reads a network in JSON from standard input, and writes its trees to standard output as a line of
+JSON. `packed` runs it in a separate process, since the solver prints.
 """
 
 from __future__ import annotations
@@ -39,11 +37,11 @@ from .base import lacking
 from .cost import Cost
 from .errors import Unavailable
 
-MACHINE = 40e9  # bit/s of a link without a rate: as fast as the machine is
-EPSILON = 0.1  # how much dearer a full link becomes; the packing is so far from the best at most
-ENOUGH = 0.95  # of the best rate, for fewer trees (Blink has 5 %, too)
+MACHINE = 40e9  # bit/s assumed for a link without a rate, which the machine's speed limits
+EPSILON = 0.1  # relative price step of a full link; smaller: closer to the optimum, slower
+ENOUGH = 0.95  # fraction of the best rate that fewer trees must reach (as in Blink)
 CANDIDATES = 64  # trees that the integer program chooses from
-SECONDS = 3.0  # for the integer program, which then gives the best it has
+SECONDS = 3.0  # time limit of the integer program, which then returns its best result so far
 
 Edge = tuple[int, int]  # two workers, the lower rank first
 Edges = tuple[Edge, ...]
@@ -53,19 +51,21 @@ Direction = tuple[str, str]  # of a link: from, to
 class Tree(NamedTuple):
     """A spanning tree of the workers, and its share of the vector.
 
-    `parents` has for each rank its parent; the root's is None.
+    Attributes:
+        parents: parent of each rank; None for the root.
+        share: fraction of the vector, 0 to 1.
     """
 
     parents: tuple[int | None, ...]
     share: float
 
     def children(self, rank: int) -> list[int]:
-        """The ranks whose parent this is."""
+        """Return the ranks whose parent is `rank`."""
         return [child for child, parent in enumerate(self.parents) if parent == rank]
 
     @property
     def depth(self) -> int:
-        """Edges between the root and whoever is furthest from it."""
+        """Return the number of edges from the root to the rank furthest from it."""
 
         def above(rank: int) -> int:
             parent = self.parents[rank]
@@ -75,11 +75,11 @@ class Tree(NamedTuple):
 
 
 class Network:
-    """Where workers are, and the links between their hosts, which form a tree or have loops.
+    """The hosts of the workers, and the links between hosts and switches; loops are allowed.
 
     Args:
-        hosts: of each rank.
-        links: two nodes and bit/s, None: as fast as the machine is.
+        hosts: name of each rank's host.
+        links: two nodes and a rate in bit/s; None: no rate is set.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class Network:
 
     @classmethod
     def from_json(cls, text: str) -> Network:
-        """From what `iswitch run` puts into ISWITCH_NETWORK.
+        """Parse a network from the JSON that `iswitch run` puts into ISWITCH_NETWORK.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the text describes no network; the message shows the format.
         """
         try:
             said = json.loads(text)
@@ -119,10 +119,10 @@ class Network:
         return dict(networkx.all_pairs_shortest_path(graph))
 
     def path(self, source: int, target: int) -> list[Direction]:
-        """The directions of links from one worker to another; none on the same host.
+        """Return the shortest path between two workers' hosts; empty on the same host.
 
         Raises:
-            ValueError: no way leads there.
+            ValueError: the hosts are not connected.
         """
         here, there = self.hosts[source], self.hosts[target]
         if there not in self._paths[here]:
@@ -131,9 +131,9 @@ class Network:
         return list(pairwise(nodes))
 
     def bytes_on_links(self, cost: Cost) -> Counter[Direction]:
-        """What a strategy's payload is on each direction of each link.
+        """Return the bytes of payload on each direction of each link for a strategy's cost.
 
-        Only for strategies that know no nodes but workers.
+        All nodes of the cost must be workers.
         """
         found: Counter[Direction] = Counter()
         for (source, target), size in cost.flows.items():
@@ -145,7 +145,7 @@ class Network:
 
 
 class Packing:
-    """The trees of a network, and what they may carry."""
+    """Finds the trees of a network and their rates."""
 
     def __init__(self, network: Network) -> None:
         self.size = len(network.hosts)
@@ -153,18 +153,18 @@ class Packing:
         self._rates = np.array([network.rates[link] for link in self._links])
         numbers = {link: number for number, link in enumerate(self._links)}
         self._edges = list(combinations(range(self.size), 2))
-        self._uses = np.zeros((len(self._edges), len(self._links)))  # of an edge: its links
+        self._uses = np.zeros((len(self._edges), len(self._links)))  # 1: the edge uses the link
         for row, (a, b) in enumerate(self._edges):
             for direction in network.path(a, b):
                 self._uses[row, numbers[frozenset(direction)]] += 1
         self._rows = {edge: row for row, edge in enumerate(self._edges)}
 
     def crossings(self, edges: Edges) -> Any:
-        """How many edges of a tree go over each link, [links]."""
+        """Return the number of a tree's edges that go over each link, [links]."""
         return self._uses[[self._rows[edge] for edge in edges]].sum(axis=0)
 
     def fractional(self) -> dict[Edges, float]:
-        """Trees and their rates in bit/s, by multiplicative weights."""
+        """Find trees and their rates in bit/s, by multiplicative weights."""
         if not self._uses.any():  # all on one host
             return {self._cheapest(np.zeros(len(self._links))): MACHINE}
         count = len(self._links)
@@ -188,7 +188,7 @@ class Packing:
         from scipy.sparse.csgraph import minimum_spanning_tree
 
         costs = self._uses @ prices
-        # What costs nothing is no edge for SciPy. So much more for every edge changes no choice.
+        # SciPy ignores edges of cost 0. Adding a constant to all edges changes no choice.
         costs += costs[costs > 0].min(initial=1.0)
         columns, ends = np.array(self._edges)[:, 1], np.cumsum(range(self.size)[::-1])
         graph = csr_array((costs, columns, [0, *ends]), shape=(self.size, self.size))
@@ -196,12 +196,13 @@ class Packing:
         return tuple(sorted(zip(rows.tolist(), columns.tolist(), strict=True)))
 
     def few(self, trees: Mapping[Edges, float]) -> dict[Edges, float]:
-        """The fewest of these trees that carry 95 % of what all could, and their rates then."""
+        """Pick the fewest trees that carry ENOUGH of the best rate; return them with new rates."""
         from scipy.optimize import Bounds, LinearConstraint, milp
 
         kept = sorted(trees, key=lambda edges: -trees[edges])[:CANDIDATES]
         count = len(kept)
-        # In units of the fastest link; a variable for each tree's rate, and one for its being used.
+        # Rates in units of the fastest link. Each tree has two variables: its rate, and whether it
+        # is used.
         unit = self._rates.max()
         rates = self._rates / unit
         crossings = np.array([self.crossings(edges) for edges in kept]).T
@@ -231,7 +232,7 @@ class Packing:
 
 
 def pack(network: Network) -> list[Tree]:
-    """Few trees that carry nearly as much as can be; their shares add up to 1."""
+    """Find a few trees that nearly fill the network; their shares add up to 1."""
     if len(network.hosts) == 1:
         return []
     packing = Packing(network)
@@ -244,7 +245,13 @@ def pack(network: Network) -> list[Tree]:
 
 
 def rooted(edges: Edges, size: int, share: float) -> Tree:
-    """A tree with its root in the middle."""
+    """Make a tree from edges, with its root in the middle.
+
+    Args:
+        edges: pairs of ranks.
+        size: number of workers.
+        share: fraction of the vector, 0 to 1.
+    """
     import networkx
 
     graph = networkx.Graph(edges)
@@ -260,10 +267,10 @@ def lacks() -> str:
 
 
 def packed(said: str) -> list[Tree]:
-    """What `pack` finds for a network in JSON, from a process of its own.
+    """Run `pack` for a network in JSON in a separate process; return its trees.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text describes no network, or packing failed.
         Unavailable: networkx or SciPy is not installed.
     """
     Network.from_json(said)
@@ -284,7 +291,7 @@ def packed(said: str) -> list[Tree]:
 
 
 def main() -> int:
-    """Pack the network of standard input."""
+    """Pack the network from standard input; return the exit status."""
     try:
         trees = pack(Network.from_json(sys.stdin.read()))
     except ValueError as error:

@@ -1,23 +1,24 @@
 """Parameter servers: workers push ranges of keys, servers add, workers pull ranges back.
 
-As of Li et al. (OSDI 2014). A key is an element of the vector; each of S servers has a contiguous
-range of them. `allreduce` pushes all and pulls all; `push` and `pull` are for ranges. What a pull
-waits for is the mode:
+The design is that of Li et al. (OSDI 2014). A key is the index of an element; each of S servers has
+a contiguous range of keys. `allreduce` pushes and pulls all keys; `push` and `pull` take ranges.
+The mode decides when a pull is answered, and with what:
 
-- synchronous (tau=0): for all workers' pushes; it gets their sum, and all get the same bits.
-- asynchronous (tau=inf): for nobody; it gets the sum of all pushes so far, of all rounds (weights,
-  if updates are pushed).
-- bounded delay (tau=1, 2, ...): as asynchronous, but no worker's pushes may be more than tau behind
-  those of who pulls.
+- synchronous (tau=0): when all workers have pushed, with the sum of that round, equal to the bit
+  for all workers.
+- asynchronous (tau=inf): at once, with the sum of all pushes so far, of all rounds (these are
+  weights if workers push updates).
+- bounded delay (tau=1, 2, ...): with the sum of all pushes so far, as soon as no worker is more
+  than tau pushes behind the one that pulls.
 
-**Servers** are processes of their own, on hosts of the network. By default the first S ranks start
-one each beside themselves (S = 1: all share the link of rank 0's host). Or they have hosts of their
-own: `python -m worker_lib.strategies.ps_server --listen HOST:PORT` there, and their addresses in
-ISWITCH_PS_SERVERS or `servers`.
+**Servers** are separate processes on hosts of the network. By default each of the first S ranks
+starts one on its own host (S = 1: all traffic shares the link of rank 0's host). Or start them on
+other hosts with `python -m worker_lib.strategies.ps_server --listen HOST:PORT`, and give their
+addresses in ISWITCH_PS_SERVERS or `servers`.
 
-Cost, for X bytes: 2 steps (what is pushed is answered); each worker sends X and receives X, 16
-bytes a server beside. A server with a host of its own receives NX/S and sends as much, so its link
-is the narrow one; beside a worker, (N - 1)X/S.
+Cost, for X bytes: 2 steps, a push and its answer. Each worker sends X and receives X, plus 16 bytes
+for each server. A server with its own host receives NX/S bytes and sends as many, so its link is
+the bottleneck; a server on a worker's host, (N - 1)X/S.
 """
 
 from __future__ import annotations
@@ -58,32 +59,32 @@ class Share(NamedTuple):
     block: int
 
     def blocks(self, start: int, stop: int) -> range:
-        """The blocks that begin in this range of keys, whosever they are."""
+        """Return the numbers of this server's blocks that begin in a range of keys."""
         first, last = (
             -(-(min(end, self.stop) - self.start) // self.block) for end in (start, stop)
         )
         return range(max(0, first), max(0, last))
 
     def keys(self, blocks: range) -> slice:
-        """The keys of blocks that follow on."""
+        """Return the keys of consecutive blocks."""
         start, stop = (self.start + self.block * end for end in (blocks.start, blocks.stop))
         return slice(start, min(stop, self.stop))
 
 
 class ParameterServer(Base):
-    """A worker of a group with servers.
+    """A worker that sums vectors through parameter servers.
 
     Args:
-        rank: of the worker.
-        num_workers: of the group.
+        rank: this worker's number.
+        num_workers: number of workers in the group.
         numel: elements of every vector.
         shares: the servers, in the order of their keys.
-        tau: how far others may be behind.
-        filter_: says what is pushed.
-        process: the server beside this worker, if there is one.
+        tau: number of pushes that other workers may be behind when this one pulls.
+        filter_: chooses the elements to push; None: all.
+        process: the server that this worker has started, if any.
 
     Attributes:
-        bounds: where blocks begin, and the end of the last: ranges are from one to another.
+        bounds: first keys of all blocks, then numel; ranges must begin and end at bounds.
     """
 
     def __init__(
@@ -104,11 +105,14 @@ class ParameterServer(Base):
         self._filter = filter_
         self._process = process
         self._held = np.zeros(numel if filter_ and filter_.keeps else 0, np.float32)
-        self._unpulled: set[int] = set()  # where blocks begin
+        self._unpulled: set[int] = set()  # first keys of blocks that were pushed and not pulled
         self._pushed = self._pulled = 0  # elements
 
     def allreduce(self, vector: Vector) -> Vector:
-        """Push all, pull all: the sum of the round if synchronous, else that of all pushes."""
+        """Push the vector and pull the result in place.
+
+        The result is the sum of this round if synchronous, otherwise the sum of all pushes so far.
+        """
         self.check(vector)
         self.rounds += 1
         with self._naming():
@@ -116,11 +120,16 @@ class ParameterServer(Base):
         return vector
 
     def push(self, vector: Vector, start: int, stop: int) -> None:
-        """Add the elements from `start` to `stop` of this worker's vector to the servers' values.
+        """Add elements start..stop-1 of this worker's vector to the servers' values.
+
+        Args:
+            vector: float32 [numel].
+            start: first key, one of `bounds`.
+            stop: end of the keys, one of `bounds`.
 
         Raises:
-            ValueError: `start` and `stop` are not of `bounds`; or the job is synchronous and
-                something of the range has not been pulled since it was pushed.
+            ValueError: `start` or `stop` is not in `bounds`; or the group is synchronous, and part
+                of the range was pushed and not yet pulled.
         """
         self.check(vector)
         begun = self._begun(start, stop)
@@ -136,10 +145,15 @@ class ParameterServer(Base):
                 link.drain()
 
     def pull(self, vector: Vector, start: int, stop: int) -> None:
-        """Replace the elements from `start` to `stop` by the servers' values, waiting for others.
+        """Replace elements start..stop-1 by the servers' values; wait for other workers if needed.
+
+        Args:
+            vector: float32 [numel], changed in place.
+            start: first key, one of `bounds`.
+            stop: end of the keys, one of `bounds`.
 
         Raises:
-            ValueError: `start` and `stop` are not of `bounds`.
+            ValueError: `start` or `stop` is not in `bounds`.
         """
         self.check(vector)
         self._unpulled -= self._begun(start, stop)
@@ -153,7 +167,7 @@ class ParameterServer(Base):
     def _push(
         self, vector: Vector, start: int, stop: int, kind: Kind
     ) -> list[tuple[Connection, Vector]]:
-        """Send to all servers; the connections, each with the part of the vector it has."""
+        """Push a range; return the servers' connections, each with its part of the vector."""
         parts: list[tuple[Connection, Vector]] = []
         for share, blocks in self._at(start, stop):
             own = vector[share.keys(blocks)]
@@ -169,7 +183,7 @@ class ParameterServer(Base):
         return parts
 
     def _push_some(self, link: Link, values: Vector, number: int, keys: slice, kind: Kind) -> None:
-        """Send what the filter lets pass of a block."""
+        """Push the elements of a block that the filter chooses."""
         assert self._filter is not None
         if self._filter.keeps:
             values = values + self._held[keys]
@@ -186,12 +200,12 @@ class ParameterServer(Base):
             link.flush()
 
     def _at(self, start: int, stop: int) -> list[tuple[Share, range]]:
-        """The servers that have keys of a range, each with its blocks of it."""
+        """Return the servers that hold keys of a range, each with its blocks in that range."""
         found = [(share, share.blocks(start, stop)) for share in self._shares]
         return [(share, blocks) for share, blocks in found if blocks]
 
     def _begun(self, start: int, stop: int) -> set[int]:
-        """Where the blocks of a range begin."""
+        """Return the first keys of the blocks of a range; refuse ranges that split a block."""
         if start > stop or not {start, stop} <= set(self.bounds):
             raise ValueError(
                 f"the range {start}..{stop}: begin and end at `bounds`, such as "
@@ -206,7 +220,7 @@ class ParameterServer(Base):
 
     @contextmanager
     def _naming(self) -> Iterator[None]:
-        """Errors name whom a server waits for, rather than the server that waits."""
+        """Make connection errors name the worker that a server waits for, not the server."""
         try:
             yield
         except (PeerLost, PeerSilent) as error:
@@ -224,7 +238,10 @@ class ParameterServer(Base):
         return error
 
     def close(self) -> None:
-        """Leave. A server that was started beside this worker ends when all have left."""
+        """Leave the group; then wait for the server that this worker started, if any, to end.
+
+        That server ends when all workers have left.
+        """
         for share in self._shares:
             share.link.close()
         if self._process is not None:
@@ -236,7 +253,7 @@ class ParameterServer(Base):
                 self._process.wait(self._shares[0].link.timeout)
 
     def stats(self) -> dict[str, Any]:
-        """Rounds, servers, and of all rounds together: elements and bytes that went."""
+        """Return the number of rounds and servers, and totals of steps, elements and bytes."""
         return {
             "rounds": self.rounds,
             "steps": 2 * self.rounds,
@@ -253,13 +270,13 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def cost(numel: int, num_workers: int, servers: int = 1, beside: bool = True) -> Cost:
-    """What a synchronous allreduce of float32 takes, without filters.
+    """Return the cost of a synchronous float32 allreduce without filters.
 
     Args:
-        numel: elements.
-        num_workers: that push and pull.
-        servers: how many have keys.
-        beside: server s shares the host of rank s, else it has one, called "server s".
+        numel: elements of the vector.
+        num_workers: number of workers.
+        servers: number of servers.
+        beside: whether server s is on the host of rank s; if not, its node is "server s".
     """
     flows: dict[tuple[Node, Node], int] = {}
     ends = bounds(numel, servers)
@@ -286,17 +303,18 @@ def join(
 
     Args:
         numel: elements of every vector.
-        timeout: seconds for all to come, and then of silence.
-        servers: how many to start, beside the first ranks; or addresses HOST:PORT of those that
-            run, in a list or with commas between. Default: those of ISWITCH_PS_SERVERS, else 1.
+        timeout: seconds for all workers to come, and then of silence.
+        servers: number of servers to start, one on each of the first ranks' hosts; or addresses
+            HOST:PORT of running servers, as a list or separated by commas. None: the addresses in
+            ISWITCH_PS_SERVERS, or 1 if it is not set.
         tau: 0: synchronous; inf: asynchronous; between: bounded delay, in rounds.
-        filter: says what is pushed. With one, sums are of what passed it.
-        block: elements with a clock of their own; ranges are of whole blocks.
+        filter: chooses the elements to push; sums then have only these. None: all.
+        block: elements of a block, which has its own clock; ranges consist of whole blocks.
 
     Raises:
-        ValueError: the environment lacks what it needs, or an argument cannot be.
-        RendezvousError: not all have come.
-        PeerLost: a server is not there.
+        ValueError: a variable is missing or wrong, or an argument is out of range.
+        RendezvousError: a worker did not come.
+        PeerLost: a server does not answer, or refuses this worker.
     """
     if not (tau == inf or (tau >= 0 and tau == int(tau))):
         raise ValueError(f"tau = {tau!r}: pass 0, a whole number of rounds, or math.inf")
@@ -350,7 +368,10 @@ def join(
 
 
 def start_server(here: str) -> subprocess.Popen[str]:
-    """A server process on this host, at any free port; it ends after its standard input has."""
+    """Start a server process at any free port of a local address.
+
+    It ends when its standard input is closed and all workers have left.
+    """
     command = [sys.executable, "-P", "-m", "worker_lib.strategies.ps_server", "--listen"]
     return subprocess.Popen(
         [*command, f"{here}:0", "--until-eof"],
@@ -362,7 +383,11 @@ def start_server(here: str) -> subprocess.Popen[str]:
 
 
 def listening(process: subprocess.Popen[str]) -> str:
-    """Where a server that was just started listens."""
+    """Return the address HOST:PORT at which a server that was just started listens.
+
+    Raises:
+        PeerLost: the server has ended.
+    """
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line.startswith(LISTENING):

@@ -1,7 +1,7 @@
-"""User-defined filters of a parameter server's workers: what is pushed, and what is held back.
+"""User-defined filters, which choose the values that a worker pushes to parameter servers.
 
-A filter sees the values of a range before they are pushed, and says which of them go. Fewer bytes
-go, as 8 for each value instead of 4 for each key. (Li et al., OSDI 2014, section 3.6.)
+A filter sees the values of a range before the push and chooses some of them. A filtered push sends
+8 bytes for each chosen value, instead of 4 for each key. (Li et al., OSDI 2014, section 3.6.)
 """
 
 from __future__ import annotations
@@ -18,27 +18,40 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Filter(Protocol):
-    """What a user may define.
+    """The interface of a filter.
 
     Attributes:
-        keeps: what is held back is added to the next push of the same key; else it is dropped.
+        keeps: true: values that are held back are added to the key's next push; false: they are
+            dropped.
     """
 
     keeps: bool
 
     def pushes(self, values: Vector, start: int) -> Mask:
-        """Which values are pushed: bool, as many as `values`, whose keys are those from `start`."""
+        """Return which values to push.
+
+        Args:
+            values: float32 [n], the values of keys start..start+n-1.
+            start: key of the first value.
+
+        Returns:
+            bool [n]: true where a value is pushed.
+        """
 
 
 @dataclass
 class Small:
-    """Holds back what is smaller than a threshold, until it has grown."""
+    """Holds back values below a threshold until their sum over several pushes reaches it.
+
+    Attributes:
+        threshold: least absolute value to push.
+    """
 
     threshold: float
     keeps: ClassVar[bool] = True
 
     def pushes(self, values: Vector, start: int) -> Mask:  # noqa: ARG002
-        """Those that are large enough."""
+        """Return where the absolute value reaches the threshold, bool [n]."""
         return np.abs(values) >= self.threshold
 
 
@@ -47,13 +60,13 @@ class KKT:
     """Holds back gradients that cannot move a weight away from zero.
 
     With an l1 penalty the optimality (Karush-Kuhn-Tucker) conditions say that a weight of zero
-    stays zero as long as its gradient is no larger than the penalty. Such gradients are not added
-    to later ones: they are of weights that had not moved. (Li et al., section 5.1.)
+    stays zero as long as its gradient is no larger than the penalty. Such gradients are dropped,
+    since their weights have not moved. (Li et al., section 5.1.)
 
     Attributes:
-        weights: the weights as last pulled, float32 [numel]; the filter looks at them as they are.
+        weights: the weights as last pulled, float32 [numel]; read at every push.
         penalty: the weight of the l1 norm.
-        slack: gradients count as larger by this, since those of the others are not known.
+        slack: added to each gradient's absolute value, for the unknown gradients of other workers.
     """
 
     weights: Vector
@@ -62,7 +75,7 @@ class KKT:
     keeps: ClassVar[bool] = False
 
     def pushes(self, values: Vector, start: int) -> Mask:
-        """Those of weights that are not zero, or may not stay so."""
+        """Return where the weight is not zero or may not stay zero, bool [n]."""
         weights = self.weights[start : start + values.size]
         mask: Mask = (weights != 0) | (np.abs(values) + self.slack > self.penalty)
         return mask

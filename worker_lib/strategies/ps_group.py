@@ -1,9 +1,9 @@
-"""Workers that share a table of a parameter server, and what they and the server say.
+"""A group of workers that share a table of a parameter server, and the protocol between them.
 
-A worker begins with a message of JSON (`rendezvous.say`) that says what group it is of, and
-gets another when all workers of the group are there. Then headers follow, each with what it
-announces: values of blocks, from the first to the last, or `count` indices and values of one. What
-is pulled is answered in order, bare.
+A worker first sends a JSON message (`rendezvous.say`) that names its group; the server answers with
+another when all workers of the group are there. Then the worker sends headers, each followed by its
+data: the values of all blocks from the first to the last, or `count` indices and then `count`
+values of one block. The server answers pulls in order, with the values alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .ps_table import ASYNCHRONOUS, Shape, Table
 from .tcp import Connection
 
 HEADER = struct.Struct("<IIII")  # kind, count, first and last block
-GREETING = 2.0  # seconds for a worker to say who it is, and for a server to answer
+GREETING = 2.0  # seconds for a worker to send its first message, and for a server to answer one
 
 
 class Kind(IntEnum):
-    """What a header announces. PULL, alone or in the name: the range is to be answered."""
+    """The kind of a header; the bit PULL asks for the values of the blocks."""
 
     PUSH = 1
     PULL = 2
@@ -40,7 +40,13 @@ SOME = 4  # bit of a kind: indices and values follow
 
 
 class Group:
-    """Workers that share a table."""
+    """A group of workers that share a table.
+
+    Attributes:
+        workers: connections of the workers, by rank.
+        gone: ranks of workers that have left.
+        lost: the ranks of `gone` for which a pull waited first.
+    """
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -49,22 +55,25 @@ class Group:
         self.table = Table(numel, block, self.num_workers, lag)
         self.workers: dict[int, Client] = {}
         self.gone: set[int] = set()
-        self.lost: set[int] = set()  # of those, whom somebody waited for
+        self.lost: set[int] = set()
 
     def advance(self) -> None:
-        """Answer what can be answered."""
+        """Answer all pulls that are ready."""
         for worker in list(self.workers.values()):
             worker.answer()
 
     def leave(self, client: Client) -> None:
-        """Without it, whoever waits for it waits in vain: those are sent away, and may ask why."""
+        """Remove a worker that has left, and disconnect the workers whose pulls wait for it.
+
+        They may then ask for the group's status.
+        """
         del self.workers[client.rank]
         self.gone.add(client.rank)
         for worker in list(self.workers.values()):
             worker.end_if_in_vain()
 
     def status(self) -> dict[str, Any]:
-        """Who is lost while others wait, and for whom the pulls wait."""
+        """Return the ranks that are `lost`, and those `behind`, for which pulls wait."""
         behind = {
             rank
             for worker in self.workers.values()
@@ -75,16 +84,22 @@ class Group:
 
 
 class Client(Connection):
-    """A worker, as its server sees it."""
+    """A server's connection to a worker.
+
+    Args:
+        sock: the connected socket.
+        group: the worker's group.
+        rank: the worker's number.
+    """
 
     def __init__(self, sock: socket.socket, group: Group, rank: int) -> None:
         super().__init__(sock, f"rank {rank}", GREETING)
         self.group = group
         self.rank = rank
-        self.pulls: deque[int] = deque()  # blocks, not answered yet
+        self.pulls: deque[int] = deque()  # blocks whose values are still to be sent
         self._header = bytearray(HEADER.size)
         self._scratch = np.empty(group.table.block, np.float32)
-        self._blocks: deque[int] = deque()  # to come, of what the header announced
+        self._blocks: deque[int] = deque()  # announced by the header and not yet received
         self._kind = Kind.PULL
         self._expect(memoryview(self._header))
 
@@ -92,10 +107,10 @@ class Client(Connection):
         self._view = view
 
     def read(self) -> None:
-        """Take what has come, up to a block.
+        """Receive without blocking, up to the end of one block, and handle what is complete.
 
         Raises:
-            PeerLost: it has left, or does not speak the protocol.
+            PeerLost: the worker has left, or does not speak the protocol.
         """
         while got := self.take(self._view):
             self._view = self._view[got:]
@@ -108,7 +123,7 @@ class Client(Connection):
                 return
 
     def _begin(self) -> None:
-        """A header has come."""
+        """Handle a complete header."""
         kind, count, first, last = HEADER.unpack(self._header)
         table = self.group.table
         if kind not in iter(Kind) or not first <= last < len(table.clock):
@@ -136,7 +151,7 @@ class Client(Connection):
             self._finish_block()
 
     def _finish_block(self) -> None:
-        """A block of what was announced has come."""
+        """Add a complete block to the table, and answer the pulls that waited for it."""
         number = self._blocks.popleft()
         table = self.group.table
         size = table.size(number)
@@ -159,21 +174,21 @@ class Client(Connection):
             self._expect(memoryview(self._header))
 
     def answer(self) -> None:
-        """Send of what was pulled what is there."""
+        """Answer the worker's pulls, in order, as far as they are ready."""
         table = self.group.table
         while self.pulls and table.ready(self.rank, self.pulls[0]):
             self.queue.append(table.read(self.rank, self.pulls.popleft()).data.cast("B"))
-        with suppress(PeerLost):  # it will be read that it has left
+        with suppress(PeerLost):  # the next read notices that the worker has left
             self.flush()
         self.end_if_in_vain()
 
     def end_if_in_vain(self) -> None:
-        """If it waits for one who has left, send it away."""
+        """Disconnect the worker if its next pull waits for a worker that has left."""
         group = self.group
         if not self.pulls or not group.gone:
             return
         if lost := group.gone.intersection(group.table.behind(self.rank, self.pulls[0])):
-            group.lost = group.lost or lost  # who are sent away for that will be missed, too
+            group.lost = group.lost or lost  # only the first: others are lost because of them
             self.pulls.clear()
             with suppress(OSError):
-                self.sock.shutdown(socket.SHUT_RDWR)  # read as an end, by both
+                self.sock.shutdown(socket.SHUT_RDWR)  # both sides then read the end

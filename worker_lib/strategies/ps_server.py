@@ -35,13 +35,13 @@ from .tcp import Connection
 
 LISTENING = "listening "
 GATHERING = 60.0  # seconds for all processes of a run to come
-EPITAPHS = 64
+EPITAPHS = 64  # failed groups whose status is kept
 MOST_SAID = 4096  # bytes of a greeting
 LINGERING = 0.5  # seconds for members of a group that failed to ask why
 
 
 class Guest:
-    """A connection that has not said yet who it is."""
+    """A connection whose greeting is not complete yet."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -50,11 +50,11 @@ class Guest:
         self._said = bytearray()
 
     def heard(self) -> Any:
-        """Give its greeting once that is whole; None until then.
+        """Receive more of the greeting; return it once complete, None until then.
 
         Raises:
-            OSError: it has gone.
-            ValueError: it is a stranger.
+            OSError: the connection has ended.
+            ValueError: the bytes are no message of a worker.
         """
         if not filled(self.sock, self._said, partial(unsaid, most=MOST_SAID)):
             return None
@@ -62,11 +62,12 @@ class Guest:
 
 
 class Server:
-    """Serves at a listening socket.
+    """Serves groups of workers at a listening socket.
 
     Args:
-        listener: where workers come.
-        lifelines: descriptors; when all of them have ended, and all workers left, it is over.
+        listener: socket to which workers connect.
+        lifelines: descriptors to watch; the server ends when all of them have reached end of file
+            and all workers have left. Empty: it never ends.
     """
 
     def __init__(self, listener: socket.socket, lifelines: Sequence[int] = ()) -> None:
@@ -75,15 +76,18 @@ class Server:
         self._lifelines = set(lifelines)
         self._bound = bool(lifelines)
         self._members: dict[int, Client] = {}
-        self._guests: dict[int, Guest] = {}  # in the order in which they came
-        self._epitaphs: dict[str, dict[str, Any]] = {}  # of groups that failed, for who still asks
+        self._guests: dict[int, Guest] = {}  # by descriptor, oldest first
+        self._epitaphs: dict[str, dict[str, Any]] = {}  # last status of failed groups, by name
         self._poll = select.epoll()
         self._writing: set[int] = set()
         for descriptor in (listener.fileno(), *lifelines):
             self._poll.register(descriptor, select.EPOLLIN)
 
     def serve(self) -> None:
-        """Until all lifelines have ended and all workers have left; for ever without lifelines."""
+        """Serve until all lifelines have ended and all workers have left, then LINGERING seconds.
+
+        In these, members of failed groups may still ask. Without lifelines serve forever.
+        """
         while not self._bound or self._lifelines or self._members:
             self._turn(None)
         end = time.monotonic() + LINGERING
@@ -91,7 +95,7 @@ class Server:
             self._turn(left)
 
     def _turn(self, most: float | None) -> None:
-        """Wait for `most` seconds at most, and serve whoever is ready."""
+        """Wait up to `most` seconds, None: without limit, and serve all ready descriptors."""
         waits = [seconds for seconds in (self._patience(), most) if seconds is not None]
         for descriptor, _ in self._poll.poll(min(waits, default=None)):
             if descriptor == self._listener.fileno():
@@ -109,7 +113,7 @@ class Server:
             self._send_away(next(iter(self._guests.values())))
 
     def _patience(self) -> float | None:
-        """Seconds until the first guest has had its time; None: there is none."""
+        """Return the seconds until the oldest guest's time is up; None: there are no guests."""
         for guest in self._guests.values():
             return max(0.0, guest.until - time.monotonic())
         return None
@@ -122,7 +126,7 @@ class Server:
             self._part(member)
 
     def _watch(self) -> None:
-        """Be told when those can be sent to for whom something is queued."""
+        """Poll for writing exactly those members that have queued data."""
         for descriptor, member in self._members.items():
             if bool(member.queue) != (descriptor in self._writing):
                 self._writing ^= {descriptor}
@@ -136,7 +140,7 @@ class Server:
             self._poll.register(guest.sock.fileno(), select.EPOLLIN)
 
     def _hear(self, guest: Guest) -> None:
-        """Have a guest be a member, or answer its question, once it has said who it is."""
+        """Admit a guest as a member, or answer its question, once its greeting is complete."""
         try:
             match guest.heard():
                 case None:
@@ -160,10 +164,16 @@ class Server:
         self._poll.unregister(guest.sock.fileno())
 
     def _admit(self, guest: Guest, name: str, rank: int, shape: Shape) -> None:
-        """A guest is a member.
+        """Make a guest a member of a group; welcome all members once the group is complete.
+
+        Args:
+            guest: the connection.
+            name: name of the group.
+            rank: the guest's number in the group.
+            shape: shape that the guest expects of the group's table.
 
         Raises:
-            ValueError: that cannot be.
+            ValueError: the group has another shape, or the rank is taken or out of range.
         """
         group = self.groups.get(name) or Group(shape)
         if group.shape != shape or rank in group.workers or rank not in range(shape.num_workers):
@@ -176,7 +186,7 @@ class Server:
         self._poll.register(sock.fileno(), select.EPOLLIN)
         if len(group.workers) == group.num_workers:
             for member in group.workers.values():
-                with suppress(OSError):  # it will be read that it has left
+                with suppress(OSError):  # the next read notices that the member has left
                     say(member.sock, "welcome")
 
     def _part(self, member: Client) -> None:
@@ -197,17 +207,28 @@ class Server:
 
 
 class Link(Connection):
-    """A worker's connection to a server; `group` is what it is of, and `at` where."""
+    """A worker's connection to a server.
+
+    Attributes:
+        group: name of the worker's group at the server.
+        at: (host, port) of the server.
+    """
 
     group: str
     at: tuple[str, int]
 
 
 def join_group(at: tuple[str, int], greeting: dict[str, Any], name: str, timeout: float) -> Link:
-    """A worker's connection to a server.
+    """Connect to a server, join a group there, and wait until the group is complete.
+
+    Args:
+        at: (host, port) of the server.
+        greeting: message with the group's name, this worker's rank and the table's shape.
+        name: name of the server in errors.
+        timeout: seconds to wait, and then of silence.
 
     Raises:
-        PeerLost: it is not there, or does not want this worker.
+        PeerLost: the server does not answer, or refuses this worker.
     """
     try:
         sock = socket.create_connection(at, timeout)
@@ -222,7 +243,7 @@ def join_group(at: tuple[str, int], greeting: dict[str, Any], name: str, timeout
 
 
 def ask(connection: Link) -> dict[str, Any] | None:
-    """How it stands in the group of this connection; None: the server does not know, or is gone."""
+    """Ask a server for the status of this connection's group; None: it is gone or does not know."""
     try:
         with socket.create_connection(connection.at, GREETING) as sock:
             say(sock, {"group": connection.group, "status": True})
@@ -233,12 +254,13 @@ def ask(connection: Link) -> dict[str, Any] | None:
 
 
 def among(hosts: int) -> Server | dict[str, str]:
-    """A server, if this is one of the last hosts; else what a command has to have to find them.
+    """Make a server on each of the last `hosts` ranks; elsewhere return variables to find them.
 
-    A process that is to find them holds a connection to each as long as it lives: its lifeline.
+    On the other ranks this process keeps a connection to each server open as long as it lives, as a
+    lifeline.
 
     Raises:
-        ValueError: the environment lacks what it needs, or names too few hosts.
+        ValueError: a variable is missing or wrong, or there are too few ranks.
     """
     place = Place.from_env(os.environ)
     workers = place.num_workers - hosts
@@ -267,7 +289,7 @@ def among(hosts: int) -> Server | dict[str, str]:
 
 
 def main() -> int:
-    """Be a server."""
+    """Run a server, or with --hosts on other hosts the command; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

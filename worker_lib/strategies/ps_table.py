@@ -1,13 +1,14 @@
-"""What a parameter server holds: a range of keys, their values, and a clock of every worker's.
+"""The table of a parameter server: the values of a range of keys, and the clocks of the workers.
 
-Without I/O. Keys are the elements of a vector, in blocks. For each block, each worker has a clock,
-which counts its pushes (a vector clock over ranges: Li et al., OSDI 2014, section 4.2). A pull of a
-block waits until nobody's clock is more than `tau` behind that of the worker that pulls:
+It does no I/O. Keys are the indices of a vector's elements, grouped in blocks. Each worker has a
+clock for each block, which counts its pushes (a vector clock over ranges: Li et al., OSDI 2014,
+section 4.2). A pull of a block waits until no clock is more than `tau` behind that of the pulling
+worker:
 
-- tau = 0, synchronous: the values are the sum of the pushes of one round, one of each worker. The
-  sums of two rounds are kept, since the slower pull one while the faster push to the next.
+- tau = 0, synchronous: the values are the sum of one round, which has one push of each worker. Two
+  rounds are kept, since slow workers pull one while fast workers push to the next.
 - 0 < tau < inf, bounded delay, and tau = inf, asynchronous: the values are the sum of all pushes so
-  far, whoever's: weights, if what is pushed are their updates.
+  far. They are weights if workers push updates of weights.
 """
 
 from __future__ import annotations
@@ -22,15 +23,22 @@ from . import Vector
 Indices = npt.NDArray[np.uint32]
 
 
-ASYNCHRONOUS = -1  # for infinity, which JSON has not
-BLOCK = 1 << 16  # elements with a clock of their own; what a server adds at a time
-MOST_KEYS = 1 << 30  # of a server's: a vector of 4 GB
+ASYNCHRONOUS = -1  # stands for an infinite tau, which JSON cannot express
+BLOCK = 1 << 16  # most elements of a block, which a server adds at once
+MOST_KEYS = 1 << 30  # of one server: 4 GB of values
 MOST_WORKERS = 1 << 16
-MOST_CLOCKS = 1 << 24  # of all workers for all blocks
+MOST_CLOCKS = 1 << 24  # blocks times workers
 
 
 class Shape(NamedTuple):
-    """What all workers of a group want of a server: its keys, and how far others may be behind."""
+    """The parameters of a table, which all workers of a group must give alike.
+
+    Attributes:
+        numel: number of keys.
+        block: keys of a block.
+        num_workers: number of workers.
+        tau: pushes that a worker may be behind when another pulls, or ASYNCHRONOUS.
+    """
 
     numel: int
     block: int
@@ -38,10 +46,10 @@ class Shape(NamedTuple):
     tau: int  # or ASYNCHRONOUS
 
     def check(self) -> Shape:
-        """Itself.
+        """Return this shape if a table can have it.
 
         Raises:
-            ValueError: there can be no such table; the message names the mend.
+            ValueError: a number is out of range; the message names the mend.
         """
         if not all(type(number) is int for number in self):
             raise ValueError("a shape is four whole numbers")
@@ -60,13 +68,16 @@ class Shape(NamedTuple):
 
 
 class Table:
-    """Keys 0 to numel - 1 of one server.
+    """Holds the values of keys 0 to numel - 1 of one server, and the clocks of their blocks.
 
     Args:
-        numel: how many.
-        block: in blocks of so many; the last may have fewer.
-        num_workers: that push and pull.
-        tau: see above.
+        numel: number of keys.
+        block: keys of a block; the last block may have fewer.
+        num_workers: number of workers that push and pull.
+        tau: pushes that a worker may be behind when another pulls; 0 to inf.
+
+    Attributes:
+        clock: number of pushes, by block and worker.
     """
 
     def __init__(self, numel: int, block: int, num_workers: int, tau: float) -> None:
@@ -77,11 +88,17 @@ class Table:
         self._sums = np.zeros((2 if tau == 0 else 1, numel), np.float32)
 
     def size(self, number: int) -> int:
-        """Keys in a block."""
+        """Return the number of keys in a block."""
         return min(self.block, self.numel - number * self.block)
 
     def push(self, worker: int, number: int, values: Vector) -> bool:
-        """Add a worker's values to a block; whether a pull may have waited for them."""
+        """Add a worker's values to a block; return whether a pull may have waited for them.
+
+        Args:
+            worker: rank of the worker.
+            number: number of the block.
+            values: float32 [size of the block].
+        """
         sums, is_first = self._place(worker, number)
         if is_first:
             sums[:] = values
@@ -90,7 +107,14 @@ class Table:
         return self._tick(worker, number)
 
     def push_some(self, worker: int, number: int, indices: Indices, values: Vector) -> bool:
-        """The same with values at some keys of the block, by their places in it, each once."""
+        """Add a worker's values at some keys of a block; return whether a pull may have waited.
+
+        Args:
+            worker: rank of the worker.
+            number: number of the block.
+            indices: uint32 [n], distinct positions in the block.
+            values: float32 [n].
+        """
         sums, is_first = self._place(worker, number)
         if is_first:
             sums[:] = 0
@@ -98,25 +122,26 @@ class Table:
         return self._tick(worker, number)
 
     def behind(self, worker: int, number: int) -> list[int]:
-        """The workers that a pull by this one has to wait for."""
+        """Return the workers for which a pull of block `number` by `worker` waits."""
         clock = self.clock[number]
         least = clock[worker] - self.tau
         return [other for other, time in enumerate(clock) if time < least]
 
     def ready(self, worker: int, number: int) -> bool:
-        """Whether a pull by this worker can be answered."""
+        """Whether a pull of block `number` by `worker` can be answered."""
         clock = self.clock[number]
         return min(clock) >= clock[worker] - self.tau
 
     def read(self, worker: int, number: int) -> Vector:
-        """What a pull by this worker is answered with; of a round, until the next but one begins.
+        """Return the values that answer a pull: a view, float32 [size of the block].
 
-        Of an asynchronous table it is what is there whenever it is looked at.
+        If synchronous, the view keeps the worker's last round until the second round after it
+        begins; otherwise it changes with every push.
         """
         return self._of_round(self.clock[number][worker] - 1, number)
 
     def _place(self, worker: int, number: int) -> tuple[Vector, bool]:
-        """Where a push belongs, and whether it is the first of a round of its own."""
+        """Return the view that a push adds to, and whether the push is the first of its round."""
         clock = self.clock[number]
         round_ = clock[worker]
         return self._of_round(round_, number), self.tau == 0 and max(clock) == round_

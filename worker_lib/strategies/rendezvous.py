@@ -1,10 +1,10 @@
-"""How the workers of a group find one another: rank 0 collects what each tells, and tells all.
+"""The rendezvous of a group: rank 0 collects a value from each worker and sends all to everybody.
 
-Rank 0 listens at MASTER_ADDR:MASTER_PORT only while the group gathers, so that one group after the
-other can meet there. Under torchrun the port is its agent's, whose store serves the same purpose.
+Rank 0 listens at MASTER_ADDR:MASTER_PORT only while the group gathers, so that several groups can
+meet there one after the other. Under torchrun this port belongs to torchrun's agent; then its store
+is used instead.
 
-A message is a magic, by which strangers are told from members, its length (four bytes, big endian),
-and JSON.
+A message is a magic number, to recognise strangers, the length (four bytes, big endian), and JSON.
 """
 
 from __future__ import annotations
@@ -28,18 +28,22 @@ from .guests import greeted
 HEAD = struct.Struct(">4sI")
 MAGIC = b"iSmt"
 MOST = 1 << 24  # bytes of a message
-PAUSE = 0.02  # seconds between two tries to reach rank 0
-TOLD = 1 << 16  # bytes of what one worker tells
-TAKING = 2.0  # seconds for a worker that has come to take the answer
-ANSWERING = 2.0  # seconds more than rank 0 waits, for it to say who is missing
+PAUSE = 0.02  # seconds between two attempts to reach rank 0
+TOLD = 1 << 16  # most bytes of one worker's message to rank 0
+TAKING = 2.0  # seconds for a worker to receive rank 0's answer
+ANSWERING = 2.0  # seconds that others wait longer than rank 0, so that it can name missing ranks
 
-_meetings = count()  # of this process, which are the same in all: keys in the store of torchrun's
+_meetings = count()  # numbers the meetings, alike in all processes; for keys in torchrun's store
 
 
 class Meeting(NamedTuple):
     """The result of a rendezvous.
 
-    `here` is this worker's own address on the way to rank 0, `told` what each rank had to tell.
+    Attributes:
+        rank: this worker's rank.
+        num_workers: number of workers.
+        here: this worker's own IP address on the route to rank 0.
+        told: the value from each rank.
     """
 
     rank: int
@@ -49,7 +53,7 @@ class Meeting(NamedTuple):
 
 
 class Place(NamedTuple):
-    """This worker's rank, and where it meets the others."""
+    """This worker's rank, the number of workers, and the address where they meet."""
 
     rank: int
     num_workers: int
@@ -57,10 +61,10 @@ class Place(NamedTuple):
 
     @classmethod
     def from_env(cls, variables: Mapping[str, str]) -> Place:
-        """From RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+        """Read RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
         Raises:
-            ValueError: one of them lacks or is wrong; the message names it.
+            ValueError: a variable is missing or wrong; the message names it.
         """
         size = environment.workers(variables, "WORLD_SIZE")
         rank = environment.number(variables, "RANK", f"a rank, 0 to {size - 1}, is wanted")
@@ -73,7 +77,11 @@ class Place(NamedTuple):
 
     @property
     def here(self) -> str:
-        """The local address that the way to the master begins at (no packet is sent)."""
+        """Return the local IP address of the route to the master, without sending a packet.
+
+        Raises:
+            RendezvousError: there is no route.
+        """
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect(self.master)
@@ -87,16 +95,17 @@ class Place(NamedTuple):
 
 
 def meet(group: str, tell: Callable[[str], Any], timeout: float) -> Meeting:
-    """Wait for all workers of the environment, and learn what each has to tell.
+    """Wait until all workers have come, and exchange one value of each.
 
     Args:
-        group: what they meet for; it has to be the same for all.
-        tell: called with this worker's own address, returns what the others are to know, for JSON.
-        timeout: seconds.
+        group: description of the group, equal in all workers.
+        tell: called with this worker's own IP address; returns its value, which JSON can express.
+        timeout: seconds to wait for all workers.
 
     Raises:
-        ValueError: the environment does not say who and where, or the timeout cannot be.
-        RendezvousError: some have not come (the message names them), or want another group.
+        ValueError: a variable is missing or wrong, or the timeout is out of range.
+        RendezvousError: some workers did not come (the message names them), or came for another
+            group.
     """
     place = Place.from_env(os.environ)
     check_timeout(timeout)
@@ -113,7 +122,19 @@ def meet(group: str, tell: Callable[[str], Any], timeout: float) -> Meeting:
 
 
 def _gather(place: Place, own: Any, deadline: float, timeout: float) -> list[Any]:
-    """Rank 0: collect all words, then send all to all, or to those who came who did not."""
+    """On rank 0: collect the messages of all workers and send the list to all of them.
+
+    If one is missing or wrong, send the error to those that have come, and raise it.
+
+    Args:
+        place: where the workers meet.
+        own: message of rank 0.
+        deadline: time of time.monotonic().
+        timeout: seconds until then, for the error.
+
+    Raises:
+        RendezvousError: a worker did not come or does not match, or rank 0 cannot listen.
+    """
     where = "{}:{}".format(*place.master)
     words = {0: own}
     with ExitStack() as stack:
@@ -147,23 +168,23 @@ def _gather(place: Place, own: Any, deadline: float, timeout: float) -> list[Any
             fault = _fault(words, own, rank, group, place.num_workers)
             words[rank] = word
         coming.close()
-        listener.close()  # before anybody can come back for the next group
+        listener.close()  # before a worker can come back for the next group
         answer = str(fault) if fault else [words[rank] for rank in range(place.num_workers)]
         for guest in guests:
             try:
                 say(guest, answer)
             except OSError:
-                continue  # it has given up; its connections will be missed
+                continue  # that worker has given up; the others will notice later
     if fault is not None:
         raise fault
     return [words[rank] for rank in range(place.num_workers)]
 
 
 def _introduced(word: Any) -> tuple[int, str]:
-    """The rank and the group of a word that has come.
+    """Return the rank and the group of a worker's message.
 
     Raises:
-        ValueError: it has none.
+        ValueError: this is no message of a worker.
     """
     match word:
         case {"rank": int(rank), "group": str(group), "told": _}:
@@ -174,7 +195,15 @@ def _introduced(word: Any) -> tuple[int, str]:
 def _fault(
     words: Mapping[int, Any], own: Any, rank: int, group: str, size: int
 ) -> RendezvousError | None:
-    """What is wrong with a word that has come."""
+    """Return the error in a worker's message, if any: wrong group, or wrong or repeated rank.
+
+    Args:
+        words: messages so far, by rank.
+        own: this worker's message.
+        rank: rank in the message.
+        group: group in the message.
+        size: number of workers.
+    """
     if group != own["group"]:
         return RendezvousError(f"rank {rank} wants {group}, and rank 0 {own['group']}; mend one")
     if rank not in range(size):
@@ -185,7 +214,17 @@ def _fault(
 
 
 def _ask(place: Place, own: Any, deadline: float, timeout: float) -> list[Any]:
-    """The others: tell rank 0, and wait for its answer."""
+    """On other ranks: send a message to rank 0, and return its answer, the messages of all.
+
+    Args:
+        place: where the workers meet.
+        own: message of this worker.
+        deadline: time of time.monotonic().
+        timeout: seconds that rank 0 waits, for the error.
+
+    Raises:
+        RendezvousError: rank 0 did not answer, or its answer is an error.
+    """
     where = "{}:{}".format(*place.master)
     reason = "nobody listens there"
     while (left := deadline - time.monotonic()) > 0:
@@ -194,7 +233,7 @@ def _ask(place: Place, own: Any, deadline: float, timeout: float) -> list[Any]:
                 host.settimeout(max(deadline - time.monotonic(), PAUSE))
                 say(host, own)
                 answer = hear(host)
-        except (OSError, ValueError) as error:  # not there yet, or just gone: another group's
+        except (OSError, ValueError) as error:  # not listening yet, or done with another group
             reason = str(error)
             time.sleep(PAUSE)
             continue
@@ -206,26 +245,26 @@ def _ask(place: Place, own: Any, deadline: float, timeout: float) -> list[Any]:
 
 
 def say(sock: socket.socket, message: Any) -> None:
-    """Send a message; it has to fit what the kernel takes, or the socket must block."""
+    """Send a message; on a non-blocking socket it must fit in the kernel's send buffer."""
     data = json.dumps(message).encode()
     sock.sendall(HEAD.pack(MAGIC, len(data)) + data)
 
 
 def hear(sock: socket.socket) -> Any:
-    """The next message.
+    """Receive the next message.
 
     Raises:
-        OSError: none came, or not whole, before the socket's timeout.
-        ValueError: no message of ours.
+        OSError: no complete message arrived before the socket's timeout.
+        ValueError: the bytes received are no message of ours.
     """
     return meaning(_exactly(sock, size_of(_exactly(sock, HEAD.size))))
 
 
 def size_of(head: bytes, most: int = MOST) -> int:
-    """How many bytes of JSON follow the first ones of a message.
+    """Return how many bytes of JSON follow the head of a message.
 
     Raises:
-        ValueError: no message of ours, or a longer one than there is.
+        ValueError: this is no message of ours, or it is longer than `most` bytes.
     """
     magic, size = HEAD.unpack(head)
     if magic != MAGIC or size > most:
@@ -234,10 +273,10 @@ def size_of(head: bytes, most: int = MOST) -> int:
 
 
 def unsaid(said: bytearray, most: int = TOLD) -> int:
-    """How many bytes a message lacks that begins so: of its head, or of all once that is there.
+    """Return how many bytes a partial message still lacks, or its head if that is incomplete.
 
     Raises:
-        ValueError: as of `size_of`.
+        ValueError: this is no message of ours, or it is longer than `most` bytes.
     """
     if len(said) < HEAD.size:
         return HEAD.size - len(said)
@@ -245,10 +284,10 @@ def unsaid(said: bytearray, most: int = TOLD) -> int:
 
 
 def meaning(data: bytes) -> Any:
-    """What a message says.
+    """Parse the JSON of a message.
 
     Raises:
-        ValueError: it is no JSON, or too deep.
+        ValueError: the data is no JSON, or is nested too deeply.
     """
     try:
         return json.loads(data)
@@ -267,7 +306,16 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def _by_store(place: Place, own: Any, timeout: float) -> list[Any]:
-    """Through the store of torchrun's agent, which listens at MASTER_PORT itself."""
+    """Exchange messages through the store of torchrun's agent, which listens at MASTER_PORT.
+
+    Args:
+        place: where the store is.
+        own: message of this worker.
+        timeout: seconds to wait for each worker.
+
+    Raises:
+        RendezvousError: a worker did not come or does not match.
+    """
     from datetime import timedelta
 
     from torch._C._distributed_c10d import TCPStore

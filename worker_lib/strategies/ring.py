@@ -2,16 +2,16 @@
 
 The vector is cut into as many chunks as there are workers. In step s of 2(N - 1), rank r sends
 chunk r - s to rank r + 1 and receives chunk r - s - 1 from rank r - 1 (modulo N). In the first half
-of the steps it adds what it receives to its own, so that after them each rank has the sum of one
-chunk; in the second half the sums go round. So every chunk is added up once, in the order in which
-it goes round, and all ranks get the same bits.
+of the steps it adds the received chunk to its own, after which each rank has the sum of one chunk.
+In the second half these sums go round the ring. So every chunk is summed once, in the order of the
+ring, and all ranks get equal bits.
 
-A step is not waited for as a whole: each piece of a chunk (1 MiB) goes on to the next rank as
-soon as it is added.
+No rank waits for a whole step: it forwards each piece of a chunk (1 MiB) as soon as it has added
+it.
 
-Cost, for X bytes: 2(N - 1) steps, and from each rank to the next X / N in each of them, that is
-2X(N - 1)/N less or more an element a step. This is the least there can be without a switch that
-adds (Patarasuk and Yuan, JPDC 2009); as in Baidu's and Horovod's allreduce.
+Cost, for X bytes: 2(N - 1) steps. In each step every rank sends X / N to the next rank, up to one
+element more or less, in total 2X(N - 1)/N. This is the minimum without a switch that adds
+(Patarasuk and Yuan, JPDC 2009). Baidu's and Horovod's allreduce work in this way.
 """
 
 from __future__ import annotations
@@ -25,11 +25,20 @@ from .base import F32, TIMEOUT, Base, bounds, check_piece, pieces
 from .cost import Cost, Node
 from .tcp import Connection, accept, connect, doors
 
-PIECE = 1 << 20  # bytes that go on as one: fewer cost more waiting, more cost more waking up
+PIECE = 1 << 20  # bytes of a piece: small pieces cost more wakeups, large ones longer waits
 
 
 class Ring(Base):
-    """A member of a ring; with one worker, of none."""
+    """A member of a ring of TCP connections.
+
+    Args:
+        rank: this worker's number.
+        num_workers: number of workers in the ring.
+        numel: elements of every vector.
+        previous: connection from the previous rank; None if there is one worker.
+        following: connection to the next rank; None if there is one worker.
+        most: elements of a piece, at most.
+    """
 
     def __init__(
         self,
@@ -47,7 +56,7 @@ class Ring(Base):
         chunks = [pieces(ends[i], ends[i + 1], most) for i in range(num_workers)]
         self._first = chunks[rank]
         self._steps = 2 * (num_workers - 1)
-        # What is received, and whether it is to be added, and to be passed on.
+        # Pieces in order of receipt; whether to add each, and whether to forward it.
         self._plan = [
             (part, step < num_workers - 1, step < self._steps - 1)
             for step in range(self._steps)
@@ -56,7 +65,7 @@ class Ring(Base):
         self._scratch = np.empty(min(most, -(-numel // num_workers)), np.float32)
 
     def allreduce(self, vector: Vector) -> Vector:
-        """Add up, each chunk in the order of the ring."""
+        """Sum in place, each chunk in the order of the ring."""
         self.check(vector)
         self.rounds += 1
         previous, following = self._previous, self._following
@@ -78,13 +87,13 @@ class Ring(Base):
         return vector
 
     def close(self) -> None:
-        """Leave the ring, which breaks it."""
+        """Leave the ring by closing both connections, which breaks it for the others."""
         for connection in (self._previous, self._following):
             if connection is not None:
                 connection.close()
 
     def stats(self) -> dict[str, Any]:
-        """Rounds, and of all of them together: steps, and bytes to and from the neighbours."""
+        """Return the number of rounds, and their total steps, bytes sent and bytes received."""
         return {
             "rounds": self.rounds,
             "steps": self.rounds * self._steps,
@@ -94,7 +103,7 @@ class Ring(Base):
 
 
 def cost(numel: int, num_workers: int) -> Cost:
-    """What an allreduce of float32 takes."""
+    """Return the cost of a float32 allreduce."""
     ends = bounds(numel, num_workers)
     sizes = [F32 * (ends[i + 1] - ends[i]) for i in range(num_workers)]
     steps = 2 * (num_workers - 1)
@@ -112,12 +121,13 @@ def join(numel: int, *, timeout: float = TIMEOUT, piece: int = PIECE) -> Ring:
 
     Args:
         numel: elements of every vector.
-        timeout: seconds for all to come, and then of silence.
-        piece: bytes that go on as one.
+        timeout: seconds for all workers to come, and then of silence.
+        piece: bytes that are added and forwarded at a time.
 
     Raises:
-        ValueError: the environment lacks what it needs, or an argument cannot be.
-        RendezvousError: not all have come.
+        ValueError: a variable is missing or wrong, or an argument is out of range.
+        RendezvousError: a worker did not come.
+        PeerLost, PeerSilent: a neighbour did not connect.
     """
     most = check_piece(piece)
     with doors(f"a ring of {numel} elements", 1, timeout) as (found, door):

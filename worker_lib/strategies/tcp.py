@@ -1,7 +1,7 @@
-"""TCP connections between workers: what is to go out goes out while something else comes in.
+"""TCP connections between workers, which can send and receive at the same time.
 
-Nothing is framed and nothing copied: both ends know what comes next and how long it is, arrays are
-sent from where they lie and received where they belong.
+There is no framing and no copying: both ends know what comes next and how long it is, and arrays
+are sent and received in place.
 """
 
 from __future__ import annotations
@@ -24,25 +24,28 @@ from .rendezvous import Meeting, meet
 
 Array = npt.NDArray[Any]
 
-PIECE = 1 << 18  # bytes that are added, and passed on, at a time: they stay in the cache
+PIECE = 1 << 18  # bytes that are added and forwarded at a time: they stay in the cache
 DONTWAIT = socket.MSG_DONTWAIT
-AT_ONCE = 64  # parts of a call; the kernel takes 1024
-GREETING = struct.Struct(">4sII")  # magic, the rank that connects, what for
+AT_ONCE = 64  # buffers in one sendmsg call; the kernel takes up to 1024
+GREETING = struct.Struct(">4sII")  # magic, rank that connects, purpose of the connection
 MAGIC = b"iSrk"
 
 
 class Connection:
-    """To one peer.
+    """A TCP connection to one peer, with a queue of data to send.
 
     Args:
-        sock: connected.
-        peer: what messages call it.
-        timeout: seconds of silence to endure.
+        sock: the connected socket.
+        peer: name of the peer in errors.
+        timeout: seconds of silence after which operations fail.
+
+    Attributes:
+        sent, received: bytes so far.
     """
 
     def __init__(self, sock: socket.socket, peer: str, timeout: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.settimeout(None)  # or Python would poll before every call
+        sock.settimeout(None)  # with a timeout Python would poll before every call
         self.sock = sock
         self.peer = peer
         self.endure(timeout)
@@ -50,26 +53,30 @@ class Connection:
         self.sent = self.received = 0  # bytes
 
     def endure(self, timeout: float) -> None:
-        """Bear `timeout` seconds of silence from now on."""
+        """Set the seconds of silence after which operations fail."""
         self.timeout = timeout
         whole = int(timeout)
         limit = struct.pack("ll", whole, int((timeout - whole) * 1e6))
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def send(self, data: Array) -> None:
-        """Send a contiguous array, as much as goes at once; the rest is queued.
+        """Queue a contiguous array and send as much of the queue as possible without blocking.
 
-        It must not be changed before it is out (`drain`).
+        The array must not change until all of it is sent, as after `drain`.
         """
         self.queue.append(data.data.cast("B"))
         self.flush()
 
     def queue_bytes(self, data: bytes) -> None:
-        """Have these go out before what is sent next, in one packet if that fits."""
+        """Queue bytes to be sent with the next data, in one packet if they fit."""
         self.queue.append(memoryview(data))
 
     def flush(self) -> bool:
-        """Send of the queue what goes at once; whether that was all."""
+        """Send as much of the queue as possible without blocking; return whether it is empty.
+
+        Raises:
+            PeerLost: the connection broke.
+        """
         while self.queue:
             try:
                 done = self.sock.sendmsg(islice(self.queue, AT_ONCE), (), DONTWAIT)
@@ -85,10 +92,11 @@ class Connection:
         return True
 
     def take(self, view: memoryview, flags: int = DONTWAIT) -> int:
-        """Receive into `view` what is there; how many bytes, 0: nothing now.
+        """Receive available bytes into `view`; return their number, 0 if there are none yet.
 
         Raises:
-            PeerLost: no more will come.
+            PeerLost: the connection has ended.
+            PeerSilent: `flags` allow blocking, and nothing arrived for `timeout` seconds.
         """
         try:
             got = self.sock.recv_into(view, 0, flags)
@@ -107,12 +115,12 @@ class Connection:
         """Fill a contiguous array, while `outgoing` sends what it has queued.
 
         Raises:
-            PeerLost: this peer or the other is gone.
-            PeerSilent: neither took or sent anything for `timeout` seconds.
+            PeerLost: this connection or `outgoing` broke.
+            PeerSilent: nothing could be received or sent for `timeout` seconds.
         """
         view = data.data.cast("B")
         while view:
-            if outgoing.flush():  # nothing else to do: sleep until all is there
+            if outgoing.flush():  # nothing left to send: block until all data has arrived
                 view = view[self.take(view, socket.MSG_WAITALL) :]
             elif got := self.take(view):
                 view = view[got:]
@@ -120,21 +128,26 @@ class Connection:
                 wait((self,), (outgoing,), self.timeout)
 
     def drain(self) -> None:
-        """Wait until the queue is out."""
+        """Wait until the whole queue is sent.
+
+        Raises:
+            PeerLost: the connection broke.
+            PeerSilent: nothing could be sent for `timeout` seconds.
+        """
         while not self.flush():
             wait((), (self,), self.timeout)
 
     def close(self) -> None:
-        """Part; what is queued does not go out any more."""
+        """Close the connection; queued data is not sent."""
         self.sock.close()
 
 
 def exchange(parts: Sequence[tuple[Connection, Array]]) -> None:
-    """Fill each array from its connection, while all of the connections send what they have queued.
+    """Fill each array from its connection, while all connections send their queues.
 
     Raises:
-        PeerLost: one is gone.
-        PeerSilent: none took or sent anything for its `timeout` seconds.
+        PeerLost: a connection broke.
+        PeerSilent: nothing could be received or sent for the connections' `timeout` seconds.
     """
     if len(parts) == 1:
         ((connection, data),) = parts
@@ -161,10 +174,15 @@ def exchange(parts: Sequence[tuple[Connection, Array]]) -> None:
 def wait(
     receiving: Iterable[Connection], sending: Iterable[Connection], timeout: float
 ) -> list[tuple[int, int]]:
-    """Wait until one of these can be received from or sent to; (descriptor, event) of each.
+    """Wait until a connection is ready; return (descriptor, poll events) of each ready one.
+
+    Args:
+        receiving: connections to wait for data from.
+        sending: connections to wait for send space on.
+        timeout: seconds to wait.
 
     Raises:
-        PeerSilent: that did not happen in time.
+        PeerSilent: no connection was ready in time.
     """
     poller = select.poll()
     events: dict[int, int] = {}
@@ -186,21 +204,21 @@ def wait(
 
 
 def listen(here: str, backlog: int) -> socket.socket:
-    """A listening socket at any free port of this address."""
+    """Open a listening socket at any free port of a local address."""
     return socket.create_server((here, 0), backlog=backlog)
 
 
 @contextmanager
 def doors(group: str, backlog: int, timeout: float) -> Iterator[tuple[Meeting, socket.socket]]:
-    """Meet, where each has a listening socket, and tells where; it is closed at the end.
+    """Open a listening socket and exchange its address with all workers; close it at the end.
 
     Args:
-        group: as `meet` takes it; the same for all.
-        backlog: connections that wait to be accepted.
-        timeout: seconds for all to come.
+        group: description of the group, equal in all workers.
+        backlog: most connections that wait to be accepted.
+        timeout: seconds for all workers to come.
 
     Raises:
-        ValueError, RendezvousError: as of `meet`.
+        ValueError, RendezvousError: see `meet`.
     """
     own: list[socket.socket] = []
 
@@ -216,10 +234,17 @@ def doors(group: str, backlog: int, timeout: float) -> Iterator[tuple[Meeting, s
 
 
 def connect(where: Iterable[Any], rank: int, purpose: int, peer: str, timeout: float) -> Connection:
-    """Connect to a peer that listens, and say who this is and what for.
+    """Connect to a listening peer and send a greeting.
+
+    Args:
+        where: host and port of the peer.
+        rank: this worker's rank.
+        purpose: number of the connection's purpose, as the peer expects it.
+        peer: name of the peer in errors.
+        timeout: seconds to connect, and then of silence.
 
     Raises:
-        PeerLost: it does not listen there any more.
+        PeerLost: the peer does not accept connections.
     """
     host, port = where
     try:
@@ -233,10 +258,15 @@ def connect(where: Iterable[Any], rank: int, purpose: int, peer: str, timeout: f
 def accept(
     listener: socket.socket, expected: set[tuple[int, int]], timeout: float
 ) -> dict[tuple[int, int], Connection]:
-    """Take the connections of all who are expected, by (rank, purpose); strangers' are closed.
+    """Accept all expected connections and close strangers'; return them by (rank, purpose).
+
+    Args:
+        listener: socket to which peers connect.
+        expected: (rank, purpose) of each connection.
+        timeout: seconds for all to connect, and then of silence.
 
     Raises:
-        PeerSilent: some did not connect.
+        PeerSilent: a peer did not connect in time.
     """
     found: dict[tuple[int, int], Connection] = {}
     deadline = time.monotonic() + timeout

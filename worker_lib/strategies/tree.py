@@ -1,16 +1,17 @@
 """Trees: reduce to the root, then broadcast, over several spanning trees at once, over TCP.
 
-Each tree carries its share of the vector (`packing`): so many trees, and such shares, as make the
-most of the links, whatever their rates are. In a tree a piece (`tcp.PIECE`) goes up as soon as all
-children's have been added to it, and down from the root at once; every element is added up at its
-tree's nodes only, so all ranks get the same bits.
+Each tree carries a share of the vector; `packing` chooses trees and shares that make the most of
+the links, whatever their rates. A worker sends a piece (`tcp.PIECE`) up as soon as it has added
+the pieces of all children, and the root sends its sum down at once. Every element is summed along
+one tree, so all ranks get equal bits.
 
-Which links there are is in ISWITCH_NETWORK, which `iswitch run` sets, or in `network`; without
-either, all workers hang at one switch with equal links.
+The links are given in ISWITCH_NETWORK, which `iswitch run` sets, or in `network`. By default all
+workers are at one switch, with equal links.
 
-Cost, for X bytes: as many steps as twice the depth of the deepest tree. Over each edge of a tree
-its share of X goes up and down once: from a worker, X times the sum of shares times its neighbours.
-With equal links at one switch that is 2X(N - 1)/N for all, as in a ring, in as few steps as 2 to N.
+Cost, for X bytes: twice the depth of the deepest tree, in steps. Each edge of a tree carries the
+tree's share of X up and down once, so a worker sends X times the sum, over the trees, of share
+times neighbours. With equal links at one switch that is 2X(N - 1)/N for each worker, as in a ring,
+in only 2 to N steps.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from .tcp import PIECE, Connection, accept, connect, doors, wait
 __all__ = ["Trees", "cost", "join", "lacks"]
 
 NETWORK = "ISWITCH_NETWORK"
-PACKING = 60.0  # seconds more to wait for rank 0, which packs then
+PACKING = 60.0  # extra seconds to wait for rank 0 while it packs trees
 
 
 class Branch:
-    """A worker's place in one tree: what comes from where, and where it goes on to.
+    """A worker's place in one tree: adds pieces from its children and forwards them.
 
     Args:
-        parts: the pieces of the tree's share.
-        above: the parent, None at the root.
-        below: the children.
+        parts: the pieces of the tree's share, as slices of the vector.
+        above: connection to the parent; None at the root.
+        below: connections to the children.
     """
 
     def __init__(
@@ -53,17 +54,23 @@ class Branch:
         self.below = below
 
     def begin(self) -> None:
-        """Before each vector."""
+        """Prepare for the next vector."""
         self._added = [0] * len(self.parts)
 
     def leaf_sends(self, vector: Vector) -> None:
-        """What waits for nobody."""
+        """Send the whole share up if this worker is a leaf, since it waits for no child."""
         if not self.below and self.above is not None:
             for part in self.parts:
                 self.above.send(vector[part])
 
     def add(self, number: int, came: Vector, vector: Vector) -> None:
-        """A piece has come from a child."""
+        """Add a child's piece to the vector; forward it if it was the last child's.
+
+        Args:
+            number: number of the piece.
+            came: the child's values, float32, as long as the piece.
+            vector: this worker's vector, float32 [numel].
+        """
         own = vector[self.parts[number]]
         np.add(own, came, out=own)
         self._added[number] += 1
@@ -74,18 +81,19 @@ class Branch:
                 self.pass_down(number, vector)
 
     def pass_down(self, number: int, vector: Vector) -> None:
-        """A piece is the sum."""
+        """Send a finished piece to all children."""
         for child in self.below:
             child.send(vector[self.parts[number]])
 
 
 class Stream:
-    """Pieces that come over a connection, one after the other.
+    """Receives pieces over one connection, in order.
 
     Args:
-        branch: where they belong.
-        connection: where they come from.
-        from_below: they are a child's, to be added; else sums.
+        branch: handles complete pieces.
+        connection: connection to a child or the parent.
+        from_below: true: pieces come from a child and are added; false: they are sums from the
+            parent.
     """
 
     def __init__(self, branch: Branch, connection: Connection, from_below: bool) -> None:
@@ -96,7 +104,7 @@ class Stream:
         self._scratch = np.empty(most if from_below else 0, np.float32)
 
     def begin(self, vector: Vector) -> None:
-        """Before each vector."""
+        """Prepare to receive the pieces of the next vector, float32 [numel]."""
         self._vector = vector
         self._number = -1
         self._next()
@@ -112,11 +120,11 @@ class Stream:
 
     @property
     def done(self) -> bool:
-        """Whether all pieces have come."""
+        """Whether all pieces have arrived."""
         return self._number == len(self._branch.parts)
 
     def read(self) -> bool:
-        """Take what is there; whether there was anything."""
+        """Receive available bytes and handle complete pieces; return whether any byte arrived."""
         moved = False
         while not self.done and (got := self.connection.take(self._view)):
             moved = True
@@ -131,7 +139,15 @@ class Stream:
 
 
 class Trees(Base):
-    """A worker in all trees."""
+    """A member of all trees.
+
+    Args:
+        rank: this worker's number.
+        num_workers: number of workers.
+        numel: elements of every vector.
+        trees: the trees with their shares.
+        branches: this worker's place in each tree.
+    """
 
     def __init__(
         self, rank: int, num_workers: int, numel: int, trees: Sequence[Tree], branches: list[Branch]
@@ -148,7 +164,7 @@ class Trees(Base):
         self._steps = cost(numel, trees).steps
 
     def allreduce(self, vector: Vector) -> Vector:
-        """Add up, at each node of a tree in order of arrival."""
+        """Sum in place; each node of a tree adds in order of arrival."""
         self.check(vector)
         self.rounds += 1
         for branch in self._branches:
@@ -167,12 +183,12 @@ class Trees(Base):
                 wait(open_, unsent, self._connections[0].timeout)
 
     def close(self) -> None:
-        """Leave, which breaks the trees."""
+        """Leave by closing all connections, which breaks the trees for the others."""
         for connection in self._connections:
             connection.close()
 
     def stats(self) -> dict[str, Any]:
-        """Rounds, trees, and of all rounds together: steps, and bytes to and from neighbours."""
+        """Return the number of rounds, the trees, and total steps, bytes sent and received."""
         return {
             "rounds": self.rounds,
             "steps": self.rounds * self._steps,
@@ -183,14 +199,14 @@ class Trees(Base):
 
 
 def shares(numel: int, trees: Sequence[Tree]) -> list[slice]:
-    """The part of a vector that each tree carries."""
+    """Return the slice of a vector that each tree carries."""
     ends = [0, *(round(numel * end) for end in np.cumsum([tree.share for tree in trees]))]
     ends[-1] = numel if trees else 0
     return [slice(ends[i], ends[i + 1]) for i in range(len(trees))]
 
 
 def cost(numel: int, trees: Sequence[Tree]) -> Cost:
-    """What an allreduce of float32 takes."""
+    """Return the cost of a float32 allreduce over these trees."""
     flows: dict[tuple[Node, Node], int] = {}
     for tree, part in zip(trees, shares(numel, trees), strict=True):
         for rank, parent in enumerate(tree.parents):
@@ -207,14 +223,15 @@ def join(
 
     Args:
         numel: elements of every vector.
-        timeout: seconds for all to come, and then of silence.
-        network: hosts and links, as in ISWITCH_NETWORK; rank 0's is taken.
-        piece: bytes that go on as one.
+        timeout: seconds for all workers to come, and then of silence.
+        network: hosts and links, as JSON like ISWITCH_NETWORK; only rank 0's counts.
+        piece: bytes that are added and forwarded at a time.
 
     Raises:
-        ValueError: the environment lacks what it needs, the network is none, or an argument
-            cannot be.
-        RendezvousError: not all have come, or rank 0 could not pack.
+        ValueError: a variable is missing or wrong, an argument is out of range, or the network is
+            invalid.
+        RendezvousError: a worker did not come, or rank 0 could not pack the trees.
+        PeerLost, PeerSilent: a neighbour did not connect.
         Unavailable: networkx or SciPy is not installed, on rank 0.
     """
     most = check_piece(piece)
@@ -244,7 +261,7 @@ def join(
 
 
 def _agreed(said: str | None, timeout: float) -> list[Tree]:
-    """What rank 0 packs, when all have come; the others wait for it."""
+    """Return the trees that rank 0 packs; the others wait for them."""
     faults: list[Exception] = []
 
     def tell(_: str) -> Any:
