@@ -29,7 +29,7 @@ check: $(VENV)/dev.ready
 
 # The random model of joins, crashes and restarts, on more seeds than `make test` takes.
 model: $(VENV)/dev.ready
-	ISWITCH_MODEL_SEEDS=3000 $(BIN)/python -m pytest -q tests/core/test_model.py tests/core/test_replacement.py
+	ISWITCH_MODEL_SEEDS=3000 $(BIN)/python -m pytest -q tests/core/test_model.py tests/core/test_replacement_histories.py
 
 # Random histories in the simulated world; docs/soak.md.
 soak: $(VENV)/dev.ready

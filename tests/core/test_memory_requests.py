@@ -30,8 +30,8 @@ from iswitch.core.switch import Switch
 from iswitch.lab.soak import run as playing
 from iswitch.lab.soak.generate import generate
 from iswitch.lab.soak.run import History, outcome
-from tests.core.test_memory import INDIVISIBLE
 from tests.fuzz.invariants import check_state
+from tests.support.lines import INDIVISIBLE
 from tests.support.parts import packets_of, peer
 
 pytestmark = pytest.mark.unit

@@ -6,47 +6,32 @@ last told of a reset, if that was before the newcomer came: it may be anywhere i
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import (
     FLAG_FIRST,
     FLAG_HEARTBEAT,
     FLAG_NEW,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
-    TOS_CONTROL,
     Ack,
     Action,
-    DType,
     Join,
     MemberType,
     Segments,
-    Shape,
     Status,
     SwitchJoin,
     Threshold,
 )
-from iswitch.core.switch import Switch
 from tests.support.parts import Below, Bench
 from tests.support.states import LEASE, ONES, effects
 from tests.support.states import SHAPE as THREE
-from tests.support.tree import TYPICAL, Tree
-from tests.support.world import SWITCH, Faults, World, worker_address
-from worker_lib.errors import MemberLost
-from worker_lib.protocol.session import Answered, Dropped, Gone, Session, WasReset
-from worker_lib.waiting import ELSEWHERE, LOOK_PAUSE, Waiting
+from tests.support.tree import Tree
+from tests.support.world import SWITCH, worker_address
 
 pytestmark = pytest.mark.unit
-
-SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "60"))  # `make model` takes more
-MOST = 24  # incarnations in a history
-SHAPE = Shape.of(4 * (MOST + 1), DType.INT32, elements=MOST + 1)
 
 
 def come(bench: Bench, who: int, round_: int | None, flags: int = 0) -> tuple[Ack, list[str]]:
@@ -262,281 +247,3 @@ def test_a_reset_that_some_have_not_heard_before_the_root_restarts(
     tree.run(lambda: {session.round for session in tree.workers} == {reached + 2}, limit=15.0)
     tree.all_there()
     tree.round_of_all()
-
-
-# on_member_lost="raise", in virtual time
-
-
-def watched(world: World) -> list[Waiting]:
-    return [Waiting(s, len(world.sessions), "raise") for s in world.sessions.values()]
-
-
-def until_lost(world: World, watching: list[Waiting], limit: float = 20.0) -> list[MemberLost]:
-    """Let time pass until each of these gives somebody up."""
-    lost: dict[int, MemberLost] = {}
-
-    def all_told() -> bool:
-        for i, waiting in enumerate(watching):
-            events = world.events[
-                next(a for a, s in world.sessions.items() if s is waiting.session)
-            ]
-            for event in events:
-                if isinstance(event, Answered):
-                    waiting.answered(event)
-            events.clear()
-            if i not in lost and (found := waiting.lost(world.now)) is not None:
-                lost[i] = found
-        return len(lost) == len(watching)
-
-    world.run(all_told, limit)
-    return [lost[i] for i in range(len(watching))]
-
-
-def begun(world: World, numbers: list[int]) -> None:
-    for number in numbers:
-        session = world.sessions[worker_address(number)]
-        out = np.zeros(session.shape.numel, session.shape.dtype.numpy)
-        session.begin(out.copy(), out, world.now)
-
-
-def test_all_are_told_of_a_dead_worker_soon_after_its_lease() -> None:
-    tree = Tree(3, lease=5.0, whole=True)
-    tree.all_there()
-    tree.round_of_all()
-    watching = watched(tree)
-    del tree.sessions[worker_address(1)]
-    died = tree.now
-    begun(tree, [0, 2])
-    rank = tree.workers[1].rank
-    for error in until_lost(tree, [watching[0], watching[2]]):
-        assert (error.ranks, error.round) == ([rank], 1)
-        assert "is lost: 2 of 3 workers are there" in str(error)
-    assert 4.0 < tree.now - died < 5.0 + 2 * LOOK_PAUSE + 1.0
-
-
-def test_in_a_tree_all_are_told_by_name() -> None:
-    tree = Tree(2, 2, lease=5.0, whole=True)
-    tree.all_there()
-    tree.round_of_all()
-    watching = watched(tree)
-    del tree.sessions[worker_address(3)]
-    begun(tree, [0, 1, 2])
-    died = tree.now
-    errors = until_lost(tree, watching[:3], limit=30.0)
-    lost = tree.workers[3]
-    where = (*worker_address(3)[:2], lost.rank, *lost.switch[:2])
-    assert [error.ranks for error in errors] == [[lost.rank]] * 3
-    assert [list(error.awaited) for error in errors] == [[where]] * 3
-    assert f"rank {lost.rank} at switch {lost.switch} ({worker_address(3)}) is lost" in str(
-        errors[0]
-    )
-    assert tree.now - died < 5.0 + 3.0 + LOOK_PAUSE + ELSEWHERE + 3.0  # the switches' heartbeats
-
-
-def test_a_slow_worker_is_not_lost() -> None:
-    tree = Tree(3, lease=5.0, whole=True)
-    tree.all_there()
-    watching = watched(tree)
-    begun(tree, [0, 2])
-    end = tree.now + 30
-    while tree.now < end:
-        tree.step()
-        assert not any(waiting.lost(tree.now) for waiting in watching)
-
-
-def test_who_leaves_when_all_is_done_is_not_missed_by_one_that_lacks_aggregates() -> None:
-    world = World()
-    sessions = [world.join(i, SHAPE, expected=2, whole=True, heartbeat=0.2) for i in range(2)]
-    world.run(lambda: all(s.joined == 2 or world.sessions for s in sessions) and sessions[1].member)
-    for session in sessions:
-        session.join(world.now)
-    world.run(lambda: all(s.joined == 2 for s in sessions))
-    watching = watched(world)
-    lossy = Faults(lose=lambda up, tos, _: not up and tos != TOS_CONTROL and world.now < 1.5)
-    begun(world, [0, 1])
-    world.faults = lossy
-    leaver = sessions[1]
-    world.run(lambda: world.switch.counters["aggregates"] == SHAPE.segments)
-    leaver.abandon()
-    leaver.request(Action.LEAVE, None, world.now)
-    world.run(lambda: not leaver.requests)
-    del world.sessions[worker_address(1)]
-    noticed = False
-    transfer = sessions[0].transfer
-    assert transfer is not None
-    while not transfer.done:
-        world.step()
-        assert watching[0].lost(world.now) is None
-        noticed |= sessions[0].joined == 1
-    assert noticed
-
-
-def test_with_h_set_by_hand_nobody_is_missed() -> None:
-    tree = Tree(3, lease=5.0, whole=True)
-    tree.all_there()
-    watching = watched(tree)
-    assert not any(waiting.lost(tree.now) for waiting in watching)
-    begun(tree, [0, 1, 2])
-    for waiting in watching:
-        waiting.lost(tree.now)
-    tree.end(0, 1, 2)
-    del tree.sessions[worker_address(2)]
-    tree.ask(0, Action.SETH, Threshold(2))
-    begun(tree, [0])
-    tree.let_pass(20.0)  # the other computes for long
-    assert watching[0].session.joined == 2
-    assert watching[0].lost(tree.now) is None
-
-
-# In a tree, at random
-
-
-@dataclass
-class Life:
-    """One incarnation of a worker."""
-
-    identity: int
-    born: float
-    told: float  # when it began, or was last told that all begin anew
-    out: np.ndarray
-    finished: bool = False  # a round since then
-    rounds: int = 0
-
-
-class History(Tree):
-    """Workers that do one allreduce after the other, and go on after a reset as the demo's do."""
-
-    def __init__(self, *fan_outs: int, seed: int) -> None:
-        super().__init__(*fan_outs, seed=seed, faults=TYPICAL, whole=True)
-        self.places = [(a, s.switch) for a, s in self.sessions.items()]
-        for address in list(self.sessions):
-            del self.sessions[address]
-        self.lives: dict[int, Life] = {}
-        self.born: list[float] = []
-        self.begun: dict[tuple[int, int], float] = {}  # by identity and round: up to date when
-        for place in range(len(self.places)):
-            self.be_born(place)
-
-    def be_born(self, place: int) -> None:
-        identity = len(self.born)
-        self.born.append(self.now)
-        ways: dict[str, Any] = {"expected": len(self.places), "heartbeat": 1.0, "whole": True}
-        second = 1000 + identity - self.random.choice((0, 0, 1, 2, 5, 900))  # clocks step back
-        self.join(place, SHAPE, at=self.places[place][1], incarnation=second, **ways)
-        out = np.zeros(SHAPE.numel, np.int32)
-        self.lives[place] = Life(identity, self.now, self.now, out)
-
-    def session(self, place: int) -> Session:
-        return self.sessions[worker_address(place)]
-
-    def die(self, place: int) -> None:
-        del self.lives[place], self.sessions[worker_address(place)]
-
-    def go_on(self) -> None:
-        self.pump()
-        for place, life in self.lives.items():
-            session = self.session(place)
-            for event in self.events[worker_address(place)]:
-                has_reset = isinstance(event, Answered) and event.action is Action.RESET
-                if has_reset or isinstance(event, WasReset | Dropped | Gone):
-                    life.told, life.finished = self.now, False
-                if isinstance(event, Dropped | Gone):
-                    session.request(Action.RESET, None, self.now)
-            self.events[worker_address(place)].clear()
-            transfer = session.transfer
-            if transfer is not None and transfer.done:
-                self.check(life, transfer.round)
-                session.finish()
-                life.rounds += 1
-                life.finished = True
-            waits = session.asks(Action.RESET)  # as `Worker.reset` does
-            if session.transfer is None and session.member and not waits:
-                grid = np.zeros((SHAPE.segments, MOST + 1), np.int32)
-                grid[:, life.identity] = 1
-                session.begin(grid.reshape(-1), life.out, self.now)
-                up_to_date = life.told if life.finished else float("inf")
-                self.begun[life.identity, session.round] = up_to_date
-
-    def check(self, life: Life, round_: int) -> None:
-        counts = life.out.reshape(SHAPE.segments, MOST + 1)
-        assert counts.max() <= 1, "counted twice"
-        assert (counts.sum(1) == len(self.places)).all(), "a sum of fewer, or of more"
-        assert (counts[:, life.identity] == 1).all()
-        last = 0.0
-        for row in counts:
-            inside = np.flatnonzero(row).tolist()
-            newest = max(self.born[identity] for identity in inside)
-            for identity in inside:
-                told = self.begun[identity, round_]
-                assert told >= newest, (
-                    f"round {round_} mixes {identity}, told at {told}, and one born at {newest}"
-                )
-            last = max(last, newest)
-        life.told = max(life.told, last)  # from here on they go together
-
-    def reset_before_a_restart(self) -> None:
-        """Workers ask for Resets, of which not all below the root hear before that restarts."""
-        below = self.above or [worker_address(place) for place in self.lives]
-        deaf = self.random.sample(sorted(below), self.random.randrange(1, len(below) + 1))
-        self.network.lose = lambda source, peer, *_: source == SWITCH and peer in deaf
-        for _ in range(self.random.randrange(1, 4)):
-            asker = self.random.choice(sorted(self.lives))
-            self.session(asker).request(Action.RESET, None, self.now)
-            self.live(self.random.choice((3e-4, 2e-3, 3e-2)))
-        self.network.lose = self.lost
-
-    def new_switch(self, address: Address) -> Switch:
-        """A process whose clock stands anywhere, also before that of the one before."""
-        switch = super().new_switch(address)
-        assert switch.control.hierarchy is not None
-        switch.control.hierarchy._incarnation -= self.random.choice((0, 0, 1, 3, 900))
-        return switch
-
-    def live(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self.now < end:
-            self.go_on()
-            self.step()
-
-    def everybody_gets_on(self) -> None:
-        self.faults = Faults()
-        goal = {place: life.rounds + 3 for place, life in self.lives.items()}
-        end = self.now + 60
-        while any(self.lives[place].rounds < goal[place] for place in goal):
-            self.go_on()
-            assert self.step()
-            state = [(p, x.rounds, self.session(p).round) for p, x in self.lives.items()]
-            assert self.now < end, f"no progress: {state}\n" + "\n".join(self.trace[-40:])
-        self.faults = TYPICAL
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_workers_are_replaced_while_switches_restart(seed: int) -> None:
-    """No sum mixes a newcomer with who has not heard of it, and everybody gets on.
-
-    Nobody needs a Reset for that, also where some have heard of one before the root restarts.
-
-    What a dead process sent has arrived when the new one comes, as ever (a switch that knows
-    nothing of it could not tell its packets from the new one's).
-    """
-    history = History(*[(3,), (2, 2), (2, 1), (1, 3)][seed % 4], seed=seed)
-    rng = history.random
-    switches: list[Address] = [SWITCH, *history.above]
-    for _ in range(4):
-        history.live(rng.choice((1e-3, 5e-3, 2e-2)))
-        place = rng.choice(list(history.lives))
-        history.die(place)
-        restarts = rng.sample(switches, rng.randrange(len(switches) + 1))
-        moments = sorted(rng.choice((0.0, 1e-3, 3e-3, 3e-2)) for _ in range(len(restarts) + 1))
-        birth = rng.randrange(len(restarts) + 1)
-        for i, moment in enumerate(moments):
-            history.live(2e-3 + moment)
-            if i == birth:
-                history.be_born(place)
-                continue
-            address = restarts.pop()
-            if address == SWITCH and rng.random() < 0.5:
-                history.reset_before_a_restart()
-            history.restart(address)
-        history.everybody_gets_on()

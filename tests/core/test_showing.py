@@ -31,7 +31,7 @@ from iswitch.core.format.wire import (
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.jobs.table import Jobs
 from iswitch.core.switch import Switch
-from tests.core.test_ranks import ask, state
+from tests.support.joined import ask, state
 from tests.support.parts import JOB, Bench, packets_of, peer, rows_of
 from worker_lib.controller import CommandRefused, Controller
 
