@@ -57,7 +57,6 @@ from iswitch.dissect.scapy import (
     sealed,
     settings,
 )
-from tests.core.test_wire import awaited
 from tests.docs.test_protocol_doc import BLOCKS, Block, meant_control, meant_data
 from tests.support.captured import (
     SWITCH,
@@ -68,6 +67,7 @@ from tests.support.captured import (
     vector,
     worker,
 )
+from tests.support.drawn import awaited
 
 pytestmark = pytest.mark.unit
 
