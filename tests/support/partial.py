@@ -1,8 +1,8 @@
 """Random histories of partial workers, and the oracle that judges them.
 
-A star has workers that come late, lose the answers to their Joins, are killed and
-started again, at their address or at another, while the switch is restarted and reset. Every
-element of a sum tells which process contributed, and to which round of the program. The oracle:
+The workers of a star come late, lose the answers to their Joins, are killed and started again, at
+their address or at another, while the switch is restarted and reset. Every element of a sum tells
+which process contributed, and to which round of the program. The oracle:
 
 - a sum holds contributions to the round that its worker named, each once, of those who take part in
   it, and H or more as long as the switch knows H;
