@@ -1,4 +1,4 @@
-"""What a caller hands in, checked: each error names the argument, what it was, and the mend."""
+"""Checks callers' arguments: each error names the argument, its value, and the mend."""
 
 from __future__ import annotations
 
@@ -38,7 +38,16 @@ ASTRAY = 60  # seconds from which on a clock is remarked on; short runs in a row
 
 
 def address(name: str, value: object, least_port: int = 0) -> tuple[str, int]:
-    """A (host, port); port 0, any, is for one's own address only."""
+    """Return a (host, port) pair if it is one.
+
+    Args:
+        name: name of the argument.
+        value: its value.
+        least_port: 0 for a local address, where port 0 means any; 1 for a remote one.
+
+    Raises:
+        ValueError: the value is no such pair.
+    """
     match value:
         case (str(host), Integral() as port) if host.isascii() and least_port <= int(port) <= 65535:
             return host, int(port)
@@ -46,21 +55,25 @@ def address(name: str, value: object, least_port: int = 0) -> tuple[str, int]:
 
 
 def whole(name: str, value: object, least: int, most: int, hint: str) -> int:
-    """A whole number from `least` to `most`."""
+    """Return a value as an int if it is a whole number from `least` to `most`.
+
+    Raises:
+        ValueError: it is not; the message ends with `hint`.
+    """
     if isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most:
         return int(value)
     raise ValueError(f"{name} = {value!r}: {hint}")
 
 
 def seconds(name: str, value: object) -> float:
-    """A time above zero."""
+    """Return a value as a float if it is a number above zero."""
     if isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0:
         return float(value)
     raise ValueError(f"{name} = {value!r}: pass seconds, more than 0")
 
 
 def rank(value: object, num_workers: int | None) -> int:
-    """The rank to ask for; NO_RANK for None, which is any."""
+    """Return the rank to ask for; NO_RANK if the value is None, which means any rank."""
     if value is None:
         return NO_RANK
     if num_workers is None:
@@ -73,18 +86,27 @@ def rank(value: object, num_workers: int | None) -> int:
 
 
 def num_workers(value: object) -> int:
-    """How many workers a job has."""
+    """Return a job's number of workers if the value can be one."""
     hint = f"a job has 1 to {RANKS} workers, and at each switch 64 at most"
     return whole("num_workers", value, 1, RANKS, hint)
 
 
 def job_number(value: object) -> int:
-    """A job's number."""
+    """Return a job number if the value can be one."""
     return whole("job", value, 0, 0xFFFF, "a job number is 0..65535")
 
 
 def named_round(value: object, partial: bool, name: str) -> None:
-    """The round of an allreduce, or the first: a partial Worker's is named, no other's."""
+    """Check the round that a caller names: partial Workers require one, others refuse it.
+
+    Args:
+        value: the round, or None.
+        partial: whether the Worker is partial.
+        name: name of the argument.
+
+    Raises:
+        ValueError: the round is missing, not expected, or out of range.
+    """
     if value is None and partial:
         raise ValueError(
             f"{name} is missing: a Worker made with partial=True is told which round of the "
@@ -97,10 +119,10 @@ def named_round(value: object, partial: bool, name: str) -> None:
 
 
 def key(value: bytes | None) -> Key | None:
-    """The key of a keyed job.
+    """Make a Key from the bytes of a keyed job's key; None stays None.
 
     Raises:
-        ValueError: it cannot be one.
+        ValueError: the bytes cannot be a key.
     """
     if value is None:
         return None
@@ -111,7 +133,11 @@ def key(value: bytes | None) -> Key | None:
 
 
 def on_member_lost(value: object, num_workers: int | None) -> OnMemberLost:
-    """What to do when a worker is lost."""
+    """Return the choice for the loss of a worker if the value is one.
+
+    Raises:
+        ValueError: the value is no choice, or requires num_workers.
+    """
     found = next((choice for choice in CHOICES if choice == value), None)
     if found is None:
         raise ValueError(f"on_member_lost = {value!r}: pass 'wait', 'continue' or 'raise'")
@@ -127,7 +153,14 @@ def shape(
     elements: object,
     mode: Mode = Mode.SYNCHRONOUS,
 ) -> Shape:
-    """The layout of the vectors.
+    """Make the layout of vectors from a Worker's arguments.
+
+    Args:
+        numel: elements of a vector.
+        dtype: element type.
+        op: "sum", "max" or "min".
+        elements: elements of a segment; None: the default.
+        mode: mode of the job.
 
     Raises:
         ValueError: the protocol cannot carry such vectors.
@@ -151,7 +184,13 @@ def shape(
 
 
 def fitted(shape: Shape, port: UdpPort, elements: object) -> Shape:
-    """The shape with packets that fit the way to the switch, unless `elements` was asked for."""
+    """Shorten a shape's packets to the MTU of the route to the switch; return the shape.
+
+    Args:
+        shape: the layout of the vectors.
+        port: socket connected to the switch.
+        elements: elements of a segment that the caller set, which are kept; None: not set.
+    """
     payload = port.mtu - IP_UDP_HEADERS
     if elements is not None or payload >= shape.packet_size:
         return shape
@@ -159,21 +198,21 @@ def fitted(shape: Shape, port: UdpPort, elements: object) -> Shape:
 
 
 def incarnation() -> int:
-    """The second in which this process begins, Unix time modulo 2^32.
+    """Return the current second, Unix time modulo 2^32, as this process's incarnation.
 
-    If a process before it at its address had a larger one, the switch says so, and it takes one
-    above that.
+    If an earlier process at its address had a larger one, the switch says so, and the worker joins
+    with a number above that.
     """
     return int(time.time()) & ROUND_MASK
 
 
 def tell_of_clock(behind: int | None, incarnation: int) -> None:
-    """Log that the clock seems to have stepped back since the process before began.
+    """Warn in the log if the clock seems to have stepped back since the previous process began.
 
     Args:
-        behind: how far that process's incarnation is ahead of the clock, in seconds. Short runs one
-            after the other get a little ahead, as each takes a number above all that were used.
-        incarnation: of this process.
+        behind: seconds by which the previous process's incarnation is ahead of the clock. Short
+            consecutive runs get a few seconds ahead, since each takes a number above all used.
+        incarnation: incarnation of this process.
     """
     if behind is not None and behind >= ASTRAY:
         log.warning(
@@ -185,11 +224,16 @@ def tell_of_clock(behind: int | None, incarnation: int) -> None:
 
 
 def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -> UdpPort:
-    """A socket at `bind` for talking to the switch.
+    """Open a UDP socket at `bind`, connected to the switch.
+
+    Args:
+        switch: (host, port) of the switch.
+        bind: local (host, port).
+        offload: use segmentation offload where the machine supports it.
 
     Raises:
-        SwitchUnreachable: no way leads from there to the switch.
-        BindError: `bind` cannot be had.
+        SwitchUnreachable: there is no route from `bind` to the switch.
+        BindError: the address `bind` is not available, or no socket can be opened.
     """
     try:
         return UdpPort(bind, connect=switch, offload=offload)
@@ -211,7 +255,7 @@ def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -
 
 
 def too_large(shape: Shape) -> MemoryError:
-    """The error of vectors for which this machine has no memory."""
+    """Make the error that this machine has no memory for a shape's packets."""
     size = shape.numel * shape.dtype.itemsize
     return MemoryError(
         f"no memory for packets of {shape.numel:,} elements ({size:,} bytes); sum up a "
@@ -220,10 +264,10 @@ def too_large(shape: Shape) -> MemoryError:
 
 
 def new_result(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An array for a result that is not to go into `out`.
+    """Allocate an array for a result, for a caller that passed no `out`.
 
     Raises:
-        MemoryError: this machine has none for it; the message names the mend.
+        MemoryError: this machine has no memory for it; the message names the mend.
     """
     try:
         return np.empty(shape, dtype)

@@ -19,13 +19,13 @@ V = TypeVar("V")  # an array, or a tensor on the CPU
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is a tensor of PyTorch."""
+    """Whether a value is a PyTorch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def as_array(name: str, value: Any) -> Vector:
-    """The elements of an array or of a tensor on the CPU: the same memory.
+    """View an array, or a PyTorch tensor on the CPU, as a NumPy array, without a copy.
 
     Raises:
         TypeError: it is neither.
@@ -52,7 +52,7 @@ def as_array(name: str, value: Any) -> Vector:
 
 
 def like(value: Any, result: Vector) -> Any:
-    """The result as what was handed in is: a tensor, in the same memory, if that was one."""
+    """Return the result as a tensor, without a copy, if `value` is one; else as it is."""
     if not is_tensor(value):
         return result
     torch = sys.modules["torch"]
@@ -62,20 +62,20 @@ def like(value: Any, result: Vector) -> Any:
 
 
 def operands(vector: V, out: V | None, shape: Shape, shorter: bool) -> tuple[Vector, Vector, V]:
-    """Check what a caller hands in to an allreduce.
+    """Check the arguments of an allreduce.
 
     Args:
-        vector: to be summed: `shape.numel` elements of its dtype, in any shape.
-        out: one like it for the result; None: make one.
-        shape: of the worker's vectors.
-        shorter: a vector may have fewer elements.
+        vector: vector to sum: `shape.numel` elements of the shape's dtype, in any shape.
+        out: array or tensor of its shape for the result; None: make one.
+        shape: layout of the worker's vectors.
+        shorter: whether vectors may have fewer elements.
 
     Returns:
-        the vector and the result as arrays, and the result as what the caller handed in.
+        the vector as an array, the result as an array, and the result in the caller's type.
 
     Raises:
-        TypeError, ValueError: wrong dtype or size.
-        MemoryError: there is none for a result.
+        TypeError, ValueError: a dtype, size or memory layout is wrong.
+        MemoryError: there is no memory for a result.
     """
     array = _checked("vector", vector, shape, shorter)
     if out is None:
@@ -99,12 +99,19 @@ def operands(vector: V, out: V | None, shape: Shape, shorter: bool) -> tuple[Vec
 
 @functools.cache
 def _element_type(dtype: DType) -> np.dtype[Any]:
-    """NumPy's type of elements; cached, for every allreduce looks at it."""
+    """Return NumPy's dtype for an element type; cached, since every allreduce needs it."""
     return dtype.numpy
 
 
 def _checked(name: str, given: Any, shape: Shape, shorter: bool) -> Vector:
-    """View what is handed in as an array of the worker's elements."""
+    """View an argument as an array; refuse a wrong dtype or number of elements.
+
+    Args:
+        name: name of the argument.
+        given: the array or tensor.
+        shape: layout of the worker's vectors.
+        shorter: whether vectors may have fewer elements.
+    """
     array, dtype = as_array(name, given), _element_type(shape.dtype)
     if array.dtype != dtype:
         how = ".to(torch.{})" if is_tensor(given) else ".astype({})"
@@ -125,8 +132,8 @@ def _checked(name: str, given: Any, shape: Shape, shorter: bool) -> Vector:
 
 
 def _overlap(vector: Vector, out: Vector) -> bool:
-    """Whether two arrays share memory, and begin at different places."""
-    if not vector.flags.c_contiguous:  # it is copied first
+    """Whether two arrays may share memory and begin at different addresses."""
+    if not vector.flags.c_contiguous:  # the vector is copied first
         return False
     if vector is out or not np.may_share_memory(vector, out):
         return False

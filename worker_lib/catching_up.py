@@ -79,10 +79,20 @@ def catch_up(
 
 
 def _tell(worker: Worker, rank: int, step: int, size: int) -> dict[int, int]:
-    """The steps of all, by rank."""
+    """Exchange steps with all workers; return the step of each rank.
+
+    Args:
+        worker: a member of the job.
+        rank: this worker's number.
+        step: how far this worker is.
+        size: bytes of its state, which must be equal in all workers.
+
+    Raises:
+        ValueError: two workers have one rank, or sizes differ.
+    """
     unit = _unit(worker)
     told = np.array([step, size], "<u8").view(unit)
-    ours = np.concatenate([np.ones(1, unit), told])  # the one says that somebody is there
+    ours = np.concatenate([np.ones(1, unit), told])  # the one marks this rank as present
     count = _places(worker)
     places = _exchange(worker, ours, rank * len(ours), count * len(ours))
     places = places.reshape(count, -1)
@@ -97,12 +107,22 @@ def _tell(worker: Worker, rank: int, step: int, size: int) -> dict[int, int]:
 
 
 def _places(worker: Worker) -> int:
-    """How many workers can tell how far they are."""
+    """Return the number of ranks that have a place in the vector of steps."""
     return max(MAX_MEMBERS, worker.num_workers or 0)
 
 
 def _exchange(worker: Worker, ours: Units, start: int, count: int) -> npt.NDArray[np.int64]:
-    """Numbers to which every worker contributes some of its own, from the place `start` on."""
+    """Combine the numbers of all workers, each at its own places, by allreduce.
+
+    Args:
+        worker: a member of the job.
+        ours: this worker's numbers; others contribute nothing at these places.
+        start: place of the first of them.
+        count: number of places.
+
+    Returns:
+        the numbers of all places, int64 [count].
+    """
     dtype, numel = worker.shape.dtype.numpy, worker.shape.numel
     vectors = np.full(-(-count // numel) * numel, _neutral(worker), dtype)
     vectors[start : start + len(ours)] = ours
@@ -112,10 +132,10 @@ def _exchange(worker: Worker, ours: Units, start: int, count: int) -> npt.NDArra
 
 
 def _unit(worker: Worker) -> np.dtype[np.unsignedinteger[Any]]:
-    """Whole numbers that the job's element type holds exactly (bfloat16: up to 256)."""
+    """Return the largest unsigned dtype whose values the job's element type holds exactly."""
     return np.dtype("<u2" if worker.shape.dtype.itemsize == 4 else "u1")
 
 
 def _neutral(worker: Worker) -> int:
-    """A number that changes no other one."""
+    """Return the number that changes no other when combined with it by the job's operation."""
     return int(np.iinfo(_unit(worker)).max) if worker.shape.op is Op.MIN else 0

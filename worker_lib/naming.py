@@ -1,4 +1,4 @@
-"""Workers in words: by rank, and by host or address."""
+"""Describes workers for messages: by rank, and by host or address."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ MOST_NAMED = 16
 
 
 def place(host: str, port: int, hosts: Mapping[str, str]) -> str:
-    """Where something is: its address, after the name of its host if that is known."""
+    """Describe a place: the name of its host, if known, and its address."""
     where = f"{host}:{port}"
     return f"{hosts[host]}, {where}" if host in hosts else where
 
 
 def worker(one: Awaited, hosts: Mapping[str, str]) -> str:
-    """A worker by rank and place; or a switch that has not said for whom it waits."""
+    """Describe a worker by rank and place, or a switch that has not named its workers."""
     where = place(one.host, one.port, hosts)
     if one.rank == NO_RANK:
         return f"some behind the switch at {where}, which has not answered"
@@ -26,31 +26,31 @@ def worker(one: Awaited, hosts: Mapping[str, str]) -> str:
 
 
 def member(one: Awaited, hosts: Mapping[str, str]) -> str:
-    """A member of a job at a switch: a worker by rank and place, or a switch below."""
+    """Describe a member of a job: a worker by rank and place, or a switch below."""
     if one.rank == NO_RANK:
         return f"a switch ({place(one.host, one.port, hosts)})"
     return worker(one, hosts)
 
 
 def workers(awaited: Sequence[Awaited], total: int, hosts: Mapping[str, str]) -> str:
-    """Several of them; `total` are as many as there are beside those that are named."""
+    """List workers, sorted by rank; say how many of `total` are not named."""
     named = [worker(one, hosts) for one in sorted(awaited, key=lambda one: one.rank)]
     return ", ".join(named) + f" and {total - len(named)} more" * (total > len(named))
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Ranks in words; of many the first."""
+    """List ranks, at most the first MOST_NAMED."""
     named = ", ".join(map(str, ranks[:MOST_NAMED])) + ", ..." * (len(ranks) > MOST_NAMED)
     return f"rank{'s' * (len(ranks) > 1)} {named}"
 
 
 def ranks(awaited: Sequence[Awaited]) -> list[int]:
-    """The ranks among them, ascending."""
+    """Return the ranks of those that have one, ascending."""
     return sorted(one.rank for one in awaited if one.rank < RANKS)
 
 
 def owner(ack: Ack, hosts: Mapping[str, str]) -> str:
-    """Say in words who has the rank that was refused, or behind which switch that worker is."""
+    """Describe the worker that has a refused rank, or the switch that leads to it."""
     where = place(".".join(map(str, ack.threshold.to_bytes(4, "big"))), ack.round, hosts)
     if ack.contributors == ELSEWHERE:
         return f" (rank {ack.rank} is that of a worker behind the switch at {where})"

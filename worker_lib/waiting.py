@@ -1,4 +1,4 @@
-"""A round that takes long: when to give a member up, and what to say of it."""
+"""Watches a slow round: decides when a member is lost, and words the error."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Waiting:
 
     Args:
         session: this worker's.
-        num_workers: how many there should be; 0: any number.
-        on_member_lost: what is to be done then.
-        hosts: names by address, for messages.
+        num_workers: expected number of workers; 0: any number.
+        on_member_lost: what to do when a member is lost.
+        hosts: names of hosts by address, for messages.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Waiting:
         self._look: int | None = None  # the Request that asks for whom the round waits
 
     def look(self, now: float) -> None:
-        """Ask for whom the round waits, if nothing comes."""
+        """Ask the switch for missing contributions if nothing has arrived for a while."""
         transfer = self.session.transfer
         if transfer is None or transfer.done or self.session.halted or not self.session.member:
             return
@@ -81,20 +81,20 @@ class Waiting:
 
     @property
     def awaited(self) -> list[Awaited]:
-        """For whom the round waits, as far as the switch has said."""
+        """Return the workers for which the round waits, as far as the switch has said."""
         return [] if self._told is None else list(self._told.awaited)
 
     def _question(self) -> int:
-        """A number that is no other question's."""
+        """Return a number that no other question has."""
         self._questions += 1
         session = self.session
         whose = session.incarnation, session.rank, self._questions
         return crc32(repr(whose).encode())
 
     def ask_for_whom(self, question: int, now: float) -> int:
-        """Ask the switch whose contributions are missing in the whole tree; the Request.
+        """Ask the switch whose contributions are missing in the whole tree; return the Request.
 
-        Once more under the same question, as long as `knows` is false: switches further away
+        Repeat this with an equal `question` as long as `knows` is false, since distant switches
         answer later.
         """
         transfer = self.session.transfer
@@ -111,7 +111,7 @@ class Waiting:
         return self._told is not None and all(o.rank != NO_RANK for o in self._told.awaited)
 
     def lost(self, now: float) -> MemberLost | None:
-        """Whom to give up now, if that is to be told."""
+        """Return the error to raise if a member is lost now; None: there is none to raise."""
         session = self.session
         transfer = session.transfer
         if self.on_member_lost != "raise" or transfer is None or transfer.done or session.halted:
@@ -150,7 +150,7 @@ class Waiting:
         return MemberLost(transfer.round, named, who, session.joined, self.num_workers)
 
     def named(self, lost: MemberLost) -> MemberLost:
-        """The error with the ranks that have left, as far as the switch shows who is there."""
+        """Return the error with the ranks that have left, as far as the switch lists members."""
         left = self._absent()
         if lost.awaited or not left:
             return lost
@@ -159,7 +159,7 @@ class Waiting:
         )
 
     def answered(self, answer: Answered) -> None:
-        """Take an answer; it may be to what was asked here."""
+        """Use an answer from the switch if it is to a question asked here."""
         told = answer.ack if answer.status is Status.OK else None
         if answer.request == self._asked:
             self._asked = None
@@ -168,7 +168,13 @@ class Waiting:
             self._told = told
 
     def too_late(self, seconds: float, now: float, failed: int) -> AllreduceTimeout:
-        """The round was not done within so many seconds; `failed` packets could not be sent."""
+        """Make the error that the round timed out.
+
+        Args:
+            seconds: the timeout.
+            now: the time.
+            failed: number of packets that could not be sent.
+        """
         session = self.session
         assert session.transfer is not None
         round_ = session.round
@@ -208,7 +214,7 @@ class Waiting:
         return AllreduceTimeout(f"{what}: {segments}; {whom}", round_, missing, ranks, awaited)
 
     def _placed(self, one: Awaited) -> Awaited:
-        """With our own switch where the answer names none."""
+        """Return an awaited worker, placed at our own switch if the answer names no switch."""
         if one.switch_port:
             return one
         return one._replace(
@@ -216,7 +222,7 @@ class Waiting:
         )
 
     def _contributions(self) -> tuple[str, int]:
-        """Whose contributions are missing, in words, and how many are."""
+        """Describe the missing contributions; return the text and their number."""
         if self._told is None:
             number = (self.session.waiting_for or 0).bit_count()
             return f"{number} worker{'s' * (number > 1)}", number
@@ -224,14 +230,14 @@ class Waiting:
         return naming.workers(awaited, total, self._hosts), total
 
     def _absent(self) -> list[int]:
-        """The ranks that nobody has; none if some workers are out of this switch's sight."""
+        """Return the ranks that no worker has; empty if the switch cannot see all workers."""
         present = {one.rank for one in self.there}
         ranks = range(self.num_workers)
         all_seen = len(self.there) == len(present) == self.session.joined
         return [r for r in ranks if r not in present] if all_seen and present <= set(ranks) else []
 
     def _whom(self) -> str:
-        """For whom the round waits, in words."""
+        """Describe the workers for which the round waits."""
         session = self.session
         elastic = self.on_member_lost == "continue"
         too_few = session.joined < self.num_workers

@@ -1,4 +1,4 @@
-"""Aggregates of one vector, put where they belong as they come in."""
+"""Collects the aggregates of one vector: stores each segment in place as it arrives."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import numpy.typing as npt
 from iswitch.core.format.packets import Indices, Rows, Stretch, index_ranges
 from iswitch.core.format.wire import SEG_SIZE, Shape, Vector
 
-FEW_STRETCHES = 32  # segments in a stretch from which on it is stored by itself
+FEW_STRETCHES = 32  # mean segments per stretch above which each stretch is stored by itself
 
 
 class Aggregates:
-    """What has come of one round, or version, and what lacks.
+    """The aggregates of one round or version: those that have arrived, and those missing.
 
     Args:
         shape: layout of the vector.
-        out: takes the elements, shape (numel,).
+        out: receives the elements, [numel] of the shape's dtype.
+
+    Attributes:
+        has: uint8 [segments], 1 where the aggregate has arrived.
+        remaining: number of missing segments.
     """
 
     def __init__(self, shape: Shape, out: Vector) -> None:
@@ -28,17 +32,17 @@ class Aggregates:
         self._whole = out[: full * shape.elements].reshape(full, shape.elements)
         self._last = out[shape.numel - shape.last :]
         self._had = bytearray(shape.segments)
-        self.has: npt.NDArray[np.uint8] = np.frombuffer(self._had, np.uint8)  # the same
+        self.has: npt.NDArray[np.uint8] = np.frombuffer(self._had, np.uint8)  # a view of _had
         self._dtype = shape.dtype.numpy
         self.remaining = shape.segments
 
     def begin(self) -> None:
-        """Nothing has come yet."""
+        """Mark all segments as missing."""
         self.has[:] = 0
         self.remaining = self.shape.segments
 
     def take(self, stretch: Stretch) -> list[slice | Indices]:
-        """Take segments that fit the shape; returns those that are new."""
+        """Store the new ones of some segments, which must fit the shape; return the new ones."""
         fresh: list[slice | Indices] = []
         if stretch.indices is None:
             start = stretch.start
@@ -69,12 +73,12 @@ class Aggregates:
         return fresh
 
     def note(self, stop: int) -> None:
-        """The first so many are in their place already; of the others none is."""
+        """Mark the first `stop` segments as arrived; until then all are missing."""
         self.has[:stop] = 1
         self.remaining -= stop
 
     def copy(self, former: Aggregates) -> None:
-        """Take over what has come of the same round elsewhere."""
+        """Copy the segments that another object has of this round; until then all are missing."""
         had = former.has == 1
         full = self.shape.full_segments
         self._whole[had[:full]] = former._whole[had[:full]]
@@ -84,16 +88,19 @@ class Aggregates:
         self.remaining -= int(had.sum())
 
     def find(self, what: int, start: int, stop: int) -> int:
-        """The first segment from `start` on that has come (1) or not (0); -1: none."""
+        """Find the first segment of start..stop-1 that has arrived (`what` = 1) or is missing (0).
+
+        -1: there is none.
+        """
         return self._had.find(what, start, stop)
 
     @property
     def last(self) -> int:
-        """The last segment that has come; -1: none has."""
+        """Return the last segment that has arrived; -1: none has."""
         return self._had.rfind(1)
 
     def lacking(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """The stretches of start..stop-1 that have not come."""
+        """Yield the missing parts of start..stop-1, as ranges (start, stop)."""
         if start >= stop:
             return
         if self._had.find(1, start, stop) < 0:

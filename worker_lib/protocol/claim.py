@@ -1,4 +1,4 @@
-"""Claim a rank that another worker still has, but perhaps not for long."""
+"""Claims a rank that another worker still has, if that worker may be dead."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ LONGEST_WAIT = 60.0  # seconds: two leases of 30 s
 
 
 class Claim:
-    """A rank that was asked for, and is taken.
+    """The claim to a rank that another worker has.
 
-    If its owner has been heard since the first question, it is alive and keeps the rank. (Half a
-    second is left for packets that were under way.) If not, it may be a process that was killed,
-    whose lease has still to run out. Nobody says when an owner behind another switch was heard: a
-    worker that comes back believes it alive after `LONGEST_WAIT`.
+    If the switch has heard that worker since the first refusal, the worker is alive and keeps the
+    rank. (TAKEN_PAUSE is allowed for packets on their way.) Otherwise it may be a killed process
+    whose lease has not run out. The switch cannot say when it heard a worker behind another switch;
+    a returning member assumes after `LONGEST_WAIT` that such a worker is alive.
     """
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class Claim:
         self._since = 0.0  # the first refusal
 
     def may_succeed(self, ack: Ack, comes_back: bool, now: float) -> bool:
-        """Note that the rank is taken; whether to ask for it again.
+        """Note a refusal; return whether to ask for the rank again.
 
         Args:
             ack: the refusal.
-            comes_back: this worker has been a member before, and no constructor waits for it.
+            comes_back: whether this worker was a member before, so that no constructor waits.
             now: the time.
         """
         if self.taken is None:
@@ -41,7 +41,7 @@ class Claim:
         return True
 
     def is_due(self, now: float) -> bool:
-        """Whether to ask again now; the next time is then a pause later."""
+        """Whether to ask again now; if so, schedule the next question TAKEN_PAUSE later."""
         if self.taken is None or self.ask_again > now:
             return False
         self.ask_again = now + TAKEN_PAUSE

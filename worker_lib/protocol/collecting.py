@@ -1,4 +1,4 @@
-"""Put versions together: which are wanted, which are whole, and which segments they lack."""
+"""Assembles versions from segments: which are wanted, which are complete, what they lack."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Flags = npt.NDArray[np.bool_]  # one of every segment
 
 
 class _Version(Aggregates):
-    """A version that is put together."""
+    """A version that is being assembled."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape, np.empty(shape.numel, shape.dtype.numpy))
@@ -35,37 +35,38 @@ class _Version(Aggregates):
         self.told = False
 
     def begin(self) -> None:
-        """Be another version, of which nothing has come."""
+        """Start over for another version, with all segments missing."""
         super().begin()
         self.asked[:] = -inf
         self.told = False
 
 
 class Collecting(Member[Behind | Told | WasReset]):
-    """A member of an asynchronous job that puts versions together.
+    """A member of an asynchronous job that assembles versions.
 
     Args:
-        terms: of the membership.
-        incarnation: Request of the Join.
+        terms: terms of the membership.
+        incarnation: the Request number of the Join.
     """
 
     terms: VersionTerms
 
     def __init__(self, terms: VersionTerms, incarnation: int) -> None:
         super().__init__(terms, incarnation)
-        self.version = 0  # the last that was given out
-        self.newest = 0  # that is known to be made of any segment
+        self.version = 0  # the last version that was given out
+        self.newest = 0  # the newest version known to exist for any segment
         self.behind = True
-        self._floor = 0  # while behind, of versions up to this nothing is wanted
-        self._since = 0  # and of those up to this no more than what is watched
+        self._floor = 0  # while behind, versions up to this one are ignored
+        self._since = 0  # while behind, only watched elements of versions up to this are wanted
         self._versions: dict[int, _Version] = {}
         self._spare: list[_Version] = []
         self._given: _Version | None = None
 
     def next_made(self) -> tuple[int, Vector] | None:
-        """The next version, and the aggregate, (numel,), valid until the next call; None: not yet.
+        """Return the next version and its aggregate, [numel]; None: it is not complete yet.
 
-        Versions come in order, each once, from the one after that of `resume_at` on.
+        The aggregate is valid until the next call. Versions are returned in order, each once,
+        starting after the version passed to `resume_at`.
         """
         if self._given is not None:
             self._spare.append(self._given)
@@ -80,7 +81,7 @@ class Collecting(Member[Behind | Told | WasReset]):
 
     @property
     def backlog(self) -> int:
-        """Whole versions in a row that wait for `next_made`."""
+        """Return the number of consecutive complete versions that wait for `next_made`."""
         count = 0
         while not self.behind:
             held = self._versions.get((self.version + count + 1) & ROUND_MASK)
@@ -90,7 +91,7 @@ class Collecting(Member[Behind | Told | WasReset]):
         return count
 
     def _begin_at(self, version: int) -> None:
-        """Nothing of this version, nor of one before, makes a vector whole."""
+        """Become behind at a version: this one and earlier ones will not be completed."""
         self.newest = self._since = version
         self._floor = (version - VERSIONS_AHEAD) & ROUND_MASK
         self.behind = True
@@ -98,7 +99,7 @@ class Collecting(Member[Behind | Told | WasReset]):
             self._drop(old)
 
     def _note(self, version: int) -> None:
-        """This version is made of some segment."""
+        """Note that a version exists for some segment."""
         if round_distance(version, self.newest) > 0:
             self.newest = version
             if self.behind:  # the newest are put together, whatever becomes of older ones
@@ -112,7 +113,7 @@ class Collecting(Member[Behind | Told | WasReset]):
         self._spare.append(self._versions.pop(version))
 
     def _open(self, version: int) -> _Version | None:
-        """A version that is wanted; None: it is not."""
+        """Return the assembly of a version, begun if needed; None: the version is not wanted."""
         held = self._versions.get(version)
         if held is not None:
             return held
@@ -128,7 +129,7 @@ class Collecting(Member[Behind | Told | WasReset]):
         return round_distance(version, self._floor if self.behind else self.version)
 
     def _wanted_versions(self, last: int) -> list[int]:
-        """Those that are to be whole, up to one, oldest first."""
+        """Return the versions to complete, up to `last`, oldest first."""
         count = min(self._ahead(last), VERSIONS_KEPT)
         if self.behind:
             count = min(count, round_distance(last, self._since))
@@ -139,12 +140,13 @@ class Collecting(Member[Behind | Told | WasReset]):
     def _ask_for(
         self, lacking: list[tuple[int, _Version, Flags]], now: float, before: float
     ) -> bool:
-        """Ask for segments that lack and were not asked for since; whether any lack.
+        """Ask for missing segments, unless asked for lately; return whether any are missing.
 
         Args:
-            lacking: versions, and for each segment whether it is believed to have been made.
+            lacking: versions with their assemblies, and flags of the segments, bool [segments],
+                that are believed to exist at the switch.
             now: the time.
-            before: what was asked for later than this, is not asked for again.
+            before: segments asked for later than this are not asked for again.
         """
         room, any_lack = RANGES_PER_HELP, False
         for version, held, made in lacking:

@@ -1,8 +1,8 @@
-"""How fast contributions go out where no aggregate answers them: by marks.
+"""Paces contributions by marks, in asynchronous jobs, where no aggregate answers each of them.
 
-A mark is a Help that names nothing, sent after every few bursts. Its answer says that the switch
-has taken all that was sent before, and how long that took. So a slow switch has no more to take
-than a window, whatever becomes of the contributions.
+A mark is a Help that names no segments, sent after every few bursts. Its answer shows that the
+switch has taken all packets sent before it, and how long that took. So at most a window of segments
+waits at a slow switch, whatever becomes of the contributions.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ REMEMBERED_MARKS = 64
 
 
 class Outbox:
-    """Contributions on their way to the switch.
+    """Sends contributions to the switch, at most a window at a time.
 
     Args:
-        shape: their layout.
+        shape: layout of the vectors.
         burst: segments of a super-datagram.
-        window: how many segments may be under way.
-        round_trip: of marks.
+        window: limits the segments under way.
+        round_trip: measures the round trips of marks.
     """
 
     def __init__(self, shape: Shape, burst: int, window: SendWindow, round_trip: RoundTrip) -> None:
         self.shape = shape
         self.window = window
         self.round_trip = round_trip
-        self.mark_at: float | None = None  # when a mark is to be sent
-        self._due: float | None = None  # when the last one is to be answered
+        self.mark_at: float | None = None  # time to send the next mark
+        self._due: float | None = None  # time by which the last mark must be answered
         self._burst = burst
         self._idle = [Contribution(shape) for _ in range(IN_FLIGHT)]
         self._queue: deque[Contribution] = deque()
         self._position = 0  # the first segment of the first in the queue that has not been sent
         self._sent = 0  # segments, since the start
-        self._taken = 0  # of these, by the switch, or lost
+        self._taken = 0  # segments of these that the switch has taken, or that are lost
         self._marked = 0
-        self._marks: deque[tuple[int, int]] = deque(maxlen=REMEMBERED_MARKS)  # and segments before
+        self._marks: deque[tuple[int, int]] = deque(maxlen=REMEMBERED_MARKS)  # number, segments
         self._ends: deque[int] = deque()  # segments up to the end of each contribution sent
         self._number = 0
         self._last_mark = -inf
@@ -54,24 +54,24 @@ class Outbox:
 
     @property
     def in_flight(self) -> int:
-        """Contributions that the switch has not taken all of yet."""
+        """Return the number of contributions that the switch has not completely taken."""
         return len(self._queue) + len(self._ends)
 
     def put(self, number: int, vector: Vector) -> None:
-        """Take a copy of a contribution, (numel,); fewer than IN_FLIGHT may be in flight."""
+        """Queue a copy of a contribution, [numel]; fewer than IN_FLIGHT may be in flight."""
         contribution = self._idle.pop()
         contribution.begin(number)
         contribution.fill(vector, self.shape.segments)
         self._queue.append(contribution)
 
     def clear(self) -> None:
-        """Forget what has not been sent."""
+        """Remove all unsent contributions."""
         self._idle += self._queue
         self._queue.clear()
         self._position = 0
 
     def forget(self) -> None:
-        """Nobody will answer marks: what was sent is taken, or lost."""
+        """Forget all marks and count all sent segments as taken: no mark will be answered."""
         self._marks.clear()
         self._ends.clear()
         self._taken = self._marked = self._sent
@@ -79,7 +79,7 @@ class Outbox:
         self._unanswered = 0
 
     def give_out(self, now: float) -> tuple[list[tuple[Rows, int]], bool]:
-        """What may be sent now, as packets of a `Burst`, and whether there is more of it."""
+        """Return the packets to send now, as for a `Burst`, and whether more may follow at once."""
         under_way = self._sent - self._taken
         room = int(self.window.size - under_way) // self._burst or (not under_way)
         bursts = min(room, BURSTS_AT_ONCE)
@@ -103,21 +103,21 @@ class Outbox:
     # Marks
 
     def deadline(self) -> float | None:
-        """When `is_due` is to be looked at."""
+        """Return the time at which to check `is_due`; None: no mark is pending."""
         due = (self.mark_at, self._due)
         return min((when for when in due if when is not None), default=None)
 
     def is_due(self, now: float) -> bool:
-        """Whether a mark is to be sent: the first, or another because it was not answered."""
+        """Whether to send a mark now, because one is scheduled or the last was not answered."""
         if self._due is not None and self._due <= now:
             self._unanswered += 1
-            if self._unanswered == 2:  # one may be lost alone; two are where a queue is full
+            if self._unanswered == 2:  # one mark may be lost by chance; two suggest a full queue
                 self.window.lost()
             return True
         return self.mark_at is not None and self.mark_at <= now
 
     def mark(self, now: float) -> int:
-        """Have a mark sent now; its number."""
+        """Record that a mark is sent now; return its number."""
         self._number = (self._number + 1) & ROUND_MASK
         self._marked = self._sent
         self._marks.append((self._number, self._sent))
@@ -128,7 +128,13 @@ class Outbox:
         return self._number
 
     def answered(self, number: int, asked: float, now: float) -> None:
-        """A mark of then is answered."""
+        """Take the answer to a mark.
+
+        Args:
+            number: number of the mark.
+            asked: time at which it was sent.
+            now: the time.
+        """
         if not any(number == mark for mark, _ in self._marks):
             return
         self._unanswered = 0

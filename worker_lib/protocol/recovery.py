@@ -1,13 +1,13 @@
-"""Which of the segments that were sent are lost, by what became of others.
+"""Detects lost segments by the times at which others were sent and answered.
 
-The idea is RACK's (RFC 8985): what was sent before something that has been answered, and has itself
-not been answered for as long as that took and some more, is lost. So one lost packet is known a
-fraction of a round trip later, however many follow it.
+The idea is RACK's (RFC 8985). Suppose a segment was answered, and one sent before it was not. If
+the earlier one stays unanswered for the answered one's round trip and some slack, it is lost. So a
+lost packet is detected a fraction of a round trip later, however many packets follow it.
 
-An aggregate comes when the last worker has contributed. Of a segment that all send for the first
-time this tells something about those sent before it, since all send in one order; of one that is
-sent again it does not: another worker may have sent it again earlier. What was sent again is
-therefore lost when it has not been answered for two round trips, whatever came meanwhile.
+An aggregate arrives when the last worker has contributed. All workers send new segments in one
+order, so the aggregate of a segment sent once says something about those sent before it. The
+aggregate of a repeated segment does not, since another worker may have repeated it earlier. A
+repeated segment is therefore lost when it is unanswered for two round trips, whatever else arrives.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy.typing as npt
 from iswitch.core.format.packets import Indices
 
 SLACK = 0.5  # round trips by which a segment may be later than others
-AGAIN = 2.0  # round trips for what was sent again; doubles with every copy
-AGAIN_FLOOR = 0.001  # seconds
-MOST_COPIES = 10  # for which it doubles
-SLACK_FLOOR = 250e-6  # seconds; an idle core takes so long to wake up
+AGAIN = 2.0  # round trips to wait for a repeated segment; doubles with every copy
+AGAIN_FLOOR = 0.001  # seconds, the least such wait
+MOST_COPIES = 10  # copies after which the wait no longer doubles
+SLACK_FLOOR = 250e-6  # seconds that an idle core takes to wake up
 
 Which = slice | Indices
 
 
 class Losses:
-    """What was sent of one vector, and when."""
+    """Tracks the segments of one vector: which were sent, when, and which are lost."""
 
     def __init__(self, segments: int) -> None:
         self._order = np.zeros(segments, np.int64)  # of sending; 0: not in flight
@@ -45,7 +45,14 @@ class Losses:
         self.measured: float | None = None  # the last of a segment that was sent once (Karn)
 
     def sent(self, which: Which, count: int, now: float, again: bool) -> None:
-        """So many segments are sent now, in ascending order; of new ones none is in flight."""
+        """Note that segments are sent now, in ascending order.
+
+        Args:
+            which: the segments; unless `again`, none of them is in flight.
+            count: their number.
+            now: the time.
+            again: whether they were sent before.
+        """
         if again:
             self._in_order = False
             self.forget(which)  # the Help of the switch may name what was sent again already
@@ -60,7 +67,7 @@ class Losses:
             self._again_in_flight += count
 
     def came(self, which: Which, now: float) -> None:
-        """Aggregates have come."""
+        """Note that aggregates have arrived; measure the round trip by the last one sent."""
         order = self._order[which]
         plain = self._in_order and isinstance(which, slice) and order[0] and order[-1]
         last = -1 if plain else int(order.argmax())
@@ -85,7 +92,7 @@ class Losses:
         self.measured = self.round_trip = took
 
     def forget(self, which: Which) -> None:
-        """Segments are in flight no more."""
+        """Count segments as no longer in flight."""
         self._in_order = False
         flying = self._order[which] > 0
         self.in_flight -= int(np.count_nonzero(flying))
@@ -94,15 +101,15 @@ class Losses:
         self._order[which] = 0
 
     def is_younger(self, which: Which, when: float) -> bool:
-        """Whether some of these were sent at that time or after it, if only for the last time."""
+        """Whether some of these segments were last sent at or after a time."""
         return bool((self._at[which] >= when).any())
 
     def are_copies(self, which: Indices) -> npt.NDArray[np.bool_]:
-        """Which of these were sent more than once."""
+        """Return which of these segments were sent more than once, bool [n]."""
         return self._copies[which] > 0
 
     def land(self) -> None:
-        """After such a silence nothing is in flight any more."""
+        """Count all segments as no longer in flight, after a long silence."""
         self._order[:] = 0
         self._in_order = False
         self.in_flight = self._again_in_flight = 0
@@ -117,10 +124,11 @@ class Losses:
 
     @property
     def expected(self) -> float:
-        """Seconds that a round trip takes now: most of it is a queue, as long as what is in flight.
+        """Estimate the round trip now, in seconds: most of it is queueing behind what is in flight.
 
-        At the end, when only what was lost is still missing, there is none. Once something has been
-        lost it pays to be hasty: little is sent too often then, and all wait for it.
+        At the end, when only lost segments are missing, there is no queue. After a loss the
+        estimate may be too short: few segments are then repeated needlessly, and all workers wait
+        for the lost ones.
         """
         if self.round_trip is None:
             return 0.0
@@ -129,16 +137,23 @@ class Losses:
 
     @property
     def slack(self) -> float:
-        """Seconds; also between two looks at what is lost, so that it is sent again together."""
+        """Return the seconds by which a segment may be later than others before it is lost.
+
+        It is also the least time between two checks for losses, so that several are repeated
+        together.
+        """
         return max(SLACK * self.expected, SLACK_FLOOR)
 
     @property
     def patience(self) -> float:
-        """Seconds after which what was sent again once is lost."""
+        """Return the seconds after which a segment that was repeated once is lost."""
         return max(AGAIN * self.expected, AGAIN_FLOOR)
 
     def overdue(self, now: float) -> tuple[Indices, Indices, float | None]:
-        """What is lost: for the first time, and again; and when to look again (None: no need)."""
+        """Return the segments lost for the first time, those lost again, and when to check next.
+
+        The lost ones count as no longer in flight. A time of None: there is nothing to check.
+        """
         flying = self._order > 0
         again = self._copies > 0
         doubtful = np.flatnonzero(flying & (again | (self._order < self._newest)))
