@@ -36,7 +36,7 @@ OPERATIONS = ("add", "max", "min")
 
 
 def kind(dtype: int, op: int) -> int:
-    """What tells the program's operations apart, from the protocol's numbers."""
+    """Return the program's number of an operation on a dtype, from the protocol's numbers."""
     return op << 2 | dtype
 
 
@@ -44,8 +44,8 @@ class Term:
     """An expression of P4, built by the operators of Python.
 
     Args:
-        parts: operators as they are written, and operands: terms, or numbers.
-        result: the name of an intermediate result, which the expression is.
+        parts: text of operators and numbers, and operands that are terms.
+        result: name of the intermediate result that the expression is; "" if it is none.
     """
 
     def __init__(self, *parts: Term | str, result: str = "") -> None:
@@ -83,19 +83,19 @@ class Term:
         return Term("~", self)
 
     def text(self, fields: Mapping[Term, str]) -> str:
-        """The expression, without parentheses around it, where these terms are in fields."""
+        """Write the expression without outer parentheses; terms in `fields` by their fields."""
         if self in fields:
             return fields[self]
         found = [part if isinstance(part, str) else part.operand(fields) for part in self.parts]
         return "".join(found)
 
     def operand(self, fields: Mapping[Term, str]) -> str:
-        """The expression as an operand of another one."""
+        """Write the expression as an operand, in parentheses if needed."""
         text = self.text(fields)
         return f"({text})" if " " in text or text.startswith("~") else text
 
     def operands(self, kept: Container[Term]) -> Iterator[Term]:
-        """The terms among `kept` that the expression reads, as often as it does."""
+        """Yield the terms in `kept` that the expression reads, once for each use."""
         for part in self.parts:
             if isinstance(part, Term):
                 if part in kept:
@@ -105,10 +105,10 @@ class Term:
 
 
 class Program:
-    """Constants and actions, in the order in which they are asked for.
+    """Generates constants, macros and actions.
 
     Args:
-        lanes: of 32 bits in a word.
+        lanes: number of 32-bit lanes in a word.
     """
 
     def __init__(self, lanes: int) -> None:
@@ -117,7 +117,12 @@ class Program:
         self.fields = dict.fromkeys(["a", "b"])  # of the words that operations work on
 
     def constant(self, prefix: str, lane: int) -> Callable[[str, int], Term]:
-        """The `c` of a function in `lanes` whose lanes have so many bits."""
+        """Return the argument `c` for a function in `lanes`; it records the constants used.
+
+        Args:
+            prefix: first part of the constants' names.
+            lane: bits of a lane.
+        """
 
         def named(name: str, pattern: int) -> Term:
             name = f"{prefix}_{name}"
@@ -128,16 +133,16 @@ class Program:
         return named
 
     def macro(self, name: str, function: Callable[..., Word]) -> str:
-        """A function of one word, as a macro: it costs no copy of the word."""
+        """Write a function of one word as a macro, which costs no copy of the word."""
         last = function(Term("(word)"), lambda _, term: term, self.constant("INT32", 32))
         return f"#define {name}(word) ({last.text({})})\n"
 
     def operation(self, name: str, function: Callable[..., Word], form: Format | None) -> str:
-        """A function of two words, as an action to be included where `meta` is known.
+        """Write a function of two words as an action, to be included where `meta` is known.
 
-        Each assignment costs bmv2 the 256 bytes of a field, more than any operation. So a result
-        that is used once is written where it is used. The others are in fields, not in variables,
-        and as few as there are results at a time, since each packet begins with all of them zero.
+        An assignment in bmv2 copies the 256 bytes of a field, which costs more than any operation.
+        So a result that is used once is inlined. The others are kept in fields, not in variables.
+        Fields are reused to keep them few, since bmv2 zeroes all of them for each packet.
         """
         results: list[Term] = []
 

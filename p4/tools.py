@@ -22,18 +22,18 @@ COMPILER, SWITCH, CLI = "p4c-bm2-ss", "simple_switch", "simple_switch_CLI"
 
 
 class ToolMissing(Exception):
-    """One of the programs is not there; the message says where it was looked for."""
+    """A program is missing; the message says where it was looked for."""
 
 
 class CompilationFailed(Exception):
-    """The compiler refuses the program, or warns of something in it."""
+    """The compiler refused the program or printed a warning."""
 
 
 def find(tool: str) -> str:
-    """The path of a program: in $ISWITCH_P4_HOME/bin, or on PATH.
+    """Find a program in $ISWITCH_P4_HOME/bin or on PATH; return its path.
 
     Raises:
-        ToolMissing: it is in neither.
+        ToolMissing: the program is in neither.
     """
     home = os.environ.get(HOME)
     places = [f"{home}/bin"] if home else []
@@ -49,21 +49,23 @@ def find(tool: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Where compiled programs are kept."""
+    """Return the folder where compiled programs are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iswitch"
 
 
 def sources() -> dict[str, str]:
-    """The files of the program, by name, with the generated ones."""
+    """Return the text of the program's files by name, including generated files."""
     files = {path.name: path.read_text(encoding="utf-8") for path in PROGRAM.glob("*.p4")}
     return files | generate()
 
 
 def cli_command() -> list[str]:
-    """How the switch's CLI is run: a Python program, and its own Python may lack thrift.
+    """Return the command that runs the switch's CLI.
+
+    The CLI is a Python program, and its own Python may lack the package thrift.
 
     Raises:
-        ToolMissing: it is not there.
+        ToolMissing: the CLI is not installed.
     """
     cli = find(CLI)
     with open(cli, "rb") as file:
@@ -72,10 +74,10 @@ def cli_command() -> list[str]:
 
 
 def version(compiler: str) -> str:
-    """What a compiler says of itself.
+    """Return the version that a compiler prints.
 
     Raises:
-        CompilationFailed: nothing.
+        CompilationFailed: it prints none.
     """
     done = subprocess.run([compiler, "--version"], capture_output=True, text=True)
     if done.returncode:
@@ -84,14 +86,17 @@ def version(compiler: str) -> str:
 
 
 def compile_program(port: int, cache: Path) -> Path:
-    """The program for a switch that listens at a UDP port, compiled: a file of JSON.
+    """Compile the program for a switch at a UDP port; return the path of the JSON file.
 
-    What has been compiled before, by the same compiler with the same options, is taken from the
-    cache: a folder, made if it is not there.
+    A program compiled before, by this compiler with these options, is taken from the cache.
+
+    Args:
+        port: UDP port at which the switch listens.
+        cache: folder of compiled programs, made if missing.
 
     Raises:
-        ToolMissing: there is no compiler.
-        CompilationFailed: it refuses the program, or warns.
+        ToolMissing: no compiler is installed.
+        CompilationFailed: the compiler refused the program or printed a warning.
     """
     compiler = find(COMPILER)
     options = [*OPTIONS, f"-DISWITCH_PORT={port}"]

@@ -59,14 +59,14 @@ class Nodes(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the children, then remove all that was built. Closing twice is no harm."""
+        """End the children, then remove all that was built. Closing twice is harmless."""
 
     def ports(self, switch: str) -> tuple[Port, ...]:
-        """The interfaces of a switch, each with its link (rate, delay, loss, queue) and peer."""
+        """Return a switch's interfaces, each with its link (rate, delay, loss, queue) and peer."""
         return self.topology.ports(switch)
 
     def namespace(self, node: str) -> str:
-        """The name for `ip netns exec`.
+        """Return a node's namespace, as `ip netns exec` takes it.
 
         Raises:
             NetworkError: the network is not built.
@@ -76,9 +76,9 @@ class Nodes(ABC):
         return f"{self._claim.name}-{node}"
 
     def inside(self, node: str) -> AbstractContextManager[None]:
-        """A context in which the calling thread stands in the node's namespace.
+        """Move the calling thread into a node's namespace for a `with` block.
 
-        What it starts and what it opens meanwhile belongs there, and stays there.
+        Processes that it starts and sockets that it opens there stay in the namespace.
 
         Raises:
             NetworkError: no such node in this network, or it is not built, or stands by.
@@ -101,8 +101,8 @@ class Nodes(ABC):
     ) -> subprocess.Popen[bytes]:
         """Start a command on a node; `env` is added to this process's own.
 
-        It leads its own process group, which `close` ends, and is killed when the thread that
-        started it dies: start it from one that lasts as long.
+        The process leads its own process group, which `close` ends. The kernel kills it when the
+        thread that started it ends, so start it from a thread that lives as long.
         """
         with self.inside(node):
             child = subprocess.Popen(
@@ -123,7 +123,7 @@ class Nodes(ABC):
         self._children.clear()
 
     def _release(self) -> None:
-        """Give the namespaces and their names back; what runs there still is ended."""
+        """Remove the namespaces and release their names; end processes that still run there."""
         for namespace in self._namespaces.values():
             os.close(namespace)
         self._namespaces.clear()

@@ -1,8 +1,8 @@
-"""Named network namespaces that belong to a process, and are found again when it has died.
+"""Named network namespaces that belong to a process, and can be removed after it has died.
 
 A claim is a file in /run/iswitch/networks that its owner keeps locked. The kernel drops the lock
-with the process, however that ends, so an unlocked claim says that what carries its name is left
-over: a process number could be somebody else's by now, a lock cannot. The namespaces of the claim
+when the process ends, in whatever way. So an unlocked claim shows that its namespaces are left
+over; a process number could not, since another process may have it by now. The namespaces of claim
 X are /run/netns/X-NODE, where `ip netns exec X-NODE` finds them too.
 """
 
@@ -80,7 +80,7 @@ class Claim:
                 yield cls(path.name, lock)
 
     def create(self, node: str) -> int:
-        """Make the namespace NAME-NODE; an open descriptor of it."""
+        """Make the namespace NAME-NODE; return an open descriptor of it."""
         from pyroute2 import netns
 
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
@@ -95,19 +95,19 @@ class Claim:
         return os.open(NAMESPACES / f"{self.name}-{node}", os.O_RDONLY)
 
     def adopt(self, node: str, pid: int) -> int:
-        """Call a process's namespace NAME-NODE; an open descriptor of it."""
+        """Give a process's namespace the name NAME-NODE; return an open descriptor of it."""
         from pyroute2 import netns
 
         netns.attach(f"{self.name}-{node}", pid)
         return os.open(NAMESPACES / f"{self.name}-{node}", os.O_RDONLY)
 
     def release(self) -> list[str]:
-        """End what runs in the namespaces, remove them, and give the name back.
+        """End all processes in the namespaces, remove the namespaces, and release the name.
 
-        Processes that children have started may outlive them, in groups and sessions of their own.
+        These include processes that children have started in their own groups and sessions.
 
         Returns:
-            The names of the namespaces that are gone.
+            names of the removed namespaces.
         """
         found = sorted(NAMESPACES.glob(f"{self.name}-*"))
         evict(found)
@@ -120,7 +120,7 @@ class Claim:
 
 
 def take(path: Path, mode: str) -> IO[str] | None:
-    """Open and lock a claim's file; None: it exists (mode x), is somebody's, or is gone."""
+    """Open and lock a claim's file; None: it exists (mode x), is locked, or is gone."""
     try:
         file = path.open(mode)
     except (FileExistsError, FileNotFoundError):
@@ -137,7 +137,7 @@ def take(path: Path, mode: str) -> IO[str] | None:
 
 
 def is_cleaned(path: Path) -> bool:
-    """Tell whether somebody is removing what a claim stands for."""
+    """Tell whether a process is removing the namespaces of a claim."""
     with suppress(FileNotFoundError):
         return path.read_text() == CLEANING
     return False
@@ -145,7 +145,10 @@ def is_cleaned(path: Path) -> bool:
 
 @contextmanager
 def inside(namespace: int) -> Iterator[None]:
-    """A context in which the calling thread, and what it starts or opens, is in a namespace."""
+    """Move the calling thread into a namespace for a `with` block.
+
+    Processes that it starts and sockets that it opens there stay in the namespace.
+    """
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
         call(LIBC.setns, namespace, CLONE_NEWNET)
@@ -160,7 +163,7 @@ def inside(namespace: int) -> Iterator[None]:
 def evict(namespaces: Collection[Path]) -> None:
     """End the processes in these namespaces: by SIGTERM, then by SIGKILL.
 
-    The namespace that this process stands in is spared: whoever called it from there is there, too.
+    Spare the namespace of this process, where its caller may run.
     """
     inodes = {inode(path) for path in namespaces} - {inode(Path("/proc/self/ns/net")), None}
     for signum in (signal.SIGTERM, signal.SIGKILL):
@@ -179,7 +182,7 @@ def evict(namespaces: Collection[Path]) -> None:
 
 
 def inhabitants(inodes: Collection[Inode | None]) -> list[int]:
-    """Open descriptors of the processes in these namespaces (pidfd_open(2)); close them."""
+    """Return pidfds of the processes in these namespaces (pidfd_open(2)); callers close them."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         if inode(process / "ns/net") not in inodes:
@@ -206,7 +209,7 @@ def call(function: ctypes._NamedFuncPointer, *arguments: int) -> None:
     """Make a system call.
 
     Raises:
-        OSError: it failed; PermissionError and the like, by its errno.
+        OSError: the call failed; a subclass such as PermissionError, by its errno.
     """
     if function(*arguments) < 0:
         error = ctypes.get_errno()

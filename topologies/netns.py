@@ -105,12 +105,12 @@ class Network(Nodes):
 
 
 def clean() -> list[str]:
-    """Remove the networks of processes that have died, and what runs there still.
+    """Remove the networks of dead processes, and end the processes that still run there.
 
-    Whatever a living process holds, and whatever this package did not make, stays.
+    Networks of living processes and namespaces that this package did not make stay.
 
     Returns:
-        The names of their namespaces.
+        names of the removed namespaces.
 
     Raises:
         PrivilegeError: not root, or root without the capabilities.
@@ -125,10 +125,10 @@ def index(place: int) -> int:
 
 
 def check_rate(link: Link) -> None:
-    """Refuse a rate that the kernel cannot keep.
+    """Refuse a link's rate that the kernel cannot keep.
 
     Raises:
-        NetworkError: it cannot.
+        NetworkError: the rate is too high.
     """
     if link.rate is not None and not MIN_RATE <= link.rate <= MAX_RATE:
         raise NetworkError(
@@ -185,7 +185,7 @@ def pyroute2() -> Any:
 
 @contextmanager
 def privileges() -> Iterator[None]:
-    """A context that names the privilege where the kernel only refuses."""
+    """Name the missing privilege when the kernel refuses something in the `with` block."""
     try:
         yield
     except PrivilegeError:
@@ -199,7 +199,7 @@ def privileges() -> Iterator[None]:
 
 @contextmanager
 def kernel_feature(name: str, mend: str) -> Iterator[None]:
-    """A context that names the kernel feature where the kernel only refuses."""
+    """Name the missing kernel feature when the kernel refuses something in the `with` block."""
     from pyroute2.netlink.exceptions import NetlinkError
 
     try:

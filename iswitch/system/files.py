@@ -39,10 +39,10 @@ def read_text(
 
 
 def open_at_once(path: str) -> BinaryIO:
-    """Open a file to be read; a FIFO that nobody writes to is empty, rather than waited for.
+    """Open a file for reading without waiting: a FIFO without a writer reads as empty.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
 
     def opener(path: str, flags: int) -> int:
@@ -66,9 +66,9 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 @contextmanager
 def whole(path: str | os.PathLike[str]) -> Iterator[None]:
-    """A context in which a file is written whole: if that fails, or Ctrl-C comes, it is removed.
+    """Remove a file if the `with` block that writes it fails or is interrupted by Ctrl-C.
 
-    A file that is no regular one, such as a device or a FIFO, stays.
+    Devices and FIFOs are never removed.
 
     Raises:
         OutsideError: the file cannot be written: the disk is full, say.

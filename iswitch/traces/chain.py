@@ -1,8 +1,8 @@
-"""Finds records of a file whose every record says where the next one begins.
+"""Finds the records of a file in which every record states its length.
 
-A run of equally long records is an arithmetic progression: that its next 32, 256, 2048 ... records
-say the same length is one comparison of NumPy's, and no guess, since each of them, if it says so,
-leads to the next. Where lengths change from record to record they are stepped through.
+Records of equal length lie at equal distances. One NumPy comparison checks that the next 32, 256,
+2048 ... records all state this length. That is no guess, since each such record leads to the next.
+Where lengths change from record to record, the records are stepped through one by one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 
 from .batch import Bytes, Ints
 
-FIRST, FACTOR = 32, 8  # records that are compared at first, and how much more then
-WORTH = 8  # records of a run for which looking for it paid
-STEPS = 64  # records that are stepped through where it did not
+FIRST, FACTOR = 32, 8  # records compared at first, and the factor by which that grows
+WORTH = 8  # records of the shortest run that was worth the comparison
+STEPS = 64  # records to step through after a shorter run
 SEARCHES = (1 << 12, 1 << 16, 1 << 20)  # bytes that are searched at once for a sound record
 
 
 def search_windows(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Cut start..stop-1 into pieces, small ones first: nearly always what is sought is near."""
+    """Cut start..stop-1 into pieces, small ones first, since matches are nearly always near."""
     for at in start, start + SEARCHES[0]:
         if at < stop:
             yield at, min(SEARCHES[at > start], stop - at)
@@ -33,8 +33,11 @@ def run_length(data: Bytes, at: int, stride: int, limit: int, key_at: int, key: 
 
     Args:
         data: the file.
-        key_at: where in a record the word is.
-        key: what it is in the first, in this machine's byte order.
+        at: offset of the first record.
+        stride: bytes from one record to the next.
+        limit: offset at which to stop.
+        key_at: offset of the word in a record.
+        key: the first record's word, in this machine's byte order.
     """
     most = min((limit - at - 1) // stride + 1, (len(data) - at - key_at - 8) // stride + 1)
     found, look = 1, FIRST
@@ -50,11 +53,12 @@ def run_length(data: Bytes, at: int, stride: int, limit: int, key_at: int, key: 
 
 
 class Chain:
-    """Collects where records are.
+    """Collects the offsets of records.
 
     Args:
-        length: of the record at a place, all of it; None: there is none that makes sense.
-        key_at: where in a record a 64-bit word is that decides over its length.
+        data: the file.
+        length: returns the whole length of the record at an offset; None: no valid record is there.
+        key_at: offset, in a record, of a 64-bit word that determines its length.
     """
 
     def __init__(self, data: Bytes, length: Callable[[int], int | None], key_at: int) -> None:
@@ -64,9 +68,9 @@ class Chain:
         self._steps = 0  # to take before a run is looked for again
 
     def follow(self, at: int, limit: int) -> tuple[Ints, int]:
-        """List the records from `at` that begin before `limit`, and the place of the next one.
+        """Return the offsets of the records from `at` to `limit`, and the offset after them.
 
-        That is before `limit` if something else is there.
+        The latter is below `limit` if no valid record is there.
         """
         pieces: list[Ints] = []
         singles: list[int] = []

@@ -1,4 +1,4 @@
-"""A `Switch` that reports what it is sent and what it completes."""
+"""A `Switch` that reports the packets it receives and the segments it completes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Seen:
     """A member, as it was in the trace."""
 
     address: Address
-    rank: int  # of a switch below its place among the members
+    rank: int  # of a worker; for a switch below, its place among the members
     joined: float
     is_switch: bool = False
     packets: int = 0  # of data
@@ -67,10 +67,10 @@ class JobSeen:
 
 
 class Watch:
-    """Keeps what it is told.
+    """Records the reports of an observed switch.
 
     Args:
-        detailed: job and round of those whose every event is kept.
+        detailed: (job, round) of the rounds whose every event is kept.
     """
 
     def __init__(self, detailed: Collection[tuple[int, int]] = ()) -> None:
@@ -84,7 +84,7 @@ class Watch:
         self.detailed = detailed
 
     def when(self, runs: Collection[Run]) -> float:
-        """When the last of those that are being handled came that completed one of these."""
+        """Return the time in seconds at which the last packet that completed these runs came."""
         if self.came is None:
             return self.span[1]
         indices, times = self.came
@@ -92,7 +92,7 @@ class Watch:
         return float(times[max(0, int(np.searchsorted(indices, last)) - 1)])
 
     def job(self, number: int, shape: Shape) -> JobSeen:
-        """A job that is under way."""
+        """Return the record of a job; begin it if there is none."""
         found = self.jobs.get(number)
         if found is None:
             detailed = {round_ for job, round_ in self.detailed if job == number}
@@ -102,7 +102,14 @@ class Watch:
         return found
 
     def member(self, job: JobSeen, address: Address, rank: int, is_switch: bool = False) -> Seen:
-        """Find what is known of a member; a new one is entered."""
+        """Return the record of a member, with its rank updated; begin it if there is none.
+
+        Args:
+            job: the record of its job.
+            address: its address.
+            rank: its rank, or its place among the members.
+            is_switch: whether it is a switch below.
+        """
         found = job.members.get(address)
         if found is None:
             found = job.members[address] = Seen(address, rank, self.span[0], is_switch)
@@ -111,19 +118,22 @@ class Watch:
         return found
 
     def joined(self, job: JobSeen, member: Member) -> Seen:
-        """Find what is known of a member of the switch that the trace is put through."""
+        """Return the record of a member of the replaying switch; begin it if there is none."""
         is_switch = member.type is MemberType.SWITCH
         return self.member(job, member.address, self.rank(job.number, member), is_switch)
 
     def spoke(self, payload: bytes) -> tuple[str, Any] | None:
-        """A control packet to the switch: its action, and its value."""
+        """Count a control packet to the switch; return its action's name and the packet.
+
+        None: it is no valid packet.
+        """
         parsed = parse(payload)
         name = parsed[0].action.name if parsed else "UNKNOWN"
         self.actions[name] += 1
         return (name, parsed[0]) if parsed else None
 
     def answered(self, payload: bytes, peer: Address) -> None:
-        """A control packet from the switch that was captured, to this member."""
+        """Count a control packet of the captured switch to a member; note the rank it tells."""
         parsed = parse(payload)
         self.answers[parsed[0].action.name if parsed else "UNKNOWN"] += 1
         ack = parsed[0].value if parsed else None
@@ -131,24 +141,24 @@ class Watch:
             self.ranks[parsed[0].job, peer] = ack.rank
 
     def rank(self, job: int, member: Member) -> int:
-        """A member's rank: as it was told; or as this switch gives it; or its seat."""
+        """Return a member's rank: the captured one, or this switch's, or the member's seat."""
         told = self.ranks.get((job, member.address), member.rank)
         return member.seat if told == NO_RANK else told
 
     def close(self) -> None:
-        """There will be no more."""
+        """End the records of all jobs."""
         for job in self.jobs.values():
             job.rounds.close()
 
 
 @dataclass
 class ObservedJob(Job):
-    """A job that tells a `Watch` what completes."""
+    """A job that reports completed segments to a `Watch`."""
 
     switch: ObservedSwitch | None = None
 
     def deliver(self, completed: list[Run]) -> list[Outgoing]:
-        """Send runs that are complete now to those to whom they are due."""
+        """Report completed runs, then send them to their receivers."""
         if completed and self.shape is not None and self.switch is not None:
             watch = self.switch.watch
             rounds = watch.job(self.number, self.shape).rounds
@@ -161,7 +171,7 @@ class ObservedJob(Job):
 
 
 class ObservedSwitch(Switch):
-    """A switch that tells a `Watch`."""
+    """A switch that reports to a `Watch`."""
 
     watch: Watch
 
@@ -170,7 +180,7 @@ class ObservedSwitch(Switch):
         self.record.make_job = partial(ObservedJob, switch=self)
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
-        """Take packets, and report them to the watch."""
+        """Handle packets as a switch does, and report them to the watch."""
         kind = classify(burst.tos)
         if kind is Traffic.DATA:
             return self._observe(burst, now)
@@ -223,7 +233,7 @@ class ObservedSwitch(Switch):
 
 
 def describe(shape: Shape) -> dict[str, Any]:
-    """A job's layout, for machines and people."""
+    """Return a job's layout as names and numbers, for reports."""
     return {
         "dtype": DType(shape.dtype).name.lower(),
         "op": Op(shape.op).name.lower(),

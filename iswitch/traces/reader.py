@@ -128,10 +128,10 @@ class Reader:
                 fetched = self._fetch(max(at, fetched), at + self.window)
 
     def check_whole(self) -> None:
-        """Check that the file has all its bytes still, else reading them ends this process.
+        """Check that the file has not become shorter, since reading lost bytes kills this process.
 
         Raises:
-            OutsideError: it became shorter.
+            OutsideError: the file became shorter.
         """
         if self._map.size() < len(self._map):
             raise OutsideError(
@@ -144,19 +144,19 @@ class Reader:
         return blocks.PcapngBlocks(self.data, self.problems)
 
     def _fetch(self, start: int, stop: int) -> int:
-        """Have pages mapped at once that are in memory, or read them."""
+        """Read and map the pages of start..stop-1 in one call, before they are used."""
         size = min(stop, len(self._map)) - start
         if size > 0:
-            with suppress(OSError):  # an older kernel: page by page, then
+            with suppress(OSError):  # an older kernel maps them page by page on use
                 self._map.madvise(POPULATE_READ, start, size)
         return stop
 
 
 def kind_of(begin: bytes, path: str) -> str:
-    """Tell by how a file begins whether it is `pcap` or `pcapng`.
+    """Tell from the first bytes of a file whether it is `pcap` or `pcapng`.
 
     Raises:
-        NotATrace: something else.
+        NotATrace: it is neither.
     """
     if begin[:4] == blocks.MAGIC:
         if begin[8:12] not in blocks.ORDERS:

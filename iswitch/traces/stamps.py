@@ -1,7 +1,7 @@
-"""Times of packets that lie far ahead of those around them: a clock was set, or a bit was flipped.
+"""Corrects packet times far ahead of those around them, where a clock was set or a bit flipped.
 
-A switch's time never falls. A single packet stamped ten hours ahead would end every lease, and
-have all that follows happen at that moment; so it gets the time of the packet before it.
+A switch's time never goes back. A single packet stamped ten hours ahead would end every lease, and
+all later packets would happen at that time. So such a packet gets the time of the one before it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from .batch import Ints, PacketBatch
 
-AROUND = 64  # packets before and after, whose medians say what time it is
-JUMP = 1_000_000_000  # ns that a time has to be ahead of both
+AROUND = 64  # packets before, and packets after, whose median times are compared
+JUMP = 1_000_000_000  # ns by which a peak is ahead of both medians
 
 
 def settled(batches: Iterator[PacketBatch]) -> Iterator[tuple[PacketBatch, int]]:
-    """Batches whose times have no such peaks, and how many each had."""
+    """Yield the batches with peaks in their times removed, each with its number of peaks."""
     before = np.zeros(0, np.int64)
     batch = next(batches, None)
     while batch is not None:
@@ -26,7 +26,7 @@ def settled(batches: Iterator[PacketBatch]) -> Iterator[tuple[PacketBatch, int]]
         after = np.zeros(0, np.int64)
         last = np.append(before[-1:], batch.times[-AROUND:])
         fetched = bool((np.diff(last) > JUMP).any())
-        if fetched:  # whether that is a peak the next ones tell
+        if fetched:  # only the next packets show whether that jump is a peak
             following = next(batches, None)
             after = after if following is None else following.times[:AROUND]
         falls = np.diff(np.concatenate((batch.times, after[:1]))) < -JUMP
@@ -41,7 +41,16 @@ def settled(batches: Iterator[PacketBatch]) -> Iterator[tuple[PacketBatch, int]]
 
 
 def find_peaks(before: Ints, times: Ints, after: Ints) -> npt.NDArray[np.bool_]:
-    """Tell which times are ahead of the median before them and of that behind them."""
+    """Tell which times are peaks: ahead of the medians of the times before and after them.
+
+    Args:
+        before: ns, up to AROUND times before `times`.
+        times: ns, [n].
+        after: ns, up to AROUND times after `times`.
+
+    Returns:
+        bool [n].
+    """
     n = len(times)
     low, high = np.iinfo(np.int64).min // 2, np.iinfo(np.int64).max // 2
     row = np.concatenate((before[-AROUND:], times, after[:AROUND])).astype(np.float64)
@@ -55,7 +64,7 @@ def find_peaks(before: Ints, times: Ints, after: Ints) -> npt.NDArray[np.bool_]:
 
 
 def _median(windows: npt.NDArray[np.float64], lacking: int) -> npt.NDArray[np.float64]:
-    """Of each window, without what is not there; `lacking` where there is nothing."""
+    """Return each window's median without NaN, [n]; `lacking` for windows of NaN only."""
     nobody = np.isnan(windows).all(axis=1, keepdims=True)
     filled = np.where(nobody, float(lacking), windows)
     medians: npt.NDArray[np.float64] = np.nanmedian(filled, axis=1)
@@ -63,7 +72,13 @@ def _median(windows: npt.NDArray[np.float64], lacking: int) -> npt.NDArray[np.fl
 
 
 def cut_down(before: Ints, times: Ints, peaks: npt.NDArray[np.bool_]) -> Ints:
-    """Give each peak the time of the last packet before it that is none."""
+    """Return the times, [n], with each peak replaced by the last time before it that is no peak.
+
+    Args:
+        before: ns, times before `times`.
+        times: ns, [n].
+        peaks: bool [n].
+    """
     places = np.where(peaks, -1, np.arange(len(times)))
     last = np.maximum.accumulate(places)
     first = before[-1] if len(before) else times[np.argmin(peaks)]

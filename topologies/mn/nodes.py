@@ -39,7 +39,7 @@ class OwnHost(OwnNode):
 
 
 class OwnSwitch(Switch, OwnNode):
-    """The namespace of a switch whose process somebody else starts.
+    """The namespace of a switch whose process another part of the program starts.
 
     Interfaces of switches have names such as s1-eth1 in every network; in a namespace they are in
     nobody's way.
