@@ -1,7 +1,7 @@
 """Ordinary traffic: a learning bridge (IEEE 802.1D without spanning tree: no loops).
 
-Where a frame comes from says where its sender is. Where nobody has been heard, or a group is
-addressed, a frame goes to all ports but the one it came in at.
+The bridge learns a station's port from the frames that it sends. A frame for an unknown station, or
+for a group, goes to all ports but the one at which it came in.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ class Bridge:
     """Learns behind which port each station is.
 
     Args:
-        ports: how many there are; they are numbered from 0.
-        ageing: seconds after which a station that says nothing is forgotten.
+        ports: number of ports; they are numbered from 0.
+        ageing: seconds after which a silent station is forgotten.
     """
 
     def __init__(self, ports: int, ageing: float = AGEING) -> None:
         self.ageing = ageing
-        self._stations: dict[bytes, tuple[int, float]] = {}  # who was heard last is last
+        self._stations: dict[bytes, tuple[int, float]] = {}  # in the order last heard
         self.restart(ports)
 
     def restart(self, ports: int) -> None:
-        """Serve this number of ports from now on, and forget all stations."""
+        """Change the number of ports, and forget all stations."""
         self._stations.clear()
         self._everywhere = tuple(range(ports))
 
@@ -43,12 +43,12 @@ class Bridge:
         stations[source] = (ingress, now)
 
     def where(self, station: bytes, now: float) -> int | None:
-        """Find the port behind which a station is, if that is known."""
+        """Return the port behind which a station is; None: unknown."""
         port, seen = self._stations.get(station, (None, 0.0))
         return None if port is None or now - seen > self.ageing else port
 
     def egress(self, destination: bytes, ingress: int, now: float) -> tuple[int, ...]:
-        """List the ports that a frame goes to; none if it is at its destination already."""
+        """Return the ports that a frame goes to; none if its destination is behind `ingress`."""
         if destination[0] & 1:
             return () if is_link_local(destination) else self._flood(ingress)
         port = self.where(destination, now)
@@ -57,10 +57,10 @@ class Bridge:
         return () if port == ingress else (port,)
 
     def _flood(self, ingress: int) -> tuple[int, ...]:
-        """List all ports but one. (A table of these would grow with the square of the ports.)"""
+        """Return all ports but one. (A table of these would grow with the square of the ports.)"""
         return self._everywhere[:ingress] + self._everywhere[ingress + 1 :]
 
 
 def is_link_local(mac: bytes) -> bool:
-    """Whether a MAC is a group that stays on a link: spanning tree, PAUSE, LACP, LLDP."""
+    """Return whether a MAC is a group that stays on a link: spanning tree, PAUSE, LACP, LLDP."""
     return mac.startswith(LINK_LOCAL) and mac[5] < 0x10

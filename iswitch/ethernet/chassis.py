@@ -4,7 +4,7 @@
                  \\-> for this switch: ARP, ping --> answered
                   \\-> between others --> Bridge --> out as they came
 
-SourceGuard stands at the door: what claims a member's address behind another port goes no further.
+SourceGuard stands at the door: it drops frames that claim the address of a member at another port.
 
 A super-frame is never taken apart here: its packets are the rows of one array. It is cut only for a
 port that does not take it whole.
@@ -54,20 +54,20 @@ from .sorting import (
     without_options,
 )
 
-FLOWS = 4096  # that are remembered; strangers may have ever new addresses
+FLOWS = 4096  # remembered at most; strangers may keep coming with new addresses
 
 
 class Chassis:
     """Plugs a `Switch` into Ethernet.
 
     Args:
-        switch: the machine inside.
+        switch: the switch that adds up.
         address: IPv4 address of the switch, four bytes.
         mac: its MAC, six bytes.
-        jacks: what each port can do; frames name them by their place here.
-        port: UDP port that tagged traffic is for.
-        bridge: the learning bridge, if it is not a plain one.
-        guard: stands at the door instead of one that protects the members' addresses.
+        jacks: the abilities of each port; frames name a port by its index here.
+        port: UDP port of the switch for tagged traffic.
+        bridge: the learning bridge; None: a plain one.
+        guard: judges the addresses in frames; None: one that protects the members' addresses.
     """
 
     forwarder: type[Forwarder] = Forwarder
@@ -101,10 +101,10 @@ class Chassis:
         self.bridge.restart(len(self.jacks))
 
     def receive(self, frames: Frames, now: float) -> Iterable[Sends]:
-        """Take frames of one port; yield what is to be sent because of them, step by step.
+        """Handle frames of one port; yield the frames to send in response, step by step.
 
-        Each step has to be sent before the next is asked for: its bytes lie in buffers of the
-        switch, and in those of `frames`. For what memory lacks is counted as lost.
+        The caller must send each step before it asks for the next: the bytes lie in buffers of the
+        switch and of `frames`. Frames for which memory is lacking are counted as lost.
         """
         came, offered = self.counters["rx_frames"], self._offered()
         try:
@@ -119,7 +119,7 @@ class Chassis:
         return self._step_by_step(frames, now)
 
     def _step_by_step(self, frames: Frames, now: float) -> Iterator[Sends]:
-        """Take frames of any kind, as far as there is memory for them."""
+        """Handle frames of any kind until memory runs out; count the rest as lost."""
         came, offered = self.counters["rx_frames"], self._offered()
         try:
             for sends in self._sorted(frames, now):
@@ -127,23 +127,23 @@ class Chassis:
                 offered = self._offered()
         except MemoryError:
             self._give_up(frames, came, offered)
-        except GeneratorExit:  # what was made of them could not be sent
+        except GeneratorExit:  # the caller could not send the last step
             self._give_up(frames, came, self._offered())
             raise
 
     def _offered(self) -> int:
-        """Count the frames handed out to be sent so far, without those that were dropped here."""
+        """Return the number of frames handed out to be sent so far, without dropped ones."""
         n = self.counters
         given = n["tx_packets"] + n["copies"] + n["own_frames"]
         return given - n["unresolved"] - n["too_large"] - n["tx_failed"]
 
     def _give_up(self, frames: Frames | None, came: int, offered: int) -> None:
-        """Count as lost what was not handled of these, and what was not sent of the last step.
+        """Count as lost the frames that were not handled, and those of the last step not sent.
 
         Args:
-            frames: that came, if any did.
-            came: `rx_frames` before them.
-            offered: `_offered` before the step.
+            frames: the frames that came; None: a timer was handled.
+            came: `rx_frames` before they came.
+            offered: `_offered()` before the last step.
         """
         self.counters["given_up"] += 1
         self.counters["tx_failed"] += self._offered() - offered
@@ -152,7 +152,7 @@ class Chassis:
             self.counters["rx_no_memory"] += max(0, self._count(frames) - handled)
 
     def _count(self, frames: Frames) -> int:
-        """Count the frames on the wire that these are; one each, if memory lacks to find out."""
+        """Return the number of frames on the wire; one a row if memory is too short to tell."""
         try:
             measured = (self._forward.measure(frames, i)[0] for i in range(len(frames.lengths)))
             return sum(max(1, count) for count in measured)
@@ -160,7 +160,13 @@ class Chassis:
             return len(frames.lengths)
 
     def _take(self, known: KnownFlow, rows: Rows, now: float) -> Iterable[Sends]:
-        """Have the switch take sound packets, the last of them in a datagram of this kind."""
+        """Hand sound packets of one flow to the switch.
+
+        Args:
+            known: the flow, and the layout of its last datagram.
+            rows: packets, (n, size) bytes; the last holds `known.tail` bytes.
+            now: the time, in seconds.
+        """
         flow, packets = known.flow, len(rows)
         ingress = flow.peer.ingress
         self._learn(flow.peer.host, ingress, flow.mac)
@@ -170,7 +176,7 @@ class Chassis:
         return (self.issuer.issue(sends, now),) if sends else ()
 
     def _sorted(self, frames: Frames, now: float) -> Iterator[Sends]:
-        """Take frames of any kind."""
+        """Handle frames of any kind, in groups of like frames."""
         for group in groups(frames, self._mac_row):
             if self.guard.has_changed():
                 self._flows.clear()
@@ -178,17 +184,17 @@ class Chassis:
                 head = group.heads[0].tobytes()
                 if head[ETH : ETH + MAC_SIZE] == self.mac and (found := self._flow(group, head)):
                     if group.lengths[-1] != group.lengths[0]:
-                        self._flow(group, group.heads[-1].tobytes())  # to be known the next time
+                        self._flow(group, group.heads[-1].tobytes())  # also remember the last
                     yield from self._tagged(found, group, head, now)
                     continue
             yield self._untagged(group, now)
 
     def deadline(self) -> float | None:
-        """Tell when `handle_timer` has to be called; None: not at all."""
+        """Return the time at which to call `handle_timer`, in seconds; None: not at all."""
         return self.switch.deadline()
 
     def handle_timer(self, now: float) -> Iterator[Sends]:
-        """Do what is due; yield what is to be sent."""
+        """Do the work that is due by time; yield the frames to send."""
         offered = self._offered()
         try:
             sends = self.issuer.issue(self.switch.handle_timer(now), now)
@@ -200,7 +206,7 @@ class Chassis:
     # Tagged traffic
 
     def _flow(self, group: Frames, head: bytes) -> KnownFlow | None:
-        """Find the flow that a head is of, and the layout of its datagrams of this length."""
+        """Return the flow and layout of a head; None: not iSwitch traffic for this switch."""
         key = (group.ingress, fixed(head))
         try:
             return self._flows[key]
@@ -214,7 +220,7 @@ class Chassis:
             return self._flows.keep(key, found)
 
     def _tagged(self, known: KnownFlow, group: Frames, head: bytes, now: float) -> Iterator[Sends]:
-        """Take datagrams of one flow for the switch, all of one length but the last."""
+        """Handle datagrams of one flow for the switch, all of one length but the last."""
         ingress, heads, bodies, lengths = group
         n = len(lengths)
         flow, found, size, step, count, *_ = known
@@ -222,7 +228,7 @@ class Chassis:
             self._drop("bad_frame", n)
             return
         last = size - (lengths[0] - lengths[-1])
-        missing = count - (-(-last // step) if step else 1)  # packets that the last lacks
+        missing = count - (-(-last // step) if step else 1)  # packets that the last datagram lacks
         if flow.spoofed:
             self._drop("spoofed", n * count - missing)
             return
@@ -250,7 +256,7 @@ class Chassis:
     # All other traffic
 
     def _untagged(self, group: Frames, now: float) -> Sends:
-        """Take frames of one type from one station to another, or a single frame."""
+        """Handle frames of one type from one station to another, or a single frame."""
         ingress, heads, _, lengths = group
         if lengths[0] < IP:
             return self._drop("bad_frame", len(heads))
@@ -277,7 +283,13 @@ class Chassis:
         return self._forward(group, destination, now)
 
     def _without(self, group: Frames, spoofed: Verdict, now: float) -> Sends:
-        """Drop the frames that claim the address of a member elsewhere; take the others."""
+        """Drop the frames that claim the address of a member elsewhere; handle the others.
+
+        Args:
+            group: frames from one station to another.
+            spoofed: which to drop, (n,) booleans.
+            now: the time, in seconds.
+        """
         sends: Sends = []
         for i, bad in enumerate(spoofed.tolist()):
             one = group.part(i, i + 1)
@@ -288,7 +300,7 @@ class Chassis:
         return sends
 
     def _local(self, ingress: int, row: bytes, now: float) -> Sends:
-        """Take a frame for the switch that is not plain iSwitch traffic."""
+        """Handle a frame for the switch that is not plain iSwitch traffic."""
         plain = without_options(row)
         if plain is not None and read_flow(plain, ingress, self.address, self.port):
             group = Frames.single(ingress, plain[ETH:], plain[:ETH])
@@ -309,7 +321,7 @@ class Chassis:
         return self._drop("unserved", 1)
 
     def _arp(self, ingress: int, frame: bytes) -> Sends | None:
-        """Answer, or learn from, an ARP packet for the switch's address; None: it is none."""
+        """Answer or learn from an ARP packet; None: it is not for the switch's address."""
         packet = parse_arp(frame)
         if packet is None or packet.target_ip != self.address:
             return None

@@ -1,10 +1,10 @@
 """Finds the addresses that a frame claims: behind tags, in IPv4, ARP, IPv6 and its discovery.
 
-A Linux host takes what is behind any stack of tags (IEEE 802.1Q, 802.1ad) whose VLAN ID is 0, and
-behind the tags of its VLAN devices. Other hosts take IP behind 802.2 SNAP (RFC 1042). So it is the
-innermost header that counts, whatever is around it.
+A Linux host accepts packets behind any stack of tags (IEEE 802.1Q, 802.1ad) whose VLAN ID is 0, and
+behind the tags of its VLAN devices. Other hosts accept IP behind 802.2 SNAP (RFC 1042). So the
+innermost header counts, whatever is around it.
 
-What is looked for is bounded by MOST: who needs more tags or extension headers hides something.
+The search ends after MOST tags or extension headers: a frame with more of them hides something.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 from .frame import ETH, ETHERTYPE_IP6, MAC_SIZE
 
-MOST = 8  # tags around a packet, and extension headers in one, that are looked behind
-LOOK = ETH + 14 + 8 * MOST + 40  # bytes of a row in which there is all but discovery
+MOST = 8  # tags around a packet, or extension headers in it, behind which the search goes on
+LOOK = ETH + 14 + 8 * MOST + 40  # bytes of a row that hold all claims but neighbour discovery
 
 TAGS = (b"\x81\x00", b"\x88\xa8", b"\x91\x00", b"\x92\x00", b"\x93\x00")
 SNAP = (b"\xaa\xaa\x03\0\0\0", b"\xaa\xaa\x03\0\0\xf8")  # RFC 1042, and of bridges (802.1H)
 LEAST_TYPE = 0x600  # below, it is the length of an 802.2 packet
 
 IP6_SIZE = 40
-IP6_NEXT = 6  # where it says what follows
+IP6_NEXT = 6  # offset of the number of the next header
 IP6_SOURCE = 8
 INTERFACE_SIZE = 8  # bytes of an interface identifier: the second half of an address
 ICMP6 = 58
@@ -41,7 +41,7 @@ class Inner(NamedTuple):
 
 
 def innermost(row: bytes) -> Inner | None:
-    """Look behind all tags; None: there are too many."""
+    """Return the header behind all tags; None: there are too many tags."""
     at = ETH + 2 * MAC_SIZE
     for _ in range(MOST + 1):
         kind = row[at : at + 2]
@@ -55,26 +55,26 @@ def innermost(row: bytes) -> Inner | None:
 
 
 def is_plain(kind: bytes) -> bool:
-    """Whether an EtherType stands for a packet that is neither wrapped nor IPv6."""
+    """Return whether an EtherType stands for a packet that is neither wrapped nor IPv6."""
     return kind not in TAGS and kind != ETHERTYPE_IP6 and kind[0] >= LEAST_TYPE >> 8
 
 
 def interface(mac: bytes) -> bytes:
-    """Work out the interface identifier of a MAC (modified EUI-64, RFC 4291)."""
+    """Return the interface identifier of a MAC, 8 bytes (modified EUI-64, RFC 4291)."""
     return bytes([mac[0] ^ 2]) + mac[1:3] + b"\xff\xfe" + mac[3:]
 
 
 class Discovered(NamedTuple):
-    """The addresses that neighbour discovery assigns to a sender, or to a place."""
+    """The MACs and interface identifiers that a neighbour discovery message claims."""
 
     macs: list[bytes]
     interfaces: list[bytes]  # identifiers
 
 
 def discovered(packet: bytes) -> Discovered | None:
-    """Read an IPv6 packet; None: it has more extension headers than are looked behind.
+    """Read the claims of an IPv6 packet; None: it has more than MOST extension headers.
 
-    A fragment but the first says nothing, and hosts do not put discovery together (RFC 6980).
+    Fragments other than the first claim nothing: hosts ignore fragmented discovery (RFC 6980).
     """
     nothing = Discovered([], [])
     packet = packet[: IP6_SIZE + int.from_bytes(packet[4:6], "big")]
@@ -99,7 +99,7 @@ def _message(source: bytes, message: bytes) -> Discovered:
     claimed = {
         ADVERTISEMENT: (message[8:24],),
         REDIRECT: (message[8:24], message[24:40]),
-        SOLICITATION: () if any(source) else (message[8:24],),  # who asks so wants to have it
+        SOLICITATION: () if any(source) else (message[8:24],),  # its sender wants this address
     }.get(kind, ())
     interfaces = [address[-INTERFACE_SIZE:] for address in claimed if len(address) == 16]
     return Discovered(list(_link_addresses(message, start)), interfaces)

@@ -1,4 +1,4 @@
-"""The express way: nearly all frames are members' data, which a few comparisons recognise."""
+"""The express way: a few comparisons recognise nearly all frames, which are members' data."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Flows = Mapping[tuple[int, bytes], KnownFlow | None]
 
 
 def plain_data(flows: Flows, frames: Frames) -> tuple[KnownFlow, Rows] | None:
-    """Recognise a member's data where it comes as it nearly always does.
+    """Recognise a member's data in its usual form.
 
-    That is: sound super-datagrams (or a single datagram) of a known flow, all full but for the
-    last, whose payloads lie one after the other in memory, or can be copied so.
+    The form: sound super-datagrams (or a single datagram) of a known flow, all full but the last,
+    whose payloads lie one after the other in memory, or can be copied so.
 
     Args:
-        flows: what is known, by ingress and the fixed part of the head.
-        frames: of one port.
+        flows: known flows and layouts, by ingress and the fixed part of the head.
+        frames: frames of one port.
 
     Returns:
-        What is known of the last datagram, and the packets of all, (n, size) bytes; None: these
-        frames have to be sorted.
+        The flow and layout of the last datagram, and the packets of all, (n, size) bytes; None: the
+        frames have another form and must be sorted.
     """
     ingress, heads, bodies, lengths = frames
     n = len(lengths)
@@ -62,9 +62,9 @@ def plain_data(flows: Flows, frames: Frames) -> tuple[KnownFlow, Rows] | None:
 
 
 def _put_together(flows: Flows, frames: Frames) -> tuple[KnownFlow, Rows] | None:
-    """Recognise super-datagrams of any length, as they come where something is sent again.
+    """Recognise super-datagrams of various lengths, as they come after losses.
 
-    To copy them next to each other costs less than to handle them one by one.
+    Copying their payloads into one array costs less than handling them one by one.
     """
     ingress, heads, bodies, lengths = frames
     payloads: list[Rows] = []

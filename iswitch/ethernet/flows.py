@@ -1,4 +1,4 @@
-"""Flows of tagged traffic, and the layout of their datagrams as earlier ones had it."""
+"""Known flows of tagged traffic, and the layouts of their datagrams."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class KnownFlow(NamedTuple):
     step: int  # of one packet
     packets: int
     tail: int  # bytes of the last packet
-    least: int  # bytes of a row that holds all of it
+    least: int  # bytes of a row that holds the whole datagram
     is_unchecked: bool  # the payload's checksum is neither verified nor left to be finished
-    is_plain: bool  # data, sound as far as this tells
+    is_plain: bool  # data, sound as far as the head tells
 
     @classmethod
     def of(cls, flow: Flow, found: Lengths) -> KnownFlow:
-        """Work out the layout that the headers describe."""
+        """Make a known flow with the layout that a datagram's headers describe."""
         size = found.datagram - 8
         step = size if found.gso_type == GSO_NONE else min(found.gso_size, size)
         packets = -(-size // step) if step else 1
@@ -46,11 +46,11 @@ class KnownFlow(NamedTuple):
         return cls(flow, found, size, step, packets, tail, least, is_unchecked, is_plain)
 
     def may_precede(self, other: KnownFlow) -> bool:
-        """Whether packets of the other kind are the next rows behind those of this one."""
+        """Return whether packets of `other` can follow in one array: same flow, same size."""
         return self.flow == other.flow and self.step == other.step == self.tail
 
     def may_lead(self, last: KnownFlow) -> bool:
-        """Whether full super-datagrams of this kind may come before one of the other."""
+        """Return whether full super-datagrams of this layout may come before `last`."""
         return (
             self.is_plain
             and self.packets > 1
@@ -60,9 +60,9 @@ class KnownFlow(NamedTuple):
 
 
 def headers_sound(heads: Rows, first: bytes) -> npt.NDArray[np.bool_]:
-    """Tell which IP headers of a group have the right checksum, (n,).
+    """Return which IP headers of a group have the right checksum, (n,) booleans.
 
-    They differ in length, identification and checksum only.
+    The headers may differ from `first` in length, identification and checksum only.
     """
     words = np.ascontiguousarray(heads[:, IP:UDP]).view(">u2")
     changing = words[:, 1].astype(np.uint32) + words[:, 2] + words[:, 5]
@@ -72,7 +72,7 @@ def headers_sound(heads: Rows, first: bytes) -> npt.NDArray[np.bool_]:
 
 
 def datagrams_sound(heads: Rows, payloads: Rows) -> npt.NDArray[np.bool_]:
-    """Tell which datagrams, all of one length, have the right checksum or none, (n,)."""
+    """Return which datagrams of one length have the right UDP checksum or none, (n,) booleans."""
     length = 8 + payloads.shape[1]
     none = ~heads[:, UDP + 6 : HEAD].any(axis=1)
     pseudo = np.frombuffer(b"\0\x11" + length.to_bytes(2, "big"), np.uint8).reshape(1, -1)

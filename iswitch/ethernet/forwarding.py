@@ -1,4 +1,4 @@
-"""Traffic that is not for the switch: frames leave it as they came, or cut to what a port takes."""
+"""Forwards traffic that is not for the switch: unchanged, or cut for a port without offload."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from .issuing import Jack
 from .segmentation import read_super, wire_frames
 
 TCP_USUAL = struct.pack("<HH", 34, 16)  # csum_start and csum_offset of TCP in IPv4, no options
-TCP_OFFSET = UDP + 12  # where such TCP says how long its header is
-TRANSPORT = 128  # bytes after a head in which the headers of TCP end
-MEASURES = 4096  # sizes of super-frames that are remembered
+TCP_OFFSET = UDP + 12  # offset of the length of such a TCP header
+TRANSPORT = 128  # bytes after a head that hold the rest of the TCP headers
+MEASURES = 4096  # measures of super-frames that are remembered
 
 Sends = list[Transmission]
 
@@ -37,8 +37,8 @@ class Forwarder:
 
     Args:
         bridge: knows behind which port a station is.
-        jacks: what each port can do.
-        counters: where frames are counted.
+        jacks: the abilities of each port.
+        counters: counts the frames.
     """
 
     def __init__(self, bridge: Bridge, jacks: Sequence[Jack], counters: Counters) -> None:
@@ -48,7 +48,13 @@ class Forwarder:
         self._measures: Memo[tuple[bytes, bytes, bytes, int], tuple[int, int]] = Memo(MEASURES)
 
     def __call__(self, group: Frames, destination: bytes, now: float) -> Sends:
-        """Send a group of frames on to where their destination is, or everywhere."""
+        """Send a group of frames to their destination's port, or to all ports.
+
+        Args:
+            group: frames from one station to another.
+            destination: their destination MAC.
+            now: the time, in seconds.
+        """
         heads, lengths = group.heads, group.lengths
         counts = [1] * len(lengths)
         largest = [length - IP for length in lengths]  # IP packet
@@ -71,10 +77,12 @@ class Forwarder:
     def spread(
         self, ports: tuple[int, ...], group: Frames, counts: list[int], largest: list[int]
     ) -> Sends:
-        """Send frames to several ports, but not where they are too large.
+        """Send frames to several ports; count those too large for a port, and drop them there.
 
         Args:
-            counts: for how many frames each stands.
+            ports: the egress ports.
+            group: the frames.
+            counts: the number of frames on the wire for which each stands.
             largest: bytes of the largest IP packet in each.
         """
         sends: Sends = []
@@ -103,7 +111,7 @@ class Forwarder:
         return sends
 
     def _pass(self, port: int, group: Frames, counts: list[int]) -> Sends:
-        """Send frames as they came; cut and finish them where the port cannot do that."""
+        """Send frames unchanged; for a port without offload, cut them and finish checksums."""
         heads, bodies, lengths = group.heads, group.bodies, group.lengths
         if self.jacks[port].offload and lengths[0] >= HEAD:
             rest = [length - HEAD for length in lengths]
@@ -121,9 +129,9 @@ class Forwarder:
         return sends
 
     def measure(self, group: Frames, i: int) -> tuple[int, int]:
-        """Count the frames on the wire that one stands for, and the bytes of its largest IP packet.
+        """Count the frames on the wire of frame `i`, and the bytes of its largest packet.
 
-        Zeros: its virtio_net_hdr makes no sense.
+        Packets are IP packets. Both numbers are zero if the virtio_net_hdr makes no sense.
         """
         length = group.lengths[i]
         head = group.heads[i].tobytes()
@@ -145,7 +153,7 @@ class Forwarder:
 
 
 def drop(counters: Counters, reason: str, frames: int) -> Sends:
-    """Count frames that came and are dropped; there is nothing to send."""
+    """Count received frames that are dropped for this reason; return nothing to send."""
     counters["rx_frames"] += frames
     counters[reason] += frames
     return []

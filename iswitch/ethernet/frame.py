@@ -1,12 +1,12 @@
 """Ethernet, ARP, IPv4, ICMP and UDP headers, checksums, and the header that goes before a frame.
 
 In a switch every frame is preceded by its virtio_net_hdr (linux/virtio_net.h; 10 bytes, little
-endian), as AF_PACKET sockets with PACKET_VNET_HDR deliver and take it. It says two things:
+endian), which AF_PACKET sockets with PACKET_VNET_HDR deliver and accept. It tells two things:
 
-- `gso_type`, `gso_size`: this is a super-frame, which stands for several on the wire, each with
-  `gso_size` bytes of the payload (the last may have less) and a copy of the headers.
+- `gso_type`, `gso_size`: a super-frame stands for several frames on the wire, each with `gso_size`
+  bytes of the payload (the last may have less) and a copy of the headers.
 - `flags`: with NEEDS_CSUM the transport checksum is unfinished. The field at `csum_start +
-  csum_offset` holds the sum of the pseudo-header; whoever puts the frame on a wire adds the rest,
+  csum_offset` holds the sum of the pseudo-header; the sender onto a wire adds the sum of the bytes
   from `csum_start` to the end.
 
 Offsets here count from the virtio_net_hdr, unless they are fields of it. Checksums are those of
@@ -37,7 +37,7 @@ IP = ETH + ETH_HEADER
 IP_HEADER = 20
 UDP = IP + IP_HEADER
 PAYLOAD = UDP + 8  # of UDP in IPv4 without options
-HEAD = PAYLOAD  # where frames are parted when they are received
+HEAD = PAYLOAD  # the byte at which received frames are split into head and body
 HEADERS = ETH_HEADER + IP_HEADER + 8
 
 MAC_SIZE = 6
@@ -62,10 +62,10 @@ ECHO_REPLY, ECHO_REQUEST = 0, 8
 class Frames(NamedTuple):
     """Frames that came in at one port together.
 
-    `heads` is (n, HEAD), `bodies` is (n, any): virtio_net_hdr and frame i are the first
-    `lengths[i]` bytes of the two rows together. What lies beyond means nothing. So the payloads
-    of UDP datagrams lie in `bodies` without their headers, one after the other if they are equally
-    long: super-frames of consecutive packets are one array of packets.
+    `heads` is (n, HEAD) bytes, `bodies` is (n, any) bytes. The virtio_net_hdr and frame i are the
+    first `lengths[i]` bytes of the two rows put together; bytes beyond have no meaning. So `bodies`
+    holds the payloads of UDP datagrams without their headers. Payloads of one length lie one after
+    the other: super-frames of consecutive packets make one array of packets.
     """
 
     ingress: int
@@ -88,7 +88,7 @@ class Frames(NamedTuple):
         return cls.of(ingress, [vnet + frame])
 
     def part(self, start: int, stop: int) -> Frames:
-        """Give frames start..stop-1."""
+        """Return frames start..stop-1."""
         heads, bodies = self.heads[start:stop], self.bodies[start:stop]
         return Frames(self.ingress, heads, bodies, self.lengths[start:stop])
 
@@ -97,7 +97,7 @@ class Frames(NamedTuple):
         return self._replace(heads=self.heads.copy(), bodies=self.bodies.copy())
 
     def row(self, i: int) -> bytes:
-        """Give one frame, with its virtio_net_hdr."""
+        """Return the bytes of one frame, with its virtio_net_hdr."""
         length = self.lengths[i]
         head: bytes = self.heads[i].tobytes()
         if length <= HEAD:
@@ -109,8 +109,8 @@ class Frames(NamedTuple):
 class Transmission(NamedTuple):
     """Frames to send at one port: frame i is `heads[i]` and the first `lengths[i]` of `bodies[i]`.
 
-    Without heads, the bodies are frames with their virtio_net_hdr. `counts[i]` says for how many
-    frames on the wire it stands.
+    Without heads, the bodies are frames with their virtio_net_hdr. Frame i stands for `counts[i]`
+    frames on the wire.
     """
 
     port: int
@@ -139,29 +139,30 @@ class Transmission(NamedTuple):
         return self._replace(heads=heads, bodies=self.bodies.copy())
 
     def whole(self) -> list[bytes]:
-        """Put each frame together, with its virtio_net_hdr."""
+        """Return each frame as bytes, with its virtio_net_hdr."""
         heads = [b""] * len(self.lengths) if self.heads is None else map(bytes, self.heads)
         parts = zip(heads, self.bodies, self.lengths, strict=True)
         return [head + body[:length].tobytes() for head, body, length in parts]
 
 
 class RecurringFrames(list[Transmission]):
-    """Frames that are sent from one place in memory again and again, with other payloads.
+    """Frames that are sent again and again from one place in memory, with new payloads.
 
-    It is the same object each time, and never changed: a port may keep `Notes` about it.
+    The object is reused for each sending and never changed: a port may keep `Notes` about it.
     """
 
 
 def checksum(data: bytes) -> int:
-    """Compute the Internet checksum of bytes whose checksum field is zero; 0 of sound ones."""
+    """Return the Internet checksum of bytes: the field's value if the field is zero; 0 if sound."""
     number = int.from_bytes(data + bytes(len(data) % 2), "big")
     return 0xFFFF - (number % 0xFFFF or (0xFFFF if number else 0))
 
 
 def sums(rows: Rows) -> Sums:
-    """Sum the 16-bit words of each row in this machine's byte order, not yet folded.
+    """Return the unfolded sum of each row's 16-bit words, in this machine's byte order, (n,).
 
-    An odd last byte counts as if a zero followed. Words are taken two at a time: 2**16 counts as 1.
+    An odd last byte counts as if a zero byte followed. Pairs of words are summed as 32-bit numbers,
+    which is right modulo 65535.
     """
     size = rows.shape[1]
     pairs = size & ~3
@@ -176,9 +177,10 @@ def sums(rows: Rows) -> Sums:
 
 
 def fold(total: Sums, zero: int = 0) -> npt.NDArray[np.uint16]:
-    """Make checksums, the complements, of sums of bytes that are not all zero.
+    """Return the checksums (n,), which are the complements, of sums of bytes not all zero.
 
-    Of the two forms of zero it is 0x0000 (RFC 1624); in UDP, where that says "none", 0xFFFF.
+    A checksum of zero is written as `zero`: 0x0000 (RFC 1624), but 0xFFFF in UDP, where 0x0000
+    means that there is none.
     """
     folded = (0xFFFF - total % np.uint64(0xFFFF)).astype(np.uint16)
     folded[folded == 0xFFFF] = zero
@@ -188,14 +190,23 @@ def fold(total: Sums, zero: int = 0) -> npt.NDArray[np.uint16]:
 def ip_header(
     source: bytes, destination: bytes, protocol: int, payload: int, tos: int = 0, ttl: int = TTL
 ) -> bytes:
-    """Make an IPv4 header, not to be fragmented (so it needs no identification, RFC 6864)."""
+    """Make an IPv4 header that forbids fragments, and so needs no identification (RFC 6864).
+
+    Args:
+        source: IPv4 address, four bytes.
+        destination: IPv4 address, four bytes.
+        protocol: number of the transport protocol.
+        payload: bytes after the header.
+        tos: type of service.
+        ttl: time to live.
+    """
     start = struct.pack(">BBHHHBB", 0x45, tos, IP_HEADER + payload, 0, DONT_FRAGMENT, ttl, protocol)
     check = checksum(start + bytes(2) + source + destination)
     return start + check.to_bytes(2, "big") + source + destination
 
 
 def pseudo_header(source: bytes, destination: bytes, protocol: int, length: int) -> bytes:
-    """Make what the checksums of UDP and TCP over IPv4 cover in addition (RFC 768)."""
+    """Make the pseudo-header that checksums of UDP and TCP over IPv4 cover, too (RFC 768)."""
     return source + destination + struct.pack(">HH", protocol, length)
 
 
@@ -211,7 +222,7 @@ class Route(NamedTuple):
     tos: int
 
     def head(self, payload: int, size: int) -> Rows:
-        """Make the headers of `payload` bytes in packets of `size`, their checksum unfinished."""
+        """Make the head (1, HEAD) of `payload` bytes in packets of `size`; checksum unfinished."""
         length = 8 + payload
         gso = (GSO_UDP_L4, HEADERS, size) if payload > size else (GSO_NONE, 0, 0)
         pseudo = pseudo_header(self.source, self.destination, UDP_PROTOCOL, length)
@@ -227,7 +238,12 @@ class Route(NamedTuple):
         return np.frombuffer(head, np.uint8).reshape(1, -1)
 
     def heads(self, size: int, total: Sums) -> Rows:
-        """Make the headers of payloads of `size` bytes, of these sums, with checksums."""
+        """Make the heads, (n, HEAD), of payloads of `size` bytes with finished checksums.
+
+        Args:
+            size: bytes of each payload.
+            total: the unfolded `sums` of the payloads, (n,).
+        """
         n = len(total)
         heads = np.repeat(self.head(size, size), n, axis=0)
         heads[:, :ETH] = 0
@@ -255,7 +271,7 @@ class Arp(NamedTuple):
 
 
 def parse_arp(frame: bytes) -> Arp | None:
-    """Read a frame (without virtio_net_hdr); None: it is no ARP packet."""
+    """Read an ARP packet from a frame (without virtio_net_hdr); None: it holds none."""
     if len(frame) < ETH_HEADER + ARP.size or frame[12:14] != ETHERTYPE_ARP:
         return None
     *kind, operation, sender, sender_ip, target, target_ip = ARP.unpack_from(frame, ETH_HEADER)
@@ -277,7 +293,7 @@ class Ip(NamedTuple):
 
 
 def parse_ip(frame: bytes) -> Ip | None:
-    """Read a frame (without virtio_net_hdr); None: it is no whole IPv4 packet."""
+    """Read an IPv4 packet from a frame (without virtio_net_hdr); None: it holds no whole one."""
     packet = frame[ETH_HEADER:]
     if frame[12:14] != ETHERTYPE_IP or len(packet) < IP_HEADER:
         return None
@@ -297,7 +313,13 @@ def parse_ip(frame: bytes) -> Ip | None:
 
 
 def echo_reply(frame: bytes, packet: Ip, mac: bytes) -> bytes | None:
-    """Answer the ping that is in `frame`; None: it is no sound echo request."""
+    """Make the answer to a ping; None: the packet is no sound echo request.
+
+    Args:
+        frame: the Ethernet frame of the packet.
+        packet: the IPv4 packet.
+        mac: our MAC, the source of the answer.
+    """
     message = packet.payload
     if packet.protocol != ICMP or packet.fragment or len(message) < 8 or checksum(message):
         return None

@@ -1,9 +1,10 @@
-"""Judges the addresses in frames: who claims to be a member behind another port.
+"""Finds spoofed frames, which claim the address of a member behind another port.
 
-A current member is behind the port that it joined from, and its MAC is the one its frames come
-from there. The same goes for the switch above. Nobody has the switch's own address or MAC.
+A current member is behind the port from which it joined, and its MAC is the source MAC of its
+frames there. This holds for the switch above, too. No frame may claim the switch's own address or
+MAC.
 
-Frames that came together are judged together where their innermost headers lie at one place.
+Frames that came together are judged together if their innermost headers lie at one place.
 """
 
 from __future__ import annotations
@@ -45,22 +46,22 @@ from .sorting import same
 
 IP_SIZE = 4
 IP_SOURCE = 12
-IP_PLAIN = IP + IP_SOURCE  # where it is if nothing is around it
+IP_PLAIN = IP + IP_SOURCE  # offset of the source address in an untagged frame
 ARP_SENDER = 8  # MAC, then IPv4 address
 ARP_SIZE = 28
-UNDISCOVERING = bytes((TCP, UDP_PROTOCOL))  # what most IPv6 is, and no neighbour discovery
-ANEW = -1  # a version that sources never have
+UNDISCOVERING = bytes((TCP, UDP_PROTOCOL))  # most of IPv6, and never neighbour discovery
+ANEW = -1  # a version that sources never have: the index must be made anew
 
 Verdict = npt.NDArray[np.bool_]
-Owners = dict[bytes, Collection[int]]  # the ports that the owners of each address are behind
+Owners = dict[bytes, Collection[int]]  # the ports behind which each address may be
 
 
 class SourceGuard:
     """Finds frames that claim a member's address behind another port.
 
     Args:
-        sources: where the members are.
-        mac_of: the MAC last heard of a host behind a port, if any.
+        sources: the addresses of the members.
+        mac_of: returns the last known MAC of a host behind a port, or None.
         address: the switch's own IPv4 address.
         mac: its MAC.
     """
@@ -83,7 +84,7 @@ class SourceGuard:
         self._version = ANEW
 
     def has_changed(self) -> bool:
-        """Whether members or their MACs have changed, so that earlier verdicts may not hold."""
+        """Take up changes of members and MACs; return whether earlier verdicts may be wrong."""
         if self._version == self._sources.version:
             return False
         self._version = self._sources.version
@@ -94,21 +95,21 @@ class SourceGuard:
         return True
 
     def learn(self, host: str, ingress: int, mac: bytes) -> None:
-        """Note a host's MAC; a member's is remembered."""
+        """Note the MAC of a host behind a port; it matters only if the host has a member there."""
         where = (host, ingress)
         if where in self._members and self._members[where] != mac:
             self._members[where] = mac
             self._version = ANEW
 
     def is_spoofed(self, mac: bytes, ip: bytes, ingress: int) -> bool:
-        """Whether one of these addresses is a member's behind another port only."""
+        """Return whether the MAC or the IPv4 address belongs to members behind other ports only."""
         here = (ingress,)
         return ingress not in self._macs.get(mac, here) or ingress not in self._ips.get(ip, here)
 
     def spoofed(self, group: Frames) -> Verdict | None:
-        """Judge frames with one Ethernet header: which claim a member's address; None: none do.
+        """Return which frames with one Ethernet header are spoofed, (n,); None: none of them.
 
-        Those whose innermost header lies too deep are, too: nobody can tell what they claim.
+        Frames whose innermost header lies too deep count as spoofed, since their claims are hidden.
         """
         heads, bodies = group.heads, group.bodies
         ingress, n = group.ingress, len(heads)
@@ -130,7 +131,7 @@ class SourceGuard:
         return np.ones(n, np.bool_) if inner is None else self._judged(group, tops, inner)
 
     def _judged(self, group: Frames, tops: Rows, inner: Inner) -> Verdict | None:
-        """Judge the innermost header, which all frames have in common."""
+        """Return which frames are spoofed by their innermost header, of one kind and place."""
         kind, at = inner
         if kind == ETHERTYPE_IP:
             return self._claimed(group, tops, self._ips, at + IP_SOURCE, IP_SIZE, at + IP_HEADER)
@@ -149,9 +150,15 @@ class SourceGuard:
     def _claimed(
         group: Frames, tops: Rows, owners: Owners, at: int, size: int, end: int
     ) -> Verdict | None:
-        """Tell which frames have an address there that belongs to a member behind another port.
+        """Return which frames have an address of a member behind another port, (n,); None: none.
 
-        In those that end before `end` these bytes are no address.
+        Args:
+            group: the frames.
+            tops: their first bytes, a row each.
+            owners: the ports behind which each address may be.
+            at: offset of the address in a row.
+            size: bytes of the address.
+            end: a frame shorter than this has no such address.
         """
         n, here = len(tops), (group.ingress,)
         raw = tops[:, at : at + size].tobytes()
@@ -169,7 +176,7 @@ class SourceGuard:
         return some(wrong)
 
     def _discovered(self, group: Frames, tops: Rows, at: int) -> Verdict | None:
-        """Tell which frames claim a member's address by neighbour discovery, or hide it."""
+        """Return which frames are spoofed by neighbour discovery, or hide it, (n,); None: none."""
         if tops.shape[1] < at + IP6_SIZE:
             return None
         follows = tops[:, at + IP6_NEXT].tobytes()
@@ -182,7 +189,7 @@ class SourceGuard:
         return some(wrong)
 
     def _is_false(self, packet: bytes, ingress: int) -> bool:
-        """Whether an IPv6 packet claims that a member elsewhere is here, or hides it."""
+        """Return whether an IPv6 packet claims the address of a member elsewhere, or hides it."""
         found, here = discovered(packet), (ingress,)
         return (
             found is None
@@ -201,10 +208,10 @@ class SourceGuard:
 
 
 def either(one: Verdict | None, other: Verdict | None) -> Verdict | None:
-    """Join two verdicts: the frames that either names."""
+    """Merge two verdicts: the frames that one or the other names."""
     return other if one is None else one if other is None else one | other
 
 
 def some(verdict: Verdict) -> Verdict | None:
-    """Give a verdict; None if it names no frame."""
+    """Return the verdict; None if it names no frame."""
     return verdict if verdict.any() else None

@@ -1,10 +1,10 @@
 """Puts headers on what the switch sends: from packets for addresses to frames at ports.
 
-A run of packets becomes super-frames of up to 64 kB whose payload is the run itself; where a port
-takes none, each packet becomes a frame of its own, with its checksum.
+A run of packets becomes super-frames of up to 64 kB whose payload is the run itself. For a port
+without super-frames, each packet becomes a frame of its own, with its checksum.
 
-Where a peer is, at which port and with which MAC, its own frames say. For one that was never heard
-(a parent) ARP asks at its port; what is to be sent to it meanwhile is dropped and counted.
+The frames of a peer tell its port and its MAC. For a peer that was never heard (a parent), ARP asks
+at its port; packets for it are dropped and counted meanwhile.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from .frame import (
 )
 
 ASK_AGAIN = 1.0  # seconds between two ARP requests for one address
-MOST = 4096  # neighbours, and heads that are kept; strangers may have ever new addresses
+MOST = 4096  # neighbours and heads kept; strangers may keep coming with new addresses
 
 
 class Jack(NamedTuple):
-    """The abilities of a port: the largest IP packet, whether it takes super-frames, how large."""
+    """The abilities of a port: the largest IP packet, and whether it accepts super-frames."""
 
     mtu: int = 1500
     offload: bool = True
-    most: int = MAX_SEGMENTS  # packets of a super-frame
+    most: int = MAX_SEGMENTS  # packets in a super-frame, at most
 
 
 class Issuer:
     """Turns packets that a `Switch` sends into frames.
 
     Args:
-        jacks: one for each port.
-        address: the switch's IPv4 address.
-        mac: its MAC.
+        jacks: the abilities of each port.
+        address: the switch's IPv4 address, four bytes.
+        mac: its MAC, six bytes.
         port: its UDP port.
-        counters: where frames that cannot be sent are counted.
+        counters: counts frames that cannot be sent.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Issuer:
         self.counters = counters
         self._neighbours: dict[tuple[str, int], bytes] = {}  # by address and port
         self._heads: Memo[tuple[Address, bytes, int, int, int, int], Rows] = Memo(MOST)
-        self._asked: Memo[tuple[str, int], float] = Memo(MOST)  # when
+        self._asked: Memo[tuple[str, int], float] = Memo(MOST)  # time of the last ARP request
         self._ready: Notes[tuple[int, RecurringFrames]] = Notes()  # and their version
-        self._version = 0  # another: somebody is elsewhere than before
+        self._version = 0  # grows when a neighbour's MAC changes or is forgotten
 
     def learn(self, host: str, ingress: int, mac: bytes) -> bool:
         """Note the MAC of an address behind a port; return whether it is new."""
@@ -90,17 +90,17 @@ class Issuer:
         return True
 
     def mac_of(self, host: str, ingress: int) -> bytes | None:
-        """Find the MAC of an address behind a port, if it has been heard."""
+        """Return the MAC of an address behind a port; None: it was never heard."""
         return self._neighbours.get((host, ingress))
 
     def issue(self, sends: Sequence[Outgoing], now: float) -> list[Transmission]:
-        """Make frames that carry these packets, super-frames where the port takes them."""
+        """Make frames that carry these packets: super-frames for ports that accept them."""
         if len(sends) == 1 and type(sends[0]) is Recurring:
             return self._recurring(sends[0], now)
         return self._frames(sends, now)
 
     def _recurring(self, out: Recurring, now: float) -> list[Transmission]:
-        """Make the same frames each time, if all receivers can have them as super-frames."""
+        """Make the frames of recurring packets; reuse them if all receivers accept super-frames."""
         known = self._ready.get(out.rows)
         if known is not None and known[0] == self._version:
             return known[1]
@@ -111,7 +111,7 @@ class Issuer:
         return frames
 
     def _takes_supers(self, peer: Address, size: int) -> bool:
-        """Whether a peer can be sent packets of `size` bytes in super-frames."""
+        """Return whether packets of `size` bytes can go to a peer in super-frames."""
         jack = self.jacks[peer.ingress]
         known = (peer.host, peer.ingress) in self._neighbours
         return known and jack.offload and size + HEADERS - ETH_HEADER <= jack.mtu
@@ -120,8 +120,8 @@ class Issuer:
         transmissions: list[Transmission] = []
         for out in sends:
             n, size = out.rows.shape
-            able: dict[int, list[tuple[Address, bytes]]] = {}  # which take such, and their MACs
-            single: list[tuple[Rows, Sums]] = []  # for those without
+            able: dict[int, list[tuple[Address, bytes]]] = {}  # peers with offload, and their MACs
+            single: list[tuple[Rows, Sums]] = []  # packets for peers without
             for peer in out.peers:
                 jack = self.jacks[peer.ingress]
                 mac = self._neighbours.get((peer.host, peer.ingress))

@@ -1,6 +1,6 @@
-"""Headers for packets that were in no frame: of a socket, or of the simulated network.
+"""Makes up headers for packets that were in no frame: of a socket, or of the simulated network.
 
-They are those that the raw world would give them, with MACs of 02:69 and the IPv4 address.
+The headers are those of the raw world; a MAC is made of 02:69 and the IPv4 address.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAC_PREFIX = b"\x02\x69"  # locally administered unicast, and an "i"; the addres
 
 
 def ip(address: Address) -> bytes:
-    """Give the IPv4 address as four bytes."""
+    """Return the IPv4 address as four bytes."""
     return IPv4Address(address.host).packed
 
 
@@ -32,7 +32,14 @@ def route(source: Address, target: Address, tos: int) -> Route:
 
 
 def frames(source: Address, target: Address, tos: int, payloads: Rows) -> Rows:
-    """Make Ethernet frames, a row each, of payloads of one size, with finished checksums."""
+    """Make Ethernet frames with finished checksums, a row each.
+
+    Args:
+        source: the sender.
+        target: the receiver.
+        tos: type of service.
+        payloads: of one size, (n, size) bytes.
+    """
     payloads = np.ascontiguousarray(payloads)
     heads = route(source, target, tos).heads(payloads.shape[1], sums(payloads))[:, ETH:]
     return np.concatenate((heads, payloads), axis=1)

@@ -1,6 +1,6 @@
-"""What a frame with a virtio_net_hdr stands for on the wire: cuts super-frames, finishes checksums.
+"""Cuts super-frames into the frames that they stand for on the wire, and finishes checksums.
 
-The kernel does this for a port that takes such frames. Here it is done for those that do not, and
+The kernel does this for a port that accepts super-frames. This module does it for other ports, and
 for captures.
 """
 
@@ -36,16 +36,16 @@ from .frame import (
     sums,
 )
 
-_TCP_OFFSET, _UDP_OFFSET = 16, 6  # of the checksum in the transport header: tells which it is
+_TCP_OFFSET, _UDP_OFFSET = 16, 6  # of the checksum in the transport header; tells the protocol
 _TCP_FIN, _TCP_PSH, _TCP_CWR = 0x01, 0x08, 0x80
 MOST_HEADERS = 256  # bytes in which all headers end
-_LEAST_TRANSPORT = 20  # bytes after csum_start that have to be there to be read
+_LEAST_TRANSPORT = 20  # bytes after csum_start that TCP needs at least
 
 
 class Super(NamedTuple):
     """A super-frame: bytes of all its headers, bytes of payload per frame, number of frames.
 
-    `network` says where its IP header begins: behind VLAN tags, if it has any.
+    `network` is the offset of its IP header in the frame, behind any VLAN tags.
     """
 
     header: int
@@ -54,14 +54,16 @@ class Super(NamedTuple):
     network: int
 
     def packet(self, payload: int) -> int:
-        """Give the bytes of its largest IP packet, if it has `payload` bytes in all."""
+        """Return the bytes of its largest IP packet, given `payload` bytes in all."""
         return self.header - ETH_HEADER + min(self.size, payload)
 
 
 def read_super(row: bytes, length: int) -> Super | None:
-    """Read the headers in a row of `length` bytes, its gso_type not GSO_NONE; None: not sound.
+    """Read the headers of a super-frame; None: they are not sound.
 
-    Only the beginning of the row need be given, as far as its headers go.
+    Args:
+        row: virtio_net_hdr and frame, at least as far as the headers go; no GSO_NONE.
+        length: bytes of the whole row.
     """
     _, gso_type, _, size, start, offset = VNET.unpack_from(row)
     kind = gso_type & GSO_TYPE
@@ -88,7 +90,7 @@ def read_super(row: bytes, length: int) -> Super | None:
 
 
 def _network(row: bytes) -> int:
-    """Find the place of the header behind Ethernet and VLAN tags in a row."""
+    """Return the offset in the frame of the header behind Ethernet and VLAN tags."""
     at = ETH_HEADER
     while row[ETH + at - 2 : ETH + at] in VLAN_TYPES:
         at += VLAN_TAG
@@ -96,10 +98,10 @@ def _network(row: bytes) -> int:
 
 
 def wire_frames(row: Rows) -> list[Rows]:
-    """Cut a row into the frames, without virtio_net_hdr, that it stands for.
+    """Cut a row into the frames on the wire, without virtio_net_hdr.
 
     Returns:
-        one or two arrays (n, size), as frames of one size are together; none if the
+        One array (n, size) of bytes for each size of frames, two at most; none if the
         virtio_net_hdr makes no sense.
     """
     flags, gso_type, _, _, start, offset = VNET.unpack(row[:ETH].tobytes())
@@ -132,10 +134,10 @@ def wire_frames(row: Rows) -> list[Rows]:
 
 @lru_cache(maxsize=1024)
 def super_head(head: bytes, size: int) -> bytes:
-    """Make the head of a super-datagram of UDP in IPv4, without options, of `size` payload bytes.
+    """Make the head of a datagram with `size` payload bytes from the head of a super-datagram.
 
-    `head` is that of another, or of this, which had more or fewer packets; one packet is no
-    super-datagram. The checksum of UDP is left unfinished.
+    Both are UDP in IPv4 without options, and of one flow. The result is a plain datagram if the
+    payload fits in one packet. The checksum of UDP is left unfinished.
     """
     _, _, header, step, start, offset = VNET.unpack_from(head)
     gso = (GSO_UDP_L4, header, step) if size > step else (GSO_NONE, 0, 0)
@@ -151,7 +153,19 @@ def super_head(head: bytes, size: int) -> bytes:
 
 
 def _frames(head: Rows, whole: Super, bodies: Rows, first: int, start: int, offset: int) -> Rows:
-    """Cut frames number `first` and on out of a super-frame, all of one size."""
+    """Make the frames on the wire from number `first` on, with finished checksums.
+
+    Args:
+        head: all headers of the super-frame, as bytes.
+        whole: the super-frame.
+        bodies: the payloads of the frames, (n, size) bytes.
+        first: number of the first frame in the super-frame.
+        start: `csum_start` of the virtio_net_hdr.
+        offset: `csum_offset`.
+
+    Returns:
+        (n, bytes of a frame).
+    """
     n, size = bodies.shape
     ip, is_end = whole.network, first + n == whole.frames
     frames = np.empty((n, head.size + size), np.uint8)
@@ -188,7 +202,7 @@ def _frames(head: Rows, whole: Super, bodies: Rows, first: int, start: int, offs
 
 
 def _length(head: Rows, ip: int, start: int) -> int:
-    """Read from the headers the bytes from the transport header to the end."""
+    """Return the number of bytes from the transport header to the end, as the headers tell."""
     if head[ip] >> 4 == 4:
         total = int.from_bytes(head[ip + 2 : ip + 4].tobytes(), "big")
         return total - (start - ip)
@@ -197,7 +211,14 @@ def _length(head: Rows, ip: int, start: int) -> int:
 
 
 def _put(frames: Rows, at: int, kind: str, values: npt.NDArray[np.integer]) -> None:
-    """Write a field of every frame; what does not fit is cut off."""
+    """Write a field of every frame; higher bits that do not fit are dropped.
+
+    Args:
+        frames: (n, bytes of a frame).
+        at: offset of the field.
+        kind: dtype of the field.
+        values: one for each frame, (n,).
+    """
     dtype = np.dtype(kind)
     limit = (1 << 8 * dtype.itemsize) - 1
     packed = (values.astype(np.int64) & limit).astype(dtype)

@@ -1,7 +1,7 @@
-"""Sorts frames that came together into groups that are handled in one go, by comparing neighbours.
+"""Sorts frames that came together into groups of like frames, by comparing neighbours.
 
-What is compared is the head of each frame: the virtio_net_hdr and the headers of a UDP datagram. Of
-frames that are not for the switch itself only the Ethernet header counts.
+The heads of frames are compared: the virtio_net_hdr and the headers of a UDP datagram. Of frames
+that are not for the switch itself, only the Ethernet headers are compared.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .frame import (
 )
 
 _ETHERNET = slice(ETH, IP)
-# Not the identification, not the checksums: they are different in every packet.
+# Without identification and checksums, which differ from packet to packet.
 FIXED = (slice(0, IP + 4), slice(IP + 6, IP + 10), slice(IP + 12, UDP + 6))
 FIXED_BUT_LENGTHS = (slice(0, IP + 2), slice(IP + 6, IP + 10), slice(IP + 12, UDP + 4))
 
@@ -53,7 +53,7 @@ _FLOW = _mask(slice(ETH, IP + 2), slice(IP + 9, IP + 10), slice(IP + 12, UDP + 4
 
 
 class Lengths(NamedTuple):
-    """The lengths that a datagram's headers tell, and how it came."""
+    """The lengths that a datagram's headers tell, and its virtio_net_hdr."""
 
     flags: int
     gso_type: int
@@ -66,10 +66,10 @@ _LENGTHS = struct.Struct(f"<BB2xH{IP - 6 + 2}xH{UDP - IP}xH")
 
 
 def groups(frames: Frames, mac: npt.NDArray[np.uint8]) -> Iterator[Frames]:
-    """Part frames into datagrams for `mac` of one flow and length, and frames between two stations.
+    """Split frames into groups: datagrams to `mac` of one flow and length, or of one MAC pair.
 
-    The last of several super-datagrams may be shorter. Frames too short for a head are on their
-    own: what would be compared means nothing.
+    The last of several super-datagrams may be shorter. A frame too short for a head makes a group
+    of its own, since its head has no meaning.
     """
     n = len(frames.lengths)
     if n == 1 or is_uniform(frames, mac):
@@ -82,7 +82,7 @@ def groups(frames: Frames, mac: npt.NDArray[np.uint8]) -> Iterator[Frames]:
     words = words & masks
     lengths = np.asarray(frames.lengths)
     differs = (words[1:] != words[:-1]).any(axis=1)
-    for field in (IP + 2, UDP + 4):  # what the headers say of the length has to change as it does
+    for field in (IP + 2, UDP + 4):  # the lengths in the headers must change with the real ones
         said = np.ascontiguousarray(frames.heads[:, field : field + 2]).view(">u2")[:, 0]
         differs |= supers[1:] & (np.diff(lengths - said) != 0)
     short = lengths < HEAD
@@ -92,10 +92,11 @@ def groups(frames: Frames, mac: npt.NDArray[np.uint8]) -> Iterator[Frames]:
 
 
 def apart(frames: Frames) -> Iterator[Frames]:
-    """Part frames so that their consequences do not mix: each flow, each control packet.
+    """Split frames so that their effects do not mix: by flow, and into single control packets.
 
-    For those who take note of what is sent because of what: where the last contributions and a
-    Leave come at once, what is sent again because of the former is sent to a member still.
+    Callers use it to tell which frames cause which answers. For example, when a member's last
+    contributions and its Leave come together, retransmissions caused by the former still go to a
+    member.
     """
     heads = frames.heads
     ip = (heads[:, ETH + 12 : IP] == np.frombuffer(ETHERTYPE_IP, np.uint8)).all(axis=1)
@@ -108,7 +109,7 @@ def apart(frames: Frames) -> Iterator[Frames]:
 
 
 def is_uniform(frames: Frames, mac: npt.NDArray[np.uint8]) -> bool:
-    """Whether all frames are one group; of most batches a few comparisons of bytes tell."""
+    """Return whether all frames are one group; found with a few comparisons for most batches."""
     heads, lengths = frames.heads, frames.lengths
     n = len(lengths)
     first = heads[0].tobytes()
@@ -120,17 +121,17 @@ def is_uniform(frames: Frames, mac: npt.NDArray[np.uint8]) -> bool:
 
 
 def same(heads: Rows, first: bytes, part: slice) -> bool:
-    """Whether a part of all heads equals that of one head."""
+    """Return whether a part of every head equals that part of `first`."""
     return bool(heads[:, part].tobytes() == first[part] * len(heads))
 
 
 def fixed(head: bytes) -> bytes:
-    """Give the part of a head that all datagrams of a flow and length have in common."""
+    """Return the part of a head that all datagrams of a flow and length have in common."""
     return head[: IP + 4] + head[IP + 6 : IP + 10] + head[IP + 12 : UDP + 6]
 
 
 def read_lengths(head: bytes) -> Lengths:
-    """Read the head of a frame."""
+    """Return the lengths that a head tells."""
     flags, gso_type, gso_size, packet, datagram = _LENGTHS.unpack_from(head)
     return Lengths(flags, gso_type, gso_size, _swap(packet), _swap(datagram))
 
@@ -145,11 +146,18 @@ class Flow(NamedTuple):
     peer: Address
     tos: int
     mac: bytes
-    spoofed: bool = False  # its source is a member's behind another port
+    spoofed: bool = False  # its source address belongs to a member behind another port
 
 
 def read_flow(head: bytes, ingress: int, address: bytes, port: int) -> Flow | None:
-    """Read the flow of a head without IP options; None: it is no iSwitch traffic for us."""
+    """Return the flow that a head without IP options names; None: not iSwitch traffic for us.
+
+    Args:
+        head: virtio_net_hdr and headers, HEAD bytes.
+        ingress: the port at which the frame came in.
+        address: the switch's IPv4 address, four bytes.
+        port: the switch's UDP port.
+    """
     if (
         head[ETH + 12 : IP + 1] != ETHERTYPE_IP + b"\x45"
         or head[IP + 9] != UDP_PROTOCOL
@@ -166,14 +174,14 @@ def read_flow(head: bytes, ingress: int, address: bytes, port: int) -> Flow | No
 
 
 def is_whole(found: Lengths, length: int) -> bool:
-    """Whether a row of `length` bytes has all bytes that the datagram's headers announce."""
+    """Return whether a row of `length` bytes holds all bytes that its headers announce."""
     return 8 + IP_HEADER <= IP_HEADER + found.datagram <= found.packet <= length - IP and (
         found.gso_type == GSO_NONE or (found.gso_type == GSO_UDP_L4 and found.gso_size > 0)
     )
 
 
 def without_options(row: bytes) -> bytes | None:
-    """Take the options out of a frame's IPv4 header; None: it had none, or is no such frame."""
+    """Return the frame without the options of its IPv4 header; None: it has no valid ones."""
     if row[ETH + 12 : IP] != ETHERTYPE_IP or len(row) <= IP or row[IP] >> 4 != 4:
         return None
     size = (row[IP] & 0x0F) * 4
