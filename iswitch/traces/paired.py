@@ -21,7 +21,7 @@ from .observed import ObservedSwitch
 
 @dataclass
 class ReplayOptions:
-    """How the switch that replays is set up, as the one of the trace was."""
+    """The options of the replaying switch; they should be those of the captured switch."""
 
     keys: Keys = field(default_factory=Keys)
     limits: Limits = field(default_factory=Limits)
@@ -30,10 +30,10 @@ class ReplayOptions:
 
 
 class MagnitudesSwitch(Switch):
-    """A switch that adds up the absolute values of what it is sent."""
+    """A switch that sums the absolute values of contributions."""
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
-        """As a switch does."""
+        """Handle packets as a switch does, after clearing the signs of floats to be summed."""
         if classify(burst.tos) is Traffic.DATA and (found := self.record.by_source.get(burst.peer)):
             shape = found[0].shape
             if shape is not None and shape.op is Op.SUM and shape.dtype is not DType.INT32:
@@ -45,45 +45,45 @@ class MagnitudesSwitch(Switch):
 
 
 class PairedSwitch(ObservedSwitch):
-    """An observed switch that passes all it is sent to a switch of magnitudes, too."""
+    """An observed switch that also passes all packets to a switch of magnitudes."""
 
     magnitudes: MagnitudesSwitch | None = None
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
-        """As a switch does."""
+        """Handle packets as a switch does, in both switches; return this one's answers."""
         if self.magnitudes is not None:
             self.magnitudes.receive(burst, now)
         return super().receive(burst, now)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """Do what is due, in both switches."""
+        """Act on expired timers, in both switches; return this one's packets."""
         if self.magnitudes is not None:
             self.magnitudes.handle_timer(now)
         return super().handle_timer(now)
 
 
 class Unguarded(SourceGuard):
-    """Lets everybody have any address, like a switch on a socket."""
+    """A source guard that allows every address, as on a switch with a socket."""
 
     def is_spoofed(self, mac: bytes, ip: bytes, ingress: int) -> bool:  # noqa: ARG002
-        """Say no: every address is allowed."""
+        """Return False: every address is allowed."""
         return False
 
     def spoofed(self, group: Frames) -> None:  # noqa: ARG002
-        """Name none of the frames."""
+        """Return None: no frame is spoofed."""
         return
 
 
 class UnwrittenForwarder(Forwarder):
-    """Counts the frames for all ports, which are alike, and writes those for the first.
+    """Writes broadcast frames for the first port, and only counts the equal ones for the others.
 
-    So a broadcast costs the same at any number of ports.
+    So the cost of a broadcast does not depend on the number of ports.
     """
 
     def spread(
         self, ports: tuple[int, ...], group: Frames, counts: list[int], largest: list[int]
     ) -> Sends:
-        """Give what leaves at the first port, and count it for the others."""
+        """Return the frames that leave at the first port, and count them for the other ports."""
         counters, others = self.counters, len(ports) - 1
         before = counters["too_large"]
         sends = super().spread(ports[:1], group, counts, largest)

@@ -1,4 +1,4 @@
-"""Records of a pcap file (draft-ietf-opsawg-pcap): 16 bytes, and the packet."""
+"""Reads the records of a pcap file (draft-ietf-opsawg-pcap): a header of 16 bytes, and a packet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAGICS = {  # and nanoseconds of a tick
 
 
 class PcapRecords:
-    """Finds them, window by window.
+    """Finds the records of a file, window by window.
 
     Args:
         data: the file, which begins with one of MAGICS.
@@ -47,7 +47,7 @@ class PcapRecords:
         self._second: int | None = None  # of the last sound record
 
     def batches(self, window: int) -> Iterator[PacketBatch]:
-        """All packets, as many at once as begin in so many bytes."""
+        """Yield all packets, in batches of those that begin in the next `window` bytes."""
         end = len(self.data)
         while self.at < end:
             limit = min(self.at + window, end)
@@ -104,7 +104,7 @@ class PcapRecords:
         return len(self.data)
 
     def _search(self, start: int) -> Iterator[int]:
-        """Find places from `start` on where a record seems to be, with others after it."""
+        """Yield offsets from `start` on where a record, followed by others, seems to be."""
         end = len(self.data) - RECORD
         for at, n in search_windows(start, end + 1):
             words = [

@@ -62,7 +62,7 @@ def replay(
 
 
 def replayed(reader: Reader, setting: TraceSetting, *args: Any, **more: Any) -> Replayer:
-    """Replay a trace, and look into nothing."""
+    """Replay a trace without diagnosing differences; return the replayer."""
     kind = HostView if setting.host else Replayer
     replayer = kind(reader, setting, *args, **more)
     replayer.run()
@@ -77,7 +77,7 @@ def is_suspicious(replayer: Replayer) -> bool:
 
 
 def describe_replay(reader: Reader, replayer: Replayer) -> dict[str, Any]:
-    """The report of a replay that is over."""
+    """Return the report of a finished replay."""
     setting, watch, tally = replayer.setting, replayer.watch, replayer.comparison.tally
     begin = replayer.begin or 0
     report: dict[str, Any] = {
@@ -119,7 +119,7 @@ def describe_replay(reader: Reader, replayer: Replayer) -> dict[str, Any]:
 
 
 def job_json(job: JobSeen) -> dict[str, Any]:
-    """A job of the report."""
+    """Return a job's part of the report."""
     rounds, totals = job.rounds, job.rounds.totals
     return {
         "job": job.number,
@@ -154,7 +154,7 @@ def job_json(job: JobSeen) -> dict[str, Any]:
 
 
 def finding_json(finding: TraceFinding) -> dict[str, Any]:
-    """A finding of the report."""
+    """Return a finding's part of the report."""
     return finding._asdict()
 
 
@@ -182,7 +182,7 @@ def none_compared(compared: dict[str, Any]) -> bool:
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """The report, as text."""
+    """Write the report as lines of text."""
     trace = report["trace"]
     found = [
         f"{count(trace['packets'], 'packet')} in {trace['seconds']:.3f} s, {trace['format']}"

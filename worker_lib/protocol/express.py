@@ -1,7 +1,7 @@
-"""A round whose vector is a few super-datagrams at most, as long as all goes well.
+"""A fast path for rounds whose vector is a few super-datagrams at most.
 
-It goes out at once and comes back in order, so there is no window to look at and no loss to find.
-Whatever else comes, or does not come, has it go on as a `Transfer`.
+The vector is sent at once and the aggregates arrive in order, so it needs no window and no loss
+detection. If anything else arrives, or nothing, the round continues as a `Transfer`.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ class Express:
     """A whole vector on its way through the switch.
 
     Args:
-        contribution: where the packets are laid out (its `begin` has been called).
-        vector: what this worker contributes, flat, (numel,).
-        out: takes the aggregate, like the vector.
-        now: when it is sent.
+        contribution: holds the packets (its `begin` has been called).
+        vector: this worker's vector, flat, [numel].
+        out: receives the aggregate, [numel].
+        now: the time at which it is sent.
     """
 
     def __init__(self, contribution: Contribution, vector: Vector, out: Vector, now: float) -> None:
         self.contribution = contribution
         self.sent_at = now
         self.came = 0  # segments, from the first
-        self.came_at = now  # when the last did, or it was sent
+        self.came_at = now  # when the last of them arrived; at first, when the vector was sent
         self._vector = vector
         self._out = out
         contribution.fill(vector, contribution.shape.segments)
 
     @property
     def done(self) -> bool:
-        """Whether every aggregate has come."""
+        """Whether every aggregate has arrived."""
         return self.came == self.contribution.shape.segments
 
     def take(self, rows: Rows, tail: int) -> bool:
-        """Take aggregates, in packets as those of a `Burst`; False: they are not the next."""
+        """Store aggregates, in packets as in a `Burst`; False: they are not the next in order."""
         shape: Shape = self.contribution.shape
         start, stop = self.came, self.came + len(rows)
         size = rows.shape[1]
@@ -56,7 +56,7 @@ class Express:
         return True
 
     def transfer(self) -> Transfer:
-        """The same from now on: all of it sent, and what has come."""
+        """Return a Transfer that continues this round, with what was sent and what arrived."""
         transfer = Transfer(self.contribution, self._vector, self._out)
         transfer.take_over(self.came, self.sent_at, self.came_at)
         return transfer

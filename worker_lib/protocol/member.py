@@ -139,7 +139,7 @@ class Member(ABC, Generic[E]):
 
     @abstractmethod
     def abandon(self) -> None:
-        """Give up what is under way."""
+        """Abandon the transfers under way."""
 
     # What the world does
 
@@ -162,7 +162,7 @@ class Member(ABC, Generic[E]):
 
     @property
     def taken(self) -> Ack | None:
-        """The answer that another worker has our rank, as long as that one may be dead."""
+        """Return the answer that another worker has our rank, while that worker may be dead."""
         return self._claim.taken
 
     @property
@@ -175,7 +175,7 @@ class Member(ABC, Generic[E]):
         return self._events.popleft() if self._events else None
 
     def deadline(self) -> float | None:
-        """When to call `handle_timer` next; None: there is no need."""
+        """Return the time at which to call `handle_timer` next; None: not needed."""
         due = self._next_heartbeat if self.member and not self.leaving else None
         if self._claim.taken is not None:
             due = self._claim.ask_again
@@ -195,35 +195,35 @@ class Member(ABC, Generic[E]):
 
     @abstractmethod
     def _standing(self) -> tuple[int, int]:
-        """Flags and round of a Join that takes the membership up again."""
+        """Return the flags and the round for a Join that resumes the membership."""
 
     @abstractmethod
     def _take_place(self, ack: Ack, now: float) -> None:
-        """The first Join was answered."""
+        """Use the answer to the first Join."""
 
     @abstractmethod
     def _take_place_again(self, ack: Ack, now: float) -> None:
-        """A Join that takes the membership up again was answered."""
+        """Use the answer to a Join that resumes the membership."""
 
     @abstractmethod
     def _take(self, rows: Rows, tail: int, now: float) -> None:
-        """Data has come, in packets as those of a `Burst`."""
+        """Handle data that has arrived, in packets as in a `Burst`."""
 
     @abstractmethod
     def _do_what_is_due(self, now: float) -> None:
-        """Look at the timers."""
+        """Act on timers that have expired."""
 
     @abstractmethod
     def _was_halted(self, now: float) -> None:
-        """The job is suspended."""
+        """Handle the suspension of the job."""
 
     @abstractmethod
     def _was_reset(self, round_: int) -> None:
-        """The switch relays a Reset."""
+        """Handle a Reset that the switch relays."""
 
     @abstractmethod
     def _has_reset(self, round_: int) -> None:
-        """The switch answers our own Reset."""
+        """Handle the answer to our own Reset."""
 
     @abstractmethod
     def _help_the_switch(self, named: Segments, now: float) -> None:
@@ -233,7 +233,7 @@ class Member(ABC, Generic[E]):
     def _help_answered(
         self, named: Segments, asked: float, status: Status, ack: Ack, now: float
     ) -> None:
-        """The switch answers Help that was asked for then."""
+        """Handle the answer to a Help that was sent at the time `asked`."""
 
     # Requests and answers
 
@@ -246,7 +246,7 @@ class Member(ABC, Generic[E]):
         self._out.append(out)
 
     def _given_out(self) -> list[Outgoing]:
-        """Control packets that wait to be sent."""
+        """Take the control packets that wait to be sent."""
         out = [self.key.sealed(one) for one in self._out] if self.key else list(self._out)
         self._out.clear()
         return out
@@ -379,7 +379,7 @@ class Member(ABC, Generic[E]):
         return True
 
     def _be_called(self, incarnation: int) -> None:
-        """Take another incarnation; nothing has been asked for but to join."""
+        """Change the incarnation, while no request but a Join has been sent."""
         self.incarnation = self.requests.numbers.last = incarnation
 
     def _joined(self, ack: Ack, now: float) -> None:

@@ -8,7 +8,7 @@ from iswitch.core.format.packets import Indices, index_ranges
 
 
 def ranges(indices: Indices) -> list[tuple[int, int]]:
-    """Ascending segments as ranges."""
+    """Convert ascending segments to ranges (start, stop)."""
     return [(int(indices[a]), int(indices[b - 1]) + 1) for a, b in index_ranges(indices, 1)]
 
 

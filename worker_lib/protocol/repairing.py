@@ -1,4 +1,4 @@
-"""Repair what is lost of the transfer under way.
+"""Repairs the losses of the transfer under way.
 
 There are three ways, each for losses that the one before cannot repair:
 
@@ -63,7 +63,7 @@ class Repairing(Member[Dropped | Gone | WasReset]):
     # What is lost
 
     def _moves(self, now: float) -> None:
-        """Something has come, or a transfer begins: have the timer wait anew."""
+        """Restart the timer, since something has arrived or a transfer begins."""
         self._moved = now
         self.round_trip.backoff = 1.0
         transfer = self.transfer
@@ -82,7 +82,7 @@ class Repairing(Member[Dropped | Gone | WasReset]):
             self._repair_at = None
 
     def _repair(self, now: float) -> None:
-        """Send again what is lost by the evidence of what came later."""
+        """Send segments again that later aggregates show to be lost."""
         transfer = self.transfer
         self._repair_at = None
         if transfer is None or self.halted or not self.member:
@@ -91,18 +91,18 @@ class Repairing(Member[Dropped | Gone | WasReset]):
         self._narrow(max((b - a for a, b in index_ranges(lost, 1)), default=0), now)
 
     def _narrow(self, lost: int, now: float) -> None:
-        """Narrow the window if this many in a row are a burst, as a full queue loses it."""
+        """Narrow the window if more than half a burst is lost, which suggests a full queue."""
         if 2 * lost > self._burst and now - self._last_loss > self.round_trip.timeout:
             self._last_loss = now
             self.window.lost()
 
     @property
     def _few(self) -> int:
-        """How many segments may be sent again as a probe: a small part of a window."""
+        """Return how many segments may be sent again as a probe: a small part of a window."""
         return min(FEW, self.window.ceiling // FEW)
 
     def _break_silence(self, now: float) -> None:
-        """Nothing has come for long."""
+        """React to a long silence: probe, or ask for Help."""
         transfer = self.transfer
         patience = self._moved + self.round_trip.timeout
         if transfer is None or not self.member or self.halted or not self.resends:

@@ -210,7 +210,7 @@ class Session(Repairing):
         return out
 
     def _room(self, segments: int) -> int:
-        """How many whole bursts the window has room for beside these segments.
+        """Return how many whole bursts the window has room for, with `segments` under way.
 
         A part of a burst would cost as much as a whole one.
         """
@@ -219,7 +219,7 @@ class Session(Repairing):
     def _give_out(
         self, transfer: Transfer, bursts: int, now: float, again: bool, out: list[Outgoing]
     ) -> int:
-        """Add at most `bursts` of the next segments to `out`; how many bursts are left."""
+        """Add the next segments, at most `bursts`, to `out`; return how many bursts are left."""
         while bursts > 0:
             run = transfer.next_run(self._burst, bursts, now, again)
             if run is None:
@@ -239,7 +239,7 @@ class Session(Repairing):
         return due
 
     def _do_what_is_due(self, now: float) -> None:
-        """Ask for Help with what does not come, or send it again."""
+        """Ask for Help with missing segments, or send them again, where timers have expired."""
         self.go_slow()
         if self._repair_at is not None and self._repair_at <= now:
             self._repair(now)
@@ -294,7 +294,7 @@ class Session(Repairing):
             self.resume_at(round_)
 
     def resume_at(self, round_: int) -> None:
-        """The job was reset: nothing from before counts, the next round is `round_`."""
+        """Forget all earlier rounds after a reset of the job; the next round is `round_`."""
         self._moved_to = round_
         self.halted = False
         self.abandon()
@@ -334,7 +334,7 @@ class Session(Repairing):
             self._asked_anew = False
 
     def _help_the_switch(self, named: Segments, now: float) -> None:
-        """The switch lacks our contribution to these segments."""
+        """Send our contribution to these segments again, since the switch lacks it."""
         if named.index + named.count > self.shape.segments:
             return
         start, stop = named.index, named.index + named.count

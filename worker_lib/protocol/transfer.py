@@ -1,4 +1,4 @@
-"""One vector on its way through the switch: what is sent, what has come back."""
+"""One vector on its way through the switch: packets to send, and aggregates that came back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Contribution:
         self._whole: Recurring | None = None
 
     def begin(self, round_: int) -> None:
-        """Be the contribution to another round; packets come with `fill`."""
+        """Start over as the contribution to another round, with no packets until `fill`."""
         self.round = round_
         self.filled = 0
 
@@ -58,21 +58,21 @@ class Contribution:
             self._data[full, tail:] = 0  # of a vector that is shorter than the job's
 
     def rows(self, start: int, stop: int) -> tuple[Rows, int]:
-        """Segments start..stop-1 as packets, and the size of the last."""
+        """Return segments start..stop-1 as packets, and the size in bytes of the last."""
         return self._rows[start:stop], self.shape.tail(stop)
 
     def whole(self, switch: Address) -> Recurring:
-        """All of it, to be sent."""
+        """Return all packets, to send them to the switch."""
         if self._whole is None:
             self._whole = Recurring((switch,), TOS_DATA, *self.rows(0, self.shape.segments))
         return self._whole
 
     def headers(self, start: int, stop: int) -> bytes:
-        """Those of segments start..stop-1, which have been filled; their aggregates' are equal."""
+        """Return the headers of filled segments start..stop-1; their aggregates have equal ones."""
         return self._rows[start:stop, :SEG_SIZE].tobytes()
 
     def pick(self, indices: Indices) -> tuple[Rows, int]:
-        """These segments, in ascending order, as copied packets, and the size of the last."""
+        """Return copies of some segments' packets, ascending, and the size in bytes of the last."""
         return self._rows[indices], self.shape.tail(int(indices[-1]) + 1)
 
 
@@ -83,9 +83,9 @@ class Transfer:
     the last travels whole. Each segment completes by itself, so the switch need not know.
 
     Args:
-        contribution: where the packets are laid out (its `begin` has been called).
-        vector: what this worker contributes, flat.
-        out: takes the aggregate, like the vector.
+        contribution: holds the packets (its `begin` has been called).
+        vector: this worker's vector, flat.
+        out: receives the aggregate, of the vector's shape.
     """
 
     def __init__(self, contribution: Contribution, vector: Vector, out: Vector) -> None:
@@ -106,11 +106,17 @@ class Transfer:
 
     @property
     def in_flight(self) -> int:
-        """Segments that were sent, are not known to be lost, and whose aggregate has not come."""
+        """Return the number of segments sent, not known to be lost, and without an aggregate."""
         return self.losses.in_flight
 
     def take_over(self, came: int, sent_at: float, came_at: float) -> None:
-        """All of it was sent, and so many aggregates, from the first on, have come, then."""
+        """Continue an express round, whose whole vector was sent.
+
+        Args:
+            came: number of aggregates that have arrived, from the first on.
+            sent_at: time at which the vector was sent.
+            came_at: time at which the last aggregate arrived.
+        """
         self._todo.clear()
         self._aggregates.note(came)
         self.losses.sent(slice(0, self.shape.segments), self.shape.segments, sent_at, again=False)
@@ -118,12 +124,12 @@ class Transfer:
             self.losses.came(slice(0, came), came_at)
 
     def resume(self, former: Transfer) -> None:
-        """Take over what has come of the same round before it was given up."""
+        """Copy the aggregates that a former transfer of this round had before it was abandoned."""
         self._aggregates.copy(former._aggregates)
 
     @property
     def remaining(self) -> int:
-        """Segments whose aggregate has not come."""
+        """Return the number of segments whose aggregate has not arrived."""
         return self._aggregates.remaining
 
     @property
@@ -133,21 +139,21 @@ class Transfer:
 
     @property
     def filled(self) -> int:
-        """How many segments, from the first, have been given out to be sent."""
+        """Return how many segments, from the first on, have been given out to be sent."""
         return self.contribution.filled
 
     @property
     def outstanding(self) -> int:
-        """Segments that were sent, be they lost or not, and whose aggregate has not come."""
+        """Return the number of segments sent, lost or not, whose aggregate has not arrived."""
         return self.filled - (self.shape.segments - self.remaining)
 
     @property
     def must_resend(self) -> bool:
-        """Whether something is to be sent again because it was lost, or asked for."""
+        """Whether segments must be sent again because they were lost or asked for."""
         return self._some_lost or bool(self._todo and self._todo[0][2])
 
     def next_lost(self, most: int, now: float) -> Indices:
-        """Take at most so many segments that were lost, to send them again."""
+        """Return up to `most` lost segments, to send them again now."""
         if not self._some_lost:
             return NONE
         some = np.flatnonzero(self._lost & (self._has == 0))[:most]
@@ -197,17 +203,21 @@ class Transfer:
         return None
 
     def lose(self, now: float) -> tuple[Indices, float | None]:
-        """Have sent again what is lost by now; the first losses of it, and when to look again."""
+        """Mark segments lost by now to be sent again.
+
+        Return those lost for the first time, and when to check next; None: not needed.
+        """
         first, second, again_at = self.losses.overdue(now)
         self._lost[first] = self._lost[second] = True
         self._some_lost |= bool(len(first) or len(second))
         return first, again_at
 
     def waited_for(self) -> tuple[Indices, Indices]:
-        """Segments that were sent, and whose aggregate has not come; which of them may be lost.
+        """Return the sent segments without an aggregate, and those of them that may be lost.
 
-        Those may that were sent again, or that stand before others whose aggregate has come; the
-        rest may all wait in a queue. Not among them are those to be sent again already.
+        Segments may be lost if they were sent again, or are followed by others whose aggregate has
+        arrived; the rest may all wait in a queue. Segments already due to be sent again are left
+        out.
         """
         filled = slice(self.filled)
         waiting = np.flatnonzero((self._has[filled] == 0) & ~self._lost[filled])
@@ -215,13 +225,13 @@ class Transfer:
         return waiting, waiting[overtaken | self.losses.are_copies(waiting)]
 
     def probe(self, segments: Indices) -> None:
-        """Have these sent again, to see."""
+        """Mark segments to be sent again, as a probe."""
         self.losses.forget(segments)
         self._lost[segments] = True
         self._some_lost |= bool(len(segments))
 
     def resend(self, start: int, stop: int) -> int:
-        """The switch lacks these segments: send those again that were sent; says how many."""
+        """Mark those of start..stop-1 that were sent to be sent again; return their number."""
         stop = min(stop, self.filled)
         if start >= stop or any(a <= start and stop <= b for a, b, asked in self._todo if asked):
             return 0
@@ -231,7 +241,7 @@ class Transfer:
         return stop - start
 
     def restart(self) -> None:
-        """The switch has lost its state: send everything again whose aggregate has not come."""
+        """Send all segments without an aggregate again, since the switch has lost its state."""
         self._todo.clear()
         self._todo.append((0, self.shape.segments, False))
         self.doubted.clear()
@@ -259,6 +269,6 @@ class Transfer:
         return fresh, len(rows) - fresh
 
     def missing(self, sent_only: bool = False) -> list[tuple[int, int]]:
-        """Ranges (start, stop) of segments whose aggregate has not come."""
+        """Return ranges (start, stop) of the segments whose aggregate has not arrived."""
         stop = self.filled if sent_only else self.shape.segments
         return list(self._aggregates.lacking(0, stop))

@@ -97,15 +97,16 @@ class AsynchronousSession(Collecting):
 
     @property
     def gathered(self) -> bool:
-        """Whether as many as are expected have joined; until then the switch makes no versions.
+        """Whether all expected workers have joined.
 
-        And would add up all it gets in one: so nothing is contributed.
+        Until then the switch makes no versions and would add all contributions into one, so this
+        worker contributes nothing.
         """
         return self.joined >= self.terms.expected or self._some_made
 
     @property
     def in_flight(self) -> int:
-        """Contributions that the switch has not taken all of yet."""
+        """Return the number of contributions that the switch has not completely taken."""
         return self._outbox.in_flight
 
     @property
@@ -138,7 +139,7 @@ class AsynchronousSession(Collecting):
         self.stats["contributed"] += 1
 
     def resume_at(self, version: int, now: float) -> None:
-        """The owner's state is of this version: versions from the next on are wanted."""
+        """Collect versions from the one after `version` on, which is that of the owner's state."""
         self.version = version
         self.behind = False
         self._since = version
@@ -150,7 +151,7 @@ class AsynchronousSession(Collecting):
         self._timer = now + self.round_trip.timeout
 
     def ask_tails(self, now: float) -> None:
-        """Ask for what is watched of the newest versions."""
+        """Ask for the watched elements of the newest versions."""
         for back in range(VERSIONS_AHEAD):
             version = (self.newest - back) & ROUND_MASK
             held = self._open(version)
@@ -242,7 +243,7 @@ class AsynchronousSession(Collecting):
         self._was_reset(round_)
 
     def _help_the_switch(self, named: Segments, now: float) -> None:
-        """It asks nobody for contributions to a version."""
+        """Do nothing: the switch asks no worker for contributions to a version."""
 
     def _mark(self, now: float) -> None:
         self._help(Segments(self._outbox.mark(now), 0, 0), now)
@@ -291,7 +292,7 @@ class AsynchronousSession(Collecting):
     # What lacks
 
     def _repair(self, now: float) -> None:
-        """Ask for segments of which a later version has come."""
+        """Ask for missing segments of which a later version has arrived."""
         self._repair_at = None
         if not self.member or self.halted:
             return
@@ -309,7 +310,7 @@ class AsynchronousSession(Collecting):
             self._repair_at = now + self._patience
 
     def _break_silence(self, now: float) -> None:
-        """Nothing has come for long: ask for what there may be, or whether there is anything."""
+        """Ask for what the switch may have, or whether it has anything, after a long silence."""
         self._silences += 1
         pause = self.round_trip.timeout * 2.0 ** min(self._silences, 8)
         self._timer = now + min(pause, self.round_trip.ceiling)

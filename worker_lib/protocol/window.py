@@ -1,4 +1,4 @@
-"""How much to have under way, and how long to wait before doing something about silence."""
+"""The send window, and the timer that decides how long a silence may last."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class RoundTrip:
 
     @property
     def typical(self) -> float:
-        """Seconds that hardly any round trip takes, but for those in which something is lost."""
+        """Return the seconds that hardly any round trip exceeds unless something is lost."""
         return max(2 * (self.smoothed or 0.0), self.floor) * self.backoff
 
     @property
     def timeout(self) -> float:
-        """Seconds without progress after which to ask for Help."""
+        """Return the seconds without progress after which to ask for Help."""
         base = 0.05 if self.smoothed is None else self.smoothed + 4 * self.deviation
         return min(max(base, self.floor) * self.backoff, self.ceiling)
 
@@ -69,5 +69,5 @@ class SendWindow:
         self.size = min(self.size + grow, self.ceiling)
 
     def lost(self) -> None:
-        """A contribution was lost on its way, by overflow most likely."""
+        """Narrow the window: a contribution was lost, most likely in a full queue."""
         self.threshold = self.size = max(self.size / 2, float(min(self.burst, self.ceiling)))
