@@ -159,12 +159,12 @@ class Controller:
 
     @property
     def keyed(self) -> bool:
-        """Whether it has a key."""
+        """Whether this controller has a key."""
         return self._key is not None
 
     @property
     def address(self) -> Address:
-        """The local address, by which the switch knows this controller."""
+        """Return the local address, by which the switch knows this controller."""
         return self._port.address
 
     def join(self) -> Ack:
@@ -190,7 +190,7 @@ class Controller:
         return self._next(action, value, self.timeout)
 
     def for_whom(self, segments: Segments) -> tuple[int, list[Awaited]]:
-        """How many workers of the whole tree have not contributed to these, and the first of them.
+        """Return how many workers of the tree have not contributed to these, and the first of them.
 
         Raises:
             CommandRefused, SwitchUnreachable: as `request`.

@@ -1,4 +1,4 @@
-"""Read what `iswitch run` or another launcher tells a worker in its environment."""
+"""Reads the environment variables that `iswitch run` or another launcher sets for a worker."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Place(NamedTuple):
 
     @property
     def own(self) -> dict[str, Any]:
-        """Those that the caller's keywords go before."""
+        """Return the arguments that the caller's keywords override."""
         return {"bind": self.bind, "key": self.key, "rank": self.rank}
 
 
 def read(environment: Mapping[str, str]) -> Place:
-    """The place of a worker, from ISWITCH_SWITCH, ISWITCH_JOB and ISWITCH_BIND, and its launcher's.
+    """Read a worker's place from ISWITCH_SWITCH, ISWITCH_JOB, ISWITCH_BIND and its launcher's.
 
     ISWITCH_BIND need not be there: a process that would be started again has it, to be the same
     member. Nor need a key or a rank.
@@ -74,10 +74,10 @@ def size(environment: Mapping[str, str]) -> int | None:
 
 
 def workers(environment: Mapping[str, str], name: str) -> int:
-    """The number of workers in a variable.
+    """Return the number of workers that a variable holds.
 
     Raises:
-        ValueError: it is no number, or 0.
+        ValueError: the variable holds no number, or 0.
     """
     found = number(environment, name)
     if found == 0:
@@ -86,7 +86,7 @@ def workers(environment: Mapping[str, str], name: str) -> int:
 
 
 def _size_name(environment: Mapping[str, str]) -> str | None:
-    """The variable that tells how many workers there are."""
+    """Return the name of the variable with the number of workers; None: there is none."""
     if environment.get(SIZE):
         return SIZE
     for rank_name, name in LAUNCHERS:
@@ -98,12 +98,13 @@ def _size_name(environment: Mapping[str, str]) -> str | None:
 
 
 def rank(environment: Mapping[str, str], workers: int) -> int | None:
-    """The number of this process among all workers: ISWITCH_RANK, RANK, or a launcher's.
+    """Return this process's rank, from ISWITCH_RANK, RANK or a launcher's variable.
 
-    A launcher's counts if it has started them all: it numbers no others. None: nothing tells.
+    A launcher's variable counts only if the launcher started all `workers`. None: no variable is
+    set.
 
     Raises:
-        ValueError: it is none of this many workers.
+        ValueError: the rank is not below `workers`, or is no number.
     """
     own = [name for name in OWN_RANKS if environment.get(name)]
     own += [
@@ -129,7 +130,7 @@ def rank(environment: Mapping[str, str], workers: int) -> int | None:
 
 
 def overridden(environment: Mapping[str, str], rank: int) -> str:
-    """What to say if a rank comes from ISWITCH_RANK, and RANK has another; else nothing."""
+    """Return a warning if ISWITCH_RANK overrides a different RANK; "" otherwise."""
     own, other = (environment.get(name) for name in OWN_RANKS)
     if not other or own in (None, "", other) or own != str(rank):
         return ""
@@ -140,10 +141,9 @@ def overridden(environment: Mapping[str, str], rank: int) -> str:
 
 
 def hosts(environment: Mapping[str, str]) -> dict[str, str]:
-    """Names of hosts by address, from ISWITCH_HOSTS (h1=10.26.0.1,h2=10.26.0.2), for messages.
+    """Return names of hosts by address, from ISWITCH_HOSTS (h1=10.26.0.1,h2=10.26.0.2).
 
-    An address that several have, as on loopback, tells nothing of its host; nor does what is not
-    written so.
+    Leave out addresses that several hosts have, as on loopback, and malformed entries.
     """
     pairs = [pair.partition("=") for pair in environment.get("ISWITCH_HOSTS", "").split(",")]
     addresses = [address for _, _, address in pairs]
@@ -151,7 +151,16 @@ def hosts(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def address(environment: Mapping[str, str], name: str, example: str) -> tuple[str, int]:
-    """A variable that holds HOST:PORT."""
+    """Return (host, port) from a variable that holds HOST:PORT.
+
+    Args:
+        environment: the variables.
+        name: name of the variable.
+        example: an example for the error.
+
+    Raises:
+        ValueError: the variable is missing or holds something else.
+    """
     where = text(environment, name)
     host, _, port = where.rpartition(":")
     if not host or not host.isascii() or not 0 < _whole(port) <= 65535:
@@ -164,15 +173,15 @@ def number(
     name: str,
     hint: str = f"a whole number of 0 to {MOST} is wanted",
 ) -> int:
-    """A variable that holds a whole number.
+    """Return the whole number that a variable holds.
 
     Args:
         environment: the variables.
-        name: of the one.
-        hint: what the error says to write instead.
+        name: name of the variable.
+        hint: what to write instead, for the error.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: the variable is missing or holds something else.
     """
     value = text(environment, name)
     if _whole(value) < 0:
@@ -181,13 +190,13 @@ def number(
 
 
 def _whole(text: str) -> int:
-    """A number of 0 to MOST; -1: it is none."""
+    """Parse a whole number from 0 to MOST; return -1 if the text is none."""
     is_one = text.isascii() and text.isdecimal() and len(text) <= len(str(MOST))
     return int(text) if is_one and int(text) <= MOST else -1
 
 
 def text(environment: Mapping[str, str], name: str) -> str:
-    """A variable that has to be there."""
+    """Return the text of a variable; raise ValueError if it is missing."""
     if not environment.get(name):
         raise ValueError(
             f"{name} is not set: start this with `iswitch run --topology star:4 -- COMMAND`, "

@@ -20,7 +20,12 @@ RATES = ("class htb 5:1 ", "class hfsc 5:1 ", "qdisc tbf 5: ")  # what keeps one
 
 
 class Need(NamedTuple):
-    """Options of a TCLink that need a queueing discipline of the kernel, and what to do without."""
+    """Options of a TCLink that need a queueing discipline of the kernel.
+
+    Attributes:
+        options: names of the options.
+        mend: what to do if the kernel lacks the discipline.
+    """
 
     options: tuple[str, ...]
     mend: str
@@ -61,7 +66,7 @@ class End(TCIntf):
         return found
 
     def bwCmds(self, **params: Any) -> tuple[list[str], str]:
-        """The commands of tc for the rate."""
+        """Return the commands of tc for the rate, and the parent of further queues."""
         commands, parent = super().bwCmds(**params)
         if self._described is not None and self._described.rate is not None:
             burst = f"burst {token_bucket(self._described)['burst']}"
@@ -72,17 +77,17 @@ class End(TCIntf):
 
 
 class Cable(TCLink):
-    """A link with such ends."""
+    """A link whose ends are of the class `End`."""
 
     def __init__(self, *args: Any, **params: Any) -> None:
         super().__init__(*args, **{"cls1": End, "cls2": End} | params)
 
 
 def cable_options(link: Link, offload: bool) -> dict[str, Any]:
-    """The options of a `Cable` for a topology's link; none if any link will do.
+    """Return the options of a `Cable` for a topology's link; empty if any link will do.
 
     Raises:
-        NetworkError: a rate that cannot be kept.
+        NetworkError: the link's rate is too high for the kernel.
     """
     if offload and not link.settings():
         return {}
@@ -94,13 +99,12 @@ def cable_options(link: Link, offload: bool) -> dict[str, Any]:
 
 
 def check_in_force(interface: Any) -> None:
-    """Refuse an interface on which the kernel did not do what its options say.
+    """Refuse an interface whose options are not in force in the kernel.
 
-    Mininet logs an error where tc refuses, ignores what it finds too large, and leaves the link as
-    it is.
+    If tc refuses an option, Mininet only logs an error; if a rate is too large, Mininet ignores it.
 
     Raises:
-        NetworkError: it does not.
+        NetworkError: an option is not in force; the message names it.
     """
     where = f"link {interface.link.intf1}-{interface.link.intf2}"
     options = {name: value for name, value in interface.params.items() if value}
@@ -132,8 +136,13 @@ def check_in_force(interface: Any) -> None:
 def check_device(interface: Any, link: Link, where: str) -> None:
     """Refuse an interface without the MTU and the queue of its link.
 
+    Args:
+        interface: the interface, of Mininet.
+        link: the link, of the topology.
+        where: name of the link in errors.
+
     Raises:
-        NetworkError: it has not.
+        NetworkError: the MTU or the queue differs.
     """
     shown = interface.cmd(f"ip link show dev {interface.name}").split()
     found = dict(pairwise(shown))
@@ -148,6 +157,6 @@ def check_device(interface: Any, link: Link, where: str) -> None:
 
 
 def interface_limit(interface: Any) -> float:
-    """The largest bw of an interface."""
+    """Return the largest `bw` of an interface, in Mbit/s."""
     limit: float = getattr(interface, "bwParamMax", TCIntf.bwParamMax)
     return limit

@@ -71,7 +71,7 @@ class Network(Nodes):
             undo.pop_all()
 
     def close(self) -> None:
-        """End the children, then remove all that was built. Closing twice is no harm."""
+        """End the children, then remove all that was built. Closing twice is harmless."""
         self._end_children()
         mininet, self.mininet = self.mininet, None
         try:

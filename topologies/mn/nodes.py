@@ -39,7 +39,7 @@ class OwnHost(OwnNode):
 
 
 class OwnSwitch(Switch, OwnNode):
-    """The namespace of a switch whose process another part of the program starts.
+    """The namespace of a switch; Mininet does not start the switch process in it.
 
     Interfaces of switches have names such as s1-eth1 in every network; in a namespace they are in
     nobody's way.
@@ -53,7 +53,7 @@ class OwnSwitch(Switch, OwnNode):
             without_ipv6()
 
     def start(self, controllers: list[Any]) -> None:
-        """Nothing: called by Mininet."""
+        """Do nothing; called by Mininet."""
 
 
 @contextmanager

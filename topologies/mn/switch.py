@@ -33,7 +33,7 @@ DEFAULT_NETWORK = "10.0.0.0/8"  # Mininet's
 
 
 class Tree(NamedTuple):
-    """The switches that hang together, in the order in which they were made."""
+    """The switches that are connected, in the order in which they were made."""
 
     switches: list[ISwitch]
     hosts: list[Any]
@@ -311,14 +311,14 @@ def neighbours(start: Any) -> dict[Any, list[tuple[str, Any]]]:
 
 
 def port_to(switch: ISwitch, far: Any) -> str:
-    """The interface of a switch that leads to a neighbour."""
+    """Return the interface of a switch that leads to a neighbour."""
     ((interface, _),) = switch.connectionsTo(far)
     name: str = interface.name
     return name
 
 
 def address_in(switch: ISwitch, tree: Tree) -> IPv4Address:
-    """The address of a switch among these."""
+    """Return the address of a switch in a tree: its own, or the default for its position."""
     if switch.wanted_address is not None:
         return IPv4Address(switch.wanted_address)
     network = IPv4Interface(DEFAULT_NETWORK).network

@@ -132,11 +132,11 @@ class Channels:
             self._current = None
 
     def share(self, words: Words, timeout: float | None = None) -> None:
-        """Have all ranks know what each wrote into its own part of the words, zero elsewhere."""
+        """Fill the words with those of all ranks; each sets its own part, and zeros elsewhere."""
         self.allreduce(words, "sum", timeout)
 
     def whom(self) -> str:
-        """For whom the collective under way waits, as far as the switch has said."""
+        """Describe the workers for which the collective waits, as far as the switch has said."""
         channel = self._current
         awaited = channel.worker.awaited if channel is not None else []
         return _silent(awaited) if awaited else "it is under way"
@@ -201,7 +201,7 @@ class Channels:
 
 
 def _silent(awaited: list[Awaited]) -> str:
-    """Who does not contribute, by rank in the group and place."""
+    """Describe the workers that do not contribute, by rank in the group and place."""
     named = [one._replace(switch_port=0) for one in awaited]
     several = len(named) > 1
     who = naming.workers(named, len(named), environment.hosts(os.environ))

@@ -206,7 +206,7 @@ class SwitchGroup(ProcessGroup):
         return self._issue(run, output_tensors, [*outputs, *input_tensors])
 
     def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> Any:
-        """The same, into one tensor."""
+        """Give all ranks the tensors of all, joined in one tensor, to the last bit."""
         opts = opts or AllgatherOptions()
         fits = output.dtype is input.dtype and output.numel() == self.channels.size * input.numel()
         if not (fits and is_plain(output) and is_plain(input)):
@@ -216,7 +216,7 @@ class SwitchGroup(ProcessGroup):
     all_gather_single = _allgather_base
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        """The same, of several tensors."""
+        """Do `_allgather_base` for several pairs of tensors."""
         return self._gather_each(outputs, inputs, opts or AllgatherOptions())
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced  # type: ignore[assignment]
@@ -224,9 +224,9 @@ class SwitchGroup(ProcessGroup):
     def barrier(  # type: ignore[override]
         self, opts: Any = None, timeout: timedelta | None = None
     ) -> Any:
-        """Wait until all ranks are here, and all that they had the switch do before is done.
+        """Wait until all ranks are here and all their earlier collectives at the switch are done.
 
-        What went to gloo is not waited for: most of it C++ passes there without a word.
+        Collectives on gloo are not waited for, since C++ passes most of them there directly.
         """
         opts = opts or BarrierOptions()
         seconds = _seconds(timeout or opts.timeout)
@@ -301,7 +301,7 @@ def _end(works: Works, channels: Channels) -> None:
 
 
 def _is_for_the_switch(tensors: Sequence[torch.Tensor], op: Any) -> bool:
-    """Whether the switch combines such elements in this way.
+    """Whether the switch supports the operation for the tensors' dtype.
 
     Raises:
         TypeError: averages of whole numbers, which nothing here rounds.
@@ -317,6 +317,6 @@ def _is_for_the_switch(tensors: Sequence[torch.Tensor], op: Any) -> bool:
 
 
 def _seconds(timeout: timedelta) -> float | None:
-    """A collective's own time; None: the group's."""
+    """Return a collective's timeout in seconds; None: use the group's."""
     seconds = timeout.total_seconds()
     return seconds if seconds > 0 else None

@@ -75,7 +75,7 @@ class Place(NamedTuple):
         return cls(switch, arguments.job_number(environment.number(variables, "ISWITCH_JOB")))
 
     def agree_with(self, variables: Mapping[str, str], given: str) -> Self:
-        """See that the environment names no other switch or job, as that of `iswitch run` may.
+        """Check that the environment, as of `iswitch run`, names no other switch or job.
 
         Args:
             variables: the environment.
@@ -178,24 +178,24 @@ def rendezvous(
 
 
 def key_of(rank: int) -> str:
-    """Where a process tells itself which switch is its own: there may be several."""
+    """Return the key in the store for the switch of a rank, as there may be several switches."""
     return f"iswitch/place/{rank}"
 
 
 def _plain(url: str) -> str:
-    """A URL as it was given: torch adds rank and world size."""
+    """Return a URL as the user gave it, without the rank and world size that torch adds."""
     return url.partition("?")[0]
 
 
 def _found(switch: tuple[str, int]) -> tuple[str, int]:
-    """A switch by the address of its host, if that can be found."""
+    """Replace the name of a switch's host by its address, if that can be found."""
     with suppress(OSError):
         return socket.gethostbyname(switch[0]), switch[1]
     return switch
 
 
 def _number(query: Mapping[str, str], name: str, told: int | None, variable: str) -> int:
-    """What the call says, or else what the environment tells."""
+    """Return a number from the call or, if missing there, from the environment."""
     if query.get(name):
         return environment.number(query, name)
     if told is None:

@@ -1,4 +1,4 @@
-"""Collectives that run one after the other in a thread of their own, while the caller goes on."""
+"""Runs collectives one after the other in a separate thread, while the caller continues."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Work(distributed.Work):
     """One collective that was issued: torch's handle of it.
 
     Args:
-        run: does it, in the thread.
-        result: what the future holds then.
+        run: does the collective, in the thread.
+        result: value of the future once it is done.
         tensors: the tensors that it reads and writes.
-        whom: says for whom it waits, in words.
+        whom: describes the workers for which it waits.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Work(distributed.Work):
         self._future: Future[Any] = self._ended.then(self._outcome)
 
     def run(self) -> None:
-        """Do it; what goes wrong is for those who wait."""
+        """Do the collective; keep its exception for `wait` and the future."""
         try:
             self._run()
         except Exception as error:
@@ -58,11 +58,11 @@ class Work(distributed.Work):
         return self._result
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until it is done, so long at most; raises what went wrong.
+        """Wait until the collective is done, at most `timeout`; zero: without limit.
 
         Raises:
-            torch.distributed.DistBackendError: a rank is lost, or the time is up. If it is this
-                wait's own time, the collective goes on.
+            torch.distributed.DistBackendError: a rank is lost, or the time is up. After this
+                wait's own timeout the collective continues.
         """
         seconds = timeout.total_seconds()
         if not self._done.wait(seconds if seconds > 0 else None):
@@ -72,7 +72,7 @@ class Work(distributed.Work):
         return True
 
     def synchronize(self) -> None:
-        """Wait until it is done."""
+        """Wait until the collective is done."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -84,16 +84,16 @@ class Work(distributed.Work):
         return self._done.is_set() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """What went wrong, if something did."""
+        """Return the exception of the collective; None: there is none."""
         return self._error
 
     def result(self) -> Any:
-        """The tensors, once it is done."""
+        """Wait until the collective is done; return its result, the tensors."""
         self.wait()
         return self._result
 
     def get_future(self) -> Future[Any]:
-        """A future of the tensors."""
+        """Return a future of the tensors."""
         return self._future
 
     getFuture = get_future  # C++ looks it up

@@ -99,7 +99,7 @@ class Comparison(NamedTuple):
 
 
 def times(ratio: float | None) -> str:
-    """A speedup."""
+    """Write a speedup as text."""
     return "" if ratio is None else f"{ratio:.2f}x"
 
 

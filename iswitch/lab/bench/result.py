@@ -47,17 +47,17 @@ class Series:
 
     @property
     def seconds(self) -> list[float]:
-        """Of each allreduce."""
+        """Return the seconds of each allreduce."""
         return [one.aggregate for one in self.rounds]
 
     @property
     def quartiles(self) -> Quartiles:
-        """Of the seconds."""
+        """Return the quartiles of the seconds of an allreduce."""
         return Quartiles.of(self.seconds)
 
     @property
     def p99(self) -> float:
-        """The 99th percentile of the seconds."""
+        """Return the 99th percentile of the seconds."""
         return float(np.percentile(self.seconds, 99))
 
     def ratio(self, other: Series) -> Quartiles:

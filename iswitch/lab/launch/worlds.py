@@ -45,7 +45,7 @@ class World(Protocol):
         """List a switch's options; `listening`: addresses of its parents, and its former own."""
 
     def address(self, host: str) -> str:
-        """The IP address of a host."""
+        """Return the IP address of a host."""
 
     def environment(self, host: str) -> dict[str, str]:
         """Return the variables that programs on a host need."""
@@ -263,7 +263,7 @@ def group_variables(
 
 
 def network_of(topology: Topology, hosts: Sequence[str]) -> str:
-    """ISWITCH_NETWORK: the host of each rank, and the links that carry traffic, rates in bit/s."""
+    """Write ISWITCH_NETWORK: each rank's host, and the links in use with rates in bit/s."""
     links = [(link.a, link.b, link.rate) for link in topology.links if topology.active(link)]
     return json.dumps({"hosts": list(hosts), "links": links})
 

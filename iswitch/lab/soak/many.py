@@ -47,5 +47,5 @@ def _deaf_children() -> Iterator[None]:
 
 
 def play_seed(seed: int) -> Result:
-    """One history."""
+    """Play the history of a seed, and return its result."""
     return run(generate(seed))
