@@ -18,7 +18,7 @@ HEAD = (
 
 
 def dissector() -> str:
-    """The whole file."""
+    """Return the text of the whole plugin."""
     folder = resources.files(__package__) / "lua"
     parts = [(folder / f"{part}.lua").read_text(encoding="utf-8") for part in PARTS]
     made = "".join(f"local {name} = {_lua(value)}\n" for name, value in _tables().items())
@@ -68,7 +68,7 @@ def _layout(layout: tuple[fields.Field, ...]) -> list[dict[str, Any]]:
 
 
 def _lua(value: Any, indent: str = "") -> str:
-    """A Lua literal; tables of tables over several lines."""
+    """Write a value as a Lua literal; tables of tables take several lines."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

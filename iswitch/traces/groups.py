@@ -17,11 +17,11 @@ SKIPPED, TO_SWITCH, FROM_SWITCH, PASSING, CUT_OFF = range(5)
 
 
 class PacketGroup:
-    """Packets of a batch, alike: a range of them, or those at some places.
+    """Packets of one flow, length and port in a batch: a range of them, or chosen ones.
 
     Attributes:
-        at: where in the file their payloads begin.
-        head: of the first.
+        at: [n], offsets of their UDP payloads in the file.
+        head: headers of the first packet.
     """
 
     def __init__(self, packets: Packets, which: slice | Ints, what: int) -> None:
@@ -37,7 +37,7 @@ class PacketGroup:
         return len(self.at)
 
     def part(self, start: int, stop: int) -> PacketGroup:
-        """Give packets start..stop-1 of the group."""
+        """Return packets start..stop-1 of the group as a group."""
         which = self.which
         if isinstance(which, slice):
             return PacketGroup(
@@ -47,26 +47,26 @@ class PacketGroup:
 
     @property
     def size(self) -> int:
-        """Bytes of UDP payload of each."""
+        """Return the bytes of each packet's UDP payload."""
         return int.from_bytes(self.head[UDP + 4 : UDP + 6], "big") - 8
 
     @property
     def tos(self) -> Traffic:
-        """Tell what kind the packets are by their ToS."""
+        """Return the kind of the packets, by their ToS."""
         return classify(self.head[IP + 1])
 
     def peer(self, source: bool) -> Address:
-        """Give the packets' sender or receiver."""
+        """Return the packets' sender (if `source`) or receiver."""
         ip, port = (IP + 12, UDP) if source else (IP + 16, UDP + 2)
         host = ".".join(map(str, self.head[ip : ip + 4]))
         return Address(host, int.from_bytes(self.head[port : port + 2], "big"), self.port)
 
 
 class Sink(Protocol):
-    """Takes what the switch would have sent: a `TraceWriter`."""
+    """The interface of a receiver of the replaying switch's packets, such as `TraceWriter`."""
 
     def write(self, step: list[Transmission], time_ns: int, ports: Sequence[str]) -> None:
-        """Write what was sent at a time (ns since 1970), at ports of these names."""
+        """Write frames that the switch sends at a time (ns since 1970), at the named ports."""
 
     def keep(
         self, transmission: Transmission, places: Ints, times: Ints, ports: Sequence[str]
@@ -74,4 +74,4 @@ class Sink(Protocol):
         """Keep frames sent at different times; `flush` orders them by `places`."""
 
     def flush(self) -> None:
-        """Write what was kept: nothing more comes that belongs before it."""
+        """Write the kept frames; later ones all belong behind them."""

@@ -1,8 +1,8 @@
-"""From frames of several link types to heads of Ethernet, IPv4 and UDP; and what of it is tagged.
+"""Reads frames of several link types: their Ethernet, IPv4 and UDP headers, and which are tagged.
 
-Ethernet, Linux' cooked captures (SLL, SLL2) and bare IP are read; VLAN tags are passed over. Where
-there are no Ethernet addresses they are made up, as the simulated world does: 02:69, and the IPv4
-address. `tcpdump.org/linktypes.html` has the layouts.
+It reads Ethernet, Linux' cooked captures (SLL, SLL2) and bare IP, and skips VLAN tags. Packets
+without Ethernet addresses get made-up ones, as in the simulated world: 02:69 and the IPv4 address.
+`tcpdump.org/linktypes.html` has the layouts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .batch import IN, OUT, Bytes, Ints, PacketBatch, field, gather
 from .reader import Reader
 
 ETHERNET, RAW, RAW_OLD, COOKED, IPV4, IPV6, COOKED2 = 1, 101, 12, 113, 228, 229, 276
-LINKS = {  # bytes before the packet of the network layer, and where their type of that is
+LINKS = {  # size of the link header in bytes, and offset of the network layer's type in it
     ETHERNET: (14, 12),
     COOKED: (16, 14),
     COOKED2: (20, 0),
@@ -32,28 +32,28 @@ LINKS = {  # bytes before the packet of the network layer, and where their type 
 }
 TYPE_IP, TYPES_VLAN = 0x0800, (0x8100, 0x88A8, 0x9100)
 MOST_TAGS = 4
-MOST_PLACES = 1 << 16  # of capture that are told apart
-BEYOND = (-1, -1)  # stands for all others
+MOST_PLACES = 1 << 16  # places of capture that are told apart
+BEYOND = (-1, -1)  # stands for all further places
 SENT = 4  # sll_pkttype: PACKET_OUTGOING
 # Bytes of the headers of Ethernet, IPv4 without options, and UDP, and where they begin: as in a row
 # of `frame`, but without the virtio_net_hdr in front.
 HEAD, IP, UDP = frame.HEAD - frame.ETH, frame.IP - frame.ETH, frame.UDP - frame.ETH
 
-# Of packets: something else; a frame for switches with ports; tagged; tagged, but cut off.
+# Kinds of packets: others; frames for switches with ports; tagged; tagged, but cut off.
 OTHER, ORDINARY, TAGGED, CUT = range(4)
 
 
 class Packets(NamedTuple):
-    """A batch, read as far as the headers of UDP.
+    """The n packets of a batch with their headers, up to UDP's.
 
     Attributes:
-        batch: what it is read from.
-        numbers: of the packets.
-        kinds: of each, OTHER, ORDINARY, TAGGED or CUT.
-        heads: (n, HEAD) bytes; without meaning where the kind is OTHER.
-        payload: where in the file the payload of UDP begins.
-        ports: numbers into `LinkLayer.ports`.
-        directions: as in the batch, or as the link type tells.
+        batch: the batch.
+        numbers: [n], number of each packet in the file.
+        kinds: [n], OTHER, ORDINARY, TAGGED or CUT.
+        heads: uint8 [n, HEAD], the headers; undefined where the kind is OTHER.
+        payload: [n], offset of each UDP payload in the file.
+        ports: [n], indices into `LinkLayer.ports`.
+        directions: [n], as in the batch, or as the link type tells.
     """
 
     batch: PacketBatch
@@ -140,7 +140,7 @@ class LinkLayer:
         network: Ints,
         directions: Bytes,
     ) -> None:
-        """Read the link layer of the packets that are of one type."""
+        """Read the link headers of a batch's packets of one link type."""
         size, type_at = LINKS[link]
         at = batch.at[which]
         first = gather(self.reader.data, at, max(size, 1))
@@ -164,7 +164,7 @@ class LinkLayer:
         start[which] = behind
 
     def _past_tags(self, batch: PacketBatch, network: Ints, start: Ints) -> Ints:
-        """Pass over VLAN tags: the type behind them; moves `start`."""
+        """Skip VLAN tags: move `start` behind them; return the network layer's types."""
         for _ in range(MOST_TAGS):
             tagged = np.flatnonzero(np.isin(network, TYPES_VLAN))
             if not len(tagged):

@@ -246,7 +246,7 @@ class Replayer(Walk):
         self._receive(group, time_ns)
 
     def _release(self, groups: Iterable[PacketGroup]) -> None:
-        """Hand the switch Leaves that were sent to it before."""
+        """Pass Leaves that were held back to the switch."""
         for group in groups:
             self._receive(group, int(group.packets.batch.times[group.which][-1]))
 
@@ -364,6 +364,6 @@ class Replayer(Walk):
             self._release(self._leaves.answered(peer, payload))
 
     def _payloads(self, group: PacketGroup) -> list[bytes]:
-        """Give control packets, cut off behind the longest possible."""
+        """Return the payloads of control packets, each cut off at the longest possible size."""
         rows = gather(self.reader.data, group.at, max(min(group.size, CONTROL_BYTES), 1))
         return [row.tobytes() for row in rows]

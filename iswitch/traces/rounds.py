@@ -35,7 +35,7 @@ class RoundEvent(NamedTuple):
 
 @dataclass
 class RankShare:
-    """The part of one member in a round: from its first packet to its last new one."""
+    """One member's part in a round, from its first packet to its last new one."""
 
     first: float
     last: float
@@ -99,7 +99,7 @@ class Totals:
     seconds: array[float] = field(default_factory=lambda: array("d"))
 
     def add(self, round_: RoundTold) -> None:
-        """One more that is over."""
+        """Add a finished round."""
         self.helps += round_.helps
         for share in round_.shares.values():
             self.resent += share.resent
@@ -107,7 +107,7 @@ class Totals:
             self.late += share.late
 
     def completion(self) -> dict[str, float]:
-        """Give the seconds that rounds took; empty: none was completed."""
+        """Return statistics of the seconds that rounds took; empty if none was completed."""
         if not self.seconds:
             return {}
         found = np.percentile(np.array(self.seconds), [50, 99, 100]).tolist()
@@ -231,7 +231,7 @@ class RoundsSeen:
 
 
 class VersionsSeen(RoundsSeen):
-    """What became of an asynchronous job, which has no rounds: versions, and members' own numbers.
+    """The record of an asynchronous job, which has versions and members' own numbers, no rounds.
 
     Nobody waits there for anybody: there are no stragglers, and no times of completion.
     """
@@ -283,7 +283,7 @@ class VersionsSeen(RoundsSeen):
 
 
 def as_json(told: RoundFigures) -> dict[str, Any]:
-    """A round, for machines; times in microseconds resolution."""
+    """Return a round's figures for JSON, with times in seconds, rounded to nanoseconds."""
     found = told._asdict()
     found["spans"] = {str(rank): [_r(a), _r(b)] for rank, (a, b) in told.spans.items()}
     for name in ("start", "seconds", "behind"):

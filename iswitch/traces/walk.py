@@ -1,4 +1,4 @@
-"""Goes through a trace: what each packet is to the switch, and which come together as a group."""
+"""Reads a trace: classifies each packet by its role for the switch, and forms groups."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ class Walk:
         self._address = bytes(map(int, setting.switch[0].split(".")))
 
     def groups(self) -> Iterator[PacketGroup]:
-        """Give what is for the switch, from it, or passes, in the order of the trace."""
+        """Yield groups of packets to, from and through the switch, in the order of the trace."""
         for packets, what in self.batches():
             yield from self.cut(packets, what, 0, len(what))
 
     def batches(self) -> Iterator[tuple[Packets, npt.NDArray[np.int64]]]:
-        """Give packets, and what each is to the switch."""
+        """Yield batches of packets, each with the roles of its packets, [n]."""
         if not self.setting.ordered:
             self.reader.window = max(self.reader.window, SORTED)
         for batch, ahead in settled(self.reader.batches()):
@@ -117,7 +117,7 @@ class Walk:
                     yield PacketGroup(packets, slice(at, min(at + most, stop)), kind)
 
     def _kinds(self, packets: Packets) -> npt.NDArray[np.int64]:
-        """Tell what each packet is to the switch."""
+        """Return the role of each packet for the switch, [n]."""
         heads, directions = packets.heads, packets.directions
         words = heads.view(np.uint16)
         own = np.frombuffer(self._address + self.setting.switch[1].to_bytes(2, "big"), np.uint16)
