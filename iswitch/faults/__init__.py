@@ -1,1 +1,1 @@
-"""Impaired links: what is lost, doubled, damaged or late, and what a link has room for."""
+"""Impaired links: loss, duplicates, damage, delay, and the room of a link's queue."""

@@ -2,7 +2,7 @@
 
 `loss=1%,burst=8,delay=5ms,jitter=1ms,duplicate=0.1%,reorder=1%,corrupt=0.01%,rate=100Mbit,queue=100`
 
-docs/links.md defines each of these; line.py does them.
+docs/links.md defines each fault; line.py applies them.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ PROBABILITIES = ("loss", "duplicate", "reorder", "corrupt")
 
 @dataclass(frozen=True)
 class Impairment:
-    """Faults of a link in one direction; none by default, and then it is false.
+    """The faults of a link in one direction; none by default, and false then.
 
-    `loss`, `duplicate`, `reorder` and `corrupt` are probabilities per packet on the wire; `delay`
-    and `jitter` seconds; `rate` bit/s of whole frames, None: no limit; `queue` packets that may
-    wait for the rate.
+    `loss`, `duplicate`, `reorder` and `corrupt` are probabilities per packet on the wire. `delay`
+    and `jitter` are in seconds. `rate` is in bit/s of whole frames; None: no limit. `queue` is the
+    number of packets that may wait for the rate.
 
     Raises:
-        QuantityError: a value that cannot be.
+        QuantityError: a value is impossible.
     """
 
     loss: float = 0.0
@@ -106,7 +106,7 @@ class Impairment:
         """Read text such as `loss=1%,delay=5ms`.
 
         Raises:
-            QuantityError: an unknown name, one that is said twice, or a value that cannot be.
+            QuantityError: a name is unknown or given twice, or a value is impossible.
         """
         values: dict[str, float] = {}
         for part in text.split(","):
@@ -130,11 +130,11 @@ class Impairment:
         )
 
     def __bool__(self) -> bool:
-        """Whether anything is impaired; a queue alone is not."""
+        """Whether there is any fault; the length of the queue alone is none."""
         return self != Impairment(queue=self.queue)
 
 
-Impairments = Mapping[tuple[int, str], Impairment]  # by number of the port and direction
+Impairments = Mapping[tuple[int, str], Impairment]  # by port number and direction
 
 
 def _reader(unit: Unit) -> Callable[[str], float]:

@@ -1,11 +1,11 @@
-"""One direction of one link: what becomes of the packets that are sent into it, and when.
+"""One direction of one link: decides the fates of the packets that are sent into it.
 
     queue --> rate --> the wire: lost? corrupted? twice? --> delay, jitter, or past both --> out
 
-A `Line` only decides; the packets stay with whoever asks. `Transit` keeps those under way. All
-chances are drawn for every packet, needed or not, in one order: so the fate of a packet hangs on
-the seed and on what was sent before it, not on how packets were put together, and more of one fault
-changes nothing about the others.
+A `Line` only decides; its caller keeps the packets, those under way in a `Transit`. All chances are
+drawn for every packet in one order, whether needed or not. So the fate of a packet depends on the
+seed and on the packets sent before it, not on how packets were grouped. More of one fault leaves
+the other faults unchanged.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Ints = npt.NDArray[np.int64]
 Times = npt.NDArray[np.float64]
 
 CHANCES = 6  # drawn for each packet: loss, corrupt, which bit, duplicate, reorder, jitter
-AHEAD = 2048  # packets whose loss is decided in one go, where nothing else can befall them
+AHEAD = 2048  # packets whose loss is decided in one go, on a line that only loses packets
 
 
 class Fates(NamedTuple):
-    """What comes out of a line, in the order in which it does.
+    """The packets that come out of a line, in their order, and counts of the faults.
 
-    `which` is the number of a packet among those that were sent; one that is duplicated is there
-    twice, one that is lost is not. `due`, never falling, is when. `bit` is the one to be flipped,
-    counted from the packet's first (the most significant one of a byte), or -1. `full` of the
-    packets found no room in the queue.
+    `which`, `due` and `bit` are arrays (n,). `which` holds the index of each packet among those
+    sent: twice if it is duplicated, not at all if it is lost. `due` is its time, in seconds; it
+    never falls. `bit` is the bit to flip, counted from the packet's first bit (the most significant
+    of its byte), or -1. `full` is the number of packets that found no room in the queue.
     """
 
     which: Ints
@@ -46,7 +46,7 @@ class Fates(NamedTuple):
     reordered: int
 
     def as_sent(self, count: int, now: float) -> bool:
-        """Whether all of `count` packets come out at once, as they are."""
+        """Return whether all of `count` packets come out at once and unchanged."""
         n = len(self.which)
         return (
             n == count
@@ -57,11 +57,11 @@ class Fates(NamedTuple):
 
 
 class Line:
-    """Decides over packets.
+    """Decides the fates of packets.
 
     Args:
-        impairment: what is wrong with it.
-        seed: of its chances: numbers that no other line has.
+        impairment: the faults of the line.
+        seed: the seed of its chances: numbers that no other line has.
         spared: bytes at the beginning of a packet in which no bit is flipped.
     """
 
@@ -69,17 +69,19 @@ class Line:
         self.impairment = impairment
         self._chance = np.random.default_rng(seed)
         self._spared = spared
-        self._leaving = np.empty(0)  # when those in the queue will have been sent
-        self._latest = -np.inf  # when the last that kept its place comes out
-        self._losing: bool | None = None  # the last one was lost; None: there was none
-        self._passed = 0  # packets of which `losses` has told
-        self._decided = 0  # packets of which it knows
-        self._doomed: list[int] = []  # which of those it has not told of yet are lost
+        self._leaving = np.empty(0)  # when each packet in the queue will have been sent
+        self._latest = -np.inf  # when the last packet in order comes out
+        self._losing: bool | None = None  # whether the last packet was lost; None: there was none
+        self._passed = 0  # packets whose losses `losses` has returned
+        self._decided = 0  # packets whose losses are decided
+        self._doomed: list[int] = []  # numbers of lost packets that are not returned yet
 
     def fates(self, sizes: Ints, now: float) -> Fates:
-        """Decide the fates of packets of these sizes, in bytes, sent now one after the other.
+        """Decide the fates of packets that are sent now, one after the other.
 
-        `now` never falls from call to call.
+        Args:
+            sizes: bytes of each packet, (n,).
+            now: the time, in seconds; it never falls from call to call.
         """
         given = self.impairment
         assert not self._decided, "a line is asked for its losses only, or for all fates"
@@ -114,7 +116,7 @@ class Line:
 
     @property
     def only_loses(self) -> bool:
-        """Whether packets come out at once and unchanged, or never: `losses` then tells all."""
+        """Whether packets come out at once and unchanged, or never, so that `losses` suffices."""
         given = self.impairment
         later = given.delay or given.jitter or given.reorder or given.rate is not None
         return not (later or given.duplicate or given.corrupt)
@@ -122,8 +124,8 @@ class Line:
     def losses(self, count: int) -> list[int]:
         """Decide which of `count` packets are lost, at less cost than `fates`.
 
-        It is decided ahead, so that it costs little for each of many small calls. Who has once
-        asked this may not ask for `fates` any more.
+        The losses are decided ahead of time, so that many small calls cost little. After the first
+        such call, `fates` must not be called any more.
         """
         start, stop = self._passed, self._passed + count
         while self._decided < stop:
@@ -136,11 +138,11 @@ class Line:
         return [i - start for i in lost_now]
 
     def _lost(self, chance: Times) -> npt.NDArray[np.bool_]:
-        """Which packets are lost on the wire.
+        """Return which packets are lost on the wire, (n,) booleans.
 
-        In bursts: a packet behind a lost one is lost with probability 1 - 1/burst, one behind a
-        kept one so much less often that the overall rate is `loss` (Gilbert's model of two states).
-        A chance between the two probabilities lets the packet share the fate of the one before.
+        In bursts, a packet behind a lost one is lost with probability 1 - 1/burst. A packet behind
+        a kept one is lost less often, so that the overall rate is `loss` (Gilbert's model of two
+        states). A chance between the two probabilities gives a packet its predecessor's fate.
         """
         given = self.impairment
         if not given.burst or not len(chance):
@@ -157,7 +159,7 @@ class Line:
         return lost
 
     def _send(self, sizes: Ints, now: float) -> Times:
-        """Work out when each packet has been sent at the rate; the queue has no room for some."""
+        """Return the times at which packets have left the queue, for those that find room in it."""
         if self.impairment.rate is None:
             return np.full(len(sizes), now)
         waiting = self._leaving[np.searchsorted(self._leaving, now, "right") :]
@@ -168,7 +170,7 @@ class Line:
         return times
 
     def _in_order(self, due: Times) -> Times:
-        """Delay packets so that none comes out before one sent earlier."""
+        """Delay packets so that none comes out before an earlier one."""
         if not len(due):
             return due
         due = np.maximum.accumulate(np.maximum(due, self._latest))
@@ -177,23 +179,23 @@ class Line:
 
 
 class Transit(Generic[Item]):
-    """Keeps packets under way: items of several packets each, with the times they are due."""
+    """Keeps packets under way: items of several packets each, with their due times."""
 
     def __init__(self) -> None:
         self._runs: list[tuple[float, int, int, Times, Item]] = []
         self._serial = 0
 
     def put(self, item: Item, due: Times) -> None:
-        """Keep an item of one or more packets until they are due; `due` never falls within it."""
+        """Keep an item until its packets are due, at `due` (n,) seconds, which never fall."""
         heapq.heappush(self._runs, (float(due[0]), self._serial, 0, due, item))
         self._serial += 1
 
     def deadline(self) -> float | None:
-        """Tell when the next packet is due."""
+        """Return the time at which the next packet is due, in seconds; None: there is none."""
         return self._runs[0][0] if self._runs else None
 
     def pop(self, now: float) -> Iterator[tuple[Item, int, int]]:
-        """Take out what is due, in order: an item, and which of its packets, start..stop-1."""
+        """Take out due packets in order; yield an item and the range start..stop-1 of them in it."""
         while self._runs and self._runs[0][0] <= now:
             _, serial, start, due, item = heapq.heappop(self._runs)
             stop = int(np.searchsorted(due, now, "right"))
@@ -206,5 +208,5 @@ class Transit(Generic[Item]):
             yield item, start, stop
 
     def clear(self) -> Iterator[tuple[Item, int, int]]:
-        """Take out all that is still under way."""
+        """Take out all packets that are still under way."""
         return self.pop(np.inf)

@@ -1,8 +1,8 @@
-"""Packets that come or go together, as on the wire: the parts from which faults take some.
+"""Parts: packets that come or go together, from which faults remove or change some.
 
-A part is a run of packets in one array: plain frames of one port, the packets of a super-frame, or
-datagrams of a burst. `take` gives some of them, in any order and more than once, in as few pieces
-as that can be.
+A part holds packets in one array: plain frames of one port, the packets of super-frames, or the
+datagrams of a burst. `take` yields some of them, in any order and more than once, in as few pieces
+as possible.
 """
 
 from __future__ import annotations
@@ -51,7 +51,12 @@ class Part(Protocol[Piece_co]):
         """Which packets never have a bit flipped, (count,)."""
 
     def take(self, which: Ints, bit: Ints | None) -> Iterator[Piece_co]:
-        """Give these packets in this order, each with its bit flipped, where that is not -1."""
+        """Yield packets in a given order.
+
+        Args:
+            which: indices of the packets, (n,).
+            bit: the bit to flip in each, or -1, (n,); None: no bit.
+        """
 
     def copy(self) -> Self:
         """Copy the packets into memory of their own."""
@@ -60,11 +65,11 @@ class Part(Protocol[Piece_co]):
 class Singles:
     """Plain frames of one port.
 
-    An ARP packet is immune: it has no checksum, and whoever believed it would for long be wrong.
+    An ARP packet is immune: it has no checksum, so a wrong one would mislead its receiver.
     """
 
     def __init__(self, frames: Frames) -> None:
-        longest = max(frames.lengths)  # what lies behind may not even be memory
+        longest = max(frames.lengths)  # the bytes beyond may not be mapped
         self.frames = frames._replace(bodies=frames.bodies[:, : max(longest - HEAD, 0)])
         self.count = len(frames.lengths)
 
@@ -81,7 +86,7 @@ class Singles:
         return is_arp
 
     def take(self, which: Ints, bit: Ints | None) -> Iterator[Frames]:
-        """Give these packets, with their bits flipped, as frames of one array."""
+        """Yield packets with bits flipped, as frames of one array."""
         if not len(which):
             return
         if is_all(which, self.count) and not any_hit(bit):
@@ -102,7 +107,7 @@ class Singles:
 class SuperFrames:
     """Super-datagrams of one flow and one length: the packets are the rows of one array.
 
-    What is left of them is put together anew, in as few.
+    Packets that remain are put together again into as few super-datagrams as possible.
     """
 
     def __init__(self, frames: Frames, found: Super) -> None:
@@ -110,7 +115,7 @@ class SuperFrames:
         self.frames = frames._replace(bodies=frames.bodies[:, :length])
         self.found = found
         self.count = len(frames.lengths) * found.frames
-        self._short = found.frames * found.size - length  # bytes that the last of each lacks
+        self._short = found.frames * found.size - length  # bytes that each last packet lacks
         self._packets: Rows | None = None
         self._cut: Singles | None = None
 
@@ -151,7 +156,7 @@ class SuperFrames:
         return SuperFrames(self.frames.copy(), self.found)
 
     def _is_last(self, which: Ints) -> npt.NDArray[np.bool_]:
-        """Which of these packets end a super-datagram."""
+        """Return which of these packets end a super-datagram, (n,) booleans."""
         last: npt.NDArray[np.bool_] = which % self.found.frames == self.found.frames - 1
         return last
 
@@ -164,7 +169,7 @@ class SuperFrames:
         return self._packets
 
     def _together(self, which: Ints) -> Frames:
-        """Put these packets into super-datagrams, of which only the last may be short."""
+        """Put packets into super-datagrams, of which only the last may be short."""
         n, size = len(which), self.found.size
         most = min(self.found.frames, super_packets(size))  # full ones
         count = -(-n // most)
@@ -190,11 +195,11 @@ class SuperFrames:
 
 
 class Whole:
-    """The frames of any other super-frame, one of TCP say; a fault to one cuts all of it."""
+    """The frames of any other super-frame, such as one of TCP; a fault in one frame cuts it up."""
 
     def __init__(self, frames: Frames, found: Super | None) -> None:
         self.frames = frames._replace(bodies=frames.bodies[:, : max(frames.lengths[0] - HEAD, 0)])
-        self.found = found  # None: makes no sense: one frame, for others to drop
+        self.found = found  # None: a malformed header; counts as one frame, which others drop
         self.count = found.frames if found else 1
         self._cut: Singles | None = None
 
@@ -228,7 +233,7 @@ class Whole:
 
 
 def cut(frames: Frames, sizes: Ints) -> Singles:
-    """Cut super-frames into the frames, of these sizes, that they stand for."""
+    """Cut super-frames into the frames on the wire, whose sizes are given in bytes, (n,)."""
     table = np.zeros((len(sizes), ETH + int(sizes.max())), np.uint8)
     at = 0
     for i in range(len(frames.lengths)):
@@ -241,8 +246,8 @@ def cut(frames: Frames, sizes: Ints) -> Singles:
 class Payloads(Generic[Datagrams]):
     """The datagrams of a burst, or those to one receiver.
 
-    One with a bit flipped is not given: its checksum would be wrong, and the receiver's kernel
-    would drop it.
+    A datagram with a flipped bit is left out: its checksum would be wrong, and the kernel of its
+    receiver would drop it.
     """
 
     def __init__(self, datagrams: Datagrams) -> None:
@@ -262,7 +267,7 @@ class Payloads(Generic[Datagrams]):
         return np.zeros(self.count, bool)
 
     def take(self, which: Ints, bit: Ints | None) -> Iterator[Datagrams]:
-        """Give these packets in this order, with their bits flipped."""
+        """Yield packets in a given order, without those that have a bit to flip."""
         if bit is not None:
             which = which[bit < 0]
         rows, tail = self.datagrams.rows, self.datagrams.tail
@@ -282,7 +287,7 @@ class Payloads(Generic[Datagrams]):
 
 
 def frame_parts(frames: Frames) -> list[Singles | SuperFrames | Whole]:
-    """Part the frames of one port: plain ones together, and super-frames of one flow and length."""
+    """Split the frames of one port into parts: plain ones, and super-frames of one flow and size."""
     whole = frames.heads[:, 1] != 0
     if not whole.any():
         return [Singles(frames)]
@@ -300,7 +305,7 @@ def frame_parts(frames: Frames) -> list[Singles | SuperFrames | Whole]:
 
 
 def _super_parts(frames: Frames) -> list[SuperFrames | Whole]:
-    """Part super-frames with equal heads."""
+    """Split super-frames with equal heads into parts."""
     length = frames.lengths[0]
     top = frames.row(0) if length < MOST_HEADERS else _top(frames)
     found = read_super(top, length)
@@ -313,13 +318,13 @@ def _super_parts(frames: Frames) -> list[SuperFrames | Whole]:
 
 
 def _top(frames: Frames) -> bytes:
-    """Give the first frame's headers, as bytes."""
+    """Return the first frame's headers as bytes."""
     top: bytes = frames.heads[0].tobytes() + frames.bodies[0, : MOST_HEADERS - HEAD].tobytes()
     return top
 
 
 def sent_parts(transmission: Transmission) -> list[Singles | SuperFrames | Whole]:
-    """Part what is to be sent at one port."""
+    """Split the frames to send at one port into parts."""
     port, heads, bodies, lengths, _ = transmission
     if heads is None:
         longest = max(lengths)
@@ -347,7 +352,13 @@ def of_rows(ingress: int, rows: Rows, lengths: list[int]) -> Frames:
 
 
 def corrupt(frames: Frames, i: int, bit: int) -> None:
-    """Finish the checksums of a frame, then flip a bit of it."""
+    """Finish the checksums of frame `i` in place, then flip one bit of it.
+
+    Args:
+        frames: of one part.
+        i: the index of the frame.
+        bit: the bit, counted from the frame's first.
+    """
     row = np.frombuffer(frames.row(i), np.uint8)
     for whole in wire_frames(row):
         frame = whole[0].copy()
@@ -358,17 +369,22 @@ def corrupt(frames: Frames, i: int, bit: int) -> None:
 
 
 def any_hit(bit: Ints | None) -> bool:
-    """Whether a bit of some packet is to be flipped."""
+    """Return whether any packet has a bit to flip."""
     return bit is not None and bool((bit >= 0).any())
 
 
 def is_all(which: Ints, count: int) -> bool:
-    """Whether `which` names each of `count` packets, once and in order."""
+    """Return whether `which` names each of `count` packets once and in order."""
     return len(which) == count and bool((which == np.arange(count)).all())
 
 
 def ranges(kinds: npt.NDArray[np.bool_], ends: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Cut packets into the longest ranges start..stop-1 of one kind that contain no end inside."""
+    """Return the longest ranges start..stop-1 of packets of one kind, each cut behind every end.
+
+    Args:
+        kinds: the kind of each packet, (n,); empty: all are of one kind.
+        ends: whether a range must end with this packet, (n,).
+    """
     cuts = [0, len(ends), *(np.flatnonzero(ends) + 1).tolist()]
     cuts += (np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist()
     return pairwise(sorted(set(cuts)))

@@ -1,4 +1,4 @@
-"""Losses from super-datagrams of the usual form, taken without the cost of making parts."""
+"""Removes lost packets from super-datagrams of the usual form, faster than parts can."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ UDP_USUAL = struct.pack("<HH", UDP - ETH, 6)  # csum_start and csum_offset, with
 
 
 def packets_of(frames: Frames) -> list[int] | None:
-    """Count the packets in each super-datagram of one flow, all full but the very last one.
+    """Return the number of packets in each super-datagram; None: not of the usual form.
 
-    Nearly all frames that matter come so; None: these do not.
+    In the usual form all are of one flow, and all packets but the very last are full.
     """
     _, heads, bodies, lengths = frames
     first = heads[0].tobytes()
@@ -39,7 +39,13 @@ def packets_of(frames: Frames) -> list[int] | None:
 
 
 def without(frames: Frames, counts: list[int], lost: list[int]) -> SuperDatagrams:
-    """Put super-datagrams that `packets_of` knows together anew, without the lost packets."""
+    """Put super-datagrams together again without their lost packets.
+
+    Args:
+        frames: the super-datagrams.
+        counts: the packets in each, by `packets_of`.
+        lost: indices of the lost packets, counted over all.
+    """
     _, heads, bodies, lengths = frames
     head: bytes = heads[0].tobytes()
     size = VNET.unpack_from(head)[3]
@@ -48,7 +54,7 @@ def without(frames: Frames, counts: list[int], lost: list[int]) -> SuperDatagram
     keep[lost] = False
     which = np.flatnonzero(keep)
     n = len(which)
-    short = -(lengths[-1] - HEAD) % size * bool(n and keep[-1])  # bytes that the last lacks
+    short = -(lengths[-1] - HEAD) % size * bool(n and keep[-1])  # bytes the last packet lacks
     if any(count != room for count in counts[:-1]):
         places = [range(i * room, i * room + count) for i, count in enumerate(counts)]
         which = np.concatenate(places)[which]
@@ -61,8 +67,8 @@ def without(frames: Frames, counts: list[int], lost: list[int]) -> SuperDatagram
 
 
 def heads_of(head: bytes, lengths: list[int]) -> Rows:
-    """Make heads of super-datagrams with payloads of these lengths, all equal but the last."""
-    if head[IP + 6] & 0x40:  # not to be fragmented: the identification tells nothing
+    """Make heads (n, HEAD) of super-datagrams, given payload lengths equal but for the last."""
+    if head[IP + 6] & 0x40:  # fragments are forbidden: the identification has no use
         head = head[: IP + 4] + bytes(2) + head[IP + 6 : IP + 10] + bytes(2) + head[IP + 12 :]
     heads = super_head(head, lengths[0]) * (len(lengths) - 1) + super_head(head, lengths[-1])
     return np.frombuffer(heads, np.uint8).reshape(-1, HEAD)

@@ -1,6 +1,6 @@
 """Quantities of a link as text: `1Gbit`, `5ms`, `0.1%`, `100 packets`, `64kB`.
 
-Decimal arithmetic: what is written is the float nearest to what was read, and reads back equal.
+Decimal arithmetic: a value that is written as text and read again is equal.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from typing import Literal, NamedTuple, Self
 
 from iswitch.outside import OutsideError
 
-FRAME_HEADER = 14  # bytes of Ethernet before what an MTU counts
+FRAME_HEADER = 14  # bytes of the Ethernet header, which an MTU does not count
 NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+))\s*(\D*)", re.ASCII)
 
 
 class QuantityError(OutsideError, ValueError):
-    """Text that is no such quantity, or an impossible value; the message names the mend."""
+    """Raised for text that is no such quantity, and for impossible values; names the mend."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The way a quantity is written. `scales`: its units, smallest first, in any case."""
+    """Reads and writes a quantity. `scales`: its units, smallest first, in upper or lower case."""
 
     quantity: str
     scales: Mapping[str, Decimal]
     example: str
-    bare: str | None = None  # the unit of text that names none; None: there has to be one
-    tail: str = ""  # what may follow the unit
+    bare: str | None = None  # the unit of text that names none; None: text must name one
+    tail: str = ""  # text that may follow the unit
 
     def parse(self, text: str | float) -> Decimal:
-        """Read a value in the base unit; a number without a unit is one already.
+        """Read a value and return it in the base unit; a float is in the base unit already.
 
         Raises:
-            QuantityError: not a number with one of the units.
+            QuantityError: the text is not a number with one of the units.
         """
         if isinstance(text, str):
             found = NUMBER.fullmatch(text)
@@ -50,14 +50,14 @@ class Unit:
         return Decimal(repr(text))
 
     def unit(self, text: str) -> str | None:
-        """Find the unit that is meant, if any."""
+        """Return the unit that the text names, or the default one; None: unknown."""
         if not text:
             return self.bare
         known = {name.lower(): name for name in self.scales}
         return known.get(text.lower().removesuffix(self.tail))
 
     def format(self, value: float) -> str:
-        """Write the value with the largest unit of which it is at least one."""
+        """Write the value in the largest unit in which it is 1 or more."""
         number = Decimal(repr(value))
         name, scale = next(iter(self.scales.items()))
         for name_, scale_ in self.scales.items():
@@ -67,7 +67,7 @@ class Unit:
 
 
 def powers(names: str, base: int = 1000, start: int = 0) -> dict[str, Decimal]:
-    """Make units that are each `base` times the one before; the first is base**start."""
+    """Make units of which each is `base` times its predecessor; the first is base**start."""
     return {name: Decimal(base) ** (start + i) for i, name in enumerate(names.split())}
 
 
@@ -86,7 +86,7 @@ QUEUE = Unit("queue", PACKETS | BYTES, "100packets", bare="packets")
 
 
 class Queue(NamedTuple):
-    """Room of a queue, in packets or in bytes."""
+    """The room of a queue, in packets or in bytes."""
 
     size: int
     unit: Literal["packets", "bytes"] = "packets"
@@ -96,7 +96,7 @@ class Queue(NamedTuple):
         """Read `100`, `100 packets` or `64kB`.
 
         Raises:
-            QuantityError: neither of these.
+            QuantityError: the text is no whole number of packets or bytes.
         """
         size = whole(QUEUE, text)
         if isinstance(text, str) and (found := NUMBER.fullmatch(text)):
@@ -108,19 +108,19 @@ class Queue(NamedTuple):
         return f"{self.size}{'packets' if self.unit == 'packets' else 'B'}"
 
     def bytes(self, mtu: int) -> int:
-        """Give the room in bytes, for packets as large as the MTU allows."""
+        """Return the room in bytes, for packets as large as the MTU allows."""
         return self.size * (mtu + FRAME_HEADER) if self.unit == "packets" else self.size
 
     def packets(self, mtu: int) -> int:
-        """Give the room in packets as large as the MTU allows, at least one."""
+        """Return the room in packets as large as the MTU allows, at least one."""
         return self.size if self.unit == "packets" else max(1, self.size // (mtu + FRAME_HEADER))
 
 
 def whole(unit: Unit, text: str | float) -> int:
-    """Check that a quantity is a whole number.
+    """Read a quantity that must be a whole number.
 
     Raises:
-        QuantityError: it is not whole.
+        QuantityError: the quantity is not whole.
     """
     value = unit.parse(text)
     if not value.is_finite() or value != int(value):
@@ -131,5 +131,5 @@ def whole(unit: Unit, text: str | float) -> int:
 
 
 def count(number: int, noun: str, plural: str = "s") -> str:
-    """Write a number of things."""
+    """Write a number and its noun, such as `1 packet` or `2 packets`."""
     return f"{number:,} {noun}{'' if number == 1 else plural}"

@@ -1,4 +1,4 @@
-"""Actions to come, in the order of time."""
+"""A queue of actions, in the order of their times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class EventQueue:
         heapq.heappush(self._heap, (when, self._serial, action))
 
     def next_time(self) -> float | None:
-        """Tell when the next action is due; None: there is none."""
+        """Return the time of the next action, in seconds; None: there is none."""
         return self._heap[0][0] if self._heap else None
 
     def pop(self) -> tuple[float, Action]:

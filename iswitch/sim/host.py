@@ -1,7 +1,7 @@
-"""The network stack of a worker's host: what Linux would do with frames that are bridged to it.
+"""The network stack of a worker's host: handles bridged frames as Linux would.
 
-In a simulated network packets travel as such. Whole frames are only what a stranger has bridged:
-FRAME stands in place of their ToS.
+In a simulated network packets travel without headers. Only frames that a stranger has had bridged
+travel whole: FRAME stands in place of their ToS.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class HostStack:
     """Receives frames for a worker.
 
     Args:
-        own: the address of the worker.
-        switch: that of its switch, to which its socket is connected.
+        own: the worker's address.
+        switch: the address of its switch, to which its socket is connected.
     """
 
     def __init__(self, own: Address, switch: Address) -> None:
         self.own = own
         self.switch = switch
-        self.neighbour = mac(switch)  # what ARP knows
+        self.neighbour = mac(switch)  # the switch's MAC, as ARP knows it
 
     @property
     def is_turned(self) -> bool:
@@ -42,7 +42,7 @@ class HostStack:
         return self.neighbour != mac(self.switch)
 
     def receive(self, frame: bytes) -> Burst | None:
-        """Take a frame; return the datagram for the worker's socket, if there is one."""
+        """Handle a frame; return the datagram for the worker's socket, or None."""
         to, rest = frame[:6], frame[12:]
         if to not in (mac(self.own), BROADCAST):
             return None

@@ -1,9 +1,9 @@
-"""A directed link: a cable of some length, and what `Line` does to the packets in it.
+"""One direction of a link: a cable with a latency, and the faults that `Line` decides.
 
     sender --> is it plugged in? --> Line: queue, rate, faults, delay --> latency --> receiver
 
-A datagram that comes out with a bit flipped has a wrong checksum: the receiver's kernel drops it,
-and so it never comes out here.
+A datagram with a flipped bit has a wrong checksum, and the receiver's kernel would drop it. So this
+link never delivers it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from iswitch.faults.impairment import Impairment
 from iswitch.faults.line import Fates, Line
 from iswitch.faults.parts import Payloads
 
-LATENCY = 5e-6  # seconds that any packet needs to get from one machine to the next
+LATENCY = 5e-6  # seconds that any packet needs from one machine to the next
 
-Tell = Callable[[Burst, str, int, int], None]  # what befell a packet: its number, the bit flipped
+Tell = Callable[[Burst, str, int, int], None]  # burst, fault, packet's index, flipped bit or -1
 
 
 @dataclass
@@ -40,7 +40,7 @@ class LinkCounts:
     reordered: int = 0
 
     def under_way(self) -> int:
-        """Count the packets in the link."""
+        """Return the number of packets in the link."""
         gone = self.delivered + self.lost + self.full + self.corrupted + self.cut
         return self.sent + self.duplicated - gone
 
@@ -61,10 +61,10 @@ class VirtualLink:
     """One direction of a link.
 
     Args:
-        impairment: what is wrong with it.
-        seed: of its chances: numbers that no other link has.
+        impairment: the faults of the link.
+        seed: the seed of its chances: numbers that no other link has.
         latency: seconds that every packet needs on top.
-        tell: told of every packet that does not come out.
+        tell: called for every packet that does not come out.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class VirtualLink:
 
     @property
     def impairment(self) -> Impairment:
-        """Change the impairment; packets under way keep their fates."""
+        """The faults of the link; if changed, packets under way keep their fates."""
         return self._line.impairment
 
     @impairment.setter
     def impairment(self, impairment: Impairment) -> None:
         self._line.impairment = impairment
-        # Who did without the line would overtake what it still holds back.
+        # Packets that skip the line would overtake those that it still delays.
         self._plain = self._plain and not impairment
 
     def send(self, burst: Burst, now: float) -> list[Arrival]:
-        """Send packets, which nobody may change after; return what comes out, and when."""
+        """Send packets, which must not be changed later; return the arrivals with their times."""
         counts = self.counts
         n, size = burst.rows.shape
         counts.sent += n
@@ -131,7 +131,7 @@ class VirtualLink:
 
 
 def tell_damage(tell: Tell, burst: Burst, fates: Fates) -> None:
-    """Report what befell the packets of a burst."""
+    """Report the packets of a burst that are lost, refused by the queue, or corrupted."""
     came = set(fates.which.tolist())
     on_the_wire = len(burst.rows) - fates.full
     for i in range(len(burst.rows)):

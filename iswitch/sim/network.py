@@ -1,9 +1,9 @@
 """A network of machines under a virtual clock.
 
-Whoever uses it starts machines, lets their owners speak (`poke`) and goes from one moment at which
-something happens to the next (`step`). All else follows: what comes out of a link is handed to
-its machine, or waits in the socket of one that is stopped; machines are woken at their deadlines;
-what they say is sent at once. Faults are calls: plug and unplug a link, pause, crash, restart.
+The user starts machines, lets their owners speak (`poke`), and moves from event to event (`step`).
+The network does the rest: it hands packets that come out of a link to the machine, or keeps them in
+the socket of a stopped one; it wakes machines at their deadlines, and sends their packets at once.
+Faults are calls: plug and unplug a link, pause, crash, restart.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .link import LATENCY, Arrival, LinkCounts, VirtualLink
 from .node import Node, Process, Speaker, Witness, gathered, joined, payload
 from .trace import RECEIVED, SENT, Trace, TraceRecord
 
-TAKEN, FORGED = "taken", "forged"  # what only a tap is told of
+TAKEN, FORGED = "taken", "forged"  # events that only a tap is told of
 
 
 class VirtualNetwork:
     """Machines, links and the clock.
 
     Args:
-        seed: of all chances.
+        seed: the seed of all chances.
         latency: seconds that a packet needs on any link at least.
-        trace: where all is written down, if anywhere.
+        trace: records all events; None: no record is kept.
     """
 
     def __init__(self, seed: int = 0, latency: float = LATENCY, trace: Trace | None = None) -> None:
@@ -43,15 +43,15 @@ class VirtualNetwork:
         # Called with sender, receiver, ToS and payload of every packet; True: it is lost.
         self.lose: Callable[[Address, Address, int, bytes], bool] | None = None
         self.lost = 0  # packets that `lose` has lost
-        # Told what becomes of packets that a node sends or that come for it, as the trace is; also
-        # when it has taken them, and of those that are forged.
+        # Called with the event, the packets and their receiver for all that the trace records of
+        # packets; also when a machine has taken them, and for forged ones.
         self.tap: Callable[[str, Burst, Address], None] | None = None
         self.witness: Witness | None = None
-        # Called with a receiver and packets for it: in how many seconds they are sent once more.
+        # Called with a receiver and packets for it: returns after how many seconds to repeat them.
         self.echo: Callable[[Address, Burst], float | None] | None = None
-        # Called with a receiver and packets for it: older ones that travel with them, as one burst.
+        # Called with a receiver and packets for it: returns older ones to send in the same burst.
         self.ahead: Callable[[Address, Burst], Burst | None] | None = None
-        self.echoed = 0  # packets that were sent on a link once more, by these two
+        self.echoed = 0  # packets that `echo` and `ahead` have repeated
         self._events = EventQueue()
 
     # Building
@@ -72,11 +72,11 @@ class VirtualNetwork:
             self.links[source, target] = link
 
     def names(self) -> dict[Address, str]:
-        """Give the names of all nodes, in the order in which they were added."""
+        """Return the names of all nodes, in the order in which they were added."""
         return {address: node.name for address, node in self.nodes.items()}
 
     def link_counts(self) -> LinkCounts:
-        """Add up the counts of all links."""
+        """Return the sum of the counts of all links."""
         total = LinkCounts()
         for link in self.links.values():
             total.add(link.counts)
@@ -85,7 +85,7 @@ class VirtualNetwork:
     # Faults
 
     def start(self, address: Address, machine: Process) -> None:
-        """Start a process, in place of the one that was there, if any."""
+        """Start a process, in place of any present one."""
         node = self.nodes[address]
         self._end(node)
         node.machine = machine
@@ -99,14 +99,14 @@ class VirtualNetwork:
         self._note(node, "crashes")
 
     def pause(self, address: Address) -> None:
-        """Stop a process (SIGSTOP): what comes waits in its socket, as far as there is room."""
+        """Stop a process (SIGSTOP): packets wait in its socket, as far as there is room."""
         node = self.nodes[address]
         node.paused = True
         node.timer = None
         self._note(node, "is paused")
 
     def resume(self, address: Address) -> None:
-        """Resume a stopped process: it takes what has waited, and does what is due."""
+        """Resume a stopped process: it handles the waiting packets, then its due timers."""
         node = self.nodes[address]
         if not node.paused:
             return
@@ -127,18 +127,18 @@ class VirtualNetwork:
     # Time
 
     def at(self, when: float, action: Action) -> None:
-        """Schedule an action for a time, which is not past."""
+        """Schedule an action for a time in seconds; one that is past means now."""
         self._events.put(max(when, self.now), action)
 
     def next_time(self) -> float | None:
-        """Tell when the next event is due; None: there is none.
+        """Return the time of the next event, in seconds; None: there is none.
 
-        It may turn out to be nothing: the deadline of a machine that was moved since.
+        The event may turn out to be void: a deadline that its machine has moved since.
         """
         return self._events.next_time()
 
     def step(self) -> bool:
-        """Go to the next event and carry it out; False: there is none."""
+        """Advance the clock to the next event and carry it out; return False if there is none."""
         if self._events.next_time() is None:
             return False
         self.now, action = self._events.pop()
@@ -146,7 +146,7 @@ class VirtualNetwork:
         return True
 
     def poke(self, address: Address) -> None:
-        """Send what a machine has to say after its owner has called it."""
+        """Send the packets of a machine after its owner has called it."""
         node = self.nodes[address]
         if node.machine is not None and not node.paused:
             self._speak(node)
@@ -204,7 +204,13 @@ class VirtualNetwork:
                 self._transmit(source, peer, burst)
 
     def forge(self, source: Address, name: Address, out: Outgoing) -> None:
-        """Send packets from a node in another's name; the trace only says that they came."""
+        """Send packets from a node in another's name; the trace shows only their arrival.
+
+        Args:
+            source: the address of the real sender.
+            name: the address that the packets name as theirs.
+            out: the packets.
+        """
         for peer in out.peers:
             burst = Burst(name, out.tos, out.rows.copy(), out.tail)
             self._tell(FORGED, burst, peer)
@@ -223,7 +229,7 @@ class VirtualNetwork:
         if link is None or (node.stack is not None and node.stack.is_turned):
             node.unreachable += len(burst.rows)
             return
-        own = source == burst.peer  # what is forged comes when it is meant to, once
+        own = source == burst.peer  # forged packets are never repeated
         older = self.ahead(peer, burst) if own and self.ahead is not None else None
         if older is None:
             self._put_on(link, peer, burst)
@@ -239,12 +245,12 @@ class VirtualNetwork:
             self._events.put(arrival.due, partial(self._arrive, link, peer, arrival))
 
     def _echo(self, link: VirtualLink, peer: Address, burst: Burst) -> None:
-        """Send a copy of packets that the network has kept."""
+        """Send packets once more that the network has kept."""
         self.echoed += len(burst.rows)
         self._put_on(link, peer, burst)
 
     def _not_lost(self, burst: Burst, peer: Address) -> Burst | None:
-        """Take from a burst what `lose` loses."""
+        """Remove from a burst the packets that `lose` loses; None: none is left."""
         assert self.lose is not None
         payloads = [payload(burst, i) for i in range(len(burst.rows))]
         fates = [self.lose(burst.peer, peer, burst.tos, each) for each in payloads]
@@ -289,7 +295,7 @@ class VirtualNetwork:
             self._speak(node)
 
     def _unpack(self, node: Node, stack: HostStack, burst: Burst) -> Iterator[Burst]:
-        """Give the forged datagrams in frames that came; the stack handles other frames."""
+        """Yield the forged datagrams in frames that came; the stack handles other frames."""
         self._note_packets(RECEIVED, burst, node.address)
         for row in burst.rows:
             datagram = stack.receive(row.tobytes())
@@ -317,7 +323,7 @@ class VirtualNetwork:
             self.trace.records.append(TraceRecord(self.now, what, node.address))
 
     def note(self, address: Address, what: str) -> None:
-        """Write into the trace what a node does."""
+        """Record in the trace an event of a node."""
         self._note(self.nodes[address], what)
 
     def _note_packets(self, what: str, burst: Burst, target: Address) -> None:

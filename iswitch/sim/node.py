@@ -1,4 +1,4 @@
-"""A place in a network of virtual time: a process, its socket, and the packets that wait in it."""
+"""A node of a simulated network: a process, its socket, and the packets that wait in it."""
 
 from __future__ import annotations
 
@@ -15,53 +15,55 @@ from iswitch.core.format.wire import TOS_DATA
 from .host import HostStack
 
 ROOM = 212_992  # bytes that wait in a socket: Linux' net.core.rmem_default
-OVERHEAD = 576  # bytes that a datagram takes there beside its own (struct sk_buff, rounded up)
+OVERHEAD = 576  # bytes that a datagram takes there on top (struct sk_buff, rounded up)
 
 
 class Process(Protocol):
-    """A machine at a node: a `Switch`, or a `Session`, which is asked for its packets."""
+    """A machine at a node: a `Switch`, or a `Session`, which is also a `Speaker`."""
 
     def receive(self, burst: Burst, now: float, /) -> Sequence[Outgoing] | None:
-        """Take packets; return what is to be sent because of them."""
+        """Handle packets; return the packets to send in response."""
 
     def deadline(self) -> float | None:
-        """Tell when `handle_timer` has to be called."""
+        """Return the time at which to call `handle_timer`, in seconds; None: not at all."""
 
     def handle_timer(self, now: float, /) -> Sequence[Outgoing] | None:
-        """Do what is due; return what is to be sent."""
+        """Do the work that is due by time; return the packets to send."""
 
 
 @runtime_checkable
 class Speaker(Protocol):
-    """A machine that is asked for its packets."""
+    """A machine that returns its packets when asked."""
 
     def transmissions(self, now: float, /) -> Sequence[Outgoing]:
-        """Give what is to be sent now; called until there is nothing."""
+        """Return packets to send now; called until there are none."""
 
 
 class Witness(Protocol):
-    """Looks on: is told before a machine takes packets, and what it sends then."""
+    """Observes machines: the packets they are about to handle, and those they send."""
 
     def comes(self, node: Node, burst: Burst | None) -> None:
-        """Note that a machine is about to take these packets; None: its timer rings."""
+        """Note that a machine is about to handle these packets; None: its timer."""
 
     def says(self, node: Node, burst: Burst | None, sends: Sequence[Outgoing]) -> None:
-        """Note what a machine sends: because of these packets, or (None) by itself."""
+        """Note the packets that a machine sends in response to a burst, or (None) by itself."""
 
 
 @dataclass
 class Node:
-    """A place in the network.
+    """A node of the network.
 
     Attributes:
         machine: the process there; None: there is none.
-        room: bytes that wait in its socket while the process is stopped.
-        heed: called when the machine may have something new to tell its owner.
-        stack: takes the frames that come, where those are bridged.
-        taken, overflow, dead, given: packets that the processes here took, that found no room in
-            the socket, that came while no process was there; and that they gave to be sent.
+        room: bytes that may wait in its socket while the process is stopped.
+        heed: called when the machine may have news for its owner.
+        stack: handles bridged frames; None: the machine does.
+        taken: packets that the processes here have handled.
+        overflow: packets that found no room in the socket.
+        dead: packets that came while no process was there.
         unread: packets in the sockets of processes that crashed.
-        unreachable: packets for whom no link leads to.
+        given: packets that were sent from here.
+        unreachable: packets to addresses without a link.
     """
 
     name: str
@@ -82,11 +84,11 @@ class Node:
     timer: float | None = None
 
     def waiting_packets(self) -> int:
-        """Count the packets that wait in the socket."""
+        """Return the number of packets that wait in the socket."""
         return sum(len(burst.rows) for burst in self.waiting)
 
     def make_room(self, burst: Burst) -> int:
-        """Take room in the socket; return how many of these packets, from the first, fit."""
+        """Reserve room in the socket; return how many of the packets, from the first on, fit."""
         each: int = burst.rows.shape[1] + OVERHEAD
         fits = min(len(burst.rows), max(0, (self.room - self.waiting_bytes) // each))
         self.waiting_bytes += fits * each
@@ -94,10 +96,7 @@ class Node:
 
 
 def gathered(waiting: Iterable[Burst]) -> Iterator[Burst]:
-    """Put packets that waited in a socket together as one system call would: by sender.
-
-    Only packets of one size fit into one burst.
-    """
+    """Merge packets that waited in a socket into bursts, by sender and packet size."""
     together: dict[tuple[Address, int], list[Burst]] = {}  # by sender and size, which stay in order
     for burst in waiting:
         size = burst.rows.shape[1]
@@ -111,19 +110,19 @@ def gathered(waiting: Iterable[Burst]) -> Iterator[Burst]:
 
 
 def joined(bursts: Sequence[Burst]) -> Burst:
-    """Make one burst of several whose packets have one size."""
+    """Merge bursts of one sender and packet size into one."""
     if len(bursts) == 1:
         return bursts[0]
     return bursts[-1]._replace(rows=np.concatenate([burst.rows for burst in bursts]))
 
 
 def is_uniform(burst: Burst) -> bool:
-    """Whether its packets are data of one size, so that others of that size can go before them."""
+    """Return whether a burst is data in which even the last packet is full."""
     return burst.tos == TOS_DATA and burst.tail == burst.rows.shape[1]
 
 
 def payload(burst: Burst, i: int) -> bytes:
-    """Give one packet of a burst as bytes."""
+    """Return packet `i` of a burst as bytes."""
     last = i == len(burst.rows) - 1
     data: bytes = burst.rows[i, : burst.tail if last else None].tobytes()
     return data

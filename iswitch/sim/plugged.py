@@ -2,13 +2,12 @@
 
     burst --> frames of the sender's port --> Chassis --> frames --> packets for a receiver
 
-So what sorts, guards, issues and cuts frames is in the history, too. Every other port has no
-offload: there each packet is a frame of its own, with its checksum; at the others they are
-super-frames.
+So histories also test the code that sorts, guards, issues and cuts frames. Every second port has no
+offload: there each packet is a frame of its own, with its checksum. Other ports use super-frames.
 
-In a network `Address.ingress` is 0 for what comes from where the address is. What somebody else
-sends in its name has SPARE, and comes in at a port of its own, the last. A packet that is a FRAME
-is bridged.
+In a network `Address.ingress` is 0 for packets that come from the real address. Packets with a
+forged address have SPARE, and come in at the last port, which only they use. A packet that is a
+FRAME is bridged.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ from iswitch.ethernet.sorting import read_lengths
 
 from .host import FRAME
 
-SPARE = 1  # ingress of what comes from where its address is not
+SPARE = 1  # ingress of packets with a forged address
 
 
 class Plugged:
     """A `Switch` in a `Chassis`.
 
     Args:
-        switch: the machine inside; its parent is named with the port that leads there.
-        address: of the switch.
-        neighbours: who is behind which port.
-        uplink: the port of the parent, if there is one.
+        switch: the switch inside; the ingress of its parent's address is the port `uplink`.
+        address: the switch's address.
+        neighbours: the address behind each port.
+        uplink: the port of the parent; None: there is no parent.
     """
 
     def __init__(
@@ -61,13 +60,13 @@ class Plugged:
         self.spare = len(neighbours)
         self._jacks = [Jack(9000, offload=port % 2 == 0) for port in range(self.spare + 1)]
         self.chassis = Chassis(switch, ip(address), mac(address), self._jacks, address.port)
-        if uplink is not None:  # who is never the first to speak would have to be asked for
+        if uplink is not None:  # tell the parent's MAC, since the parent never speaks first
             above = neighbours[uplink]
             asks = arp(ARP_REQUEST, mac(above), ip(above), bytes(6), ip(address))
             self._outgoing(self.chassis.receive(Frames.single(uplink, asks), 0.0))
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
-        """Take packets of one sender as frames; return what is to be sent because of them."""
+        """Handle packets of one sender as frames; return the packets to send in response."""
         if burst.tos == FRAME:
             return self._bridged(burst, now)
         sends: list[Outgoing] = []
@@ -76,18 +75,18 @@ class Plugged:
         return sends
 
     def deadline(self) -> float | None:
-        """Tell when `handle_timer` has to be called."""
+        """Return the time at which to call `handle_timer`, in seconds; None: not at all."""
         return self.chassis.deadline()
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """Do what is due; return what is to be sent."""
+        """Do the work that is due by time; return the packets to send."""
         return self._outgoing(self.chassis.handle_timer(now))
 
     def _port_of(self, peer: Address) -> int:
         return self.spare if peer.ingress == SPARE else self._ports[peer.host]
 
     def _bridged(self, burst: Burst, now: float) -> list[Outgoing]:
-        """Take frames for others; they leave as they came, or not at all."""
+        """Handle frames for other stations; they leave unchanged, or are dropped."""
         sends: list[Outgoing] = []
         rows = [bytes(ETH) + row.tobytes() for row in burst.rows]
         for step in self.chassis.receive(Frames.of(self._port_of(burst.peer), rows), now):

@@ -1,6 +1,6 @@
-"""Writes what passes the ports of one switch of a simulated network, while it happens.
+"""Writes the packets at the ports of one simulated switch to a capture, as they pass.
 
-Unlike a `Trace` it keeps nothing, and takes bursts as they are: it serves for long traces.
+Unlike a `Trace` it keeps nothing in memory and handles whole bursts: it serves for long traces.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .trace import RECEIVED, SENT
 
 
 class Tape:
-    """A capture of all ports of a switch; it is the network's tap.
+    """Captures all ports of a switch, as the network's tap.
 
     Args:
-        network: of which the switch is a part.
-        switch: where it listens.
-        neighbours: who is behind which port, and the ports' names, in their order.
-        file: is written to.
+        network: the network of the switch.
+        switch: the switch's address.
+        neighbours: the address behind each port, by the port's name, in the order of the ports.
+        file: the file to write to.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The record of a simulated network: to read, to compare, and to open in Wireshark."""
+"""The trace of a simulated network: to read, to compare, and to open in Wireshark."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ DAMAGE = ("lost", "full", "corrupted", "cut")  # on a link
 
 
 class TraceRecord(NamedTuple):
-    """One packet at one moment, or something that happened to a machine.
+    """One event of a packet or of a machine, at a time in seconds.
 
-    `what`: `sent`, `received`; what kept a packet from coming out of a link (DAMAGE) or, at the
-    receiver, from being taken (`overflow`, `dead`: no process is there); or, without a packet, what
-    befell `source`. `bit`: the one that was flipped, counted from the frame's first, or -1.
+    `what` of a packet is `sent`, `received`, a fault of its link (DAMAGE), `overflow` (the socket of
+    its receiver is full) or `dead` (no process is there). Without a target it is an event of the
+    machine `source`. `bit` is the flipped bit, counted from the frame's first, or -1.
     """
 
     time: float
@@ -51,13 +51,13 @@ class TraceRecord(NamedTuple):
 
 
 class Trace:
-    """Records in the order in which things happened."""
+    """Keeps records in the order of their events."""
 
     def __init__(self) -> None:
         self.records: list[TraceRecord] = []
 
     def digest(self) -> str:
-        """Compute a number that two traces share only if they are equal to the last bit."""
+        """Return a hash that only traces with equal records share, as hexadecimal digits."""
         state = hashlib.blake2b(digest_size=16)
         for record in self.records:
             state.update(repr(record).encode())
@@ -67,8 +67,8 @@ class Trace:
         """Write the timeline, a line for each record, times in milliseconds.
 
         Args:
-            names: of the machines.
-            last: only so many, the newest.
+            names: the names of the machines.
+            last: write only this number of newest records; None: all.
         """
         chosen = self.records if last is None else self.records[-last:]
         return [line(record, names) for record in chosen]
@@ -76,8 +76,8 @@ class Trace:
     def pcapng(self, names: Mapping[Address, str]) -> bytes:
         """Write a capture as if from the network card of every machine, for Wireshark.
 
-        Frames have the headers they would have in the raw world. What a link has spoiled is there
-        at its receiver, with the bit flipped; what it has lost is not.
+        Frames have the headers of the raw world. A packet that a link has corrupted appears at its
+        receiver, with the bit flipped; lost packets do not appear.
         """
         numbers = {address: number for number, address in enumerate(names)}
         blocks = [section(), *map(interface, names.values())]
@@ -120,13 +120,13 @@ def line(record: TraceRecord, names: Mapping[Address, str]) -> str:
 
 
 def _name(address: Address, names: Mapping[Address, str]) -> str:
-    """Of who is there; of whose address it is, with a question mark, if another has sent it."""
+    """Return the name of an address, with a question mark if another node has forged it."""
     name = names.get(address._replace(ingress=0), str(address))
     return f"{name}?" if address.ingress else name
 
 
 def describe(tos: int, payload: bytes) -> str:
-    """Describe a packet in a few words; `*` behind the number: as many bytes as a MAC follow."""
+    """Describe a packet in a few words; `*` behind the number marks a packet with a MAC."""
     if tos == TOS_DATA and len(payload) >= SEG_SIZE:
         round_, index = split_seg(int.from_bytes(payload[:SEG_SIZE], "big"))
         return f"data {round_}.{index}"

@@ -1,4 +1,4 @@
-"""Execute once what a switch relays, however often it repeats it."""
+"""Finds repeats of relayed packets, so that each is executed once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REMEMBERED = 64  # Requests of the last packets that were relayed
 
 
 class Relayed:
-    """What the switch above has relayed.
+    """Remembers the packets that the switch above has relayed.
 
     A switch repeats a relayed packet until it is acknowledged, so a packet comes again if its Ack
     was lost. A Halt that is older than the newest one must not be executed at all, as nothing would
@@ -22,7 +22,7 @@ class Relayed:
         self._halt: int | None = None  # Request of the newest Halt
 
     def is_new(self, packet: Control) -> bool:
-        """Whether to execute a packet; remembers it."""
+        """Return whether to execute a packet, and remember it."""
         if packet.request in self._seen:
             return False
         self._seen.append(packet.request)

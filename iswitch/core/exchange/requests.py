@@ -1,8 +1,8 @@
-"""Repeat requests until they are answered: one engine for workers, controllers and switches.
+"""Repeats requests until they are answered: one engine for workers, controllers and switches.
 
-An Ack names the action and the Request that it answers. A Join's Request is the incarnation of its
-sender; all other requests are numbered on from there. So a Join and another request may have one
-number, and are told apart by the action.
+An Ack names the action and the Request number that it answers. A Join's number is the incarnation
+of its sender; other requests count up from there. So a Join and another request may share a number,
+and are told apart by the action.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from iswitch.core.format.wire import (
     later,
 )
 
-Key = tuple[bool, int]  # whether it is a Join, and its Request
+Key = tuple[bool, int]  # whether the request is a Join, and its number
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """When an unanswered request is sent again, and when it is given up.
+    """Sets when an unanswered request is repeated, and when it is given up.
 
     Attributes:
-        first: seconds before the first repeat; each pause is twice as long as the one before.
-        longest: seconds that no pause exceeds.
-        sends: the request is given up when it was sent this often; None: never.
+        first: seconds before the first repeat; each further pause doubles.
+        longest: the longest pause, in seconds.
+        sends: number of sendings after which a request is given up; None: never.
     """
 
     first: float
@@ -53,7 +53,7 @@ class Numbers:
         return self.last
 
     def exceed(self, last: int) -> None:
-        """Count from `last` on, if it is later than the own last number."""
+        """Continue from `last` if it is later than the last number used."""
         self.last = later(self.last, last)
 
 
@@ -63,10 +63,10 @@ class Unanswered:
 
     Attributes:
         packet: the request.
-        due: when it is to be sent again.
-        pause: seconds between the last time it was sent and `due`.
-        asked: the number that it had at first, by which its asker knows it.
-        sends: how often it was sent.
+        due: the time of the next repeat, in seconds.
+        pause: seconds from the last sending to `due`.
+        asked: its first number, by which the asker knows it.
+        sends: number of sendings so far.
     """
 
     packet: Control
@@ -77,7 +77,7 @@ class Unanswered:
 
     @property
     def key(self) -> Key:
-        """Its place among the requests of one asker."""
+        """The key of the request among those of one asker."""
         return self.packet.action is Action.JOIN, self.packet.request
 
 
@@ -85,9 +85,9 @@ class Requests:
     """The unanswered requests of one asker to one peer.
 
     Args:
-        peer: where they go.
-        numbers: of the requests; several askers may share them.
-        backoff: when they are repeated.
+        peer: the address to which they go.
+        numbers: numbers the requests; several askers may share them.
+        backoff: sets the times of repeats.
     """
 
     def __init__(self, peer: Address, numbers: Numbers, backoff: Backoff) -> None:
@@ -100,44 +100,57 @@ class Requests:
         return len(self._unanswered)
 
     def packets(self) -> list[Control]:
-        """The unanswered requests, the oldest first."""
+        """Return the unanswered requests, the oldest first."""
         return [one.packet for one in self._unanswered.values()]
 
     def has(self, number: int) -> bool:
-        """Whether a request of this number, a Join or another, is unanswered."""
+        """Return whether any request with this number, a Join or another, is unanswered."""
         return (True, number) in self._unanswered or (False, number) in self._unanswered
 
     def ask(self, packet: Control, now: float) -> Outgoing:
-        """Send a request now, and again until it is answered.
+        """Return a request to send now; it is repeated until it is answered.
 
-        It takes the place of an unanswered one that has its number.
+        It replaces an unanswered request with an equal key.
         """
         return self._send(packet, packet.request, now)
 
     def ask_next(self, job: int, action: Action, value: Value, now: float) -> tuple[int, Outgoing]:
-        """Ask with the next number; that number, and what to send."""
+        """Make a request with the next number; return the number and the packet to send.
+
+        Args:
+            job: the job's number.
+            action: the request's action.
+            value: the request's value.
+            now: the time, in seconds.
+        """
         packet = Control(action, job, self.numbers.next(), value)
         return packet.request, self.ask(packet, now)
 
     def ask_once(self, job: int, action: Action, value: Value) -> tuple[int, Outgoing]:
-        """Have a request with the next number sent, which is never repeated."""
+        """Make a request that is never repeated; return its number and the packet to send.
+
+        Args:
+            job: the job's number.
+            action: the request's action.
+            value: the request's value.
+        """
         packet = Control(action, job, self.numbers.next(), value)
         return packet.request, self._out(packet)
 
     def ask_anew(self, one: Unanswered, now: float) -> Outgoing:
-        """Ask with the next number what was asked with one that the peer calls too small."""
+        """Repeat a request under the next number, after the peer called its number too small."""
         self.close(one)
         return self._send(one.packet._replace(request=self.numbers.next()), one.asked, now)
 
     def find(self, number: int, is_join: bool = False) -> Unanswered | None:
-        """The unanswered request of this number, or None."""
+        """Return the unanswered request with this number, or None."""
         return self._unanswered.get((is_join, number))
 
     def answered_by(self, packet: Control) -> Unanswered | None:
-        """The unanswered request that an Ack answers, or None; it stays unanswered until `close`.
+        """Return the unanswered request that an Ack answers, or None; `close` ends its repeats.
 
-        A first Join can have a late answer to the first Join of an earlier process at this address,
-        if that began in the same second. Such an Ack says that the sender has been a member.
+        An Ack with `known` never answers a first Join: it is a late answer to the first Join of an
+        earlier process at this address, which began in the same second.
         """
         ack = packet.value
         assert isinstance(ack, Ack)
@@ -147,31 +160,31 @@ class Requests:
         return None if ack.known and is_first_join(one.packet) else one
 
     def close(self, one: Unanswered) -> None:
-        """Repeat a request no more."""
+        """Stop repeating a request."""
         self._unanswered.pop(one.key, None)
 
     def forget(self, number: int) -> None:
-        """Repeat the request of this number, which is no Join, no more."""
+        """Stop repeating the request with this number, unless it is a Join."""
         self._unanswered.pop((False, number), None)
 
     def clear(self) -> None:
-        """Repeat nothing."""
+        """Stop repeating all requests."""
         self._unanswered.clear()
 
     def forget_joins(self) -> None:
-        """Repeat no Join."""
+        """Stop repeating Joins."""
         self._unanswered = {key: one for key, one in self._unanswered.items() if not key[0]}
 
     def forget_job(self, job: int) -> None:
-        """Repeat nothing that concerns this job."""
+        """Stop repeating the requests of this job."""
         self._unanswered = {k: one for k, one in self._unanswered.items() if one.packet.job != job}
 
     def deadline(self) -> float | None:
-        """When the next repeat is due; None: nothing is unanswered."""
+        """Return the time of the next repeat, in seconds; None: nothing is unanswered."""
         return min((one.due for one in self._unanswered.values()), default=None)
 
     def give_up(self, now: float) -> int:
-        """Forget what is due once more but was sent often enough; how many these were."""
+        """Give up the due requests that were sent often enough; return their number."""
         most = self.backoff.sends or inf
         over = [one for one in self._unanswered.values() if one.due <= now and one.sends >= most]
         for one in over:
@@ -179,7 +192,7 @@ class Requests:
         return len(over)
 
     def repeat(self, now: float) -> list[Outgoing]:
-        """Send again what is due."""
+        """Return the requests to repeat now."""
         sends = []
         for one in self._unanswered.values():
             if one.due <= now:
@@ -199,10 +212,10 @@ class Requests:
 
 
 def is_heartbeat(packet: Control) -> bool:
-    """Whether it is the Join of a member, which asks to remain one."""
+    """Return whether a packet is the Join of a member, which asks to remain one."""
     return isinstance(packet.value, Join) and bool(packet.value.flags & FLAG_HEARTBEAT)
 
 
 def is_first_join(packet: Control) -> bool:
-    """Whether it is the Join of a process that has not been a member yet."""
+    """Return whether a packet is the Join of a process that has not been a member yet."""
     return isinstance(packet.value, Join) and bool(packet.value.flags & FLAG_NEW)

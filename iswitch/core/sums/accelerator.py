@@ -1,10 +1,9 @@
 """The accelerator: buffers, contributor bitmaps, and the addition of runs.
 
-A run is a number of consecutive segments of one round that are in the same state; it is checked,
-accumulated and completed by a handful of array operations however many segments it has. State
-is kept as one 16-byte record per segment, so that "are these 44 segments in the same state" is
-one comparison of bytes. Packets that are no run are cut into runs first (`packets.Cutter`,
-`Table.uniform`).
+A run is a number of consecutive segments of one round in one state. A handful of array operations
+checks, accumulates and completes it, whatever its length. The state is one 16-byte record per
+segment, so that one comparison of bytes tells whether 44 segments share a state. Packets that are
+no run are cut into runs first (`packets.Cutter`, `Table.uniform`).
 
 Sums are kept as finished data packets (`Shape.packet`), so that a broadcast sends slices of the
 buffer itself.
@@ -37,23 +36,23 @@ from .plane import Accelerator, Rule
 from .runs import Run, merge
 from .states import Mark
 
-SMALL = 4  # super-datagrams that a vector has which comes in one piece, nearly always
-LONG = 16  # super-datagrams; to copy more costs more than to send it by itself
+SMALL = 4  # super-datagrams: a smaller vector nearly always completes in one piece
+LONG = 16  # super-datagrams: copying a longer run costs more than sending it by itself
 _UFUNC = {Op.SUM: np.add, Op.MAX: np.maximum, Op.MIN: np.minimum}
 
 
 class NumPyAccelerator(Accelerator):
-    """Sums of one job in NumPy arrays: the buffers, and what is common to both modes.
+    """Adds up one job's vectors in NumPy arrays: the base of both modes.
 
     Args:
         shape: the layout of the job's vectors.
-        slots: how many vectors of sums are held.
-        complete: the rule that says which segments are complete.
-        counters: where contributions are counted.
-        buffers: where memory comes from.
+        slots: number of vectors of sums that are held.
+        complete: the rule that decides which segments are complete.
+        counters: counts the contributions.
+        buffers: allocates the memory.
 
     Raises:
-        MemoryError: there is not enough. All that lasts is taken here and in `join`.
+        MemoryError: too little memory. All lasting memory is allocated here and in `join`.
     """
 
     def __init__(
@@ -84,20 +83,19 @@ class NumPyAccelerator(Accelerator):
         self._recurring: Memo[tuple[tuple[Address, ...], int], Recurring] = Memo(slots)
 
     def _vectors(self) -> Rows:
-        """Take room for the packets of one vector in each slot."""
+        """Allocate one vector of packets for each slot, (slots, segments, packet_size) bytes."""
         slots, segments, size = self.slots, self.shape.segments, self.shape.packet_size
         return self._buffers.take(slots * segments * size).reshape(slots, segments, size)
 
     def nbytes(self) -> int:
-        """Count the bytes of all arrays and states, headers of rounds aside."""
+        """Return the bytes of all arrays and states, without the headers of rounds."""
         kept = 0 if self.aggregates is self.rows else self.aggregates.nbytes
         return int(self.rows.nbytes) + int(kept)
 
     def outgoing(self, run: Run, partial: bool = False) -> tuple[Rows, int]:
-        """Give the aggregates of a run as packets: rows (n, packet_size) and the size of the last.
+        """Return a run's aggregates as packets: rows (n, packet_size), and the size of the last.
 
-        `partial`: not the aggregates but the sums of the members here, the contribution to the
-        parent.
+        With `partial`, return the sums of the members here instead: the contribution to the parent.
         """
         source = self.rows if partial else self.aggregates
         return source[run.slot, run.start : run.stop], self.shape.tail(run.stop)
@@ -105,7 +103,7 @@ class NumPyAccelerator(Accelerator):
     def deliver(self, completed: Sequence[Run], peers: tuple[Address, ...]) -> list[Outgoing]:
         """Send runs that have just completed: to the contributors, or as a sum to the parent.
 
-        Of a whole small vector it is the same object each time.
+        For a whole small vector, one `Recurring` object per slot is reused each time.
         """
         if self._has_parent:
             self.counters["to_parent"] += sum(run.segments for run in completed)
@@ -124,11 +122,17 @@ class NumPyAccelerator(Accelerator):
     def send(
         self, runs: Sequence[Run], peers: tuple[Address, ...], partial: bool = False
     ) -> list[Outgoing]:
-        """Send kept aggregates again; with `partial` the sums of the members here."""
+        """Send kept aggregates again; with `partial`, the sums of the members here.
+
+        Args:
+            runs: the runs to send.
+            peers: the receivers.
+            partial: whether to send the sums of the members here.
+        """
         return [Outgoing(peers, TOS_DATA, *packets) for packets in self._packed(runs, partial)]
 
     def _packed(self, runs: Sequence[Run], partial: bool) -> Iterator[tuple[Rows, int]]:
-        """Give runs as packets; all but long ones are put together, which takes a copy."""
+        """Yield runs as packets; short runs are copied into one array."""
         if len(runs) == 1:
             yield self.outgoing(runs[0], partial)
             return
@@ -142,7 +146,7 @@ class NumPyAccelerator(Accelerator):
             if len(short) == 1:
                 yield self.outgoing(short[0], partial)
                 continue
-            # Each once: in a packet behind the shorter last one the rest would mean something.
+            # Each segment once: a packet behind the shorter last one would give its padding a meaning.
             wanted = np.zeros(self.shape.segments, bool)
             for run in short:
                 wanted[run.start : run.stop] = True
@@ -151,10 +155,10 @@ class NumPyAccelerator(Accelerator):
             yield rows[slot, indices], self.shape.tail(int(indices[-1]) + 1)
 
     def _add(self, into: Vector, rows: Rows, first: bool) -> None:
-        """Accumulate whole packets.
+        """Accumulate whole packets, (n, packet_size) bytes; copy them if they are the `first`.
 
-        The headers are added, too, and so mean nothing until they are written: NumPy adds one piece
-        of memory four times as fast as rows with gaps between them.
+        Their headers are added, too, and have no meaning until they are written: NumPy adds one
+        piece of memory four times as fast as rows with gaps between them.
         """
         data = rows.view(self._dtype)
         if data.shape[1] != into.shape[1]:
@@ -165,11 +169,16 @@ class NumPyAccelerator(Accelerator):
             self._combine(into, data, out=into)
 
     def _count_in(self, into: Vector, rows: Rows, first: bool, *marks: Mark) -> None:
-        """Accumulate whole packets, and mark them as counted.
+        """Accumulate whole packets, and mark them as counted: all of them or none.
 
-        Either all of it happens or nothing: memory can run out in the first step only, which then
-        does nothing. Else a contribution would be in a sum without a mark, and could be added once
-        more.
+        Memory can run out in the first step only, which then changes nothing. Otherwise a
+        contribution could be in a sum without a mark, and be added a second time.
+
+        Args:
+            into: the sums, (n, elements).
+            rows: the packets, (n, size) bytes.
+            first: whether to copy instead of add.
+            marks: the states to write.
         """
         self._add(into, rows, first)
         for mark in marks:

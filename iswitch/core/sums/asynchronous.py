@@ -1,12 +1,12 @@
 """The accelerator of an asynchronous job: versions instead of rounds (section 5 of the protocol).
 
-H contributions to a segment, from whomever, make its next version. There is no bitmap: a member's
-contribution counts if its number is newer than the last one counted from it at that segment. Nine
-slots a segment: the open one and the eight versions kept for Help.
+Any H contributions to a segment make its next version. There is no bitmap: a member's contribution
+counts if its number is newer than the last one counted from that member at that segment. A segment
+has nine slots: the open one, and the eight versions kept for Help.
 
-Contributions are lost at one segment and not at another, so versions drift apart. A worker needs
-the same version of all segments: no segment may be further ahead of the last one than versions are
-kept, and some are left for workers that have missed them.
+Losses hit single segments, so the versions of segments drift apart. But a worker needs one version
+of all segments. So no segment may be more than AHEAD versions ahead of the slowest one, which is
+fewer than the versions kept, to leave some for workers that have missed them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,17 @@ from .states import Table
 
 
 class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
-    """Counts contributions per segment; state: version made, open slot, contributions, kept."""
+    """Counts contributions per segment.
+
+    The state of a segment: its last version, its open slot, the contributions in that, and the
+    number of versions kept.
+    """
 
     KEPT = VERSIONS_KEPT
     AHEAD = VERSIONS_AHEAD
     SLOTS = KEPT + 1
     RECORD = struct.Struct("<IIII")
-    LAST = struct.Struct("<QQ")  # has any been counted, number of the last one counted
+    LAST = struct.Struct("<QQ")  # whether any contribution was counted, and the last one's number
 
     def __init__(
         self,
@@ -52,33 +56,33 @@ class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
         super().__init__(shape, self.SLOTS, complete, counters, buffers)
         self.state = Table(self.RECORD, shape.segments)
         self._last: dict[int, Table] = {}
-        self.version = 0  # the highest made
-        self._lowest = 0  # of no segment is the version lower; it may have become higher
+        self.version = 0  # the highest version made
+        self._lowest = 0  # a lower bound of the versions of all segments
 
     @classmethod
     def memory(cls, shape: Shape) -> int:
-        """Count the bytes that a job of this shape needs."""
+        """Return the bytes that a job of this shape needs."""
         per_segment = cls.SLOTS * shape.packet_size + cls.RECORD.size + Cutter.MEMORY
         return shape.segments * per_segment
 
     @classmethod
     def memory_per_member(cls, shape: Shape) -> int:
-        """Count the bytes that each member needs on top."""
+        """Return the bytes that each member needs on top."""
         return shape.segments * cls.LAST.size
 
     def nbytes(self) -> int:
-        """Count the bytes of all arrays and states, headers of rounds aside."""
+        """Return the bytes of all arrays and states, without the headers of rounds."""
         last = sum(len(table.bytes) for table in self._last.values())
         return super().nbytes() + len(self.state.bytes) + last
 
     def join(self, seat: int) -> None:
-        """Prepare for a new member on this seat; forget what its former owner sent."""
+        """Prepare for a new member on this seat; forget the contributions of its former owner."""
         last = Table(self.LAST, self.shape.segments)
         self._buffers.leave_room(self.shape.segments)
         self._last[seat] = last
 
     def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
-        """Count one member's contribution of a number, if it is newer than its last."""
+        """Count one member's contributions that are newer than its last ones."""
         last = self._last[seat]
         for round_, index, rows, *_ in stretch.consecutive():
             for a, b in last.uniform(index, index + len(rows)):
@@ -94,7 +98,7 @@ class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
                     self._accumulate_run(last, round_, start, stop, some, outcome)
 
     def _is_ahead(self, index: int) -> bool:
-        """Whether a segment has to wait for others."""
+        """Return whether a segment must wait for slower ones."""
         version = self.state.get(index)[0]
         if round_distance(version, self._lowest) < self.AHEAD:
             return False
@@ -124,7 +128,7 @@ class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
         return Run(slot, version, start, stop)
 
     def reevaluate(self) -> list[Run]:
-        """Complete what the rule, which has changed, now calls complete."""
+        """Complete the segments that the changed rule calls complete; return their runs."""
         completed = []
         for start, stop in self.state.uniform(0, self.shape.segments):
             version, _, count, _ = self.state.get(start)
@@ -133,7 +137,11 @@ class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
         return completed
 
     def force(self, round_: int, start: int, stop: int) -> tuple[list[Run], int]:
-        """Complete version `round_` of these segments as it is, where it is the open one."""
+        """Complete version `round_` of the segments in which it is open.
+
+        Returns:
+            The completed runs, and the fewest contributions in one.
+        """
         forced = []
         for a, b in self.state.uniform(start, stop):
             version, _, count, _ = self.state.get(a)
@@ -143,7 +151,7 @@ class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
         return [run for run, _ in forced], min((count for _, count in forced), default=0)
 
     def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
-        """Say what is held of version `round_`; an open version lacks no member in particular."""
+        """Yield the runs of version `round_` with their state; the bitmap is always 0."""
         for a, b in self.state.uniform(start, stop):
             version, slot, count, kept = self.state.get(a)
             ahead = round_distance(round_, version)
@@ -159,7 +167,7 @@ class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
         self.version = self._lowest = round_
 
     def name(self, version: int) -> None:
-        """Make only versions newer than this, where a member that comes back stands."""
+        """Make only versions newer than this one, which a returning member names."""
         for start, stop in self.state.uniform(0, self.shape.segments):
             made, slot, count, _ = self.state.get(start)
             if round_distance(version, made) > 0:

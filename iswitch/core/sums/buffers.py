@@ -1,6 +1,6 @@
-"""The memory of jobs' buffers, and the message for a switch that has not enough of it.
+"""The memory of jobs' buffers, and the message for a lack of it.
 
-The core has no I/O: a world hands in what asks the system, and tells its operator.
+The core has no I/O: a world hands in an object that asks the system and tells its operator.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import numpy as np
 from iswitch.core.format.packets import Rows
 from iswitch.outside import OutsideError
 
-HEADROOM = 16 << 20  # bytes that a Join has to leave free, for what packets need in passing
-REQUEST = 4 << 20  # bytes that have to be free before a request is begun; it needs fewer
-PASSING = 256  # and these for each segment of the job: what a question about all of them needs
+HEADROOM = 16 << 20  # bytes that a Join must leave free for the handling of packets
+REQUEST = 4 << 20  # bytes that must be free before a request is begun; it needs fewer
+PASSING = 256  # further bytes for each segment of the job: a question about all needs them
 MEND = "free some, or raise ulimit -v"
 
 
 class Buffers:
-    """Takes buffers from plain memory; they count as taken as soon as the system promises them."""
+    """Allocates buffers from plain memory, which the system may only promise."""
 
     def see(self, nbytes: int) -> None:
-        """Check, before the first byte is taken, that the system can give `nbytes` in all.
+        """Check, before the first allocation, that the system can give `nbytes` in all.
 
         Raises:
-            MemoryError: it cannot.
+            MemoryError: the system cannot.
         """
 
     def take(self, nbytes: int) -> Rows:
-        """Take `nbytes` bytes, all zero.
+        """Allocate `nbytes` bytes, all zero.
 
         Raises:
-            MemoryError: they cannot be had.
+            MemoryError: the system has too little memory.
         """
         return np.zeros(nbytes, np.uint8)
 
@@ -43,11 +43,11 @@ class Buffers:
         np.empty(nbytes + PASSING * segments, np.uint8)
 
     def refused(self, job: int, nbytes: int) -> None:
-        """Tell the operator that a Join was refused because these bytes could not be taken."""
+        """Tell the operator that a Join was refused because this memory could not be allocated."""
 
 
 class AllOrNothing(Buffers):
-    """Ends a replay or a history that lacks memory, before it blames the switch that it judges."""
+    """Ends a replay or history that lacks memory, so that no fault of the switch is reported."""
 
     def leave_room(self, segments: int, nbytes: int = HEADROOM) -> None:
         """Check that a job of `segments` segments can be served beside what is taken.

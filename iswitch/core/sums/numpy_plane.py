@@ -16,10 +16,10 @@ class NumPyPlane(DataPlane):
     """Adds up vectors in NumPy arrays.
 
     Args:
-        counters: where contributions are counted.
+        counters: counts the contributions.
         has_parent: whether sums go on to another switch.
-        counting: exactly once each member's contribution, or packets.
-        buffers: where memory comes from.
+        counting: EXACT counts each member's contribution once; PAPER counts packets.
+        buffers: allocates the memory.
     """
 
     def __init__(
@@ -34,11 +34,18 @@ class NumPyPlane(DataPlane):
         self._buffers = buffers
 
     def tells_ranks_apart(self, mode: Mode) -> bool:
-        """Whether sums of this mode can be in rank order."""
+        """Return whether sums of this mode can be in rank order."""
         return mode is Mode.SYNCHRONOUS and not self.counts_packets
 
     def begin(self, job: int, shape: Shape, rule: Rule, reproducible: bool) -> Accelerator:  # noqa: ARG002
-        """Make what adds up the vectors of a job whose first contributor joins."""
+        """Make the accelerator of a job whose first contributor joins.
+
+        Args:
+            job: its number.
+            shape: the layout of its vectors.
+            rule: decides which segments are complete.
+            reproducible: whether to sum in rank order.
+        """
         if shape.mode is Mode.ASYNCHRONOUS:
             return AsynchronousAccelerator(shape, rule, self.counters, self._buffers)
         kind = PaperAccelerator if self.counts_packets else SynchronousAccelerator
@@ -46,12 +53,12 @@ class NumPyPlane(DataPlane):
 
 
 def memory_needed(shape: Shape, reproducible: bool, first: bool, has_parent: bool = False) -> int:
-    """Bytes to reserve for one more contributor, with the job's buffers if it is the first.
+    """Return the bytes to reserve for one more contributor; for the first, with the job's buffers.
 
     Args:
         shape: the layout of the job's vectors.
         reproducible: whether sums are made in rank order.
-        first: whether the job begins with it.
+        first: whether the job begins with this contributor.
         has_parent: whether sums go on to another switch.
     """
     if shape.mode is Mode.ASYNCHRONOUS:

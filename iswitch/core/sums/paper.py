@@ -2,9 +2,9 @@
 
 "Aggregates gradient vectors with the same Seg number; when the counter equals H, the result is
 broadcast" (ISCA 2019, section 3). Nothing remembers whose contributions a sum holds. So a packet
-that comes twice, or is sent again because something was lost, counts twice: the sum is wrong, and
-is complete before the last worker has contributed. It is here so that this can be seen, and for
-comparison with systems that count like this; docs/guarantees.md shows the difference.
+that comes twice, or is sent again after a loss, counts twice: the sum is wrong, and is complete
+before the last worker has contributed. This counting exists to show that, and for comparison with
+systems that count so; docs/guarantees.md shows the difference.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Counting(Enum):
 
 
 class PaperAccelerator(SynchronousAccelerator):
-    """Counts packets where others keep a bitmap of contributors; it cannot sum in rank order."""
+    """Counts packets instead of keeping a bitmap of contributors; cannot sum in rank order."""
 
     def bits_held(self) -> int:
-        """Give no bits: a counter does not tell whose contributions a sum holds."""
+        """Return no bits: a counter does not tell whose contributions a sum holds."""
         return 0
 
     def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:  # noqa: ARG002
-        """Add packets to the sums and count them, whoever sent them."""
+        """Add packets to the sums and count them, without looking at their sender."""
         for round_, index, rows, *_ in stretch.consecutive():
             for start, stop in self.state[round_ & 1].uniform(index, index + len(rows)):
                 self._count(round_, start, stop, rows[start - index : stop - index], outcome)
@@ -57,7 +57,7 @@ class PaperAccelerator(SynchronousAccelerator):
             outcome.completed.append(self.finish(Run(slot, round_, start, stop), count + 1))
 
     def force(self, round_: int, start: int, stop: int) -> tuple[list[Run], int]:
-        """Complete open segments as they are; the runs, and the fewest packets in one."""
+        """Complete open segments as they are; return the runs, and the fewest packets in one."""
         slot = round_ & 1
         counts = self.state[slot].words[start:stop, 1].copy()
         runs, _ = super().force(round_, start, stop)
@@ -65,9 +65,9 @@ class PaperAccelerator(SynchronousAccelerator):
         return runs, min((int(np.min(some)) for some in forced), default=0)
 
     def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
-        """Say what is held of these segments, run by run; whom an open one lacks is unknown.
+        """Yield the runs of segments start..stop-1 with their state; open runs have bitmap 0.
 
-        So every participant is asked for it.
+        So every participant is asked for its contribution to an open run.
         """
         for run, what, count in super().held(round_, start, stop):
             yield run, what, 0 if what is Held.OPEN else count

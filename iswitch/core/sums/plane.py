@@ -1,9 +1,10 @@
-"""What adds up: the interface between a switch's control plane and its data plane.
+"""The interface between a switch's control plane and its data plane, which adds up.
 
 A `DataPlane` serves one switch; it makes an `Accelerator` for each job that has contributors. Two
 data planes exist: NumPy arrays (`numpy_plane`), and the P4 program in a bmv2 (`iswitch.bmv2`).
-The control plane decides who takes part and what is complete. It calls the accelerator with whole
-bursts, and sends what the accelerator returns; a data plane that sends packets itself returns none.
+The control plane decides which members take part, and which segments are complete. It calls the
+accelerator with whole bursts, and sends the packets that the accelerator returns. A data plane that
+sends packets itself returns none.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from .runs import Held, Outcome, Run
 from .states import RoundStates
 
 Rule = Callable[[int, int], bool]
-"""Tell whether a segment is complete: of a round and the bitmap of its contributors.
+"""Return whether a segment is complete, given its round and the bitmap of its contributors.
 
-Asynchronous jobs, and planes that count packets, give the number of contributions for the bitmap.
+Asynchronous jobs, and planes that count packets, pass the number of contributions as the bitmap.
 """
 
 
@@ -36,15 +37,21 @@ class Accelerator(ABC):
         """Prepare for a new member on this seat.
 
         Raises:
-            MemoryError: there is none for it; nothing has changed.
+            MemoryError: too little memory for it; nothing has changed.
         """
 
     def rank(self, seat: int, rank: int) -> None:  # noqa: B027  (only some sum in rank order)
-        """Add what comes from this seat in the place of this rank, where sums are in rank order."""
+        """Set the rank of a seat, which is its place in sums in rank order."""
 
     @abstractmethod
     def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
-        """Count one member's contributions, and note in `outcome` what they lead to."""
+        """Count one member's contributions; add completed and late runs to `outcome`.
+
+        Args:
+            seat: the member's seat.
+            stretch: the segments.
+            outcome: completed and late runs are added to it.
+        """
 
     @abstractmethod
     def reevaluate(self) -> list[Run]:
@@ -56,10 +63,10 @@ class Accelerator(ABC):
 
     @abstractmethod
     def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
-        """Say what is held of segments start..stop-1, run by run, with the contributors' bitmap."""
+        """Yield the runs of segments start..stop-1, each with its state and contributor bitmap."""
 
     def bits_held(self) -> int:
-        """Bitmap of the seats whose contribution is held in some segment, where that is known."""
+        """Return the bitmap of the seats that have a contribution in some segment, if known."""
         return 0
 
     @abstractmethod
@@ -67,7 +74,7 @@ class Accelerator(ABC):
         """Empty all sums; an asynchronous job continues from version `round_`."""
 
     def end(self) -> None:  # noqa: B027  (arrays are freed by themselves)
-        """Give back what the job has in the data plane: its last contributor has left."""
+        """Free the job's resources in the data plane, after its last contributor has left."""
 
     @abstractmethod
     def deliver(self, completed: Sequence[Run], peers: tuple[Address, ...]) -> list[Outgoing]:
@@ -80,9 +87,9 @@ class Accelerator(ABC):
         """Send kept aggregates again.
 
         Args:
-            runs: of what; without gaps or not.
-            peers: to whom.
-            partial: send not the aggregates but the sums of the members here, for the parent.
+            runs: the runs to send; there may be gaps between them.
+            peers: the receivers.
+            partial: whether to send the sums of the members here, for the parent, instead.
         """
 
 
@@ -94,22 +101,22 @@ class RoundAccelerator(Accelerator):
 
     @abstractmethod
     def begun(self) -> Iterator[tuple[Run, int, int]]:
-        """Give the runs of both sets that are not empty: how far each is, and its bitmap."""
+        """Yield the runs of both sets that are not empty, with their progress and bitmap."""
 
     @abstractmethod
     def finish(self, run: Run, bitmap: int) -> Run:
-        """Make aggregates of a run's sums."""
+        """Finish a run: turn its sums into aggregates."""
 
     @abstractmethod
     def take(self, stretch: Stretch) -> list[Run]:
-        """Keep consecutive aggregates that came from the parent; the runs that are new."""
+        """Keep consecutive aggregates from the parent; return the runs that are new."""
 
     def waiting(self) -> list[Run]:
-        """List the runs that were sent to the parent and whose aggregates have not come."""
+        """Return the runs that were sent to the parent and whose aggregates have not come."""
         return [run for run, how_far, _ in self.begun() if how_far == RoundStates.SENT]
 
     def has_all(self, round_: int) -> bool:
-        """Whether every aggregate of a round is here."""
+        """Return whether every aggregate of a round is here."""
         held = self.held(round_, 0, self.shape.segments)
         return all(what is Held.COMPLETE for _, what, _ in held)
 
@@ -136,18 +143,18 @@ class RoundAccelerator(Accelerator):
 class VersionAccelerator(Accelerator):
     """The sums of an asynchronous job: the open version of each segment, and the last few made."""
 
-    version: int  # the highest made
+    version: int  # the highest version made
 
     @abstractmethod
     def name(self, version: int) -> None:
-        """Make only versions newer than this, where a member that comes back stands."""
+        """Make only versions newer than this one, which a returning member names."""
 
 
 class DataPlane(ABC):
-    """What adds up the vectors of a switch's jobs.
+    """Adds up the vectors of a switch's jobs.
 
     Args:
-        counters: where contributions are counted.
+        counters: counts the contributions.
         has_parent: whether sums go on to another switch.
     """
 
@@ -158,16 +165,16 @@ class DataPlane(ABC):
         self.has_parent = has_parent
 
     def refusal(self, shape: Shape, begins: bool) -> Status | None:  # noqa: ARG002
-        """Give the reason to refuse a contributor of vectors of this shape; None: it can be served.
+        """Return the status to refuse a contributor of such vectors; None: it can be served.
 
         Args:
-            shape: the one its Join names.
+            shape: the layout that its Join names.
             begins: whether the job would begin with it.
         """
         return None
 
     def has_room(self, shape: Shape) -> bool:  # noqa: ARG002
-        """Whether another job of this shape can begin; memory is asked for by `begin`."""
+        """Return whether another job of this shape can begin; `begin` checks the memory."""
         return True
 
     @abstractmethod
@@ -176,14 +183,14 @@ class DataPlane(ABC):
 
     @abstractmethod
     def begin(self, job: int, shape: Shape, rule: Rule, reproducible: bool) -> Accelerator:
-        """Make what adds up the vectors of a job whose first contributor joins.
+        """Make the accelerator of a job whose first contributor joins.
 
         Args:
             job: its number.
             shape: the layout of its vectors.
-            rule: which segments are complete.
-            reproducible: sum in rank order.
+            rule: decides which segments are complete.
+            reproducible: whether to sum in rank order.
 
         Raises:
-            MemoryError: there is none for it; nothing has changed.
+            MemoryError: too little memory for it; nothing has changed.
         """

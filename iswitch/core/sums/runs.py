@@ -1,4 +1,4 @@
-"""Runs of segments, and what a switch may hold of them."""
+"""Runs of segments, and the states that they can be in."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Run(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What contributions led to: runs that are now complete, and runs they came too late for."""
+    """The effects of contributions: runs that they completed, and runs already complete before."""
 
     completed: list[Run]
     late: list[Run]
 
 
 class Held(Enum):
-    """What the switch holds of a segment in a given round."""
+    """The state of a segment in a given round."""
 
     COMPLETE = "complete"
     SENT = "sent to the parent"
@@ -54,7 +54,7 @@ def merge(runs: Iterable[Run]) -> list[Run]:
 
 
 def runs(slot: int, round_: int, indices: Indices) -> list[Run]:
-    """Express ascending segments, (n,), as runs."""
+    """Return the runs of ascending segment indices, (n,)."""
     return [
         Run(slot, round_, int(indices[a]), int(indices[b - 1]) + 1)
         for a, b in index_ranges(indices, 1)

@@ -1,4 +1,4 @@
-"""The states of segments: one record each, so that many are compared and written at once."""
+"""The states of segments: one record each, so that array operations serve many at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Bitmaps = npt.NDArray[np.uint64]
 
 
 class Mark(NamedTuple):
-    """A state of some segments, made up and not written yet: to write it takes no memory."""
+    """A state of some segments, ready to be written without needing memory."""
 
     table: bytearray
     at: int
@@ -30,7 +30,7 @@ class Mark(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """States, (n, words), of the segments of these indices: made up and not written yet."""
+    """States, (n, words), of segments with indices (n,), ready to be written."""
 
     words: Bitmaps
     indices: Indices
@@ -50,16 +50,16 @@ class Table:
         self.words: npt.NDArray[np.uint64] = np.frombuffer(self.bytes, np.uint64).reshape(
             segments, -1
         )
-        self.clear()  # so that the memory is there, not only promised
+        self.clear()  # writes to the memory, so that the system must provide it
 
     def is_uniform(self, start: int, stop: int) -> bool:
-        """Whether segments start..stop-1 are all in the same state."""
+        """Return whether segments start..stop-1 are all in one state."""
         size = self.record.size
         held = self.bytes[size * start : size * stop]
         return held == held[:size] * (stop - start)
 
     def uniform(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Cut segments start..stop-1 where the state changes."""
+        """Return the ranges of segments start..stop-1 in one state each."""
         if start >= stop:
             return []
         if self.is_uniform(start, stop):
@@ -71,7 +71,7 @@ class Table:
         return self.record.unpack_from(self.bytes, self.record.size * index)
 
     def mark(self, start: int, stop: int, *state: int) -> Mark:
-        """Prepare what `write` has to write to give segments start..stop-1 one state."""
+        """Prepare a mark whose `write` gives segments start..stop-1 one state."""
         return Mark(self.bytes, self.record.size * start, self.record.pack(*state) * (stop - start))
 
     def set(self, start: int, stop: int, *state: int) -> None:
@@ -85,10 +85,10 @@ class Table:
 
 
 class RoundStates:
-    """What is held of the segments of a synchronous job, in two sets chosen by round mod 2.
+    """The states of a synchronous job's segments, in two sets chosen by round mod 2.
 
-    A segment's state is its round, how far it is (open, sent to the parent, complete), and the
-    bitmap of its contributors; an open set with an empty bitmap is empty, whatever round it names.
+    A segment's state is its round, its progress (open, sent to the parent, complete), and the
+    bitmap of its contributors. An open one with an empty bitmap is empty, whatever its round.
     """
 
     OPEN, SENT, COMPLETE = 0, 1, 2
@@ -101,11 +101,11 @@ class RoundStates:
         self.sets = [Table(self.RECORD, segments) for _ in range(self.SETS)]
 
     def bits(self) -> int:
-        """Bitmap of the seats whose contribution is held in some segment."""
+        """Return the bitmap of the seats that have a contribution in some segment."""
         return int(np.bitwise_or.reduce([np.bitwise_or.reduce(t.words[:, 1]) for t in self.sets]))
 
     def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
-        """Say what is held of segments start..stop-1, run by run, with the contributors' bitmap."""
+        """Yield the runs of segments start..stop-1, each with its state and contributor bitmap."""
         slot = round_ & 1
         for a, b in self.sets[slot].uniform(start, stop):
             holds, how_far, bitmap = self.sets[slot].get(a)
@@ -118,7 +118,7 @@ class RoundStates:
                 yield run, (Held.OPEN, Held.SENT, Held.COMPLETE)[how_far], bitmap
 
     def begun(self) -> Iterator[tuple[Run, int, int]]:
-        """Give the runs of both sets that are not empty: how far each is, and its bitmap."""
+        """Yield the runs of both sets that are not empty, with their progress and bitmap."""
         for slot, states in enumerate(self.sets):
             for start, stop in states.uniform(0, self.segments):
                 round_, how_far, bitmap = states.get(start)

@@ -17,14 +17,14 @@ from .plane import RoundAccelerator, Rule
 from .runs import Held, Outcome, Run, runs
 from .states import Bitmaps, Mark, Marks, RoundStates
 
-STEPS = np.array((1, 0))  # for `index_ranges` of consecutive segments that have something in common
+STEPS = np.array((1, 0))  # for `index_ranges`: consecutive segments with equal bitmaps
 
 
 class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
     """Keeps two sets of sums, chosen by round mod 2 (section 4 of the protocol).
 
-    With a parent the sum of the members here is a contribution to it, and the aggregate comes from
-    there; both are kept, since either may have to be sent again.
+    With a parent, the sum of the members here is a contribution to the parent, which sends the
+    aggregate. Both are kept, since either may be asked for again.
     """
 
     OPEN, SENT, COMPLETE = RoundStates.OPEN, RoundStates.SENT, RoundStates.COMPLETE
@@ -49,22 +49,22 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         self.state = self.states.sets
         self.reproducible = reproducible
         self._contributions: dict[int, Vector] = {}  # by seat, shaped as `_words`
-        self.order: dict[int, int] = {}  # what seats are sorted by when sums are in rank order
+        self.order: dict[int, int] = {}  # by seat: its place in sums in rank order
 
     @classmethod
     def memory(cls, shape: Shape, has_parent: bool = False) -> int:
-        """Count the bytes that a job of this shape needs."""
+        """Return the bytes that a job of this shape needs."""
         packets = shape.packet_size * (1 + has_parent)
         per_segment = cls.SLOTS * (packets + cls.RECORD.size) + Cutter.MEMORY
         return shape.segments * per_segment
 
     @classmethod
     def memory_per_member(cls, shape: Shape, reproducible: bool) -> int:
-        """Count the bytes that each member needs on top."""
+        """Return the bytes that each member needs on top."""
         return cls.SLOTS * shape.segments * shape.packet_size if reproducible else 0
 
     def nbytes(self) -> int:
-        """Count the bytes of all arrays and states, headers of rounds aside."""
+        """Return the bytes of all arrays and states, without the headers of rounds."""
         parts = sum(part.nbytes for part in self._contributions.values())
         return super().nbytes() + sum(len(table.bytes) for table in self.state) + parts
 
@@ -77,11 +77,11 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
             self._contributions[seat] = parts
 
     def rank(self, seat: int, rank: int) -> None:
-        """Add what comes from this seat in the place of this rank, where sums are in rank order."""
+        """Set the rank of a seat, which is its place in sums in rank order."""
         self.order[seat] = rank
 
     def bits_held(self) -> int:
-        """Bitmap of the seats whose contribution is held in some segment."""
+        """Return the bitmap of the seats that have a contribution in some segment."""
         return self.states.bits()
 
     def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
@@ -164,10 +164,18 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         first: npt.NDArray[np.bool_],
         marks: Marks,
     ) -> None:
-        """Accumulate whole packets of ascending segments; the `first` of a segment are copied.
+        """Accumulate whole packets of ascending segments; copy the `first` of a segment.
 
-        Stretches of consecutive segments are added (or copied) as if all in them were as most are;
-        the few others are set right, all at once. All that takes memory is done before.
+        Most packets are alike: all are added, or all are copied, in stretches of consecutive
+        segments; the few that differ are then overwritten with their right values. All steps that
+        need memory come first.
+
+        Args:
+            into: the sums of one slot, (segments, elements).
+            indices: the segments, (n,).
+            rows: the packets, (n, size) bytes.
+            first: whether each is the first of its segment, (n,).
+            marks: the states to write.
         """
         data = rows.view(self._dtype)
         width = data.shape[1]
@@ -192,7 +200,16 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         repair: tuple[Indices, Vector] | None,
         marks: Marks,
     ) -> None:
-        """Do what `_add_each` has prepared, and mark it as counted: all of it or nothing."""
+        """Carry out the steps that `_add_each` has prepared, and write the marks: all or none.
+
+        Args:
+            into: the sums of one slot, (segments, elements).
+            places: stretches: first segment, and range of rows.
+            rows: the packets, (n, size) bytes.
+            copies: whether to copy instead of add.
+            repair: segments to overwrite, and their values; None: there are none.
+            marks: the states to write.
+        """
         for start, a, b in places:
             self._add(into[start : start + b - a], rows[a:b], copies)
         if repair is not None:
@@ -213,7 +230,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         return runs(slot, round_, indices)
 
     def _add_up(self, slot: int, start: int, stop: int, bitmap: int) -> None:
-        """Sum in rank order; a member without a rank counts as having its seat's number."""
+        """Sum in rank order; the seat stands in for the rank of a member that has none."""
         held = [seat for seat in range(bitmap.bit_length()) if bitmap >> seat & 1]
         first, *others = sorted(held, key=lambda seat: (self.order.get(seat, seat), seat))
         total = self._words[slot, start:stop]
@@ -222,7 +239,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
             self._combine(total, self._contributions[seat][slot, start:stop], out=total)
 
     def finish(self, run: Run, bitmap: int) -> Run:
-        """Make aggregates of a run's sums."""
+        """Finish a run: turn its sums into aggregates."""
         slot, round_, start, stop = run
         if self.reproducible:
             self._add_up(slot, start, stop, bitmap)
@@ -232,10 +249,10 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         return run
 
     def take(self, stretch: Stretch) -> list[Run]:
-        """Keep consecutive aggregates that came from the parent; the runs that are new.
+        """Keep consecutive aggregates from the parent; return the runs that are new.
 
-        None is of an older round than its set: that has raised `high` to its own, and the window
-        takes none two rounds before.
+        No aggregate is older than its set: the set's round has raised `high`, and the window
+        refuses rounds two before that.
         """
         round_, index, rows, *_ = stretch
         slot = round_ & 1
@@ -260,11 +277,11 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         self.counters["from_parent"] += len(rows)
 
     def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
-        """Say what is held of segments start..stop-1, run by run, with the contributors' bitmap."""
+        """Yield the runs of segments start..stop-1, each with its state and contributor bitmap."""
         return self.states.held(round_, start, stop)
 
     def begun(self) -> Iterator[tuple[Run, int, int]]:
-        """Give the runs of both sets that are not empty: how far each is, and its bitmap."""
+        """Yield the runs of both sets that are not empty, with their progress and bitmap."""
         return self.states.begun()
 
     def reset(self, round_: int) -> None:  # noqa: ARG002  (rounds need no base)
