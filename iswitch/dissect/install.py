@@ -58,10 +58,10 @@ def personal_folder() -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """Write the plugin; only one of ours is replaced.
+    """Write the plugin; replace a file only if it is a plugin of ours.
 
     Raises:
-        UsageError: it cannot be written, or would replace something else.
+        UsageError: the file cannot be written, or is something else.
     """
     if path.exists() and not _is_ours(path):
         raise UsageError(f"{path} is another's; remove it, or name another --folder")
@@ -80,7 +80,7 @@ def remove(path: Path) -> None:
     """Remove the plugin.
 
     Raises:
-        UsageError: it is not there, or not ours.
+        UsageError: the file is missing, is not ours, or cannot be removed.
     """
     if not path.exists():
         raise UsageError(f"{path} is not there: nothing to remove")
@@ -93,10 +93,10 @@ def remove(path: Path) -> None:
 
 
 def check_loaded() -> str:
-    """The version of tshark, which has loaded the plugin.
+    """Check that tshark loads the plugin; return the name and version of tshark.
 
     Raises:
-        UsageError: it has not.
+        UsageError: tshark does not run, or does not load the plugin.
     """
     done = _tshark("-G", "protocols")
     if not re.search(r"\tiswitch$", done.stdout, re.MULTILINE):

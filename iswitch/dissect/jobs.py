@@ -29,7 +29,13 @@ TO_SWITCH = {Action.JOIN, Action.LEAVE, Action.SETH, Action.FBCAST, Action.SHOW}
 
 
 class JobKnown(NamedTuple):
-    """The job of a packet, as the packets before it tell."""
+    """The job of a packet, as learned from earlier packets.
+
+    Attributes:
+        job: number of the job.
+        shape: layout of its vectors; None: unknown.
+        to_switch: whether the packet goes to the switch.
+    """
 
     job: int
     shape: Shape | None
@@ -40,7 +46,7 @@ class JobsSeen:
     """Learns of the jobs of a capture, packet by packet.
 
     Args:
-        port: a switch's, which tells who is who where no Join was seen.
+        port: UDP port of switches, to recognise a switch where no Join was seen.
     """
 
     def __init__(self, port: int = PORT) -> None:
@@ -48,7 +54,7 @@ class JobsSeen:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all: another capture begins."""
+        """Forget all jobs, before another capture begins."""
         self._members: dict[Pair, int] = {}
         self._shapes: dict[tuple[End, int], Shape] = {}  # by switch and job
         self._asked: dict[tuple[Pair, int, int], Shape | None] = {}  # Joins without an answer yet
@@ -65,7 +71,13 @@ class JobsSeen:
         return None
 
     def learn(self, source: End, destination: End, packet: Control) -> None:
-        """Take note of a control packet, without its MAC."""
+        """Learn from a control packet which job its ends belong to, and the job's shape.
+
+        Args:
+            source: sender of the packet.
+            destination: receiver of the packet.
+            packet: the packet, without its MAC.
+        """
         pair = self._pair(source, destination, packet)
         if pair is None:
             return
@@ -101,7 +113,7 @@ class JobsSeen:
 def cut(payload: bytes, shape: Shape | None) -> list[bytes]:
     """Cut a super-datagram into its packets; any other payload stays whole.
 
-    Without a shape it is one if the next segment's `Seg` is found again and again.
+    Without a shape, recognise a super-datagram by the `Seg` of each next segment.
     """
     size = _stride(payload) if shape is None else shape.packet_size
     count = -(-len(payload) // size)

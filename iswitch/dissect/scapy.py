@@ -49,7 +49,7 @@ capture = layer_fields.capture
 
 
 def bind(port: int) -> None:
-    """Take packets from and to this UDP port for iSwitch's, if they have one of the ToS values."""
+    """Dissect packets from and to this UDP port as iSwitch's if they have one of the ToS values."""
     settings.jobs.ports.add(port)
     bind_bottom_up(UDP, ISwitch, dport=port)
     bind_bottom_up(UDP, ISwitch, sport=port)
@@ -70,7 +70,7 @@ class ISwitch(Packet):
     def dispatch_hook(
         cls, _pkt: bytes = b"", *_: Any, _underlayer: Packet | None = None, **__: Any
     ) -> type[Packet]:
-        """The layer for a UDP payload; not one of these: it is no iSwitch traffic."""
+        """Return the layer for a UDP payload; scapy's raw layer if it is no iSwitch traffic."""
         udp, ip = _underlayer, getattr(_underlayer, "underlayer", None)
         if udp is None or not isinstance(ip, IP) or ip.flags.MF or ip.frag:
             return conf.raw_layer
@@ -90,7 +90,7 @@ class _Tagged(Packet):
     TOS: int
 
     def add_underlayer(self, underlayer: Packet) -> None:
-        """Go into UDP; if that is in IP already, whose ToS was not set, set it."""
+        """Put this layer on UDP; set the ToS of an IP layer below unless it was set."""
         super().add_underlayer(underlayer)
         ip = underlayer.underlayer
         if isinstance(ip, IP):

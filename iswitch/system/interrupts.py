@@ -39,9 +39,9 @@ def ignore_requests() -> None:
 
 @contextmanager
 def answered(text: Callable[[], str]) -> Iterator[None]:
-    """A context in which SIGUSR1 writes a text on stderr, without waiting for its reader.
+    """Answer SIGUSR1 in the `with` block by a text on stderr, without waiting for its reader.
 
-    Requests that come while a text is being written are answered by one more.
+    Several signals that arrive while a text is being written are answered by one more text.
     """
     asked: SimpleQueue[bool] = SimpleQueue()  # whose put, unlike an Event's set, is reentrant
 
@@ -73,13 +73,13 @@ _came: list[int] = []  # SIGINT, as often as it was heeded
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, and remember that it came: a library that loads may swallow it."""
+    """Raise KeyboardInterrupt and record it, since a library that is loading may swallow it."""
     _came.append(number)
     signal.default_int_handler(number, frame)
 
 
 def heed() -> None:
-    """Have Ctrl-C raise KeyboardInterrupt, if it ends this process so far."""
+    """Make Ctrl-C raise KeyboardInterrupt if it has its default action, to end this process."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         _came.clear()
         signal.signal(signal.SIGINT, interrupt)
@@ -89,8 +89,8 @@ class Stopped(Exception):
     """A signal asked this process to end.
 
     Args:
-        signum: which one.
-        signals: what raised it, if a signal was caught.
+        signum: number of the signal.
+        signals: the `Signals` that caught it; None: no signal was caught.
     """
 
     def __init__(self, signum: int, signals: Signals | None = None) -> None:
@@ -100,7 +100,7 @@ class Stopped(Exception):
 
 
 class Signals:
-    """A context in which the first signal raises `Stopped`, and later ones do nothing."""
+    """Makes the first signal in a `with` block raise `Stopped`; later ones do nothing."""
 
     def __enter__(self) -> Signals:
         self._before = {signum: signal.getsignal(signum) for signum in STOPPING}
@@ -112,13 +112,13 @@ class Signals:
             signal.signal(signum, handler)
 
     def listen(self) -> None:
-        """Have the next signal raise `Stopped`."""
+        """Make the next signal raise `Stopped`."""
         for signum, handler in self._before.items():
             if handler is not signal.SIG_IGN:  # as under nohup
                 signal.signal(signum, self._stop)
 
     def hold(self) -> None:
-        """Ignore signals from now on, so that none disturbs the end."""
+        """Ignore signals from now on, so that none disturbs the end of the process."""
         for signum in STOPPING:
             signal.signal(signum, signal.SIG_IGN)
 
