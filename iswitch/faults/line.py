@@ -195,7 +195,7 @@ class Transit(Generic[Item]):
         return self._runs[0][0] if self._runs else None
 
     def pop(self, now: float) -> Iterator[tuple[Item, int, int]]:
-        """Take out due packets in order; yield an item and the range start..stop-1 of them in it."""
+        """Take out due packets in order; yield each item with the range start..stop-1 in it."""
         while self._runs and self._runs[0][0] <= now:
             _, serial, start, due, item = heapq.heappop(self._runs)
             stop = int(np.searchsorted(due, now, "right"))

@@ -287,7 +287,7 @@ class Payloads(Generic[Datagrams]):
 
 
 def frame_parts(frames: Frames) -> list[Singles | SuperFrames | Whole]:
-    """Split the frames of one port into parts: plain ones, and super-frames of one flow and size."""
+    """Split the frames of one port into parts: plain ones, and alike super-frames."""
     whole = frames.heads[:, 1] != 0
     if not whole.any():
         return [Singles(frames)]

@@ -1,1 +1,1 @@
-"""Ports: what brings packets to a switch or worker and takes them away."""
+"""Ports: bring packets to a switch or worker, and take them away."""

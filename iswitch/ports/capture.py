@@ -1,9 +1,9 @@
 """Writes the frames at the ports of a switch to a pcapng file, from a thread of its own.
 
-The switch only hands the bytes over. What the thread has not written yet is bounded: beyond that
-frames are missing in the file, and counted (`capture_full`); the file, too, says how many. When the
-disk is full the file ends with a whole block.
-Super-frames are written as the frames that they are on the wire, with finished checksums.
+The switch only hands the bytes over. The bytes that wait to be written are bounded: frames beyond
+the bound are missing in the file, and counted (`capture_full`); the file also tells their number.
+When the disk is full, the file ends with a whole block. Super-frames are written as the frames that they
+stand for on the wire, with finished checksums.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from iswitch.ethernet.made_up import route
 from iswitch.ethernet.segmentation import MOST_HEADERS, read_super, wire_frames
 
 ROOM = 256 << 20  # bytes that may wait to be written
-CHUNK = 8 << 10  # bytes that are written at once, at least; removed, they give a disk a page back
-SWITCH_INTERVAL = 0.0005  # seconds after which the writing thread has to let the switch go on
+CHUNK = 8 << 10  # bytes written at once, at least; removing a chunk frees a page of the disk
+SWITCH_INTERVAL = 0.0005  # seconds after which the writing thread must let the switch run
 
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class _Record(NamedTuple):
 
 
 class _Blocks:
-    """Writes blocks to a file, which ends with a whole block whatever happens."""
+    """Writes blocks to a file, which ends with a whole block even after an error."""
 
     def __init__(self, path: str | Path, begin: bytes) -> None:
         self.error: OSError | None = None  # the first; nothing is written after it
@@ -57,7 +57,7 @@ class _Blocks:
         self._last = self._end
 
     def add(self, blocks: bytes, frames: int) -> None:
-        """Queue the blocks of `count` frames to be written."""
+        """Keep the blocks of some frames, and write them once there are enough."""
         self._kept.append(blocks)
         self._size += len(blocks)
         self._frames += frames
@@ -71,7 +71,7 @@ class _Blocks:
         self._file.close()
 
     def flush(self) -> None:
-        """Write what is left; count what cannot be written."""
+        """Write the kept blocks; count the frames that cannot be written."""
         kept, frames = self._kept, self._frames
         self._kept, self._size, self._frames = [], 0, 0
         if self.error is None:
@@ -103,14 +103,14 @@ class _Blocks:
 
 
 class Capture:
-    """Takes note of all frames until it is closed; a `Recorder` for RawPorts.
+    """Records all frames until it is closed; a `Recorder` for RawPorts.
 
     Args:
-        path: the file; one that exists is replaced.
+        path: the file; an existing one is replaced.
         ifnames: names of the ports.
-        counters: where frames that could not be kept are counted.
+        counters: counts the frames that could not be kept.
         room: bytes that may wait to be written.
-        writer: of the file, by its own name: whether a replay can go by the order of its frames.
+        writer: the name of the writer in the file; tells a replay whether to trust the order.
 
     Raises:
         OSError: the file cannot be written.
@@ -139,7 +139,7 @@ class Capture:
         self._thread.start()
 
     def received(self, frames: Frames) -> None:
-        """Note frames that have come."""
+        """Record frames that have come."""
         rows = (frames.row(i) for i in range(len(frames.lengths)))
 
         def counts() -> list[int]:
@@ -149,7 +149,7 @@ class Capture:
         self._record(frames.ingress, Direction.IN, rows, counts)
 
     def sent(self, transmission: Transmission, refused: Collection[int]) -> None:
-        """Note frames that have gone, but for the refused ones."""
+        """Record frames that were sent; `refused` holds the indices of those that were not."""
 
         def kept(of: Iterable[T]) -> Iterator[T]:
             return (one for i, one in enumerate(of) if i not in refused)
@@ -164,7 +164,15 @@ class Capture:
     def datagrams(
         self, direction: Direction, source: Address, target: Address, tos: int, packets: Packets
     ) -> None:
-        """Note datagrams of a socket, as the frames that they would be at port 0."""
+        """Record datagrams of a socket, as the frames that they would be at port 0.
+
+        Args:
+            direction: whether they came or were sent.
+            source: their sender.
+            target: their receiver.
+            tos: type of service.
+            packets: rows (n, size), and the size of the last.
+        """
         size = packets[0].shape[1]
         rows = (
             route(source, target, tos).head(length, size).tobytes() + payload[:length].tobytes()
@@ -182,9 +190,13 @@ class Capture:
         rows: Iterator[bytes],
         counts: Callable[[], Sequence[int]],
     ) -> None:
-        """Hand rows over to be written; rows for which memory lacks will be missing.
+        """Hand rows over to be written; rows for which memory is lacking are counted as missing.
 
-        `counts` says for how many frames each row stands; asked only then.
+        Args:
+            number: the port.
+            direction: whether they came or were sent.
+            rows: frames, each with its virtio_net_hdr.
+            counts: returns the number of frames of each row; called only if rows are missing.
         """
         now = self._now()
         given = 0
@@ -199,10 +211,10 @@ class Capture:
                 self._lose(1)
 
     def close(self) -> None:
-        """Write what is left, and how many frames are missing; close the file.
+        """Write the rest and the number of missing frames, and close the file.
 
         Raises:
-            OSError: it could not all be written: the disk is full, say.
+            OSError: not all could be written, for example because the disk is full.
         """
         self._queue.put(None)
         self._thread.join()
@@ -216,7 +228,7 @@ class Capture:
             raise OSError("the thread that writes it has ended early")
 
     def _now(self) -> int:
-        """Tell the nanoseconds since 1970, by the clock as it was in the beginning."""
+        """Return the nanoseconds since 1970, unaffected by clock changes after the start."""
         return self._epoch + time.monotonic_ns()
 
     def _give(self, record: _Record) -> None:
@@ -247,12 +259,12 @@ class Capture:
 
 
 def _stands_for(row: bytes, size: int | None = None) -> int:
-    """Count the frames on the wire that a row stands for; its headers are enough."""
+    """Return the number of frames on the wire of a row, of which the headers are enough."""
     found = read_super(row[:MOST_HEADERS], len(row) if size is None else size) if row[1] else None
     return found.frames if found else 1
 
 
 def on_the_wire(row: bytes) -> Iterator[Rows]:
-    """Cut a row into the frames it stands for; one without a sensible header stays as it is."""
+    """Cut a row into the frames on the wire; a row with a malformed header stays whole."""
     frame = np.frombuffer(row, np.uint8)
     yield from wire_frames(frame) or [frame[ETH:].reshape(1, -1)]

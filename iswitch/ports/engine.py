@@ -23,30 +23,30 @@ Out_co = TypeVar("Out_co", covariant=True)
 
 
 class Machine(Protocol[In_contra, Out_co]):
-    """A sans-I/O object with time as an argument: a Switch, a Chassis, or what stands in for it.
+    """A sans-I/O object with time as an argument, such as a Switch or a Chassis.
 
-    What comes out has to be sent before the machine is asked for more.
+    The caller must send each result before it asks the machine for more.
     """
 
     def receive(self, came: In_contra, now: float, /) -> Iterable[Out_co]:
-        """Take packets; yield what is to be sent because of them."""
+        """Handle packets; yield the packets to send in response."""
 
     def deadline(self) -> float | None:
-        """Tell when `handle_timer` has to be called."""
+        """Return the time at which to call `handle_timer`, in seconds; None: not at all."""
 
     def handle_timer(self, now: float, /) -> Iterable[Out_co]:
-        """Do what is due."""
+        """Do the work that is due by time; yield the packets to send."""
 
 
 class Engine(Generic[In, Out]):
     """Runs a machine on a port.
 
     Args:
-        machine: what the packets are for.
-        port: where they come from and go to.
-        clock: seconds, monotonic.
-        spin: seconds to look for packets again and again before sleeping. It saves the wake-up
-            (some 10 us and more) for the price of a busy core.
+        machine: handles the packets.
+        port: brings the packets, and sends the results.
+        clock: returns monotonic seconds.
+        spin: seconds to poll for packets before sleeping. This saves the time to wake up (10 us or
+            more) at the price of a busy core.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Engine(Generic[In, Out]):
         """Make `run` return soon; may be called from a signal handler or another thread."""
         self._stopping = True
         if self._waker >= 0:
-            with suppress(BlockingIOError):  # it is full: so there is something to wake up for
+            with suppress(BlockingIOError):  # the pipe is full, so `run` wakes up anyway
                 os.write(self._waker, b"\0")
 
     def run(self) -> None:
@@ -86,8 +86,8 @@ class Engine(Generic[In, Out]):
     def _woken_by_signals(self) -> Iterator[None]:
         """Make a context in which every signal ends the main thread's sleep.
 
-        One that comes between a look at signals and the sleep, or to another thread of a library's,
-        would be heeded with the next packet only.
+        Otherwise a signal that comes just before the sleep, or to a library's thread, would wait
+        for the next packet.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -107,7 +107,7 @@ class Engine(Generic[In, Out]):
             now = clock()
             try:
                 busy, deadline = self._move(now)
-            except MemoryError:  # what was under way is lost, as if by the network
+            except MemoryError:  # the packets under way are lost, as if by the network
                 self.given_up += 1
                 pause = min(max(2 * pause, SHORT_OF_MEMORY), LONGEST_PAUSE)
                 self._sleep((self._wake,), pause)
@@ -126,7 +126,7 @@ class Engine(Generic[In, Out]):
             os.read(self._wake, 4096)
 
     def _move(self, now: float) -> tuple[bool, float | None]:
-        """Move what has come; return whether something had, and when the timer is due."""
+        """Move packets that have come; return whether any had, and when the timer is due."""
         machine, port = self.machine, self.port
         busy = False
         lacked = False
@@ -134,7 +134,7 @@ class Engine(Generic[In, Out]):
             busy = True
             try:
                 port.push(machine.receive(came, now))
-            except MemoryError:  # the others that have come are taken all the same
+            except MemoryError:  # go on with the other packets that have come
                 lacked = True
         if lacked:
             raise MemoryError

@@ -20,11 +20,11 @@ FEW = 8  # frames for which Python is faster than NumPy
 class FrameSender:
     """Sends frames, each gathered from a head and a body, on any interface, in one call.
 
-    What is added is only pointed to: it has to stay as it is until `send` has returned.
+    Added arrays are only pointed to: do not change or free them before `send` has returned.
 
     Args:
-        most: frames in one call.
-        control: bytes of the control message that each is sent with.
+        most: frames in one call, at most.
+        control: bytes of the control message that goes with each frame.
     """
 
     _PARTS = struct.Struct("<QQQQ")  # two iovecs
@@ -38,7 +38,7 @@ class FrameSender:
         self._headers["iovlen"] = 2
         self._headers["namelen"] = SOCKADDR_LL.size
         self._headers["controllen"] = control
-        self._control: Block | None = None  # what the headers point to
+        self._control: Block | None = None  # the block to which the headers point
         self._address = address_of(self._headers)
         self._iovec_bytes = self._iovecs.view(np.uint8).reshape(-1).data
         self._header_bytes = self._headers.view(np.uint8).data
@@ -58,9 +58,9 @@ class FrameSender:
         """Add a frame for each row, at most `most` in all.
 
         Args:
-            name: address in memory of the sockaddr_ll that says the interface.
-            heads: (n, size), the first part of each frame; None: there is none.
-            rows: (n, any), the second part.
+            name: address in memory of the sockaddr_ll that names the interface.
+            heads: first part of each frame, (n, size) bytes; None: there is none.
+            rows: second part of each frame, (n, any) bytes.
             lengths: bytes of each second part.
         """
         i, n = self._added, len(lengths)
@@ -86,9 +86,12 @@ class FrameSender:
     def send(
         self, fd: int, control: Block | None = None, keep: bool = False
     ) -> list[tuple[int, int]]:
-        """Send all that was added; return (which, errno) of those that the kernel did not take.
+        """Send the added frames; return (index, errno) of those that the kernel refused.
 
-        `keep`: it is there for the next time, too.
+        Args:
+            fd: the socket.
+            control: the control message of each frame; None: that of the last call, or none.
+            keep: whether to keep the frames for the next call.
         """
         if control is not None and control is not self._control:
             self._headers["control"] = control.address

@@ -1,9 +1,9 @@
-"""Ports with faulty links: what comes and goes is lost, late, doubled or spoiled as Line decides.
+"""Ports with faulty links: packets are lost, delayed, duplicated or corrupted as `Line` decides.
 
     link --> RawPorts or UdpPort --> lines in  --> machine
     link <-- RawPorts or UdpPort <-- lines out <--
 
-What is not impaired passes untouched. What is late is copied, for buffers are used again.
+Packets of other links pass untouched. Delayed packets are copied, since buffers are reused.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class _Run(NamedTuple, Generic[Piece]):
 
 
 class OneWay(Generic[Piece]):
-    """One direction of all ports.
+    """Applies the faults of one direction of all ports.
 
     Args:
-        direction: which.
-        impairments: those of either direction.
-        seed: of all chances.
-        counters: where losses and such are counted.
+        direction: `in` or `out`.
+        impairments: the faults of both directions.
+        seed: the seed of all chances.
+        counters: counts the faults.
     """
 
     def __init__(
@@ -70,7 +70,13 @@ class OneWay(Generic[Piece]):
         self._bytes = 0
 
     def send(self, port: int, parts: Sequence[Part[Piece]], now: float) -> list[Piece] | None:
-        """Send into a port's line; return what comes out at once. None: all, unchanged."""
+        """Send into a port's line; return what comes out at once; None: all, unchanged.
+
+        Args:
+            port: the number of the port.
+            parts: the packets.
+            now: the time, in seconds.
+        """
         if self.lines[port].only_loses:
             return self._lose(port, parts)
         sizes = np.concatenate([part.sizes for part in parts])
@@ -94,30 +100,30 @@ class OneWay(Generic[Piece]):
         return pieces
 
     def losses(self, port: int, count: int) -> list[int]:
-        """Decide which of `count` packets a line loses that does nothing else."""
+        """Decide which of `count` packets are lost, on a line without other faults."""
         lost = self.lines[port].losses(count)
         if lost:
             self._note("lost", len(lost))
         return lost
 
     def _lose(self, port: int, parts: Sequence[Part[Piece]]) -> list[Piece] | None:
-        """Send into a line that does nothing but lose packets."""
+        """Send into a line that only loses packets."""
         lost = self.losses(port, sum(part.count for part in parts))
         return left_of(parts, lost) if lost else None
 
     def due(self, now: float) -> Iterator[Piece]:
-        """Give what comes out now of what was sent earlier."""
+        """Yield delayed packets that come out now."""
         for run, start, stop in self._transit.pop(now):
             if stop == len(run.which):
                 self._bytes -= int(run.part.sizes.sum())
             yield from run.part.take(run.which[start:stop], run.bit[start:stop])
 
     def deadline(self) -> float | None:
-        """Tell when something comes out."""
+        """Return the time at which the next packet comes out, in seconds; None: none will."""
         return self._transit.deadline()
 
     def close(self) -> None:
-        """Count what is still under way as lost."""
+        """Count the packets that are still under way as lost."""
         self._note("lost", sum(stop - start for _, start, stop in self._transit.clear()))
 
     def _keep(self, run: _Run[Piece], due: Times) -> None:
@@ -139,7 +145,7 @@ class OneWay(Generic[Piece]):
 
 
 def left_of(parts: Sequence[Part[Piece]], lost: list[int]) -> list[Piece]:
-    """Take lost packets out of parts, counted over all of them."""
+    """Return the pieces of parts without lost packets, whose indices count over all parts."""
     which = np.delete(np.arange(sum(part.count for part in parts)), lost)
     pieces: list[Piece] = []
     at = 0
@@ -154,11 +160,11 @@ class Impaired(Generic[In, Out]):
     """Wraps a port of which some directions are impaired.
 
     Args:
-        port: as it is.
-        impairments: by number and direction; a UDP socket is number 0.
-        seed: of all chances: the same packets at the same ports then have the same fates.
-        counters: where losses and such are counted.
-        clock: seconds, monotonic.
+        port: the port without faults.
+        impairments: the faults, by port number and direction; a UDP socket is number 0.
+        seed: the seed of all chances; with an equal seed, equal packets have equal fates.
+        counters: counts the faults.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -175,16 +181,16 @@ class Impaired(Generic[In, Out]):
         self._out: OneWay[Any] = OneWay("out", impairments, seed, counters)
 
     def fileno(self) -> int:
-        """Give the port's descriptor."""
+        """Return the port's file descriptor."""
         return self.port.fileno()
 
     def deadline(self) -> float | None:
-        """Tell when a delayed packet is due, or the port has to be looked at."""
+        """Return the time of the next delayed packet or of the port's deadline; None: neither."""
         late = earlier(self._in.deadline(), self._out.deadline())
         return earlier(late, self.port.deadline())
 
     def close(self) -> None:
-        """Close the port; count what is under way as lost."""
+        """Close the port; count the packets under way as lost."""
         self._in.close()
         self._out.close()
         self.port.close()
@@ -194,7 +200,7 @@ class ImpairedPorts(Impaired[Frames, Sequence[Transmission]]):
     """The ports of a switch, some of them impaired."""
 
     def pull(self) -> Iterator[Frames]:
-        """Give the frames that have come through; send what is due on the way out."""
+        """Yield the frames that have come through; send delayed ones that are due."""
         now = self.clock()
         self.port.push([list(map(transmission, self._out.due(now)))])
         yield from self._in.due(now)
@@ -205,7 +211,7 @@ class ImpairedPorts(Impaired[Frames, Sequence[Transmission]]):
             yield from (frames,) if came is None else came
 
     def _entering(self, frames: Frames, now: float) -> list[Frames] | None:
-        """Give what comes in at once of frames of one port; None: all, unchanged."""
+        """Return the frames of one port that come in at once; None: all, unchanged."""
         port = frames.ingress
         if not self._in.lines[port].only_loses or (counts := packets_of(frames)) is None:
             return self._in.send(port, frame_parts(frames), now)
@@ -223,10 +229,10 @@ class ImpairedPorts(Impaired[Frames, Sequence[Transmission]]):
         self.port.push(map(self._leaving, steps))
 
     def _leaving(self, step: Sequence[Transmission]) -> Sequence[Transmission]:
-        """Give what leaves at once."""
+        """Return the frames that leave at once; keep those that are delayed."""
         now = self.clock()
         leaving: list[Transmission] = []
-        by_port: dict[int, list[Transmission]] = {}  # where more can befall them than loss
+        by_port: dict[int, list[Transmission]] = {}  # of ports with other faults than loss
         for _, alike in groupby(step, lambda one: id(one.bodies)):
             thinned: list[Transmission] = []
             for one in alike:
@@ -247,7 +253,7 @@ class ImpairedPorts(Impaired[Frames, Sequence[Transmission]]):
         return leaving
 
     def _left_of(self, one: Transmission) -> list[Transmission] | None:
-        """Give what a line that only loses lets through; None: all, unchanged."""
+        """Return the frames that a line which only loses lets through; None: all, unchanged."""
         port, heads, bodies, lengths, counts = one
         total = sum(counts)
         lost = self._out.losses(port, total)
@@ -267,7 +273,7 @@ class ImpairedDatagrams(Impaired[Burst, Outgoing]):
     """A UDP socket, impaired."""
 
     def pull(self) -> Iterator[Burst]:
-        """Give the datagrams that have come through; send what is due on the way out."""
+        """Yield the datagrams that have come through; send delayed ones that are due."""
         now = self.clock()
         self.port.push(self._out.due(now))
         yield from self._in.due(now)
@@ -280,7 +286,7 @@ class ImpairedDatagrams(Impaired[Burst, Outgoing]):
         self.port.push(self._leaving(sends) if self._out.lines else sends)
 
     def _leaving(self, sends: Iterable[Outgoing]) -> Iterator[Outgoing]:
-        """Give what leaves at once, to each receiver by itself."""
+        """Yield the datagrams that leave at once, for each receiver by itself."""
         now = self.clock()
         for out in sends:
             parts = [Payloads[Outgoing](out._replace(peers=(peer,))) for peer in out.peers]

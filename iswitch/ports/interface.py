@@ -37,14 +37,14 @@ WITHOUT_VLAN = bytes(status for status in range(256) if not status & VLAN_VALID)
 
 
 class RawPortError(OSError):
-    """A port cannot be opened; the message names the mend."""
+    """Raised when a port cannot be opened; the message names the mend."""
 
 
 class RawPort:
     """Receives all frames of one interface.
 
     Raises:
-        RawPortError: no such interface, no privilege, or a kernel feature lacks.
+        RawPortError: the interface, a privilege or a kernel feature is missing.
     """
 
     def __init__(self, ifname: str, buffer: int = BUFFER) -> None:
@@ -71,12 +71,12 @@ class RawPort:
             ) from error
 
     def expect(self, frames: Frames) -> None:
-        """Choose the room for the next frames by these."""
+        """Choose the spacing for the next frames, as these frames suggest."""
         heads = frames.heads
         self.spacing.expect(frames.lengths, lambda i: int(VNET.unpack_from(heads[i])[3]))
 
     def dropped(self) -> int:
-        """Count the frames that the kernel has dropped since the last call: the buffer was full."""
+        """Return the frames that the kernel has dropped since the last call, for lack of room."""
         packed = self.socket.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)
         return int.from_bytes(packed[4:], "little")
 
@@ -85,17 +85,17 @@ class RawPort:
         return bool(self._ask(SIOCGIFFLAGS) & IFF_UP)
 
     def _ask(self, request: int) -> int:
-        """Ask netdevice(7) about the interface."""
+        """Return the answer of netdevice(7) to a request about the interface."""
         answer = fcntl.ioctl(self.socket, request, struct.pack("16si20x", self.ifname.encode(), 0))
         found: int = struct.unpack_from("i", answer, 16)[0]
         return found
 
 
 def interface(ifname: str) -> int:
-    """Find the number of an interface, in this thread's network namespace.
+    """Return the number of an interface in this thread's network namespace.
 
     Raises:
-        RawPortError: there is none; the message names those that there are.
+        RawPortError: there is no such interface; the message names the existing ones.
     """
     try:
         return socket.if_nametoindex(ifname)
@@ -110,7 +110,7 @@ def packet_socket(buffer: int) -> socket.socket:
     """Open an AF_PACKET socket that is bound to nothing and receives nothing yet.
 
     Raises:
-        RawPortError: no privilege, or a kernel feature lacks.
+        RawPortError: a privilege or a kernel feature is missing.
     """
     try:
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
@@ -137,7 +137,7 @@ def packet_socket(buffer: int) -> socket.socket:
 
 
 def tag(frames: Frames, control: Rows) -> Frames:
-    """Put VLAN tags back into the frames that had one, as the control messages say."""
+    """Put VLAN tags back into frames, as their control messages (n, size) tell."""
     rows = []
     for i in range(len(frames.lengths)):
         row = frames.row(i)

@@ -146,7 +146,7 @@ class NumPyAccelerator(Accelerator):
             if len(short) == 1:
                 yield self.outgoing(short[0], partial)
                 continue
-            # Each segment once: a packet behind the shorter last one would give its padding a meaning.
+            # Each segment once: nothing may follow the last packet, which can be shorter.
             wanted = np.zeros(self.shape.segments, bool)
             for run in short:
                 wanted[run.start : run.stop] = True

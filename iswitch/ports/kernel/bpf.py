@@ -1,4 +1,4 @@
-"""bpf(2), and programs of a few instructions: what the kernel lets into its own path of a frame.
+"""bpf(2), and short programs that the kernel runs on the path of each frame.
 
 An instruction is 8 bytes: code, registers (destination and source, four bits each), offset and a
 constant (linux/bpf.h). R1 holds the context (struct __sk_buff) at the start, R0 what a helper or
@@ -33,7 +33,7 @@ def bpf(command: int, attributes: bytes) -> int:
     """Call bpf(2).
 
     Raises:
-        OSError: the kernel refuses; ENOSYS where it is not known how to call it.
+        OSError: the kernel refuses; ENOSYS on machines whose call number is unknown.
     """
     number = SYSCALL.get(platform.machine(), -1)
     memory = ctypes.create_string_buffer(attributes.ljust(128, b"\0"), 128)
@@ -45,7 +45,13 @@ def bpf(command: int, attributes: bytes) -> int:
 
 
 def create_map(kind: int, value: int, entries: int) -> int:
-    """Create a map from numbers to values of `size` bytes; return its descriptor."""
+    """Create a map from numbers to values; return its descriptor.
+
+    Args:
+        kind: ARRAY or PROG_ARRAY.
+        value: bytes of a value.
+        entries: number of entries.
+    """
     return bpf(MAP_CREATE, struct.pack("<IIII", kind, 4, value, entries))
 
 
@@ -68,7 +74,7 @@ def _element(command: int, map_: int, key: int, value: Any) -> None:
 
 
 def load(code: bytes) -> int:
-    """Give the kernel a program for frames; return its descriptor."""
+    """Load a program for frames into the kernel; return its descriptor."""
     memory = ctypes.create_string_buffer(code, len(code))
     license_ = ctypes.create_string_buffer(b"Apache-2.0")
     places = ctypes.addressof(memory), ctypes.addressof(license_)
@@ -76,10 +82,10 @@ def load(code: bytes) -> int:
 
 
 def attach(program: int, interface: int) -> int:
-    """Attach a program to all that leaves at an interface of this network namespace.
+    """Attach a program to all frames that leave by an interface of this network namespace.
 
     Returns:
-        a descriptor; closing it takes the program away.
+        A descriptor; closing it detaches the program.
     """
     return bpf(LINK_CREATE, struct.pack("<IIII", program, interface, TCX_EGRESS, 0))
 
@@ -95,6 +101,6 @@ def load_map(to: int, map_: int) -> bytes:
 
 
 def call(helper: int, *arguments: int) -> bytes:
-    """Make a call of a helper with these constants as R2 and on, and the context, R6, as R1."""
+    """Make the call of a helper: R1 is the context (kept in R6), R2 and on are constants."""
     given = b"".join(step(MOVE_VALUE, i, value=one) for i, one in enumerate(arguments, 2))
     return step(MOVE, 1, 6) + given + step(CALL, value=helper)

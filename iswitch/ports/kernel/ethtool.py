@@ -13,10 +13,10 @@ SET = {"tso": 0x1F, "gso": 0x24, "gro": 0x2C, "tx": 0x17, "sg": 0x19}
 
 
 def offloads_off(ifname: str) -> None:
-    """Have frames leave with their checksums done and no larger than the MTU.
+    """Switch offloads off, so that frames leave with finished checksums and within the MTU.
 
     Raises:
-        OSError: the device does not let itself be set.
+        OSError: the device refuses a setting.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for command in SET.values():

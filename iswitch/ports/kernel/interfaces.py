@@ -1,9 +1,8 @@
-"""The largest super-datagrams of an interface, as rtnetlink(7) and netdevice(7) tell it.
+"""The largest super-datagrams of an interface, as rtnetlink(7) and netdevice(7) tell.
 
-A device takes packets of segmentation offload with so many segments at most (`ip link set DEV
-gso_max_segs N`). TCP keeps to it, UDP does not by itself: what is larger is cut into single packets
-before the device, and all that comes after handles each by itself. So whoever keeps a slow link's
-rate in the kernel, and lets pass whole only what takes the link a millisecond, can say so there.
+A device accepts super-datagrams of at most N segments (`ip link set DEV gso_max_segs N`). TCP obeys this limit; UDP does not by itself: a larger super-datagram is cut into single
+packets before the device. So an operator who limits a slow link's rate in the kernel can also limit
+the time that one super-datagram occupies the link.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 def most_segments(index: int) -> int:
-    """Find how many packets a super-datagram may have for an interface to take it whole.
+    """Return the number of packets in the largest super-datagram that an interface accepts whole.
 
     Raises:
         OSError: there is no such interface.
@@ -53,7 +52,7 @@ def most_segments(index: int) -> int:
 
 
 def most_segments_at(host: str) -> int:
-    """Find it for the interface that has this address; if none has, as much as any takes.
+    """Return `most_segments` of the interface with this IPv4 address; MAX_SEGMENTS if none has it.
 
     Raises:
         OSError: the kernel does not tell.
@@ -63,7 +62,7 @@ def most_segments_at(host: str) -> int:
 
 
 def interface_of(host: str) -> int | None:
-    """Find the interface that has this IPv4 address as its first; None: there is none."""
+    """Return the number of the interface whose first IPv4 address this is; None: there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for index, name in socket.if_nameindex():
             try:

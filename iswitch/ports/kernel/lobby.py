@@ -62,7 +62,7 @@ OWN, LOBBY = 0, 1  # places of the two sockets in their group
 
 
 class Guests(NamedTuple):
-    """Datagrams of the lobby that have to be handled: rows, their lengths, senders and kinds."""
+    """Datagrams of the lobby for the switch: payload rows, their lengths, and control rows."""
 
     bodies: Rows
     lengths: list[int]
@@ -70,7 +70,7 @@ class Guests(NamedTuple):
 
 
 def program(members: list[Address]) -> bytes:
-    """Write the kernel's choice: the socket for members, the lobby for all others."""
+    """Make the BPF program that sends members to the socket, and all others to the lobby."""
     step = struct.Struct("=HBBI")
     code = [step.pack(LD_BYTE, 0, 0, NETWORK)]
     code += [step.pack(JUMP_IF_EQUAL, 1, 0, PLAIN), step.pack(RETURN, 0, 0, LOBBY)]
@@ -90,11 +90,11 @@ class Lobby:
     """Receives from strangers at a second socket.
 
     Args:
-        own: the first, bound already.
-        members: who is not sent here; it changes.
-        counters: where strangers' data is counted.
-        clock: seconds, as of the engine.
-        spent: seconds for which this thread has had a core.
+        own: the first socket, bound already.
+        members: addresses whose packets stay at the first socket; changes as members come and go.
+        counters: counts strangers' data.
+        clock: returns the engine's seconds.
+        spent: returns the seconds for which this thread has had a core.
 
     Raises:
         OSError: the kernel cannot tell two sockets at one address apart.
@@ -142,18 +142,18 @@ class Lobby:
         self._epoll.register(self.socket, select.EPOLLIN)
 
     def fileno(self) -> int:
-        """Give a descriptor that is ready when a socket is; the lobby counts while it is open."""
+        """Return a descriptor that is ready when the first socket is, or the open lobby."""
         return self._epoll.fileno()
 
     def close(self) -> None:
-        """Count what was dropped, and close."""
+        """Count the dropped datagrams, and close."""
         if self.socket.fileno() >= 0:
             self._count_dropped()
             self._epoll.close()
         self.socket.close()
 
     def tell(self) -> None:
-        """Tell the kernel the members, if they have changed."""
+        """Give the kernel a program for the present members, if they have changed."""
         if self._changes == self.members.changes:
             return
         self._changes = self.members.changes
@@ -166,7 +166,7 @@ class Lobby:
         self._known = np.sort(np.frombuffer(keys, np.uint64))
 
     def _attach(self, code: bytes) -> bool:
-        """Give the kernel a program; False: it has no memory for one so long (optmem_max)."""
+        """Attach a program; return False if it is too long for the kernel (optmem_max)."""
         memory = ctypes.create_string_buffer(code, len(code))
         filter_ = struct.pack("@HP", len(code) // 8, ctypes.addressof(memory))
         try:
@@ -178,10 +178,10 @@ class Lobby:
         return True
 
     def pull(self, members_wait: bool) -> Iterator[Guests]:
-        """Give strangers' datagrams that have to be handled, if it is time for the lobby.
+        """Yield the lobby's datagrams that the switch must handle, if it is time for the lobby.
 
         Args:
-            members_wait: the first socket had packets just now.
+            members_wait: whether the first socket had packets just now.
         """
         began = self.clock()
         if self.closed_until is not None:
@@ -214,7 +214,7 @@ class Lobby:
             self._epoll.modify(self.socket, 0)
 
     def _turn_away(self, bodies: Rows, lengths: list[int]) -> Guests:
-        """Count strangers' data, which needs no answer; return the rest."""
+        """Count strangers' data, which needs no answer; return the other datagrams."""
         n = len(lengths)
         meta = self._receiver.meta[:n]
         sources = np.zeros((n, 8), np.uint8)

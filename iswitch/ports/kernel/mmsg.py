@@ -50,7 +50,7 @@ sendmmsg.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int]
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """Give the address of an array's first byte."""
+    """Return the address of an array's first byte."""
     return int(array.__array_interface__["data"][0])
 
 
@@ -69,9 +69,9 @@ class _Layout(NamedTuple):
 class Receiver:
     """Receives batches of datagrams, or of frames, into slots of memory.
 
-    How far apart the bodies lie, `spacing`, is up to the caller, from call to call (`Spacing`): the
-    bodies of equally long super-datagrams then are one piece of memory, and so are the packets in
-    them. What a datagram has beyond it goes to a place of its own, and costs a copy.
+    In each call the caller chooses `spacing`, the distance of the bodies (`Spacing`). So the bodies
+    of equally long super-datagrams make one piece of memory, and so do their packets. The bytes of
+    a datagram beyond `spacing` go to a place of their own, and cost a copy.
 
     `heads` is (BATCH, head), what each begins with. `meta` is (BATCH, name + control): the sender's
     address and the control messages, zero beyond what the kernel wrote, so that packets of one kind
@@ -95,19 +95,19 @@ class Receiver:
         self._used: tuple[_Layout, int] | None = None
 
     def receive(self, fd: int, spacing: int, most: int = BATCH) -> tuple[Rows, list[int]]:
-        """Receive what has come, without waiting.
+        """Receive datagrams that have come, without waiting.
 
         Args:
             fd: the socket.
             spacing: room for a body; more than JUMBO: super-datagrams are expected.
-            most: how many at most.
+            most: the largest number to receive.
 
         Returns:
-            the bodies, a row each, and how long each is with its head. They stay until the next
-            call; `heads` and `meta` have as many rows.
+            The bodies, (n, any) bytes, and the length of each datagram with its head. They are
+            valid until the next call. The first n rows of `heads` and `meta` belong to them.
 
         Raises:
-            OSError: with the errno of recvmmsg, but for EAGAIN, which is no datagrams.
+            OSError: recvmmsg failed; not for EAGAIN, which means no datagrams.
         """
         if self._used is not None:
             used, n = self._used
@@ -156,10 +156,10 @@ class Receiver:
 
 
 class Spacing:
-    """Chooses how far apart the bodies of the next datagrams lie, by the last ones.
+    """Chooses the distance of the bodies of the next datagrams by the last ones.
 
-    Payloads of equally long super-datagrams then are one piece of memory, and nothing is copied;
-    the last packet of a super-datagram has room for a whole one.
+    Then payloads of equally long super-datagrams make one piece of memory, and nothing is copied;
+    the last packet of a super-datagram has room for a full one.
 
     Args:
         single: room for the body of a datagram that is no super-datagram; it grows if that is not
@@ -197,7 +197,7 @@ class Spacing:
 
 
 class Block:
-    """Bytes that stay where they are, for the kernel to read."""
+    """Bytes at a fixed address, for the kernel to read."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -315,7 +315,7 @@ class Post:
         self._address = address_of(self._headers)
 
     def send(self, fd: int) -> int:
-        """Send all; return how many the kernel took, from the first on."""
+        """Send all datagrams; return how many the kernel accepted, from the first on."""
         sent: int = sendmmsg(fd, self._address, self._count, 0)
         return max(0, sent)
 
