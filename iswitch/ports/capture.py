@@ -2,8 +2,8 @@
 
 The switch only hands the bytes over. The bytes that wait to be written are bounded: frames beyond
 the bound are missing in the file, and counted (`capture_full`); the file also tells their number.
-When the disk is full, the file ends with a whole block. Super-frames are written as the frames that they
-stand for on the wire, with finished checksums.
+When the disk is full, the file ends with a whole block. Super-frames are written as the frames that
+they stand for on the wire, with finished checksums.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class TraceRecord(NamedTuple):
     """One event of a packet or of a machine, at a time in seconds.
 
     `what` of a packet is `sent`, `received`, a fault of its link (DAMAGE), `overflow` (its
-    receiver's socket is full) or `dead` (no process is there). Without a target it is an event of the
-    machine `source`. `bit` is the flipped bit, counted from the frame's first, or -1.
+    receiver's socket is full) or `dead` (no process is there). Without a target it is an event of
+    the machine `source`. `bit` is the flipped bit, counted from the frame's first, or -1.
     """
 
     time: float

@@ -1,7 +1,8 @@
 """The largest super-datagrams of an interface, as rtnetlink(7) and netdevice(7) tell.
 
-A device accepts super-datagrams of at most N segments (`ip link set DEV gso_max_segs N`). TCP obeys this limit; UDP does not by itself: a larger super-datagram is cut into single
-packets before the device. So an operator who limits a slow link's rate in the kernel can also limit
+A device accepts super-datagrams of at most N segments (`ip link set DEV gso_max_segs N`). TCP obeys
+this limit; UDP does not by itself: a larger super-datagram is cut into single packets before the
+device. So an operator who limits a slow link's rate in the kernel can also limit
 the time that one super-datagram occupies the link.
 """
 
