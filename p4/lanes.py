@@ -41,7 +41,7 @@ class Format:
 
     @cached_property
     def lane(self) -> int:
-        """Bits of an element."""
+        """Return the number of bits of an element."""
         return 1 + self.exponent + self.mantissa
 
     @property
@@ -74,7 +74,7 @@ class Constants:
         self._known: dict[int, int] = {}
 
     def __call__(self, name: str, pattern: int) -> Word:
-        """The word; `name` is what the program calls it."""
+        """Return the word, which the program calls `name`."""
         assert 0 <= pattern < 1 << self.lane, name
         if pattern not in self._known:
             self._known[pattern] = pattern * self._ones
@@ -102,7 +102,7 @@ def add_int32(a: Word, b: Word, let: Let, c: Named) -> Word:
 
 
 def largest(a: Word, b: Word, let: Let, c: Named, f: Format | None, low: bool) -> Word:
-    """The larger of two elements, or the smaller one if `low`; NaN if one of them is.
+    """Return the larger of two elements, or the smaller one if `low`; NaN if either is NaN.
 
     Integers of 32 bits if there is no format. Of two NaN the first operand comes out; -0 is less
     than +0 (maximum and minimum of IEEE-754-2019).

@@ -120,7 +120,7 @@ def clean() -> list[str]:
 
 
 def index(place: int) -> int:
-    """The number of an interface in its namespace, after the loopback's."""
+    """Return the number of an interface in its namespace, after the loopback's."""
     return LO + 1 + place
 
 

@@ -83,7 +83,7 @@ class Link:
 
     @property
     def impairment(self) -> Impairment:
-        """What is wrong with it in each direction. The rate and its queue are the kernel's task."""
+        """Return the impairment in each direction; the kernel keeps the rate and its queue."""
         return Impairment(**{name: getattr(self, name) for name in IMPAIRMENTS})
 
 

@@ -44,7 +44,7 @@ class Plan:
 
     @cached_property
     def tree(self) -> tuple[Switch, ...]:
-        """The switches that do not stand by; a parent comes before its children."""
+        """Return the switches that do not stand by; a parent comes before its children."""
         root = next(s for s in self.switches if s.parent is None and s.name in self._ports)
         below: dict[str | None, list[Switch]] = {}
         for switch in self.switches:
@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def root(self) -> Switch:
-        """The switch at the top."""
+        """Return the root of the tree of switches."""
         return self.tree[0]
 
     def children(self, switch: str) -> tuple[Switch, ...]:

@@ -349,7 +349,7 @@ class Controller:
                         yield None
 
     def _answered_by(self, payload: bytes) -> tuple[Unanswered, Status, Ack] | None:
-        """The request that a packet answers, and how; None: it answers none."""
+        """Return the request that a packet answers, and the answer; None: it answers none."""
         try:
             packet = Control.parse(payload)
         except WireError:

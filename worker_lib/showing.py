@@ -8,7 +8,7 @@ from iswitch.core.format.wire import MAX_MEMBERS, Ack, AckWho, Awaited, Show, Sh
 
 
 def members(ask: Callable[[Show], Ack]) -> list[Awaited]:
-    """The contributors to a job: workers by ascending rank, then those without one, then switches.
+    """List the contributors to a job: workers by rank, those without one, then switches.
 
     Args:
         ask: has the switch answer a Show.

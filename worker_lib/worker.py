@@ -178,7 +178,7 @@ class Worker:
 
     @property
     def shape(self) -> Shape:
-        """Layout of the vectors."""
+        """Return the layout of the vectors."""
         return self._session.shape
 
     @property
@@ -201,7 +201,7 @@ class Worker:
 
     @property
     def address(self) -> Address:
-        """The switch's."""
+        """Return the switch's address."""
         return self._session.switch
 
     @property
@@ -345,7 +345,7 @@ class Worker:
     close = leave
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start, and the present state of timer and window.
+        """Return counts since the start, and the present state of timer and window.
 
         Segments `sent`, `sent_again`, `received` and of no use (`useless`); `probes` of a silence;
         `helps` asked for and `helped`; `rejoins`; `round_trip` and `timer` in seconds; `window` in

@@ -40,7 +40,7 @@ def uninstall(folder: Path | None) -> None:
 
 
 def personal_folder() -> Path:
-    """Where Wireshark looks for a user's own plugins in Lua.
+    """Return the folder in which Wireshark looks for a user's own Lua plugins.
 
     Raises:
         UsageError: it was built without Lua.

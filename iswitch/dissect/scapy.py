@@ -147,7 +147,7 @@ class ISwitchControl(_Tagged):
     TOS = wire.TOS_CONTROL
 
     def guess_payload_class(self, payload: bytes) -> type[Packet]:
-        """The layer of the value, if the length is one that the action has."""
+        """Return the layer of the value, if the action has a value of this length."""
         if self.action not in list(Action):
             return ISwitchMalformed
         for kind in wire.VALUES[Action(self.action)]:
@@ -190,11 +190,11 @@ class _Value(Packet):
     """What follows the header of a control packet."""
 
     def guess_payload_class(self, payload: bytes) -> type[Packet]:
-        """Of a keyed job's packet, the MAC."""
+        """Return the layer of the MAC in a keyed job's packet."""
         return ISwitchMAC if len(payload) == MAC_SIZE else ISwitchMalformed
 
     def mysummary(self) -> Any:  # with what below it is shown, too
-        """What it says but for zeros."""
+        """Summarise the fields that are not zero."""
         names = [f.name for f in self.fields_desc if _is_not_zero(self.getfieldval(f.name))]
         text = " ".join(f"{name} %{name}%" for name in names) or "all zero"
         return self.sprintf(text), [ISwitchControl]

@@ -47,12 +47,12 @@ class Settings:
 
     @property
     def udp_port(self) -> int:
-        """The UDP port of a switch with ports of its own."""
+        """Return the UDP port of a switch with ports of its own."""
         return self.port or PORT
 
     @property
     def limits(self) -> Limits:
-        """What the switch grants its members."""
+        """Return the limits that the switch sets for its members."""
         memory = int(self.memory * 2**20)
         return Limits(
             memory, lease=self.lease, control_rate=self.control_rate, buffers=SystemBuffers()

@@ -103,7 +103,7 @@ class PcapngBlocks:
         self._last_time = 0
 
     def batches(self, window: int) -> Iterator[PacketBatch]:
-        """All packets, as many at once as begin in so many bytes."""
+        """Yield all packets, in batches of those that begin in the next `window` bytes."""
         end = len(self.data)
         while self.at < end:
             limit = min(self.at + window, end)

@@ -92,12 +92,12 @@ class Reader:
             self._map.close()
 
     def __len__(self) -> int:
-        """Bytes of the file."""
+        """Return the size of the file in bytes."""
         return len(self.data)
 
     @property
     def interfaces(self) -> list[Interface]:
-        """Those met so far."""
+        """Return the interfaces read so far."""
         return self._records.interfaces
 
     @property

@@ -71,7 +71,7 @@ def parts(told: RoundFigures) -> dict[int, list[float]]:
 
 
 def as_json(job: JobSeen, told: RoundFigures) -> dict[str, Any]:
-    """A round in detail, seconds from its first packet."""
+    """Return a round in detail for JSON, with seconds from its first packet."""
     events = job.rounds.events.get(told.number, [])
     return {
         "job": job.number,

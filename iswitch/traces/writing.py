@@ -102,7 +102,7 @@ class TraceWriter:
 
 
 def whole_frames(transmission: Transmission) -> list[Rows]:
-    """The frames on the wire, as arrays of those of one size that follow each other."""
+    """Return the frames on the wire, as arrays of consecutive frames of one size."""
     heads, bodies, lengths = transmission.heads, transmission.bodies, transmission.lengths
     if heads is not None and not heads[:, :ETH].any() and lengths.count(lengths[0]) == len(lengths):
         return [np.concatenate((heads[:, ETH:], bodies[:, : lengths[0]]), axis=1)]

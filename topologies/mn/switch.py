@@ -99,7 +99,7 @@ class ISwitch(OwnSwitch):
 
     @property
     def address(self) -> IPv4Address:
-        """Where workers reach it, at UDP port 26963."""
+        """Return the address at which workers reach the switch, at UDP port 26963."""
         return address_in(self, surroundings(self))
 
     def start(self, controllers: list[Any]) -> None:  # noqa: ARG002  (it needs none)

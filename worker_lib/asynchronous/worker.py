@@ -210,12 +210,12 @@ class AsynchronousWorker:
 
     @property
     def rank(self) -> int:
-        """This worker's number in the job, as `Worker.rank`."""
+        """Return this worker's number in the job, see `Worker.rank`."""
         return self._session.rank
 
     @property
     def version(self) -> int:
-        """The version of the local weights."""
+        """Return the version of the local weights."""
         return self._version or 0
 
     def read(self, into: Sequence[npt.NDArray[Any]] | None = None) -> int:

@@ -231,7 +231,7 @@ class Session(Repairing):
         return bursts
 
     def deadline(self) -> float | None:
-        """When to call `handle_timer` next; None: there is no need."""
+        """Return the time at which to call `handle_timer` next; None: not needed."""
         due = super().deadline()
         for own in (self._timer, self._repair_at):
             if own is not None and (due is None or own < due):

@@ -181,7 +181,7 @@ class AsynchronousSession(Collecting):
         return out
 
     def deadline(self) -> float | None:
-        """When to call `handle_timer` next; None: there is no need."""
+        """Return the time at which to call `handle_timer` next; None: not needed."""
         own = (self._timer, self._repair_at, self._outbox.deadline(), super().deadline())
         return min((due for due in own if due is not None), default=None)
 

@@ -211,15 +211,15 @@ class ActorCritic:
 
     @property
     def num_updates(self) -> int:
-        """Updates since the start of the run."""
+        """Return the number of updates since the start of the run."""
         return self._num_updates
 
     def state(self) -> list[Floats]:
-        """The arrays that, with `num_updates`, make up what all workers have in common."""
+        """Return the arrays that, with `num_updates`, are the state that all workers share."""
         return [self.weights, self._moment1, self._moment2, self._decays]
 
     def go_on_from(self, num_updates: int) -> None:
-        """The arrays of `state` are those after so many updates."""
+        """Continue after `num_updates` updates, whose results the arrays of `state` now hold."""
         self._num_updates = num_updates
         self._remaining = max(0.0, 1 - num_updates / self.settings.iterations)
 

@@ -82,13 +82,13 @@ class Envs:
 
     @property
     def observation_space(self) -> gymnasium.spaces.Box:
-        """The observation space of each environment."""
+        """Return the observation space of each environment."""
         space: Any = self._envs[0].observation_space
         return space
 
     @property
     def action_space(self) -> Any:
-        """The action space of each environment."""
+        """Return the action space of each environment."""
         return self._envs[0].action_space
 
     def step(self, actions: Array) -> Step:

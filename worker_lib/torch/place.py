@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """The place that a URL names, whatever its query says.
+        """Return the place that a URL names; ignore its query.
 
         Raises:
             ValueError: it is none; the message says how one is written.
@@ -64,7 +64,7 @@ class Place(NamedTuple):
 
     @classmethod
     def from_env(cls, variables: Mapping[str, str]) -> Self:
-        """The place in ISWITCH_SWITCH and ISWITCH_JOB.
+        """Read the place from ISWITCH_SWITCH and ISWITCH_JOB.
 
         Raises:
             ValueError: they are not set, or wrong.
@@ -136,13 +136,13 @@ class Place(NamedTuple):
 
     @property
     def url(self) -> str:
-        """Its URL, iswitch://HOST:PORT/JOB."""
+        """Return the place's URL, iswitch://HOST:PORT/JOB."""
         (host, port), job = self
         return f"{SCHEME}://{host}:{port}/{job}"
 
     @property
     def near_address(self) -> str:
-        """This machine's own address on the way to the switch."""
+        """Return this machine's own address on the route to the switch."""
         port = arguments.port(self.switch, environment.ANY)
         try:
             return str(port.socket.getsockname()[0])

@@ -68,7 +68,7 @@ class Round(NamedTuple):
 
     @property
     def iteration(self) -> float:
-        """Seconds of the whole round."""
+        """Return the seconds of the whole round."""
         return self.compute + self.aggregate + self.update
 
 

@@ -46,7 +46,7 @@ class Site(NamedTuple):
 
 @contextmanager
 def opened(plan: Plan, setting: Setting, build: Build) -> Iterator[list[Group]]:
-    """A context with a group of workers for each strategy on a network.
+    """Start a group of workers for each strategy on a network, for a `with` block.
 
     What the switch adds has a network of its own; so has the switch that only forwards. All other
     strategies share a third of the same topology, whose switches are bridges of the kernel's, or
@@ -83,7 +83,7 @@ def fabric(way: Way) -> str:
 
 @contextmanager
 def site(kind: str, plan: Plan, setting: Setting, build: Build, fleet: Fleet) -> Iterator[Site]:
-    """A context with a network of this kind, and its switches."""
+    """Build a network of this kind and start its switches, for a `with` block."""
     plain = read_topology(setting.text)
     servers = max(way.servers for way in plan.ways_on(setting)) if kind == "ordinary" else 0
     topology = with_hosts(plain, servers)

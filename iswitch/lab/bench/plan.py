@@ -31,7 +31,7 @@ class Size:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the elements."""
+        """Return the bytes of all elements."""
         return self.numel * ELEMENT
 
     @classmethod

@@ -119,7 +119,7 @@ class Series:
 
     @property
     def bound(self) -> float | None:
-        """Seconds in which the slowest links carry the vector once, with headers, up or down.
+        """Return the seconds in which the slowest links carry the vector once, with headers.
 
         Up and down overlap. None: there is no rate.
         """
@@ -127,7 +127,7 @@ class Series:
 
     @property
     def rate(self) -> float | None:
-        """Bits per second of the slowest links; None: they have no rate."""
+        """Return the bit/s of the slowest links; None: they have no rate."""
         setting = self.setting
         return setting.slowest if setting.rate is None else float(RATE.parse(setting.rate))
 

@@ -59,26 +59,26 @@ class Host:
     """This machine, as the user who runs the command sees it."""
 
     def system(self) -> tuple[str, str]:
-        """The operating system and the release of its kernel."""
+        """Return the operating system and the release of its kernel."""
         return platform.system(), platform.release()
 
     def python(self) -> tuple[int, ...]:
-        """The version of this interpreter."""
+        """Return the version of this Python."""
         return tuple(sys.version_info[:3])
 
     def version(self, package: str) -> str | None:
-        """The version of an installed distribution; None: not installed."""
+        """Return the version of an installed distribution; None: not installed."""
         try:
             return metadata.version(package)
         except metadata.PackageNotFoundError:
             return None
 
     def program(self, name: str) -> str | None:
-        """Where a program is; None: nowhere on the PATH."""
+        """Find a program on the PATH; None: it is not there."""
         return shutil.which(name)
 
     def p4_tool(self, name: str) -> str | None:
-        """Where a program is that the P4 switch needs; None: nowhere."""
+        """Find a program that the P4 switch needs; None: it is not installed."""
         from p4.tools import ToolMissing, find
 
         try:
@@ -106,7 +106,7 @@ class Host:
         return numpy.__version__
 
     def sysctl(self, name: str) -> int | None:
-        """A kernel parameter; None: not shown here (as in some containers)."""
+        """Read a kernel parameter; None: not shown here (as in some containers)."""
         try:
             return int(Path("/proc/sys", *name.split(".")).read_text())
         except OSError:
@@ -148,7 +148,7 @@ class Host:
             return Exchange(intact, sender.offload, whole and came > 0, most, frozenset(tos))
 
     def overflow(self) -> int:
-        """How many lost packets a port reports that was made to lose some."""
+        """Make a port lose packets; return how many losses it reports."""
         import numpy as np
 
         from iswitch.core.format.packets import Outgoing
@@ -187,7 +187,7 @@ class Host:
         return len(os.sched_getaffinity(0))
 
     def user(self) -> int:
-        """The effective user id."""
+        """Return the effective user id."""
         return os.geteuid()
 
     def capabilities(self) -> int:

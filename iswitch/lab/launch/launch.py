@@ -47,7 +47,7 @@ class WorkerProcess:
 
     @property
     def called(self) -> str:
-        """Its name, rank and process, for messages."""
+        """Return its name, rank and process, for messages."""
         return f"{self.name} (rank {self.rank}, process {self.child.process.pid})"
 
 
@@ -109,7 +109,7 @@ class Crew:
 
     @property
     def size(self) -> int:
-        """The number of processes."""
+        """Return the number of processes."""
         return len(self.world.topology.hosts) * self.per_host
 
     def start(self, command: Sequence[str], job: int) -> None:
@@ -282,7 +282,7 @@ def free_port(address: str) -> int | None:
 
 @contextmanager
 def broken_pipe_is_an_end() -> Iterator[None]:
-    """A context that turns a broken pipe into the end that SIGPIPE would be."""
+    """End this process on a broken pipe in the `with` block, as SIGPIPE would."""
     try:
         yield
     except BrokenPipeError:

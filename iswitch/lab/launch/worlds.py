@@ -39,7 +39,7 @@ class World(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def place(self, node: str) -> AbstractContextManager[None]:
-        """A context in which processes start at the node."""
+        """Start processes at the node within the `with` block."""
 
     def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
         """List a switch's options; `listening`: addresses of its parents, and its former own."""

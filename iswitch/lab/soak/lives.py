@@ -99,7 +99,7 @@ class Application(ABC):
     @property
     @abstractmethod
     def rounds(self) -> int:
-        """Rounds done."""
+        """Return the number of rounds done."""
 
     @property
     def done(self) -> bool:
@@ -164,12 +164,12 @@ class Life(Application):
 
     @property
     def who(self) -> str:
-        """Its name in reports."""
+        """Return the worker's name in reports."""
         return f"{self.host} (life {self.identity})"
 
     @property
     def rounds(self) -> int:
-        """Allreduces done."""
+        """Return the number of allreduces done."""
         return self._rounds
 
     @property
@@ -341,7 +341,7 @@ class Contributing(Application):
 
     @property
     def ready(self) -> bool:
-        """Never: it takes no commands."""
+        """Return False: this worker takes no commands."""
         return False
 
     def state(self) -> str:

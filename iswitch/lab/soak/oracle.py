@@ -202,7 +202,7 @@ class Versions:
 
     @property
     def newest(self) -> int:
-        """The newest version that anybody has got, of any segment."""
+        """Return the newest version that any worker has received, of any segment."""
         return max((version for _, version in self.made), default=0)
 
     def contributes(self, identity: int, number: int) -> Vector:

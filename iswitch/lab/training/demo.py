@@ -49,11 +49,11 @@ class DemoLearner(Learner):
 
     @property
     def iterations(self) -> int:
-        """Iterations completed."""
+        """Return the number of completed iterations."""
         return len(self.seconds["update"])
 
     def recent_return(self) -> float:
-        """Mean return of its last episodes; NaN before the first has ended."""
+        """Return the mean return of its last episodes; NaN before the first has ended."""
         last = [value for _, value in self.returns[-WINDOW:]]
         return sum(last) / len(last) if last else float("nan")
 
@@ -129,7 +129,7 @@ class DemoRecord(Record[DemoLearner]):
 
     @property
     def iteration(self) -> int:
-        """Iterations that every worker has completed."""
+        """Return the number of iterations that every worker has completed."""
         return min(learner.iterations for learner in self.learners)
 
     @property
@@ -264,7 +264,7 @@ class DemoScreen(Screen):
 
     @cached_property
     def report(self) -> dict[str, Any]:
-        """All that was measured, once the training has ended."""
+        """Return all measurements, once the training has ended."""
         return self.record.report()
 
     def summarise(self) -> int:

@@ -108,12 +108,12 @@ class Record(ABC, Generic[L]):
     @property
     @abstractmethod
     def iteration(self) -> int:
-        """Updates that every worker has made."""
+        """Return the number of updates that every worker has made."""
 
     @property
     @abstractmethod
     def rate(self) -> float | None:
-        """Updates per second; None while too few are timed."""
+        """Return the updates per second; None while too few are timed."""
 
     @abstractmethod
     def share(self) -> dict[str, float]:

@@ -121,7 +121,7 @@ class TrainRecord(Record[TrainLearner]):
 
     @property
     def iteration(self) -> int:
-        """Updates that every worker has made."""
+        """Return the number of updates that every worker has made."""
         return min(learner.iteration for learner in self.learners)
 
     @property
@@ -131,7 +131,7 @@ class TrainRecord(Record[TrainLearner]):
 
     @property
     def rate(self) -> float | None:
-        """Updates per second; None before the first one."""
+        """Return the updates per second; None before the first one."""
         if self.started is None or not self.seconds or self.iteration <= self.started["start"]:
             return None
         done: int = self.iteration - self.started["start"]
