@@ -1,1 +1,1 @@
-"""The control plane of the P4 program: this package's own, over the CPU port of a bmv2."""
+"""Runs this package's control plane over a P4 program, through the CPU port of a bmv2."""

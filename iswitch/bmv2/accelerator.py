@@ -1,4 +1,4 @@
-"""Sums in the data plane: the interface of the core, carried out over the CPU port."""
+"""Sums in the P4 data plane: carries out the core's interface over the CPU port."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .pipeline import Pipeline
 
 
 class PipelinePlane(DataPlane):
-    """Has a P4 program add up the vectors of jobs.
+    """Lets a P4 program add up the vectors of jobs.
 
-    It refuses jobs whose vectors the program cannot add up: with BAD_REQUEST more elements a
-    segment than fit an MTU of 1500, asynchronous jobs, and sums in rank order; with FULL more
-    segments, or jobs, than there is room for.
+    It refuses jobs that the program cannot add up. BAD_REQUEST answers segments too large for an
+    MTU of 1500, asynchronous jobs, and sums in rank order. FULL answers more segments or jobs than
+    there is room for.
 
     Args:
         pipeline: the data plane.
-        job: finds a job by its number.
+        job: returns the job with a number.
     """
 
     def __init__(self, pipeline: Pipeline, job: Callable[[int], Job]) -> None:
@@ -34,7 +34,7 @@ class PipelinePlane(DataPlane):
         self._job = job
 
     def refusal(self, shape: Shape, begins: bool) -> Status | None:
-        """Give the reason to refuse a contributor of such vectors; None: it can be served."""
+        """Return the status to refuse a contributor of such vectors; None: it can be served."""
         sizes = self.pipeline.sizes
         if self.pipeline.slots(shape) > sizes.slots:
             return Status.FULL
@@ -42,11 +42,11 @@ class PipelinePlane(DataPlane):
         return None if (sizes.takes if begins else sizes.fits)(shape) else Status.BAD_REQUEST
 
     def has_room(self, shape: Shape) -> bool:
-        """Whether the data plane has a place and slots for another job of this shape."""
+        """Return whether the data plane has a place and slots for another job of this shape."""
         return self.pipeline.has_room(shape)
 
     def tells_ranks_apart(self, mode: Mode) -> bool:  # noqa: ARG002
-        """Say no: sums are made as contributions arrive, not in rank order."""
+        """Return False: sums are made in the order of arrival, never in rank order."""
         return False
 
     def begin(self, job: int, shape: Shape, rule: Rule, reproducible: bool) -> PipelineAccelerator:  # noqa: ARG002
@@ -59,7 +59,7 @@ class PipelinePlane(DataPlane):
 class PipelineAccelerator(RoundAccelerator):
     """Reads a job's state in the data plane, and completes segments there.
 
-    `states` is what was found there last; each question first reads what it is about.
+    `states` holds the last state that was read; each question first reads its segments anew.
     """
 
     def __init__(
@@ -77,42 +77,42 @@ class PipelineAccelerator(RoundAccelerator):
 
     @property
     def job(self) -> Job:
-        """Find the job whose sums these are."""
+        """The job whose sums these are."""
         return self._job(self.number)
 
     def join(self, seat: int) -> None:
         """Do nothing: the data plane needs nothing for one more seat."""
 
     def bits_held(self) -> int:
-        """Bitmap of the seats whose contribution may be held in some segment."""
+        """Return the bitmap of the seats that may have a contribution in some segment."""
         return self.pipeline.contributors(self.number)
 
     def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:  # noqa: ARG002
-        """Pass contributions on that came to the control plane; their effects are there, too."""
+        """Pass contributions that came to the control plane on to the data plane."""
         (member,) = self.job.members.seated(1 << seat)
         n, tail = len(stretch.rows), stretch.tail
         for i, row in enumerate(stretch.rows, 1):
             self.pipeline.accept(member.address, row.tobytes() if i < n else row[:tail].tobytes())
 
     def reevaluate(self) -> list[Run]:
-        """Complete what the rule, which has changed, now calls complete."""
+        """Complete the segments that the changed rule calls complete; return their runs."""
         if not self.job.members.gathered or not self.bits_held():
             return []
         return super().reevaluate()
 
     def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
-        """Say what is held of segments start..stop-1, run by run, with the contributors' bitmap."""
+        """Yield the runs of segments start..stop-1, each with its state and contributor bitmap."""
         self._look(round_ & 1, start, stop)
         return self.states.held(round_, start, stop)
 
     def begun(self) -> Iterator[tuple[Run, int, int]]:
-        """Give the runs of both sets that are not empty: how far each is, and its bitmap."""
+        """Yield the runs of both sets that are not empty, with their progress and bitmap."""
         for slot in range(RoundStates.SETS):
             self._look(slot, 0, self.shape.segments)
         return self.states.begun()
 
     def finish(self, run: Run, bitmap: int) -> Run:
-        """Note what the data plane does, and counts, when it is told to deliver the run."""
+        """Note a run as finished; the data plane finishes and counts it when told to deliver it."""
         slot, round_, start, stop = run
         self.states.sets[slot].set(start, stop, round_, self._finished, bitmap)
         return run
@@ -122,7 +122,7 @@ class PipelineAccelerator(RoundAccelerator):
         return []
 
     def deliver(self, completed: Sequence[Run], peers: tuple[Address, ...]) -> list[Outgoing]:  # noqa: ARG002
-        """Have completed runs sent by the data plane, to the members or the parent."""
+        """Order the data plane to send completed runs to the members or the parent."""
         for run in completed:
             self.pipeline.force(self.number, run)
         return []
@@ -130,7 +130,7 @@ class PipelineAccelerator(RoundAccelerator):
     def send(
         self, runs: Sequence[Run], peers: tuple[Address, ...], partial: bool = False
     ) -> list[Outgoing]:
-        """Have kept aggregates, or sums for the parent, sent again by the data plane."""
+        """Order the data plane to send kept aggregates, or sums for the parent, again."""
         for run in runs:
             if partial:
                 self.pipeline.contribute(self.number, run)
@@ -146,7 +146,7 @@ class PipelineAccelerator(RoundAccelerator):
         self.pipeline.empty(self.number)
 
     def end(self) -> None:
-        """Give the job's place back: its last contributor has left."""
+        """Free the job's place in the data plane, after its last contributor has left."""
         self.pipeline.end(self.number)
 
     def _look(self, slot: int, start: int, stop: int) -> None:

@@ -66,7 +66,7 @@ class CpuHeader(NamedTuple):
         """Read the header, and the frame behind it.
 
         Raises:
-            ValueError: the data plane sends no such thing.
+            ValueError: the frame has no such header.
         """
         if len(frame) < FORMAT.size:
             raise ValueError(f"{len(frame)} bytes at the CPU port; the header has {FORMAT.size}")

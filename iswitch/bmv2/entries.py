@@ -1,4 +1,4 @@
-"""Table entries of a job: passive data, worked out from the job alone."""
+"""Table entries of a job: passive data, computed from the job alone."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Entry(NamedTuple):
 
     @property
     def key(self) -> tuple[str, tuple[str, ...]]:
-        """Identify the entry: a table has one of each key."""
+        """The key of the entry: a table has one entry of each key."""
         return self.table, self.match
 
     @property
     def line(self) -> str:
-        """Give the line that adds the entry."""
+        """The command line that adds the entry."""
         priority = () if self.priority is None else (str(self.priority),)
         words = (self.table, self.action, *self.match, "=>", *self.parameters, *priority)
         return " ".join(("table_add", *words))
@@ -55,7 +55,7 @@ def job_entries(
     macs: dict[tuple[str, int], bytes],
     parent: Address | None = None,
 ) -> list[Entry]:
-    """List all entries of a job; `macs` has its members' and its parent's MACs by host and port."""
+    """Return all entries of a job; `macs` has the MACs of members and parent by host and port."""
     members = job.members.contributors()
     found = [_job(job, place, parent), *_rules(job, place, members)]
     found += [_member(place, member) for member in members]
@@ -119,7 +119,7 @@ def _receiver(place: JobPlace, seat: int, peer: Address, mac: bytes) -> Entry:
 
 
 def _rules(job: Job, place: JobPlace, members: list[Member]) -> list[Entry]:
-    """List which contributors complete a sum: it may differ from round to round as members join."""
+    """Return the rules that complete sums; they differ between rounds while members join."""
     if not job.members.gathered or job.awaits_reset:
         return []
     high = job.window.high
@@ -142,5 +142,5 @@ def _rules(job: Job, place: JobPlace, members: list[Member]) -> list[Entry]:
 
 
 def _unwrapped(low: int, up: int) -> list[tuple[int, int]]:
-    """Express a range of rounds as one or two ranges of numbers."""
+    """Return a range of rounds, which may wrap, as one or two ranges of numbers."""
     return [(low, up)] if low <= up else [(low, ROUND_MASK), (0, up)]

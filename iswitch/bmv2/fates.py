@@ -41,7 +41,7 @@ class FateCounters:
         self._counted = [0] * len(FATES)
 
     def count(self, counters: Counters) -> None:
-        """Add to `counters` what the data plane has counted since the last time."""
+        """Add to `counters` the packets that the data plane has counted since the last call."""
         lines = [f"counter_read fates {fate}" for fate in range(1, len(FATES))]
         lines += ["counter_read sent 0", "counter_read sent 1"]
         *fates, aggregates, ordinary = map(packets, self._runtime.run(lines))

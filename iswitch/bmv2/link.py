@@ -1,10 +1,10 @@
 """Questions and orders from the control plane to the data plane, in order with the packets.
 
-What the control plane sends into the CPU port goes through the pipeline after all that came before,
-so an answer says how things stand at that point. Either way frames may be lost, where a burst finds
-a receiver's ring full. So little is under way at a time, each question has a number and is repeated
-until that is answered, and orders are numbered in a row: the data plane carries out the next one
-only, once, and its answers say which that is (Go-Back-N).
+Frames from the control plane pass the pipeline after all earlier packets, so an answer tells the
+state at that point. Frames may be lost in both directions, when a burst finds a receiver's ring
+full. So few frames are under way at a time. Each question has a number and is repeated until it is
+answered. Orders are numbered in a row: the data plane carries out only the next one, once, and its
+answers tell which one that is (Go-Back-N).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MASK = 0xFFFFFFFF
 
 
 class PipelineSilent(Exception):
-    """The data plane does not answer."""
+    """Raised when the data plane does not answer."""
 
 
 class Wire(Protocol):
@@ -38,8 +38,8 @@ class CpuLink:
     """Asks the data plane and gives it orders.
 
     Args:
-        wire: to the CPU port.
-        patience: seconds for an answer, before it is asked again.
+        wire: moves frames to and from the CPU port.
+        patience: seconds to wait for an answer before the question is repeated.
     """
 
     def __init__(self, wire: Wire, patience: float = 0.2) -> None:
@@ -55,14 +55,14 @@ class CpuLink:
 
     @property
     def has_frames(self) -> bool:
-        """Whether `pull` has something to do without anything new at the CPU port."""
+        """Whether `pull` has work even if nothing new came to the CPU port."""
         return bool(self._came or self._orders or (self._held and not self.is_holding))
 
     def tell(self, header: CpuHeader, frame: bytes = b"") -> None:
         """Give an order; the answer to the next question shows that it was carried out.
 
         Raises:
-            PipelineSilent: what was told before is not done.
+            PipelineSilent: earlier orders are not carried out.
         """
         if len(self._orders) >= AT_ONCE:
             self.settle()
@@ -75,7 +75,7 @@ class CpuLink:
         """Wait until all orders are carried out.
 
         Raises:
-            PipelineSilent: it is not.
+            PipelineSilent: they are not carried out.
         """
         if self._orders:
             self.ask([CpuHeader(CpuOp.LOOK)])
@@ -84,7 +84,7 @@ class CpuLink:
         """Ask LOOK and HOLD, after all orders; return the answers in the questions' order.
 
         Raises:
-            PipelineSilent: there are none.
+            PipelineSilent: no answers came.
         """
         answers: list[CpuHeader] = []
         for start in range(0, len(headers), AT_ONCE):
@@ -110,7 +110,7 @@ class CpuLink:
         )
 
     def _answers(self, wanted: set[int]) -> dict[int, CpuHeader]:
-        """Collect the answers of these numbers, but not late ones, or those before the orders."""
+        """Return the answers with these numbers; none if an order was not yet carried out."""
         found: dict[int, CpuHeader] = {}
         while len(found) < len(wanted):
             frame = self.wire.receive(self.patience)
@@ -133,16 +133,16 @@ class CpuLink:
         self.ask([CpuHeader(CpuOp.HOLD)])
 
     def go(self) -> None:
-        """End a hold; the data plane now handles what came meanwhile.
+        """End a hold; the data plane now handles the data that came meanwhile.
 
-        Whether it has ended is asked by the next `pull`, together with what is told until then.
+        The next `pull` waits until this and all later orders are carried out.
         """
         self.tell(CpuHeader(CpuOp.GO))
         self.is_holding = False
         self._tell_held()
 
     def pull(self, most: int) -> Iterable[tuple[int, bytes]]:
-        """Give the frames that have come for the control plane, with their ports."""
+        """Yield up to `most` frames that have come for the control plane, with their ports."""
         self._tell_held()
         self.settle()
         for _ in range(most):
@@ -156,14 +156,14 @@ class CpuLink:
                 yield self._came.popleft()
 
     def _take(self, header: CpuHeader, frame: bytes) -> None:
-        """Keep a frame that is no answer; a late answer is not kept."""
+        """Keep a frame that is no answer; drop late answers."""
         if header.op is CpuOp.CONTROL:
             self._came.append((header.port, frame))
         elif header.op is CpuOp.HELD:  # or was on its way when the hold ended
             self._held.append((header.port, frame))
 
     def _tell_held(self) -> None:
-        """Have the data plane handle the data that was held back."""
+        """Order the data plane to handle the data that was held back."""
         while self._held and not self.is_holding:
             port, frame = self._held.popleft()
             self.tell(CpuHeader(CpuOp.RECEIVE, port=port), frame)

@@ -1,4 +1,4 @@
-"""The data plane as the control plane sees it: room, tables, groups, registers, aggregates.
+"""The data plane, as the control plane uses it: room, tables, groups, registers, aggregates.
 
 Everything that is written here takes effect between two packets: a control packet is handled while
 the data plane holds all data back (`Link.hold`), and `commit` brings tables, groups and registers
@@ -41,7 +41,7 @@ class Own(NamedTuple):
 
 @dataclass
 class Sizes:
-    """What the data plane has room for (p4/sizes.p4)."""
+    """The sizes of the data plane (p4/sizes.p4)."""
 
     slots: int
     jobs: int
@@ -61,17 +61,17 @@ class Sizes:
         )
 
     def fits(self, shape: Shape) -> bool:
-        """Whether a packet has no more elements than the program takes."""
+        """Return whether a packet has no more elements than the program can add up."""
         return shape.elements * shape.dtype.itemsize <= self.most_bytes
 
     def takes(self, shape: Shape) -> bool:
-        """Whether the program can add up vectors of this shape, if there is room for them."""
+        """Return whether the program can add up such vectors, if there is room for them."""
         return self.fits(shape) and shape.mode is Mode.SYNCHRONOUS
 
 
 @dataclass
 class Installed:
-    """What the data plane has of one job: tables, and the contents of registers."""
+    """The present table entries and register contents of one job in the data plane."""
 
     tables: Tables
     epoch: int = -1
@@ -121,7 +121,7 @@ class Pipeline:
         self.fates = FateCounters(runtime)
 
     def resolve_by(self, mac_of: Callable[[str, int], bytes | None]) -> None:
-        """Ask this for the MAC of a host behind a port."""
+        """Set the function that returns the MAC of a host behind a port."""
         self._mac_of = mac_of
 
     def start(self) -> None:
@@ -140,15 +140,15 @@ class Pipeline:
     # Places
 
     def slots(self, shape: Shape) -> int:
-        """Count a job's slots: for the sums of two rounds, and under a parent its aggregates."""
+        """Return a job's slots: for the sums of two rounds, and under a parent the aggregates."""
         return (2 if self.parent is None else 4) * shape.segments
 
     def has_room(self, shape: Shape) -> bool:
-        """Whether another job of this shape has a place and slots."""
+        """Return whether there are a place and slots for another job of this shape."""
         return len(self._places) < self.sizes.jobs and self.room.fits(self.slots(shape))
 
     def begin(self, job: int, shape: Shape) -> None:
-        """Give a job a place; `has_room` has said that there is one."""
+        """Give a job a place; the caller has checked `has_room`."""
         number = next(n for n in range(self.sizes.jobs) if n not in self._places)
         base = self.room.take(self.slots(shape))
         self._places[number] = job
@@ -156,7 +156,7 @@ class Pipeline:
         self._of_job[job] = JobPlace(number, base, self._next_epoch(), shape)
 
     def empty(self, job: int) -> None:
-        """Make void all that was contributed."""
+        """Make all contributions to a job void."""
         place = self._of_job[job]
         self._of_job[job] = place._replace(epoch=self._next_epoch())
 
@@ -171,7 +171,7 @@ class Pipeline:
         return self._epoch
 
     def place(self, job: int) -> JobPlace | None:
-        """Find where a job is; None: it has no sums."""
+        """Return the place of a job; None: it has no sums."""
         return self._of_job.get(job)
 
     # Registers
@@ -213,7 +213,7 @@ class Pipeline:
         job.members.move_on(job.window.high)
 
     def look(self, job: int, slot_set: int, start: int, stop: int) -> list[CpuHeader]:
-        """Read what is held of segments start..stop-1, in the set of even or of odd rounds."""
+        """Read the states of segments start..stop-1, in the set of even or of odd rounds."""
         place = self._of_job[job]
         base = place.base + slot_set * place.shape.segments
         return self.link.ask(
@@ -224,7 +224,7 @@ class Pipeline:
         )
 
     def contributors(self, job: int) -> int:
-        """Bitmap of the seats that have contributed since the job began or was reset."""
+        """Return the bitmap of the seats that have contributed since the job began or was reset."""
         place = self.place(job)
         return 0 if place is None else self._installed[place.number].contributors
 
@@ -246,7 +246,7 @@ class Pipeline:
             self._order(job, Cpu.CONTRIBUTE, run.round, index)
 
     def accept(self, peer: Address, packet: bytes) -> None:
-        """Let a member's contribution in that has come to the control plane."""
+        """Pass a member's contribution that came to the control plane to the data plane."""
         frame = self._frame(peer, packet)
         self._orders.append((CpuHeader(Cpu.ACCEPT, port=peer.ingress), frame))
 
@@ -279,13 +279,13 @@ class Pipeline:
         learned: Mapping[bytes, int],
         fed: Job | None = None,
     ) -> None:
-        """Bring the data plane to what the jobs say, then give it the orders.
+        """Bring the data plane to the state of the jobs, then give it the orders.
 
         Args:
-            jobs: by number.
-            sources: where members are.
-            learned: ports behind which stations are, by MAC.
-            fed: the job that aggregates from the parent are for.
+            jobs: the jobs, by number.
+            sources: the addresses of the members.
+            learned: the port of each station, by MAC.
+            fed: the job to which aggregates from the parent belong; None: there is none.
         """
         for number, installed in self._installed.items():
             job = self._places.get(number)
@@ -383,6 +383,6 @@ class Pipeline:
 
 
 def _flags(job: Job) -> int:
-    """Give the flags that a job's registers hold besides `high`."""
+    """Return the flags that a job's registers hold besides `high`."""
     flags = Flag.HIGH_CONTRIBUTED if job.window.contributed else Flag(0)
     return flags | (Flag.ANY_COMPLETED if job.rounds.completed_any else Flag(0))

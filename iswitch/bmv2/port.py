@@ -1,4 +1,4 @@
-"""The CPU port: brings frames to the control plane, and takes those for the switch's ports."""
+"""The CPU port: brings frames to the control plane, and sends frames at the switch's ports."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ class CpuPort:
         self._close = close
 
     def fileno(self) -> int:
-        """Give a descriptor that is readable when a frame has come."""
+        """Return a descriptor that is readable when a frame has come."""
         return self._fileno
 
     def deadline(self) -> float | None:
-        """Say: at once, if frames have come, or orders may not be carried out yet."""
+        """Return a past time if frames have come or orders may be open; None otherwise."""
         return 0.0 if self.link.has_frames else None
 
     def pull(self) -> Iterator[Frames]:
-        """Give the frames that have come, without waiting."""
+        """Yield the frames that have come, without waiting."""
         for port, frame in self.link.pull(AT_ONCE):
             yield Frames.single(port, frame)
 
@@ -87,5 +87,5 @@ class CpuPort:
                     self.link.tell(CpuHeader(CpuOp.SEND, port=transmission.port), row[ETH:])
 
     def close(self) -> None:
-        """Give back the CPU port and the switch."""
+        """Close the CPU port and the switch."""
         self._close()

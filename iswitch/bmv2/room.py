@@ -1,4 +1,4 @@
-"""Room for sums in the data plane: ranges of slots, given to jobs and taken back."""
+"""Room for sums in the data plane: allocates ranges of slots to jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Room:
         self._taken: dict[int, int] = {}  # slots from a first one on
 
     def fits(self, slots: int) -> bool:
-        """Whether `slots` consecutive slots are free."""
+        """Return whether `slots` consecutive slots are free."""
         return self._find(slots) is not None
 
     def take(self, slots: int) -> int:
