@@ -20,11 +20,11 @@ REFUSALS = ("Error", "Invalid", "Unknown", "Could not", "***")
 
 
 class RuntimeRefused(Exception):
-    """The switch refuses a line; the message has the line and the answer."""
+    """Raised when the switch refuses a line; the message has the line and the answer."""
 
 
 class Runtime(Protocol):
-    """Takes lines, and gives an answer to each."""
+    """Executes lines, and returns an answer to each."""
 
     def run(self, lines: Sequence[str]) -> list[str]:
         """Execute lines; return the answer to each.

@@ -79,7 +79,7 @@ class PipelineSwitch(Switch):
         return self._between(jobs, now, lambda: execute(peer, payload, now), only)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """Do what is due; returns what is to be sent."""
+        """Do the work that is due by time; return the packets to send."""
         handle_timer = super().handle_timer
         return self._between(list(self.jobs.values()), now, lambda: handle_timer(now))
 
@@ -115,7 +115,7 @@ class PipelineSwitch(Switch):
         self.learned[station] = port
 
     def commit(self) -> None:
-        """Bring the data plane to what the jobs say."""
+        """Bring the data plane to the state of the jobs."""
         hierarchy = self.control.hierarchy
         fed = hierarchy.fed() if hierarchy else None
         self.pipeline.commit(self.jobs, self.sources, self.learned, fed)

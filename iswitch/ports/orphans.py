@@ -17,7 +17,7 @@ class DiesWithParent:
         self._parent = os.getpid()
 
     def __call__(self) -> None:
-        """Runs in the child, before exec."""
+        """Run in the child, before exec."""
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != self._parent:  # it died before it could matter
             os._exit(1)

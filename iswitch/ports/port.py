@@ -13,23 +13,23 @@ class Port(Protocol[In_co, Out_contra]):
     """Moves packets: a socket, or all the ports of a switch."""
 
     def fileno(self) -> int:
-        """Give a descriptor that is readable when something has come."""
+        """Return a descriptor that is readable when packets have come."""
 
     def pull(self) -> Iterable[In_co]:
-        """Give what has come, without waiting; each is handled before the next is asked for."""
+        """Yield what has come, without waiting; the caller handles each before the next."""
 
     def push(self, sends: Iterable[Out_contra], /) -> None:
         """Send packets or frames."""
 
     def deadline(self) -> float | None:
-        """Tell when to call `pull` though nothing has come; None: not at all."""
+        """Return when to call `pull` even if nothing has come, in seconds; None: not at all."""
 
     def close(self) -> None:
         """Close sockets and files."""
 
 
 def earlier(one: float | None, other: float | None) -> float | None:
-    """Give the earlier of two times, if any."""
+    """Return the earlier of two times; None if both are None."""
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)

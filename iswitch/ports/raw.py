@@ -41,7 +41,7 @@ LOOK_AT_DROPS = 1.0  # seconds between two looks at what the kernel dropped
 
 
 class Recorder(Protocol):
-    """Takes note of all frames that come and go."""
+    """Records all frames that come and go."""
 
     def received(self, frames: Frames) -> None:
         """Note frames that have come."""
@@ -126,11 +126,11 @@ class RawPorts:
         return [Jack(port.mtu, self.offload, port.most) for port in self.ports]
 
     def fileno(self) -> int:
-        """Give a descriptor that is readable when a frame has come at some port."""
+        """Return a descriptor that is readable when a frame has come at some port."""
         return self._epoll.fileno()
 
     def deadline(self) -> None:
-        """Give none: nothing is kept here until a time comes."""
+        """Return None: nothing here waits for a time."""
 
     def close(self) -> None:
         """Close all sockets."""
@@ -203,7 +203,7 @@ class RawPorts:
     # Sending
 
     def push(self, steps: Iterable[Sequence[Transmission]]) -> None:
-        """Send frames, step by step; count what the kernel does not take."""
+        """Send frames, step by step; count those that the kernel refuses."""
         for whole in steps:
             if type(whole) is RecurringFrames and self._post(whole):
                 continue
@@ -248,7 +248,7 @@ class RawPorts:
     def _account(
         self, copies: Sequence[Transmission], failures: Sequence[tuple[int, int]]
     ) -> list[Transmission]:
-        """Count what the kernel has copied; return what has still to be sent."""
+        """Count the frames that the kernel has copied; return those still to be sent."""
         counts = copies[0].counts
         refused = dict(failures)
         full = {i for i, error in refused.items() if error == errno.ENOBUFS}
@@ -308,7 +308,7 @@ class RawPorts:
 
 
 def only(whole: Transmission, which: Sequence[int]) -> Transmission:
-    """Give some frames of a transmission."""
+    """Return some frames of a transmission."""
     heads = None if whole.heads is None else whole.heads[which]
     lengths, counts = ([of[i] for i in which] for of in (whole.lengths, whole.counts))
     return Transmission(whole.port, heads, whole.bodies[which], lengths, counts)

@@ -31,7 +31,7 @@ class RecordedDatagrams:
         self.capture = capture
 
     def fileno(self) -> int:
-        """Give the port's descriptor."""
+        """Return the port's file descriptor."""
         return self.port.fileno()
 
     def deadline(self) -> float | None:
@@ -39,7 +39,7 @@ class RecordedDatagrams:
         return self.port.deadline()
 
     def pull(self) -> Iterator[Burst]:
-        """Record and give what has come; control packets singly, so that answers follow them."""
+        """Record and yield packets that have come; control packets singly, before their answers."""
         for burst in self.port.pull():
             is_control = classify(burst.tos) is Traffic.CONTROL
             for part in burst.singles() if is_control else (burst,):

@@ -1,4 +1,4 @@
-"""Takes buffers of memory that the system really has: asked for, and touched.
+"""Allocates buffers that the system really has: asked for, and touched.
 
 Linux promises more memory than there is, and ends a process that uses what it was promised. So
 before memory is taken the limits are read that only strike later (the machine's, those of control
@@ -34,7 +34,7 @@ GROUPS = Path("/sys/fs/cgroup")
 
 
 def room(proc: Path = Path("/proc"), groups: Path = GROUPS) -> int:
-    """Count the bytes that this process can still use before the machine or a group is full."""
+    """Return the bytes that this process can still use before the machine or a group is full."""
     return min((_machine(proc), *_control_groups(proc, groups)))
 
 
@@ -51,7 +51,7 @@ def _machine(proc: Path) -> int:
 
 
 def _control_groups(proc: Path, groups: Path) -> Iterator[int]:
-    """List the bytes left in each control group of this process, version 1 or 2."""
+    """Return the bytes left in each control group of this process, version 1 or 2."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -75,7 +75,7 @@ def _control_groups(proc: Path, groups: Path) -> Iterator[int]:
 
 
 def _left(folder: Path, limit: str, usage: str) -> int:
-    """Count the bytes below a group's limit; pages of files make room."""
+    """Return the bytes below a group's limit; pages of files make room."""
     try:
         most = (folder / limit).read_text().strip()
         if most == "max":
@@ -107,7 +107,7 @@ class SystemBuffers(Buffers):
 
     @property
     def pending(self) -> int:
-        """Count the bytes that were taken and are still to be touched."""
+        """Return the bytes that were allocated and are still to be touched."""
         return self._pending
 
     def see(self, nbytes: int) -> None:

@@ -70,7 +70,7 @@ class DatagramSender:
         self._posts: Notes[tuple[int, Post | None]] = Notes()  # about recurring packets
 
     def send(self, given: Outgoing) -> None:
-        """Send packets to each of their receivers; count those that the kernel does not take."""
+        """Send packets to each of their receivers; count those that the kernel refuses."""
         out = self._post(given) if type(given) is Recurring else given
         if out is not None:
             n, size = out.rows.shape

@@ -112,7 +112,7 @@ class UdpPort:
                     raise
 
     def fileno(self) -> int:
-        """Give a descriptor to wait on."""
+        """Return a descriptor to wait on."""
         return self.lobby.fileno() if self.lobby else self.socket.fileno()
 
     def deadline(self) -> float | None:
@@ -149,7 +149,7 @@ class UdpPort:
     # Receiving
 
     def pull(self) -> Iterable[Burst]:
-        """Give the packets that have come, without waiting. They are valid until the next call."""
+        """Yield the packets that have come, without waiting; valid until the next call."""
         if self.lobby is None:
             return self._pull()
         return self._pull_both(self.lobby)
@@ -179,7 +179,7 @@ class UdpPort:
     # Sending
 
     def push(self, sends: Iterable[Outgoing]) -> None:
-        """Send packets; count those that the kernel does not take (`tx_failed`)."""
+        """Send packets; count those that the kernel refuses (`tx_failed`)."""
         for given in sends:
             try:
                 self._out.send(given)

@@ -123,5 +123,5 @@ class Counters(dict[str, int]):
         super().__init__(dict.fromkeys((*COUNTERS, *DROPS), 0))
 
     def drops(self) -> dict[str, int]:
-        """Give the drop reasons that occurred, with their counts."""
+        """Return the drop reasons that occurred, with their counts."""
         return {name: self[name] for name in DROPS if self[name]}

@@ -44,7 +44,7 @@ def secret_of(text: str) -> bytes:
 
 
 class Key:
-    """What the members and the switches of a job share.
+    """A key, which the members and switches of a job share.
 
     Args:
         secret: 1 to 64 bytes.
@@ -69,11 +69,11 @@ class Key:
         return hash(self._secret)
 
     def mac(self, packet: bytes) -> bytes:
-        """Compute the MAC of a packet."""
+        """Return the MAC of a packet."""
         return blake2b(packet, digest_size=MAC_SIZE, key=self._secret).digest()
 
     def opened(self, payload: bytes) -> bytes | None:
-        """Give the packet without its MAC; None: the MAC is wrong or missing."""
+        """Return the packet without its MAC; None: the MAC is wrong or missing."""
         packet, given = payload[:-MAC_SIZE], payload[-MAC_SIZE:]
         return packet if compare_digest(self.mac(packet), given) else None
 
@@ -105,7 +105,7 @@ class Keys:
         return bool(self._by_job) or self._default is not None
 
     def of(self, job: int) -> Key | None:
-        """Find a job's key; None: the job is not keyed."""
+        """Return a job's key; None: the job is not keyed."""
         return self._by_job.get(job, self._default)
 
     def sealed(self, sends: list[Outgoing]) -> list[Outgoing]:

@@ -33,7 +33,7 @@ MAX_SEGMENTS = 64  # packets of one (UDP_MAX_SEGMENTS; 128 in newer kernels)
 
 
 def by_size(rows: Rows, tail: int) -> list[Rows]:
-    """Part packets, the last of `tail` bytes, into one or two arrays of equally long ones."""
+    """Split packets, the last of `tail` bytes, into one or two arrays of equally long ones."""
     if tail == rows.shape[1]:
         return [rows]
     last = rows[-1:, :tail]
@@ -148,14 +148,14 @@ class Burst(NamedTuple):
         return int((n - 1) * size + self.tail)
 
     def not_below(self, least: int) -> tuple[Rows, int]:
-        """Give rows and tail of the packets that have at least `least` bytes, 1 or more."""
+        """Return rows and tail of the packets that have at least `least` bytes, 1 or more."""
         if self.tail >= least:
             return self.rows, self.tail
         size = self.rows.shape[1]
         return self.rows[: len(self.rows) - 1 if size >= least else 0], size
 
     def singles(self) -> Iterator[Burst]:
-        """Give each packet as a burst of its own."""
+        """Yield each packet as a burst of its own."""
         size = self.rows.shape[1]
         for i in range(len(self.rows)):
             rows = self.rows[i : i + 1]
@@ -240,7 +240,7 @@ class Stretch(NamedTuple):
         ]
 
     def by_size(self) -> list[Stretch]:
-        """The same in stretches of consecutive segments in each of which all rows are whole."""
+        """Cut it into stretches of consecutive segments with rows of one size each."""
         found = []
         for stretch in self.consecutive():
             start = stretch.start
@@ -250,7 +250,7 @@ class Stretch(NamedTuple):
         return found
 
     def fits(self, shape: Shape) -> bool:
-        """Whether these packets have the lengths and indices that the vectors of a job have."""
+        """Return whether these packets have the lengths and indices of a job's vectors."""
         n, size = self.rows.shape
         stop = self.stop
         if size == shape.packet_size == self.tail and stop <= shape.full_segments:
@@ -290,7 +290,7 @@ class Cutter:
         self._free = [bytearray(headers.data) for _ in range(self.ROUNDS)]
 
     def headers(self, round_: int, start: int, stop: int) -> npt.NDArray[np.uint64]:
-        """Give the `Seg` of segments start..stop-1, (n,) big-endian uint64."""
+        """Return the `Seg` of segments start..stop-1, (n,) big-endian uint64."""
         headers = self._headers.get(round_) or self._remember(round_)
         return np.frombuffer(headers, ">u8", stop - start, SEG_SIZE * start)
 
