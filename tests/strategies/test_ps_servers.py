@@ -20,7 +20,7 @@ from tests.strategies.test_ps import BLOCK, PATIENCE, joined, rank
 from tests.support import ROOT
 from tests.support.groups import MADE, group
 from tests.support.machine import judged
-from worker_lib.strategies import make
+from worker_lib.strategies import Strategy, make
 from worker_lib.strategies.errors import PeerLost
 from worker_lib.strategies.ps import listening, start_server
 from worker_lib.strategies.ps_filters import KKT, Filter, Small
@@ -202,13 +202,17 @@ def test_who_is_silent_holds_up_nobody(server: tuple[Any, tuple[str, int]]) -> N
 
 def lost_server(stop: str) -> str:
     with make("ps", 10, timeout=MADE) as ps:
-        ps.allreduce(np.ones(10, np.float32))
         if rank() == 0:
-            os.kill(int(stop), 9)
-            time.sleep(0.5)
-        with pytest.raises(PeerLost) as caught:
             ps.allreduce(np.ones(10, np.float32))
+            os.kill(int(stop), 9)
+        with pytest.raises(PeerLost) as caught:  # the other may lack the sum of its first round
+            sum_on(ps)
         return str(caught.value)
+
+
+def sum_on(ps: Strategy) -> None:
+    while True:
+        ps.allreduce(np.ones(10, np.float32))
 
 
 def test_a_server_that_dies_is_named() -> None:
