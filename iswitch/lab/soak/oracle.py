@@ -196,14 +196,10 @@ class Versions:
         self.numbers = numbers
         self.h = job.threshold or len(job.hosts)
         self.made: dict[tuple[int, int], bytes] = {}  # by segment and version
+        self.newest = 0  # version that anybody has got, of any segment
         self.counted: set[tuple[int, int]] = set()  # segment and element
         self.sent: set[int] = set()  # elements of what has been contributed
         self.finished = 0
-
-    @property
-    def newest(self) -> int:
-        """Return the newest version that any worker has received, of any segment."""
-        return max((version for _, version in self.made), default=0)
 
     def contributes(self, identity: int, number: int) -> Vector:
         """Note that a process sends a contribution, and return the vector."""
@@ -224,6 +220,7 @@ class Versions:
                 raise Violation("disagreement", where)
             return
         self.made[key] = mine
+        self.newest = max(self.newest, version)
         self.finished += 1
         inside = np.flatnonzero(total).tolist()
         if any(total[element] != 1 for element in inside):
