@@ -109,17 +109,13 @@ def loopback(settings: Settings, switch: Switch) -> tuple[Engine[Any, Any], Addr
     """
     listen = settings.listen or LISTEN
     try:
+        check_parent(settings, socket.gethostbyname(listen[0]), listen[1])
         port = UdpPort(
             listen, offload=settings.offload, counters=switch.counters, members=switch.sources
         )
     except OSError as error:
         where = "{}:{}".format(*listen)
         raise UsageError(f"cannot listen at {where}: {error.strerror}; {mend(error)}") from None
-    try:
-        check_parent(settings, *port.address[:2])
-    except UsageError:
-        port.close()
-        raise
     return Engine(switch, port, spin=settings.spin), port.address
 
 

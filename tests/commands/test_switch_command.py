@@ -332,6 +332,18 @@ def test_options_that_do_not_go_together(
     assert f"iswitch switch: {complaint}" in capsys.readouterr().err
 
 
+def test_a_parent_that_is_the_switch_is_told_before_a_port_that_is_taken(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The address is wrong whether or not somebody else listens there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.9", 0))
+        port = other.getsockname()[1]
+        words = f"--listen 0.0.0.0:{port} --parent 127.0.0.9:{port}"
+        assert main(["switch", *words.split()]) == 2
+    assert f"--parent 127.0.0.9:{port} is this switch" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "options", [["--no-offload"], ["--spin", "0.001"], ["--cpu", "0"], ["--reproducible"]]
 )
