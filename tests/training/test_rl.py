@@ -67,7 +67,7 @@ def test_every_pair_computes_gradients(algorithm: str, env: str) -> None:
         run.iterate(2)
         message = run.messages[0]
         assert np.isfinite(message).all()
-        network = run.learners[0]._network  # type: ignore[attr-defined]
+        network = run.learners[0]._network
         assert all(parameter.grad.any() for parameter in network.parameters())
         assert (run.updater.weights != before).any()
         found.append(message.copy())
@@ -100,7 +100,7 @@ def test_the_actors_gradient_stops_at_the_critic() -> None:
     replay.draw = recorded
     learner.gradient()
 
-    network = copy.deepcopy(learner._network)  # type: ignore[attr-defined]
+    network = copy.deepcopy(learner._network)
     (batch,) = drawn
     with torch.no_grad():
         follows = network.critic(batch.successors, network.actor(batch.successors))

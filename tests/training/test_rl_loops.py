@@ -16,10 +16,11 @@ from tests.training.test_rl import SHORT, Vector, same_bits, workload
 from worker_lib.rl import checkpoint
 from worker_lib.rl.advantages import estimate
 from worker_lib.rl.envs import Envs, Step
+from worker_lib.rl.learner import Learner
 from worker_lib.rl.plan import Plan
 from worker_lib.rl.progress import Progress
 from worker_lib.rl.replay import Replay
-from worker_lib.rl.setup import Learner, Workload
+from worker_lib.rl.setup import Workload
 from worker_lib.rl.training import Meter, asynchronous, synchronous
 from worker_lib.rl.updater import Updater
 from worker_lib.rl.workloads import Unsuitable

@@ -18,10 +18,10 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor, from_numpy, nn
 from torch.distributions import Categorical
 
+from . import learner
 from .advantages import estimate
 from .envs import Array, Envs, Takes, make_atari
-from .flat import Vector, bind, numel_of
-from .updater import Updater
+from .updater import annealed
 
 
 @dataclass(frozen=True)
@@ -82,34 +82,14 @@ def layer(module: nn.Conv2d | nn.Linear, gain: float = 2**0.5) -> nn.Module:
     return module
 
 
-def make_updater(network: nn.Module, settings: Settings, iterations: int) -> Updater:
-    """Make an Adam updater whose learning rate falls linearly to zero over `iterations`."""
-    rates = [(numel_of(network), settings.learning_rate)]
-    return Updater(network, rates, max_norm=settings.max_norm, anneal=iterations)
+make_updater = annealed
 
 
-class Learner:
-    """Plays one worker's environments and differentiates the loss, with its own random numbers."""
+class Learner(learner.Learner):
+    """Differentiates the loss of the steps that it has just played."""
 
-    def __init__(
-        self,
-        network: Network,
-        envs: Envs,
-        settings: Settings,
-        seed: int,
-        model: list[Vector],
-        gradient: Vector,
-    ) -> None:
-        """Read weights from `model[0]` and write gradients to `gradient`, both flat float32."""
-        self.settings, self.envs = settings, envs
-        self.returns = envs.returns
-        self._network = network
-        bind(network, model[0], gradient)
-        self._gradient = gradient
-        self._rng = torch.Generator().manual_seed(seed)
-
-    def prepare(self) -> None:
-        """Do nothing: A2C needs no steps before the first gradient."""
+    settings: Settings
+    _network: Network
 
     def gradient(self) -> None:
         """Play `steps` more steps in each environment and write the gradient of their loss."""

@@ -12,7 +12,6 @@ ones. Each worker has its own replay buffer.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,8 +21,8 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from .envs import Array, Envs, Takes, make_control
-from .flat import Vector, bind, numel_of
-from .replay import Replay
+from .flat import Vector, numel_of
+from .replay import ReplayLearner
 from .updater import Updater
 
 
@@ -119,32 +118,11 @@ def make_updater(network: Network, settings: Settings, iterations: int) -> Updat
     return Updater(network, rates, follow=follow)
 
 
-class Learner:
-    """Plays one worker's environment and learns from its replay buffer; seeded per worker."""
+class Learner(ReplayLearner):
+    """Adds noise to the actor's actions."""
 
-    def __init__(
-        self,
-        network: Network,
-        envs: Envs,
-        settings: Settings,
-        seed: int,
-        model: list[Vector],
-        gradient: Vector,
-    ) -> None:
-        """Read weights and target weights from `model`, write gradients to `gradient`; float32."""
-        self.settings, self.envs = settings, envs
-        self.returns = envs.returns
-        self._network, self._target = network, copy.deepcopy(network)
-        bind(self._network, model[0], gradient)
-        bind(self._target, model[1])
-        self._gradient = gradient
-        self._rng = np.random.default_rng(seed)
-        self._replay = Replay(settings.capacity, envs.observations, envs.action_space)
-
-    def prepare(self) -> None:
-        """Play random actions until the buffer holds `learning_starts` transitions."""
-        while len(self._replay) < self.settings.learning_starts:
-            self._play(at_random=True)
+    settings: Settings
+    _network: Network
 
     def gradient(self) -> None:
         """Play a step, draw a batch and write the gradients of critic and actor."""

@@ -11,7 +11,6 @@ alone, so all workers have equal ones. Each worker has its own replay buffer.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .envs import Array, Envs, Takes, make_atari
-from .flat import Vector, bind, numel_of
-from .replay import Replay
+from .flat import Vector, numel_of
+from .replay import ReplayLearner
 from .updater import Updater
 
 
@@ -82,40 +81,18 @@ def make_updater(network: nn.Module, settings: Settings, iterations: int) -> Upd
     return Updater(network, [(numel_of(network), settings.learning_rate)], follow=follow)
 
 
-class Learner:
-    """Plays one worker's environment and learns from its replay buffer; seeded per worker."""
+class Learner(ReplayLearner):
+    """Plays epsilon-greedily."""
 
-    def __init__(
-        self,
-        network: Network,
-        envs: Envs,
-        settings: Settings,
-        seed: int,
-        model: list[Vector],
-        gradient: Vector,
-    ) -> None:
-        """Read weights and target weights from `model`, write gradients to `gradient`; float32."""
-        self.settings, self.envs = settings, envs
-        self.returns = envs.returns
-        self._network, self._target = network, copy.deepcopy(network)
-        bind(self._network, model[0], gradient)
-        bind(self._target, model[1])
-        self._gradient = gradient
-        self._rng = np.random.default_rng(seed)
-        self._replay = Replay(settings.capacity, envs.observations, envs.action_space)
-        self._iterations = 0
-
-    def prepare(self) -> None:
-        """Play random actions until the buffer holds `learning_starts` transitions."""
-        while len(self._replay) < self.settings.learning_starts:
-            self._play(epsilon=1.0)
+    settings: Settings
+    _network: Network
+    _iterations = 0
 
     def gradient(self) -> None:
         """Play `steps` steps, draw a batch and write the gradient of its loss."""
         s = self.settings
-        explored = min(1.0, self._iterations / s.explore)
         for _ in range(s.steps):
-            self._play(epsilon=1.0 + explored * (s.epsilon - 1.0))
+            self._play()
         self._iterations += 1
         batch = self._replay.draw(s.batch, self._rng)
         with torch.no_grad():
@@ -126,9 +103,10 @@ class Learner:
         self._gradient[:] = 0
         functional.smooth_l1_loss(values, wanted).backward()
 
-    def _play(self, epsilon: float) -> None:
-        observation = self.envs.observations.copy()
-        if self._rng.random() < epsilon:
+    def _play(self, at_random: bool = False) -> None:
+        s, observation = self.settings, self.envs.observations.copy()
+        explored = 0.0 if at_random else min(1.0, self._iterations / s.explore)
+        if self._rng.random() < 1.0 + explored * (s.epsilon - 1.0):
             action = self._rng.integers(int(self.envs.action_space.n), size=1)
         else:
             with torch.no_grad():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +18,10 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor, from_numpy, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
+from . import learner
 from .advantages import estimate
 from .envs import Array, Envs, Takes, make_control
-from .flat import Vector, bind, numel_of
-from .updater import Updater
+from .updater import annealed
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,7 @@ def perceptron(inputs: int, outputs: int, gain: float) -> nn.Sequential:
     return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
 
 
-def make_updater(network: nn.Module, settings: Settings, iterations: int) -> Updater:
-    """Make an Adam updater whose learning rate falls linearly to zero over `iterations`."""
-    rates = [(numel_of(network), settings.learning_rate)]
-    return Updater(network, rates, max_norm=settings.max_norm, anneal=iterations)
+make_updater = annealed
 
 
 class Batch(NamedTuple):
@@ -123,29 +120,15 @@ class Batch(NamedTuple):
     targets: Tensor  # values that the critic learns to predict
 
 
-class Learner:
-    """Plays one worker's environments and learns from its rollouts, with its own random numbers."""
+class Learner(learner.Learner):
+    """Uses each rollout for several gradients."""
 
-    def __init__(
-        self,
-        network: Network,
-        envs: Envs,
-        settings: Settings,
-        seed: int,
-        model: list[Vector],
-        gradient: Vector,
-    ) -> None:
-        """Read weights from `model[0]` and write gradients to `gradient`, both flat float32."""
-        self.settings, self.envs = settings, envs
-        self.returns = envs.returns
-        self._network = network
-        bind(network, model[0], gradient)
-        self._gradient = gradient
-        self._rng = torch.Generator().manual_seed(seed)
-        self._batches = self._minibatches()
+    settings: Settings
+    _network: Network
 
-    def prepare(self) -> None:
-        """Do nothing: PPO needs no steps before the first gradient."""
+    @cached_property
+    def _batches(self) -> Iterator[Batch]:
+        return self._minibatches()
 
     def gradient(self) -> None:
         """Write the gradient of the next minibatch; play a new rollout when one is used up."""

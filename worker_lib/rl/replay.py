@@ -1,14 +1,18 @@
-"""A replay buffer: keeps the latest transitions and draws batches of them at random."""
+"""A replay buffer, which draws batches of the latest transitions at random, and its learners."""
 
 from __future__ import annotations
 
+import copy
+from abc import abstractmethod
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Discrete, Space
-from torch import Tensor, from_numpy
+from torch import Tensor, from_numpy, nn
 
-from .envs import Array, Step
+from .envs import Array, Envs, Step
+from .flat import Vector, bind
+from .learner import Learner
 
 
 class Transitions(NamedTuple):
@@ -66,3 +70,31 @@ class Replay:
         """Draw `size` transitions, with replacement."""
         chosen = rng.integers(len(self), size=size)
         return Transitions(*(from_numpy(array[chosen]) for array in self._arrays))
+
+
+class ReplayLearner(Learner):
+    """Plays one environment, and learns from its replay buffer with a target network."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        envs: Envs,
+        settings: Any,
+        seed: int,
+        model: list[Vector],
+        gradient: Vector,
+    ) -> None:
+        super().__init__(network, envs, settings, seed, model, gradient)
+        self._target: Any = copy.deepcopy(network)
+        bind(self._target, model[1])
+        self._rng = np.random.default_rng(seed)
+        self._replay = Replay(settings.capacity, envs.observations, envs.action_space)
+
+    def prepare(self) -> None:
+        """Play random actions until the buffer holds `learning_starts` transitions."""
+        while len(self._replay) < self.settings.learning_starts:
+            self._play(at_random=True)
+
+    @abstractmethod
+    def _play(self, at_random: bool = False) -> None:
+        """Take one step, by the policy or at random, and add it to the buffer."""

@@ -6,34 +6,19 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from importlib import import_module
 from math import inf, isfinite
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from .envs import Array, Envs, Takes
 from .flat import Vector
+from .learner import Learner
 from .updater import Updater
 from .workloads import ALGORITHMS, Unsuitable
 
 MOST_ENVS = 256  # in one worker
 TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
-
-class Learner(Protocol):
-    """Plays one worker's environments and computes gradients, by any of the algorithms.
-
-    Attributes:
-        returns: undiscounted return of every finished episode.
-    """
-
-    returns: list[float]
-
-    def prepare(self) -> None:
-        """Play the steps that the algorithm needs before its first gradient."""
-
-    def gradient(self) -> None:
-        """Play, then write a gradient to the vector given at construction."""
 
 
 class Workload:

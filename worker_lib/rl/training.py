@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from worker_lib.strategies import Strategy
 
 from .flat import Vector
+from .learner import Learner
 from .progress import Progress
-from .setup import Learner
 
 if TYPE_CHECKING:
     from worker_lib.asynchronous.worker import AsynchronousWorker
@@ -70,26 +70,23 @@ class Meter:
     def tell(self) -> None:
         """Report the iteration, the new returns, and the totals so far."""
         with self._lock:
-            self._tell()
-
-    def _tell(self) -> None:
-        self._told = time.perf_counter()
-        returns = self.learner.returns
-        count = len(returns)
-        self.report(
-            {
-                "event": "progress",
-                "iteration": self.progress.iteration,
-                "returns": returns[self._returns_told : count],
-                "seconds": self.seconds,
-                "compute": self.compute,
-                "aggregate": self.aggregate,
-                "update": self.progress.seconds,
-                "gradients": self.gradients,
-                "discarded": self.discarded,
-            }
-        )
-        self._returns_told = count
+            self._told = time.perf_counter()
+            returns = self.learner.returns
+            count = len(returns)
+            self.report(
+                {
+                    "event": "progress",
+                    "iteration": self.progress.iteration,
+                    "returns": returns[self._returns_told : count],
+                    "seconds": self.seconds,
+                    "compute": self.compute,
+                    "aggregate": self.aggregate,
+                    "update": self.progress.seconds,
+                    "gradients": self.gradients,
+                    "discarded": self.discarded,
+                }
+            )
+            self._returns_told = count
 
 
 def synchronous(strategy: Strategy, progress: Progress, message: Vector, meter: Meter) -> None:

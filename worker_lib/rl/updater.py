@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from .flat import Adam, Vector, clip, weights_of
+from .flat import Adam, Vector, clip, numel_of, weights_of
 
 Follow: TypeAlias = Callable[[Vector, Vector, int], None]
 
@@ -66,3 +66,15 @@ class Updater:
         if self._follow is not None:
             weights, target = self.model
             self._follow(weights, target, self.updates)
+
+
+def annealed(network: nn.Module, settings: Any, iterations: int) -> Updater:
+    """Make an Adam updater whose learning rate falls linearly to zero over `iterations`.
+
+    Args:
+        network: its parameters are the first weights.
+        settings: an algorithm's, with `learning_rate` and `max_norm`.
+        iterations: updates of the training.
+    """
+    rates = [(numel_of(network), settings.learning_rate)]
+    return Updater(network, rates, max_norm=settings.max_norm, anneal=iterations)
