@@ -1,14 +1,26 @@
-"""The other workers of an asynchronous job: their addresses, standings and states."""
+"""The other workers of an asynchronous job, and how this one catches up with them.
+
+`standing.py` has the rules.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
 from typing import NamedTuple
+
+from iswitch.core.format.wire import NO_RANK, Vector
+from worker_lib.errors import WorkerError
 
 from .directory import Directory, Where, pack
 from .giving import Server
+from .membership import Membership
 from .snapshots import NotThere, Offer, Unreachable, ask
-from .standing import Standing
+from .standing import Standing, Way, choose
+from .state import State
+
+GREETING_PAUSE = 0.05  # seconds between two greetings; doubles
+GREETING_CEILING = 1.0
+AGAIN_PAUSE = 0.02  # seconds until a worker that is behind asks the others again
 
 
 class Survey(NamedTuple):
@@ -27,70 +39,143 @@ class Peers:
     """Asks the other workers for standings and states, and answers their requests.
 
     Args:
+        membership: this worker's.
+        state: this worker's; others can take it.
         directory: holds the addresses of the others.
-        here: local (host, port) of the worker.
-        job: the job's number.
-        key: the key of a keyed job; None: no key.
-        offer: returns this worker's offer, see `Server`.
-        size: bytes of a packed state.
-        stop: returns whether to stop asking.
+        num_workers: number of workers in the job.
+
+    Attributes:
+        server: answers the requests of others.
+        taken: number of states taken from others.
+        is_first: whether the others begin with this worker's state.
+
+    Raises:
+        OSError: there can be no socket for requests.
     """
 
     def __init__(
-        self,
-        directory: Directory,
-        here: Where,
-        job: int,
-        key: bytes | None,
-        offer: Callable[[bool], Offer],
-        size: int,
-        stop: Callable[[], bool],
+        self, membership: Membership, state: State, directory: Directory, num_workers: int
     ) -> None:
-        self.directory = directory
-        self._job, self._key = job, key
-        self._most = 2 * size + (1 << 20)  # accept wrong sizes too, so that an error reports them
-        self._stop = stop
-        self._server = Server(*here, job, key, offer)
-        self.where = self._server.where
-        self.identity = int.from_bytes(pack(self.where), "big")
+        self._membership, self._session = membership, membership.session
+        self._state, self._directory = state, directory
+        self._num_workers = num_workers
+        self._job, self._key = self._session.job, self._session.terms.key
+        # Accept wrong sizes, too, so that an error reports them.
+        self._most = 2 * state.nbytes + (1 << 20)
+        self._greeted = (float("-inf"), GREETING_PAUSE)
+        self.taken = 0
+        self.is_first = False
+        here = membership.port.address
+        with state.lock:  # an offer, which names this worker, waits for it
+            self.server = Server(here.host, here.port, self._job, self._key, self._offer)
+            self._where = self.server.where
+            self._identity = int.from_bytes(pack(self._where), "big")
+
+    def entry(self, counts: bool) -> Vector:
+        """Return the extra elements of a contribution; `counts`: it is not only a greeting."""
+        dtype = self._session.shape.dtype.numpy
+        return self._directory.entry(self._session.rank, self._where, dtype, counts)
 
     def survey(self) -> Survey:
         """Ask all known workers for their standings; forget the addresses of those gone."""
         found: dict[Standing, Where] = {}
         all_asked = True
-        for where in self.directory.addresses - {self.where}:
-            if self._stop():
+        for where in self._directory.addresses - {self._where}:
+            if self._membership.left.is_set():
                 return Survey(found, False)
             try:
                 found[ask(where, self._job, self._key).standing] = where
             except NotThere:
-                self.directory.forget(where)
+                self._directory.forget(where)
             except Unreachable:
                 all_asked = False
         return Survey(found, all_asked)
 
-    def state_of(self, where: Where) -> Offer | None:
-        """Fetch the state of the worker at an address, and learn the addresses that it knows.
+    def all_have_begun(self) -> bool:
+        """Whether all known workers have a state, taken from this worker or from one another."""
+        found, all_asked = self.survey()
+        return all_asked and all(other.version is not None for other in found)
 
-        None: the worker did not answer, or has no state yet.
+    def greet(self) -> None:
+        """Tell the others this worker's address by zeros that do not count as a contribution."""
+        last, pause = self._greeted
+        now = time.monotonic()
+        with self._membership.changed:
+            if now - last >= pause and self._session.can_contribute:
+                self._membership.contribute(0, self.entry(counts=False))
+                self._greeted = now, min(2 * pause, GREETING_CEILING)
+
+    def catch_up(self) -> None:
+        """Ask the others where they stand, and take one step towards them."""
+        changed = self._membership.changed
+        with changed:
+            own = self._standing()
+        found, all_asked = self.survey()
+        if own.version is None:  # only workers that greeted since the start are known
+            all_asked &= len(found) >= self._num_workers - 1 and self._is_listed()
+        way, whose = choose(own, found.keys(), all_asked)
+        if way is Way.TAKE and self._take(found[whose]):
+            return
+        if way is Way.GO_ON:
+            with self._state.lock, changed:
+                if self._session.behind:
+                    self.is_first = own.version is None
+                    self._resume_at(self._session.newest)
+            return
+        if own.version is None and self._session.rank != NO_RANK:
+            self.greet()
+        with changed:
+            changed.wait_for(self._membership.left.is_set, AGAIN_PAUSE)
+
+    def _is_listed(self) -> bool:
+        """Whether a version has listed this worker's address, so that others can take its state."""
+        rank, directory = self._session.rank, self._directory
+        if rank == NO_RANK:
+            return False
+        return self._where in directory.addresses or rank >= directory.places
+
+    def _take(self, where: Where) -> bool:
+        """Take the state of the worker at an address; return whether it could be had.
+
+        Raises:
+            WorkerError: the state there has another size.
         """
         try:
             offer = ask(where, self._job, self._key, self._most)
         except (NotThere, Unreachable):
-            return None
-        self.directory.learn_packed(offer.addresses)
-        return None if offer.standing.version is None else offer
+            return False
+        self._directory.learn_packed(offer.addresses)
+        if offer.standing.version is None:
+            return False
+        if len(offer.state) != self._state.nbytes:
+            raise WorkerError(
+                f"the state of the worker at {where} has {len(offer.state)} bytes, this one's "
+                f"{self._state.nbytes}; `state` must be of the same arrays in all workers"
+            )
+        with self._state.lock, self._membership.changed:
+            self._state.unpack(offer.state)
+            self.taken += 1
+            self._resume_at(offer.standing.version)
+        return True
 
-    @property
-    def given(self) -> int:
-        """Return the number of states that others have taken completely."""
-        return self._server.given
+    def _resume_at(self, version: int) -> None:
+        """Go on from the state as it is, at a version; called under both locks."""
+        self._session.resume_at(version, time.monotonic())
+        self._state.reach(version)
+        self._membership.changed.notify_all()
 
-    @property
-    def dropped(self) -> int:
-        """Return the number of connections cut off as too slow, too many, or for lack of memory."""
-        return self._server.dropped
+    def _offer(self, wanted: bool) -> Offer:
+        """Return this worker's standing and known addresses, and its packed state if `wanted`."""
+        with self._state.lock, self._membership.changed:
+            standing, mark = self._standing(), self._state.mark
+            packs = wanted and standing.version is not None
+            state = self._state.pack() if packs else b""
+            return Offer(standing, self._directory.pack(), state, mark)
 
-    def close(self) -> None:
-        """Stop answering requests."""
-        self._server.close()
+    def _standing(self) -> Standing:
+        session, version = self._session, self._state.version
+        # A version that has arrived and is not applied yet will still change its standing.
+        at_rest = version is None or version == session.version
+        if self._membership.failure is not None:  # the state may be half of two versions
+            return Standing(self._identity, None, True)
+        return Standing(self._identity, version, session.behind and at_rest)

@@ -1,10 +1,8 @@
-"""The state of an asynchronous worker: the arrays that updates change and that peers can take.
-
-Not thread-safe: callers must ensure that no update is under way.
-"""
+"""The state of an asynchronous worker: the arrays that updates change and that peers can take."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
@@ -16,10 +14,16 @@ import numpy.typing as npt
 class State:
     """Holds the arrays, weights first, then optimizer moments and so on; changed in place.
 
+    Whoever reads or changes the arrays or their version holds `lock`.
+
     Args:
         arrays: C-contiguous, writable NumPy arrays of any numeric dtype.
+        check: keep a digest of every version.
 
     Attributes:
+        lock: where the session's is needed too, this one is taken first.
+        version: the version of the arrays; None: they have none yet.
+        digests: checksums by version, if `check`.
         nbytes: size of all arrays together.
         mark: a number that differs between contents.
 
@@ -27,7 +31,11 @@ class State:
         TypeError, ValueError: an array is not of this kind; the message names it.
     """
 
-    def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+    def __init__(self, arrays: Sequence[npt.NDArray[Any]], check: bool = False) -> None:
+        self.lock = threading.RLock()
+        self.version: int | None = None
+        self.digests: dict[int, str] = {}
+        self._check = check
         self.arrays = list(arrays)
         for i, array in enumerate(self.arrays):
             if not isinstance(array, np.ndarray):
@@ -54,6 +62,12 @@ class State:
     def touch(self) -> None:
         """Change the mark; call it before the arrays are changed."""
         self.mark += 1
+
+    def reach(self, version: int) -> None:
+        """Set the version that the arrays have now."""
+        if self._check:
+            self.digests[version] = self.digest()
+        self.version = version
 
     def pack(self) -> bytearray:
         """Return the bytes of all arrays, one after the other, without another copy."""
