@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import Ack, Action, Shape, Status
@@ -16,6 +17,44 @@ from . import arguments, environment, naming
 from .errors import Refused, SwitchUnreachable
 
 REFUSED_PATIENCE = 5.0  # seconds to wait where no process listens; the switch may be starting
+
+
+class Joining(ABC):
+    """Makes a worker from the environment, and closes it at the end of a `with` statement."""
+
+    @classmethod
+    def from_env(cls, numel: int, **kwargs: Any) -> Self:
+        """Make the worker that `iswitch run` started this process to be.
+
+        The environment variables ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE name the switch, the
+        job and the number of workers, RANK the rank; or mpirun or srun has set number and rank
+        (docs/worker.md, "Ranks"). `bind` is ISWITCH_BIND: with it a process that is started again
+        (`--max-restarts`) takes the place of the one that failed. The key, if there is one, is
+        ISWITCH_KEY, or in the file ISWITCH_KEY_FILE.
+
+        Args:
+            numel: elements of every vector.
+            kwargs: all else that the constructor takes; `bind`, `rank` and `key` override the
+                variables. A process that makes several workers in one job gives each another rank,
+                or None.
+
+        Raises:
+            ValueError: a variable is missing or wrong; the message names it.
+        """
+        place = environment.read(os.environ)
+        make: Any = cls
+        made: Self = make(place.switch, place.job, numel, place.num_workers, **place.own | kwargs)
+        return made
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the job."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +29,10 @@ from iswitch.core.format.wire import (
 from worker_lib.protocol.session import Session
 from worker_lib.protocol.terms import RoundTerms
 
-from . import arguments, arrays, environment, naming
+from . import arguments, arrays, environment
 from .errors import Refused, SwitchUnreachable, WorkerError
 from .membership import Membership
-from .opening import Opening
+from .opening import Joining, Opening
 from .waiting import LOOK_PAUSE, OnMemberLost
 
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
@@ -41,7 +41,7 @@ TIMES_KEPT = 100_000  # durations, for the percentiles
 V = TypeVar("V")  # an array, or a tensor on the CPU
 
 
-class Worker:
+class Worker(Joining):
     """A member of a job that contributes vectors and gets their sums.
 
     Calls from several threads take turns. Between calls a thread of its own keeps the membership
@@ -145,33 +145,6 @@ class Worker:
             self.leave()  # else it stays a member for whom the others wait
             raise
 
-    @classmethod
-    def from_env(cls, numel: int, **kwargs: Any) -> Self:
-        """Make the worker that `iswitch run` started this process to be.
-
-        The switch, the job and the number of workers are those in the environment variables
-        ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE, the rank is that in RANK; or number and rank are
-        those that mpirun or srun has set (docs/worker.md, "Ranks"). `bind` is ISWITCH_BIND: with it
-        a process that is started again (`--max-restarts`) takes the place of the one that failed.
-        The key, if there is one, is ISWITCH_KEY, or in the file ISWITCH_KEY_FILE.
-
-        Args:
-            numel: elements of every vector.
-            kwargs: all else that `Worker` takes; `bind`, `rank` and `key` go before the variables.
-                A process that makes several Workers in one job gives each another rank, or None.
-
-        Raises:
-            ValueError: one of the variables lacks or is wrong; the message names it.
-        """
-        place = environment.read(os.environ)
-        return cls(place.switch, place.job, numel, place.num_workers, **place.own | kwargs)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def _session(self) -> Session:
         return self._membership.session
@@ -205,15 +178,10 @@ class Worker:
         return self._session.switch
 
     @property
-    def waits_for(self) -> list[int]:
-        """Ranks whose contributions to the round under way are missing, as far as that is known."""
-        return naming.ranks(self.awaited)
-
-    @property
     def awaited(self) -> list[Awaited]:
-        """The workers that `waits_for` names, with host and port: the first 16 of them.
+        """The first 16 workers whose contributions to the round are missing, as far as is known.
 
-        It is asked for when nothing has come for a quarter of a second.
+        The switch is asked for them when nothing has come for a quarter of a second.
         """
         return self._membership.waiting.awaited
 

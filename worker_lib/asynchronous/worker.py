@@ -7,19 +7,18 @@ long as gradients are not older than the staleness allows.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.wire import NO_RANK, Mode, Vector, round_distance
-from worker_lib import arguments, environment
+from worker_lib import arguments
 from worker_lib.errors import TooFewWorkers, VersionTimeout
-from worker_lib.opening import REFUSED_PATIENCE, Opening, no_answer
+from worker_lib.opening import REFUSED_PATIENCE, Joining, Opening, no_answer
 from worker_lib.protocol.terms import VersionTerms
 
 from .directory import Directory
@@ -33,7 +32,7 @@ JOIN_PAUSE = 0.02  # seconds between two requests for a rank
 WHO_PAUSE = 0.5  # seconds between two requests for the number of joined workers
 
 
-class AsynchronousWorker:
+class AsynchronousWorker(Joining):
     """A member of an asynchronous job.
 
     Args:
@@ -117,27 +116,6 @@ class AsynchronousWorker:
         except BaseException:
             self.leave()
             raise
-
-    @classmethod
-    def from_env(
-        cls, numel: int, *, update: Update, state: Sequence[npt.NDArray[Any]], **kwargs: Any
-    ) -> Self:
-        """Make a worker from the environment variables of `iswitch run`; see `Worker.from_env`.
-
-        Raises:
-            ValueError: a variable is missing or wrong; the message names it.
-        """
-        place = environment.read(os.environ)
-        own = place.own | kwargs
-        return cls(
-            place.switch, place.job, numel, place.num_workers, update=update, state=state, **own
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # Called by the user's thread
 
