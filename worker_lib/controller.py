@@ -22,12 +22,14 @@ from iswitch.core.format.wire import (
     TOS_CONTROL,
     TOS_MASK,
     Ack,
+    AckJob,
     AckWho,
     Action,
     Awaited,
     Control,
     Join,
     MemberType,
+    Present,
     Segments,
     Show,
     Shown,
@@ -212,7 +214,7 @@ class Controller:
         """
         return self.request(Action.SHOW, Show(Shown.SWITCH))
 
-    def jobs(self) -> Iterator[Ack]:
+    def jobs(self) -> Iterator[AckJob]:
         """Look at all jobs, in the order of their numbers, which are in `rank`.
 
         Of those that are keyed one sees those that have this job's key.
@@ -222,7 +224,7 @@ class Controller:
             yield ack
             first = ack.rank + 1
 
-    def look(self) -> Ack:
+    def look(self) -> AckJob:
         """Look at the job, as at one of `jobs`.
 
         Raises:
@@ -233,15 +235,17 @@ class Controller:
             raise NoSuchJob(self.job, self.switch)
         return ack
 
-    def _job_from(self, first: int) -> Ack | None:
+    def _job_from(self, first: int) -> AckJob | None:
         try:
-            return self.request(Action.SHOW, Show(Shown.JOBS, first))
+            ack = self.request(Action.SHOW, Show(Shown.JOBS, first))
+            assert isinstance(ack, AckJob)
+            return ack
         except CommandRefused as refused:
             if refused.status is not Status.NOT_MEMBER:
                 raise
             return None
 
-    def members(self) -> list[Awaited]:
+    def members(self) -> list[Present]:
         """Look who contributes to the job, as its member.
 
         Returns:

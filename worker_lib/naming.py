@@ -21,15 +21,12 @@ def worker(one: Awaited, hosts: Mapping[str, str]) -> str:
     if one.rank == NO_RANK:
         return f"some behind the switch at {where}, which has not answered"
     at = f" at switch {one.switch_host}:{one.switch_port}" * bool(one.switch_port)
-    who = f"rank {one.rank}" if one.rank < RANKS else "a worker without a rank"
-    return f"{who}{at} ({where})"
+    return f"{ranked(one.rank)}{at} ({where})"
 
 
-def member(one: Awaited, hosts: Mapping[str, str]) -> str:
-    """Describe a member of a job: a worker by rank and place, or a switch below."""
-    if one.rank == NO_RANK:
-        return f"a switch ({place(one.host, one.port, hosts)})"
-    return worker(one, hosts)
+def ranked(rank: int) -> str:
+    """Describe a worker by its rank."""
+    return f"rank {rank}" if rank < RANKS else "a worker without a rank"
 
 
 def workers(awaited: Sequence[Awaited], total: int, hosts: Mapping[str, str]) -> str:

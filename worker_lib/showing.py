@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from iswitch.core.format.wire import MAX_MEMBERS, Ack, AckWho, Awaited, Show, Shown
+from iswitch.core.format.wire import MAX_MEMBERS, Ack, AckJob, Present, Show, Shown
 
 
-def members(ask: Callable[[Show], Ack]) -> list[Awaited]:
+def members(ask: Callable[[Show], Ack]) -> list[Present]:
     """List the contributors to a job: workers by rank, those without one, then switches.
 
     Args:
         ask: has the switch answer a Show.
     """
-    found: dict[tuple[str, int], Awaited] = {}  # one that joins anew meanwhile may be told twice
+    found: dict[tuple[str, int], Present] = {}  # one that joins anew meanwhile may be told twice
     seat = 0
     while seat < MAX_MEMBERS:
         ack = ask(Show(Shown.MEMBERS, seat))
-        assert isinstance(ack, AckWho)
-        found |= {one[:2]: one for one in ack.awaited}
+        assert isinstance(ack, AckJob)
+        found |= {one[:2]: one for one in ack.members}
         seat = max(ack.rank, seat + 1)
     return sorted(found.values(), key=lambda one: one.rank)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 from zlib import crc32
 
-from iswitch.core.format.wire import NO_RANK, AckWho, Action, Awaited, Status, Who
+from iswitch.core.format.wire import NO_RANK, AckWho, Action, Awaited, Present, Status, Who
 from worker_lib.protocol.session import Answered, Session
 
 from . import naming
@@ -61,7 +61,7 @@ class Waiting:
         self._lost_question = self._times_asked = 0
         self._lost: AckWho | None = None
         self._told: AckWho | None = None
-        self.there: list[Awaited] = []  # contributors to the job, as the switch has shown them
+        self.there: list[Present] = []  # contributors to the job, as the switch has shown them
         self._looked = -1, now  # segments that were missing then, and when
         self._look: int | None = None  # the Request that asks for whom the round waits
 

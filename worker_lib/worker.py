@@ -16,20 +16,17 @@ from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import (
     HEARTBEAT,
     Ack,
-    AckWho,
     Action,
     Awaited,
     Segments,
     Shape,
-    Show,
-    Shown,
     Threshold,
     Value,
 )
 from worker_lib.protocol.session import Session
 from worker_lib.protocol.terms import RoundTerms
 
-from . import arguments, arrays, environment
+from . import arguments, arrays, environment, showing
 from .errors import Refused, SwitchUnreachable, WorkerError
 from .membership import Membership
 from .opening import Joining, Opening
@@ -253,8 +250,7 @@ class Worker(Joining):
         """
         nothing = Segments(self.round, 0, 0)  # so that the answer says who is lost
         absent = self._request(Action.HELP, nothing).missing | (self._session.waiting_for or 0)
-        shown = self._request(Action.SHOW, Show(Shown.MEMBERS))
-        there = shown.total if isinstance(shown, AckWho) else 0
+        there = len(showing.members(lambda show: self._request(Action.SHOW, show)))
         if threshold < there - absent.bit_count():
             raise ValueError(
                 f"threshold = {threshold}: {there} workers are in the job, and rounds of some of "

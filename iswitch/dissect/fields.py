@@ -29,11 +29,12 @@ class Field(NamedTuple):
     codes: str | None  # of CODES, "flags": bits of FLAGS, "ipv4", "bitmap" or "bytes"
 
 
-ENUMS: dict[str, type[IntEnum]] = {  # of a Join
+ENUMS: dict[str, type[IntEnum]] = {  # of a Join, and of a job
     "type": wire.MemberType,
     "dtype": wire.DType,
     "op": wire.Op,
     "mode": wire.Mode,
+    "state": wire.JobState,
 }
 
 
@@ -69,8 +70,10 @@ _LABELS = {
     "statement": "Statement of ranks",
     "unranked": "Workers to be given a rank",
     "given": "Ranks that were given",
+    "lease": "Lease, in milliseconds",
+    "silent": "Silent for, in milliseconds",
 }
-VARIABLE = "awaited", "ranks"  # what follows the fixed fields of a value
+VARIABLE = "awaited", "members", "ranks"  # what follows the fixed fields of a value
 
 
 def _layout(names: tuple[str, ...], layout: Struct, offset: int) -> tuple[Field, ...]:
@@ -110,16 +113,18 @@ VALUES: dict[Kind, tuple[Field, ...]] = {
 }
 
 
-def entry(at: int) -> tuple[Field, ...]:
-    """Describe one worker named in an Ack, from this offset on."""
-    sizes = {"host": 4, "port": 2, "rank": 2, "switch_host": 4, "switch_port": 2}
-    found = []
-    for name, size in sizes.items():
-        label = "Awaited " + name.replace("_", " ")
-        codes = "ipv4" if size == 4 else None
-        found.append(Field(f"awaited_{name}", f"awaited.{name}", label, at, size, codes))
-        at += size
-    return tuple(found)
+def entry(kind: type[wire.AckWho | wire.AckJob], at: int = 0) -> tuple[Field, ...]:
+    """Describe one worker or member that an Ack of this kind names, from this offset on."""
+    what = {wire.AckWho: "awaited", wire.AckJob: "member"}[kind]
+    return tuple(
+        field._replace(
+            name=f"{what}_{field.name}",
+            filter=f"{what}.{field.name}",
+            label=f"{what.capitalize()} {field.label.lower().replace('_', ' ')}",
+            codes=field.codes and "ipv4",
+        )
+        for field in _layout(kind.ENTRY._fields, wire.ENTRIES[kind.ENTRY], at)
+    )
 
 
 def layouts(kind: Kind) -> dict[int, tuple[Field, ...]]:
@@ -130,8 +135,9 @@ def layouts(kind: Kind) -> dict[int, tuple[Field, ...]]:
         for size in wire.BITMAPS[1:]:
             bitmap = Field("ranks", "ranks", "Ranks", len(_HEADER_BYTES) + at, size, "bitmap")
             made[at + size] = (*VALUES[kind], bitmap)
-    if kind is wire.AckWho:
-        for _ in range(wire.MOST_AWAITED):
+    if kind is wire.AckWho or kind is wire.AckJob:
+        for _ in range(wire.MOST_NAMED):
             size, fields = list(made.items())[-1]
-            made[size + wire.AWAITED.size] = fields + entry(len(_HEADER_BYTES) + size)
+            more = entry(kind, len(_HEADER_BYTES) + size)
+            made[size + wire.ENTRIES[kind.ENTRY].size] = fields + more
     return made

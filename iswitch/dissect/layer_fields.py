@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from scapy.fields import (
@@ -189,16 +189,36 @@ class ElementsField(Field[Vector, bytes]):
         return RandBin()
 
 
+class _Entry(Packet):
+    def extract_padding(self, s: bytes) -> tuple[bytes, bytes]:
+        """Leave the rest to the next entry."""
+        return b"", s
+
+
+class ISwitchAwaited(_Entry):
+    """A worker that is waited for, named in an Ack; rank 65535: a switch."""
+
+    name = "iSwitch awaited"
+    fields_desc: ClassVar[list[Any]] = [*map(field_of, fields.entry(wire.AckWho))]
+
+
+class ISwitchPresent(_Entry):
+    """A contributor of a switch, named in an Ack; rank 65535: a switch."""
+
+    name = "iSwitch member"
+    fields_desc: ClassVar[list[Any]] = [*map(field_of, fields.entry(wire.AckJob))]
+
+
 class EntriesField(PacketListField):
     """As many entries as there are before the end, or the MAC."""
 
     def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Any]:
         """Read the entries; return the bytes behind them, too."""
-        odd = len(s) % wire.AWAITED.size
-        keyed = odd == MAC_SIZE % wire.AWAITED.size  # 14 bytes each: no length can be both
+        entry = cast(Callable[..., Packet], self.cls)
+        size = len(entry())
+        keyed = len(s) % size == MAC_SIZE % size  # 12 or 14 bytes each: no length can be both
         end = len(s) - MAC_SIZE * keyed
-        whole = s[:end] if end >= 0 and not end % wire.AWAITED.size else b""
-        size, entry = wire.AWAITED.size, cast(Callable[..., Packet], self.cls)
+        whole = s[:end] if end >= 0 and not end % size else b""
         return s[len(whole) :], [
             entry(whole[at : at + size], _parent=pkt) for at in range(0, len(whole), size)
         ]

@@ -44,6 +44,8 @@ from .layer_fields import (
     udp_of,
 )
 
+ISwitchAwaited = layer_fields.ISwitchAwaited
+ISwitchPresent = layer_fields.ISwitchPresent
 settings = layer_fields.settings
 capture = layer_fields.capture
 
@@ -286,17 +288,6 @@ class ISwitchAck(_Value):
         return ranks_in(self.threshold << 32 | self.contributors)
 
 
-class ISwitchAwaited(Packet):
-    """A worker that is waited for, named in an Ack; rank 65535: a switch."""
-
-    name = "iSwitch awaited"
-    fields_desc: ClassVar[list[Any]] = [field_of(field) for field in fields.entry(0)]
-
-    def extract_padding(self, s: bytes) -> tuple[bytes, bytes]:
-        """Leave the rest to the next entry."""
-        return b"", s
-
-
 class ISwitchAckWho(ISwitchAck):
     """The value of an Ack that names workers."""
 
@@ -304,6 +295,16 @@ class ISwitchAckWho(ISwitchAck):
     fields_desc: ClassVar[list[Any]] = [
         *fields_of(wire.AckWho),
         EntriesField("awaited", [], ISwitchAwaited),
+    ]
+
+
+class ISwitchAckJob(ISwitchAck):
+    """The value of an Ack that shows a job."""
+
+    name = "iSwitch Ack that shows a job"
+    fields_desc: ClassVar[list[Any]] = [
+        *fields_of(wire.AckJob),
+        EntriesField("members", [], ISwitchPresent),
     ]
 
 
@@ -341,6 +342,7 @@ LONGER: dict[type, type[Packet]] = {  # other values of the same actions
     wire.Who: ISwitchWho,
     wire.AckWho: ISwitchAckWho,
     wire.AckRanks: ISwitchAckRanks,
+    wire.AckJob: ISwitchAckJob,
 }
 
 

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,31 @@ def test_jobs_are_listed(ctl: Ctl, job: int, workers: Callable[[int], list[Worke
     assert answer["reserved"] > before["reserved"]
     assert answer["reserved"] + answer["free"] <= 1 << 30
     assert not answer["above"]
+
+
+def test_workers_that_are_still_to_come_are_shown(
+    ctl: Ctl, switch: Where, job: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By status, jobs and help, while the first of two waits for the second."""
+    make = partial(Worker, switch, job, ELEMENTS, num_workers=2, timeout=PATIENCE)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(make)
+        until(lambda: ctl("jobs"), lambda a: job in [one["job"] for one in a["jobs"]])
+        (ours,) = (one for one in ctl("jobs")["jobs"] if one["job"] == job)
+        for answer in (ours, ctl("status"), ctl("join")):
+            assert (answer["workers"], answer["expected"]) == (1, 2)
+            assert (answer["state"], answer["halted"]) == ("gathering", False)
+        options = ["--switch", "{}:{}".format(*switch), "--job", str(job)]
+        for action, first in (("status", f"job {job}: H = 1, round 0, 1 of 2 workers"),
+                              ("help 0 0", f"job {job}, round 0, segment 0: ")):  # fmt: skip
+            assert main(["ctl", *action.split(), *options]) == 0
+            line = capsys.readouterr().out.splitlines()[0]
+            assert line.startswith(first)
+            assert line.endswith("; nothing completes until all 2 have joined")
+        with make(), waiting.result(PATIENCE):
+            answer = ctl("status")
+            assert (answer["workers"], answer["expected"], answer["state"]) == (2, 2, "running")
+            assert all(0 <= one["silent"] < answer["lease"] for one in answer["members"])
 
 
 def test_jobs_of_another_key_are_not_listed(start_switch: StartSwitch, tmp_path: Path) -> None:
@@ -281,10 +307,11 @@ def test_the_current_round(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> 
     assert ctl("help", 7, 0)["current"] == 2
 
 
-def test_halt_then_reset(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+def test_halt_then_reset(ctl: Ctl, job: int, workers: Callable[[int], list[Worker]]) -> None:
     (alone,) = workers(1)
     alone.allreduce(vector(1))
     assert ctl("halt")["round"] == 0
+    assert [one["halted"] for one in ctl("jobs")["jobs"] if one["job"] == job] == [True]
     assert ctl("status")["halted"] is True
     with pytest.raises(JobHalted):
         alone.allreduce(vector(2), timeout=0.2)

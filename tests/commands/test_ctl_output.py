@@ -17,15 +17,22 @@ from iswitch.cli import main
 from iswitch.cli.ctl import COMMANDS
 from iswitch.core.format.wire import (
     FLAG_NEW,
+    NO_RANK,
+    UNRANKED,
     Ack,
+    AckJob,
     Action,
     Control,
+    JobState,
     Join,
     MemberType,
+    Present,
     Segments,
     Status,
     Threshold,
 )
+from iswitch.lab.control import words
+from iswitch.lab.control.words import member
 from tests.commands.test_ctl import PATIENCE, ctl, workers
 from tests.conftest import Where
 from tests.support import ROOT
@@ -74,6 +81,43 @@ def test_lines(
     line = line.replace("job J", f"job {job}").replace("AT", "{}:{}")
     where = worker._port.socket.getsockname()
     assert capsys.readouterr().out == line.format(*where) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("silent", "rank", "text"),
+    [
+        (0, 3, "rank 3 (node4, 10.0.0.4:40003)"),
+        (6_000, 3, "rank 3 (node4, 10.0.0.4:40003)"),
+        (6_501, UNRANKED, "a worker without a rank (node4, 10.0.0.4:40003): silent for 7 s, lost "
+                          "after 12.5 s"),
+        (12_500, 3, "rank 3 (node4, 10.0.0.4:40003): lost, silent for 12 s"),
+        (9_000, NO_RANK, "a switch (node4, 10.0.0.4:40003): silent for 9 s, lost after 12.5 s"),
+    ],
+)  # fmt: skip
+def test_silent_members_are_marked(silent: int, rank: int, text: str) -> None:
+    """As soon as two heartbeats are missing, which living workers send every three seconds."""
+    there = Present("10.0.0.4", 40003, rank, silent)
+    assert member(there, 12.5, {"10.0.0.4": "node4"}) == text
+
+
+@pytest.mark.parametrize(
+    ("expected", "there", "threshold", "state", "text"),
+    [
+        (0, 2, 2, JobState.RUNNING, "2 workers"),
+        (4, 3, 3, JobState.GATHERING, "3 of 4 workers; nothing completes until all 4 have joined"),
+        (4, 3, 3, JobState.RUNNING, "3 of 4 workers"),  # a worker has left, the others go on
+        (4, 3, 4, JobState.RUNNING, "3 of 4 workers; nothing completes until 4 workers are there"),
+        (4, 4, 4, JobState.AWAITING_RESET, "4 workers; nothing completes until the switch above "
+                                           "names the round in which all resume"),
+        (4, 3, 4, JobState.HALTED, "3 of 4 workers; halted: `iswitch ctl reset` resumes it"),
+        (0, 0, 5, JobState.DORMANT, "no workers"),
+    ],
+)  # fmt: skip
+def test_what_a_job_waits_for(
+    expected: int, there: int, threshold: int, state: JobState, text: str
+) -> None:
+    job = AckJob(Action.SHOW, 0, 7, threshold, 12, there, expected, 30_000, state)
+    assert words.state(job) == f"H = {threshold}, round 12, {text}"
 
 
 def test_documented_actions(

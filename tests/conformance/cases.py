@@ -10,13 +10,14 @@ from tests.conformance import (
     membership,
     ranks,
     rounds,
+    showing,
     strangers,
 )
 from tests.conformance.case import REGISTERED, Case
 
 _MODULES = (
-    carrying, membership, strangers, ranks, rounds, commands, elements, asynchronous, hostile,
-    keyed,
+    carrying, membership, strangers, ranks, rounds, commands, elements, asynchronous, showing,
+    hostile, keyed,
 )  # fmt: skip
 
 CASES: dict[str, Case] = {

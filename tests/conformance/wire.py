@@ -6,7 +6,7 @@ Help, Halt or Reset, or a data packet of the right form raises `ProtocolViolatio
 
 import hashlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import ml_dtypes
@@ -23,6 +23,9 @@ _ACK = struct.Struct("!BBHIII")
 _SEG = struct.Struct("!II")
 _RANGE = struct.Struct("!III")
 _WORD = struct.Struct("!I")
+_SHOW = struct.Struct("!HH211x")
+_SHOWN = struct.Struct("!HIB")
+_MEMBER = struct.Struct("!4sHHI")
 
 SEG_SIZE = _SEG.size
 MAC_SIZE = 16
@@ -39,6 +42,7 @@ class Action(IntEnum):
     HELP = 6
     HALT = 7
     ACK = 8
+    SHOW = 9
 
 
 class Status(IntEnum):
@@ -139,6 +143,26 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A contributor that the Ack to a Show names."""
+
+    host: str
+    port: int
+    rank: int
+    silent: int  # milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the Ack to a Show of a job tells besides."""
+
+    expected: int
+    lease: int  # milliseconds
+    state: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Ack:
     """The switch's answer to a request."""
 
@@ -150,6 +174,7 @@ class Ack:
     threshold: int
     round: int
     contributors: int
+    shown: Shown | None = None
     sealed: bool = False  # it had the right MAC of a keyed job
 
 
@@ -219,6 +244,11 @@ def range_value(round_: int, index: int, count: int) -> bytes:
     return _RANGE.pack(round_, index, count)
 
 
+def show_value(what: int, first: int = 0) -> bytes:
+    """The Value of Show, padded to the length of the longest answer."""
+    return _SHOW.pack(what, first)
+
+
 def threshold_value(threshold: int) -> bytes:
     """The Value of SetH."""
     return _WORD.pack(threshold)
@@ -259,6 +289,11 @@ def _parse_control(datagram: bytes) -> Ack | Relay:
         may_be_known = about == Action.HELP or (about == Action.JOIN and status == 0)
         if known <= may_be_known and status <= Status.RANK_TAKEN:
             return Ack(about, status, job, request, *rest)
+    elif action == Action.ACK and (len(value) - _ACK.size - _SHOWN.size) % _MEMBER.size == 0:
+        about, known, *rest = _ACK.unpack_from(value)
+        if (about, known, status) == (Action.SHOW, 0, Status.OK):
+            ack = Ack(about, status, job, request, *rest)
+            return replace(ack, shown=_shown(value[_ACK.size :]))
     elif status == 0 and action == Action.HALT and not value:
         return Relay(Action.HALT, job, request)
     elif status == 0 and action == Action.RESET and len(value) == _WORD.size:
@@ -266,3 +301,12 @@ def _parse_control(datagram: bytes) -> Ack | Relay:
     elif status == 0 and action == Action.HELP and len(value) == _RANGE.size:
         return Relay(Action.HELP, job, request, *_RANGE.unpack(value))
     raise ProtocolViolation(f"not a control packet a switch may send: {datagram.hex()}")
+
+
+def _shown(value: bytes) -> Shown:
+    members = tuple(
+        Member(".".join(map(str, host)), port, rank, silent)
+        for host, port, rank, silent in _MEMBER.iter_unpack(value[_SHOWN.size :])
+    )
+    expected, lease, state = _SHOWN.unpack_from(value)
+    return Shown(expected, lease, state, members)

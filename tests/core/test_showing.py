@@ -12,13 +12,13 @@ from iswitch.core.format.keys import Key, Keys
 from iswitch.core.format.packets import Address, Burst
 from iswitch.core.format.wire import (
     MAX_MEMBERS,
+    MOST_NAMED,
     NO_RANK,
     TOS_CONTROL,
     UNRANKED,
     Ack,
-    AckWho,
+    AckJob,
     Action,
-    Awaited,
     Control,
     Join,
     MemberType,
@@ -75,8 +75,8 @@ def test_members_are_named_to_members_only() -> None:
     for who in (0, 2, 60):
         status, ack = shown(bench, who, Shown.MEMBERS)
         assert status is OK
-        assert isinstance(ack, AckWho)
-        assert [one.host for one in ack.awaited] == [peer(n).host for n in range(3)]
+        assert isinstance(ack, AckJob)
+        assert [one.host for one in ack.members] == [peer(n).host for n in range(3)]
     for who in (61, STRANGER):
         assert shown(bench, who, Shown.MEMBERS) == (NOT_MEMBER, Ack(Action.SHOW))
     bench.control(2, Action.LEAVE)
@@ -89,7 +89,9 @@ def test_strangers_see_numbers_only() -> None:
     for who in range(3):
         ask(bench, who)
     status, ack = shown(bench, STRANGER, Shown.JOBS)
-    assert (status, ack) == (OK, Ack(Action.SHOW, 0, JOB, 3, 0, 3))
+    assert isinstance(ack, AckJob)
+    assert (status, ack.rank, ack.threshold, ack.contributors) == (OK, JOB, 3, 3)
+    assert ack.members == ()
     status, ack = shown(bench, STRANGER, Shown.SWITCH)
     assert (status, ack.rank, ack.contributors) == (OK, 1, 0)
     assert shown(bench, STRANGER, Shown.JOBS, JOB + 1)[0] is NOT_MEMBER
@@ -231,8 +233,8 @@ def test_all_members_by_rank() -> None:
         ask(bench, who + 10, rank=99 - who)
     ask(bench, 0, expected=40)
     status, ack = shown(bench, 0, Shown.MEMBERS)
-    assert isinstance(ack, AckWho)
-    assert (status, ack.total, ack.contributors) == (OK, 20, 20)
+    assert isinstance(ack, AckJob)
+    assert (status, len(ack.members), ack.contributors) == (OK, MOST_NAMED, 20)
     entries = Asking(bench, 0).members()
     hosts = [who + 10 for who in reversed(range(18))] + [0, 9]
     where = [tuple(peer(who)[:2]) for who in hosts]
@@ -286,4 +288,3 @@ def test_who_is_there_all_the_while_is_named_once(seed: int) -> None:
     at = [Address(one.host, one.port) for one in found]
     assert len(at) == len(set(at))
     assert {peer(who) for who in world.always} <= set(at)
-    assert all(isinstance(one, Awaited) for one in found)

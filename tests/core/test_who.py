@@ -12,7 +12,7 @@ import pytest
 from iswitch.core.format import wire
 from iswitch.core.format.keys import Keys
 from iswitch.core.format.packets import Address
-from iswitch.core.format.wire import MOST_AWAITED, NO_RANK, Ack, AckWho, Action, Awaited, Who
+from iswitch.core.format.wire import MOST_NAMED, NO_RANK, Ack, AckWho, Action, Awaited, Who
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.jobs.who import NOBODY, Awaiting, Neighbours, together
 from iswitch.core.switch import Switch
@@ -300,8 +300,8 @@ def test_more_than_an_ack_names_are_counted() -> None:
     tree.all_there()
     tree.begin(0)
     error = asked(tree, 0)
-    assert len(error.awaited) == MOST_AWAITED
-    assert f"and {39 - MOST_AWAITED} more: did they stop" in str(error)
+    assert len(error.awaited) == MOST_NAMED
+    assert f"and {39 - MOST_NAMED} more: did they stop" in str(error)
 
 
 def test_switches_are_named_first_and_an_answer_is_kept_until_a_later_one() -> None:
@@ -310,9 +310,9 @@ def test_switches_are_named_first_and_an_answer_is_kept_until_a_later_one() -> N
     at = switch_address(1)
     silent, sends = neighbours.ask(at, 7, who, lambda: sent)
     assert (silent.settled, sends) == (False, sent)
-    parts = [Awaiting(1, (Awaited(*worker_address(n)[:2], n),)) for n in range(MOST_AWAITED)]
+    parts = [Awaiting(1, (Awaited(*worker_address(n)[:2], n),)) for n in range(MOST_NAMED)]
     joined = together([*parts, silent])
-    assert (joined.total, joined.awaited[0].rank) == (MOST_AWAITED + 1, NO_RANK)
+    assert (joined.total, joined.awaited[0].rank) == (MOST_NAMED + 1, NO_RANK)
     assert together([]) == NOBODY == Awaiting(0, ())
     ack = AckWho(Action.HELP, total=1, awaited=(Awaited("10.0.0.1", 40000, 0),))
     neighbours.answered(at, 7, who, ack)

@@ -110,6 +110,8 @@ def meant_control(block: Block) -> Control:
         given = {"action": Action[given.pop("action")], "known": 0, **given}
         if "awaited" in given:
             given["awaited"] = tuple(wire.Awaited(*entry) for entry in given["awaited"])
+        if "members" in given:
+            given["members"] = tuple(wire.Present(*entry) for entry in given["members"])
     for kind in wire.VALUES[block.action]:
         names = {field.name for field in fields(kind)} if kind else set()
         if set(given) == names - {"padding"}:  # which is zeros

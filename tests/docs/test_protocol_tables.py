@@ -64,6 +64,7 @@ def codes_of(header: str) -> Callable[[Table], bool]:
         ("dtype", DType),
         ("op", Op),
         ("mode", Mode),
+        ("state", wire.JobState),
     ],
 )
 def test_codes(header: str, enum: type[IntEnum]) -> None:
@@ -107,13 +108,14 @@ def test_layout_of_values(heading: str, value: Any) -> None:
         ("Join that asks for a rank", wire.RankJoin),
         ("Join that states ranks", wire.TreeJoin),
         ("Ack that tells ranks", wire.AckRanks),
+        ("Ack that shows a job", wire.AckJob),
     ],
 )
 def test_layout_of_what_follows(heading: str, value: Any) -> None:
     """The end of a value, whose beginning is that of another."""
-    rows = the_table(lambda t: t.heading == heading).rows
+    rows = the_table(lambda t: t.heading == heading and has_header(t, "offset")).rows
     names = [row[2] for row in rows]
-    own = [field.name for field in fields(value)][-len(rows) :]
+    own = [field.name for field in fields(value) if field.name != "members"][-len(rows) :]
     assert names == own
     codes = value.FORMAT.format.lstrip(">")
     sizes = [str({"B": 1, "H": 2, "I": 4}[code]) for code in codes]
@@ -126,14 +128,18 @@ def test_layout_of_what_follows(heading: str, value: Any) -> None:
     assert 8 + value.FORMAT.size == ends[-1]
 
 
-def test_layout_of_entries() -> None:
-    table = the_table(lambda t: has_header(t, "at", "bytes", "entry"))
+@pytest.mark.parametrize(
+    ("entry", "kind", "sizes"),
+    [("entry", wire.Awaited, (4, 2, 2, 4, 2)), ("member", wire.Present, (4, 2, 2, 4))],
+)
+def test_layout_of_entries(entry: str, kind: Any, sizes: tuple[int, ...]) -> None:
+    table = the_table(lambda t: has_header(t, "at", "bytes", entry))
     layout, at = [], 0
-    for name, size in zip(wire.Awaited._fields, (4, 2, 2, 4, 2), strict=True):
+    for name, size in zip(kind._fields, sizes, strict=True):
         layout.append([str(at), str(size), name])
         at += size
     assert [row[:3] for row in table.rows] == layout
-    assert at == wire.AWAITED.size
+    assert at == wire.ENTRIES[kind].size
 
 
 def test_value_lengths() -> None:

@@ -17,10 +17,12 @@ from iswitch.core.format.wire import (
     TOS_CONTROL,
     TOS_DATA,
     Ack,
+    AckJob,
     Action,
     Awaited,
     Control,
     Join,
+    Present,
     RankJoin,
     Round,
     Segments,
@@ -88,9 +90,12 @@ class Values:
             draw.choice([1, 1, 2, 3, 6, number(8)]), draw.choice([0, 1]), number(16), number(32),
             number(32), number(32),
         )  # fmt: skip
-        match draw.randrange(3):
+        match draw.randrange(4):
             case 0:
                 return ack
+            case 3:
+                there = (Present("1.2.3.4", number(16), number(16), number(32)),) * number(4)
+                return AckJob(*ack._common(), number(16), number(32), number(8), there)
             case 1:
                 named = Awaited("1.2.3.4", number(16), number(16))
                 return ack.naming(number(32), (named,) * draw.randrange(17))

@@ -19,14 +19,17 @@ from iswitch.core.format.wire import (
     TOS_CONTROL,
     TOS_DATA,
     Ack,
+    AckJob,
     Action,
     Awaited,
     Control,
     DType,
+    JobState,
     Join,
     MemberType,
     Mode,
     Op,
+    Present,
     Round,
     Segments,
     Shape,
@@ -160,6 +163,11 @@ def everything() -> Iterator[Sent]:
         yield ack(member, 40, 91, told, key=key)
     yield request(member, Action.HELP, 40, 90, Who(1, 2, 3, 4), key=key)
     yield ack(member, 40, 90, Ack(Action.HELP, 0, 3, 0, 9, 2).naming(2, two), key=key)
+    for state in JobState:
+        there = Present("10.26.0.2", 40002, 1, 12), Present("10.26.1.254", PORT, NO_RANK, 2**32 - 1)
+        shown = AckJob(Action.SHOW, 0, 64, 2, 9, 2, 4, 30_000, state, there[: state.value])
+        yield request(member, Action.SHOW, 40, 100 + state, Show(2), key=key)
+        yield ack(member, 40, 100 + state, shown, key=key)
     yield ack(worker(1), 1, 4242, Ack(Action.HELP))  # to what was not captured
 
 

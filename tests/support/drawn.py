@@ -7,14 +7,17 @@ from typing import Any
 from hypothesis import strategies as st
 
 from iswitch.core.format.wire import (
-    MOST_AWAITED,
+    MOST_NAMED,
     RANKS,
+    SHOW_PADDING,
     VALUES,
+    AckJob,
     AckRanks,
     AckWho,
     Action,
     Awaited,
     Control,
+    Present,
     Show,
     Status,
     TreeJoin,
@@ -24,6 +27,7 @@ BITS = {"B": 8, "H": 16, "I": 32}
 hosts = st.tuples(*[st.integers(0, 255)] * 4).map(lambda four: ".".join(map(str, four)))
 shorts = st.integers(0, 2**16 - 1)
 awaited = st.builds(Awaited, hosts, shorts, shorts, hosts, shorts)
+present = st.builds(Present, hosts, shorts, shorts, st.integers(0, 2**32 - 1))
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
@@ -31,14 +35,16 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     if kind is None:
         return st.none()
     if kind is Show:
-        return st.builds(kind, shorts, shorts, st.binary(min_size=240, max_size=240))
+        padding = st.binary(min_size=SHOW_PADDING, max_size=SHOW_PADDING)
+        return st.builds(kind, shorts, shorts, padding)
     codes = kind.FORMAT.format.lstrip(">")
     numbers = [st.integers(0, 2 ** BITS[code] - 1) for code in codes]
     if kind in (TreeJoin, AckRanks):
         bitmap = st.integers(0, RANKS).flatmap(lambda bits: st.integers(0, (1 << bits) - 1))
         return st.builds(kind, *numbers, bitmap)
-    if kind is AckWho:
-        return st.builds(kind, *numbers, st.lists(awaited, max_size=MOST_AWAITED).map(tuple))
+    if kind in (AckWho, AckJob):
+        entry = awaited if kind is AckWho else present
+        return st.builds(kind, *numbers, st.lists(entry, max_size=MOST_NAMED).map(tuple))
     return st.builds(kind, *numbers)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from iswitch.core.format import wire
 from iswitch.dissect import fields
 from iswitch.dissect.plugin import dissector
 from tests.support import ROOT
@@ -68,7 +69,8 @@ def test_what_is_shown_is_what_is_printed(tmp_path: Path) -> None:
 
 def test_every_field_is_in_the_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    layouts = (fields.HEADER, fields.SEG, fields.entry(0), *fields.VALUES.values())
+    entries = map(fields.entry, (wire.AckWho, wire.AckJob))
+    layouts = (fields.HEADER, fields.SEG, *entries, *fields.VALUES.values())
     for field in (field for layout in layouts for field in layout):
         assert f"`iswitch.{field.filter}`" in text
         assert f"`{field.name}`" in text

@@ -35,6 +35,7 @@ from iswitch.core.format.wire import (
 from iswitch.dissect import fields
 from iswitch.dissect.scapy import (
     ISwitchAck,
+    ISwitchAckJob,
     ISwitchAckRanks,
     ISwitchAckWho,
     ISwitchAwaited,
@@ -45,6 +46,7 @@ from iswitch.dissect.scapy import (
     ISwitchJoin,
     ISwitchMAC,
     ISwitchMalformed,
+    ISwitchPresent,
     ISwitchRankJoin,
     ISwitchReset,
     ISwitchSetH,
@@ -67,7 +69,7 @@ from tests.support.captured import (
     vector,
     worker,
 )
-from tests.support.drawn import awaited
+from tests.support.drawn import awaited, present
 
 pytestmark = pytest.mark.unit
 
@@ -84,6 +86,7 @@ KINDS: dict[Any, type[Packet]] = {
     (Action.JOIN, wire.RankJoin): ISwitchRankJoin,
     (Action.JOIN, wire.TreeJoin): ISwitchTreeJoin,
     (Action.ACK, wire.AckRanks): ISwitchAckRanks,
+    (Action.ACK, wire.AckJob): ISwitchAckJob,
     (Action.SHOW, wire.Show): ISwitchShow,
 }
 
@@ -127,9 +130,12 @@ def names(kind: fields.Kind) -> list[str]:
     return [field.name for field in fields.VALUES[kind]]
 
 
-def entry_of(awaited: wire.Awaited) -> dict[str, Any]:
-    names = [field.name for field in fields.entry(0)]
-    return dict(zip(names, awaited, strict=True))
+ENTRIES: dict[Any, type[Packet]] = {wire.AckWho: ISwitchAwaited, wire.AckJob: ISwitchPresent}
+
+
+def entries_of(kind: Any, entries: tuple[Any, ...]) -> list[Packet]:
+    names = [field.name for field in fields.entry(kind)]
+    return [ENTRIES[kind](**dict(zip(names, entry, strict=True))) for entry in entries]
 
 
 def as_layers(control: Control) -> Packet:
@@ -142,9 +148,9 @@ def as_layers(control: Control) -> Packet:
     kind = type(control.value)
     given = [getattr(control.value, name) for name in kind.__match_args__]
     named = names(kind)
-    if isinstance(control.value, wire.AckWho):
-        named.append("awaited")
-        given[-1] = [ISwitchAwaited(**entry_of(one)) for one in control.value.awaited]
+    if kind in ENTRIES:
+        named.append(kind.__match_args__[-1])
+        given[-1] = entries_of(kind, given[-1])
     if isinstance(control.value, wire.TreeJoin | wire.AckRanks):
         named.append("ranks")
     return header / KINDS[control.action, kind](**dict(zip(named, given, strict=True)))
@@ -176,7 +182,8 @@ def controls() -> st.SearchStrategy[Control]:
 
     bitmaps = st.sets(st.integers(0, wire.RANKS - 1)).map(lambda ranks: sum(1 << r for r in ranks))
     entries: dict[Any, list[st.SearchStrategy[Any]]] = {
-        wire.AckWho: [st.lists(awaited, max_size=wire.MOST_AWAITED).map(tuple)],
+        wire.AckWho: [st.lists(awaited, max_size=wire.MOST_NAMED).map(tuple)],
+        wire.AckJob: [st.lists(present, max_size=wire.MOST_NAMED).map(tuple)],
         wire.TreeJoin: [bitmaps],
         wire.AckRanks: [bitmaps],
     }

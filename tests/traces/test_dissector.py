@@ -34,6 +34,7 @@ from iswitch.core.format.wire import (
 from iswitch.dissect import fields
 from iswitch.dissect.scapy import (
     ISwitchAck,
+    ISwitchAckJob,
     ISwitchAckRanks,
     ISwitchAckWho,
     ISwitchControl,
@@ -117,8 +118,12 @@ def filters(layer: Packet) -> Iterator[tuple[fields.Field, Any]]:
         size = len(wire.bitmap(layer.ranks))
         bitmap = fields.Field("ranks", "ranks", "Ranks", 0, size, "bitmap")
         yield bitmap, wire.bitmap(layer.ranks).hex(":")
-    for entry in layer.awaited if isinstance(layer, ISwitchAckWho) else ():
-        for field in fields.entry(0):
+    entries = layer.awaited if isinstance(layer, ISwitchAckWho) else ()
+    named = fields.entry(wire.AckWho)
+    if isinstance(layer, ISwitchAckJob):
+        entries, named = layer.members, fields.entry(wire.AckJob)
+    for entry in entries:
+        for field in named:
             value = entry.getfieldval(field.name)
             yield field, value if field.codes == "ipv4" else int(value)
 
@@ -213,9 +218,11 @@ def test_every_packet_and_every_field_as_in_scapy(tmp_path: Path) -> None:
         "op": Op,
         "mode": Mode,
         "type": MemberType,
+        "state": wire.JobState,
     }.items():
         assert had[name] == set(kinds), name
-    layouts = [fields.HEADER, fields.SEG, fields.entry(0), *fields.VALUES.values()]
+    entries = map(fields.entry, (wire.AckWho, wire.AckJob))
+    layouts = [fields.HEADER, fields.SEG, *entries, *fields.VALUES.values()]
     named = {"ranks"} | {field.filter for layout in layouts for field in layout}
     named |= {f"flags.{flag}" for flag in fields.FLAGS.values()}
     assert had.keys() == named | {"seg", "data", "elements", "mac", "to_switch", "ack.missing"}
@@ -236,7 +243,7 @@ def test_fields_by_name(tmp_path: Path) -> None:
     ]  # fmt: skip
     joins = ask('iswitch.action == "Join" && iswitch.flags.heartbeat == 1', "iswitch.E")
     assert joins == [["4"]]
-    assert len(ask("iswitch.mac", "iswitch.mac")) == 20
+    assert len(ask("iswitch.mac", "iswitch.mac")) == 30
     assert len(ask("iswitch.elements > 60000 && iswitch.type", "iswitch.E")) == 0
     assert len(ask("iswitch.refused", "iswitch.status")) == 8 * 7 * 8 + 7
 

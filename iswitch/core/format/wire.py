@@ -30,7 +30,7 @@ ROUND_MASK = 0xFFFFFFFF
 VERSIONS_KEPT = 8  # of every segment of an asynchronous job, for Help
 VERSIONS_AHEAD = VERSIONS_KEPT // 2  # by which one of its segments may be ahead of another
 MOST_WORKERS = 0xFFFFFFFF  # for which a Join and an Ack have room
-MOST_AWAITED = 16  # that one Ack names
+MOST_NAMED = 16  # workers or members, by one Ack
 RANKS = 4096  # 0 to 4095, in the whole tree
 NO_RANK = 0xFFFF  # in a Join: any; in an Ack: none so far, or none as of a switch
 ELSEWHERE = 0xFFFFFFFF  # milliseconds since the owner of a rank was heard: it is behind a switch
@@ -85,6 +85,16 @@ class Shown(IntEnum):
     SWITCH = 0
     JOBS = 1
     MEMBERS = 2
+
+
+class JobState(IntEnum):
+    """What a job does, or for what it waits."""
+
+    DORMANT = 0
+    GATHERING = 1
+    RUNNING = 2
+    AWAITING_RESET = 3
+    HALTED = 4
 
 
 class MemberType(IntEnum):
@@ -311,7 +321,7 @@ class Round(_Value):
     FORMAT: ClassVar[struct.Struct] = struct.Struct(">I")
 
 
-SHOW_PADDING = 240  # bytes that make a Show as long as the longest answer to it
+SHOW_PADDING = 211  # bytes that make a Show as long as the longest answer to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,13 +534,17 @@ class Ack(_Value):
 
     def naming(self, total: int, awaited: tuple[Awaited, ...]) -> AckWho:
         """The answer to Who with what this one says."""
-        said = self.action, self.known, self.rank, self.threshold, self.round, self.contributors
-        return AckWho(*said, total, awaited)
+        return AckWho(*self._common(), total, awaited)
 
     def telling(self, statement: int, given: int, ranks: int) -> AckRanks:
         """The answer to a `TreeJoin` with what this one says."""
-        fields: tuple[int, ...] = _fields(self)
-        return AckRanks(*(*fields, statement, given, ranks))
+        return AckRanks(*self._common(), statement, given, ranks)
+
+    def _common(self) -> tuple[int, int, int, int, int, int]:
+        """The fields that every Ack has, whatever its length."""
+        return (
+            self.action, self.known, self.rank, self.threshold, self.round, self.contributors
+        )  # fmt: skip
 
 
 class Awaited(NamedTuple):
@@ -542,47 +556,84 @@ class Awaited(NamedTuple):
     switch_host: str = HERE  # where it is a member
     switch_port: int = 0
 
+
+class Present(NamedTuple):
+    """A contributor of the switch that answers; with NO_RANK, a switch below."""
+
+    host: str  # IPv4
+    port: int
+    rank: int  # of a worker, in the whole tree; UNRANKED: it has none so far
+    silent: int  # milliseconds since the switch last heard of it
+
+
+ENTRIES = {Awaited: struct.Struct(">4sHH4sH"), Present: struct.Struct(">4sHHI")}
+
+
+class _WithEntries(_Value):
+    """A value that ends in up to MOST_NAMED entries, each with IPv4 addresses and numbers."""
+
+    __slots__ = ()
+    ENTRY: ClassVar[type[Awaited] | type[Present]]
+
     def pack(self) -> bytes:
-        """Its bytes in an Ack."""
-        host, at = (bytes(map(int, a.split("."))) for a in (self.host, self.switch_host))
-        return AWAITED.pack(host, self.port, self.rank, at, self.switch_port)
+        """The bytes that follow the header."""
+        *fixed, entries = _fields(self)
+        packed = (ENTRIES[self.ENTRY].pack(*map(_undotted, entry)) for entry in entries)
+        return self.FORMAT.pack(*fixed) + b"".join(packed)
 
     @classmethod
-    def unpack(cls, host: bytes, port: int, rank: int, at: bytes, at_port: int) -> Self:
-        """Read it from the fields of an Ack."""
-        return cls(".".join(map(str, host)), port, rank, ".".join(map(str, at)), at_port)
+    def takes(cls, length: int) -> bool:
+        """Whether a value of this kind can have so many bytes."""
+        named, odd = divmod(length - cls.FORMAT.size, ENTRIES[cls.ENTRY].size)
+        return not odd and 0 <= named <= MOST_NAMED
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Self:
+        """Read the bytes that follow the header, of a length that it takes."""
+        size = cls.FORMAT.size
+        rows = ENTRIES[cls.ENTRY].iter_unpack(value[size:])
+        entries = (cls.ENTRY._make(map(_dotted, row)) for row in rows)
+        return cls(*(*cls.FORMAT.unpack(value[:size]), tuple(entries)))
 
 
-AWAITED = struct.Struct(">4sHH4sH")
+def _undotted(value: int | str) -> int | bytes:
+    return bytes(map(int, value.split("."))) if isinstance(value, str) else value
+
+
+def _dotted(value: int | bytes) -> int | str:
+    return ".".join(map(str, value)) if isinstance(value, bytes) else value
 
 
 @dataclass(frozen=True, slots=True)
-class AckWho(Ack):
+class AckWho(_WithEntries, Ack):
     """The value of the Ack to a `Who`: whose contributions are missing, in the whole tree."""
 
     total: int = 0
     awaited: tuple[Awaited, ...] = ()  # the first of them
 
     FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBHIIII")
+    ENTRY = Awaited
 
-    def pack(self) -> bytes:
-        """The bytes that follow the header."""
-        names = self.__match_args__[:-1]
-        fixed = self.FORMAT.pack(*(getattr(self, name) for name in names))
-        return fixed + b"".join(one.pack() for one in self.awaited)
 
-    @classmethod
-    def takes(cls, length: int) -> bool:
-        """Whether a value of this kind can have so many bytes."""
-        named, odd = divmod(length - cls.FORMAT.size, AWAITED.size)
-        return not odd and 0 <= named <= MOST_AWAITED
+@dataclass(frozen=True, slots=True)
+class AckJob(_WithEntries, Ack):
+    """The value of the Ack to a `Show` of jobs or members.
 
-    @classmethod
-    def unpack(cls, value: bytes) -> Self:
-        """Read the bytes that follow the header, of a length that it takes."""
-        size = cls.FORMAT.size
-        awaited = (Awaited.unpack(*fields) for fields in AWAITED.iter_unpack(value[size:]))
-        return cls(*(*cls.FORMAT.unpack(value[:size]), tuple(awaited)))
+    Attributes:
+        expected: the number of workers that the job is known to have, in the whole tree; 0: any.
+        lease: milliseconds of silence after which a member is lost.
+        state: a `JobState`.
+        members: the next contributors of the switch that answers, if the Show is of members.
+    """
+
+    expected: int = 0
+    lease: int = 0
+    state: int = 0
+    members: tuple[Present, ...] = ()
+
+    # The length is odd, and that of no other Ack is: so lengths tell the kinds of Ack apart.
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBHIIIHIB")
+    ENTRY = Present
 
 
 @dataclass(frozen=True, slots=True)
@@ -618,7 +669,7 @@ VALUES: dict[Action, tuple[Kind | None, ...]] = {
     Action.FBCAST: (Segments,),
     Action.HELP: (Segments, Who),
     Action.HALT: (None,),
-    Action.ACK: (Ack, AckWho, AckRanks),
+    Action.ACK: (Ack, AckWho, AckRanks, AckJob),
     Action.SHOW: (Show,),
 }
 

@@ -9,20 +9,26 @@ from __future__ import annotations
 from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import (
     MAX_MEMBERS,
-    MOST_AWAITED,
+    MOST_NAMED,
     Ack,
+    AckJob,
     Action,
     Control,
+    JobState,
+    Present,
     Show,
     Shown,
     Status,
     kib,
 )
 
+from .job import Job
+from .member import Member
 from .record import Record, bare_answer
 from .who import named
 
 MOST_JOBS = 0xFFFF  # the largest number that fits in the field of an Ack
+MOST_MS = 0xFFFFFFFF  # as milliseconds
 
 
 def show(record: Record, peer: Address, packet: Control, asked: Show, now: float) -> Outgoing:
@@ -62,7 +68,7 @@ def _switch(record: Record, number: int) -> Ack:
 def _next_job(record: Record, named: int, first: int, now: float) -> Ack | None:
     """Make the Ack for the first job from number `first` on that shares the key of job `named`."""
     number = record.jobs.next(named, first)
-    return None if number is None else _job(record, number, number, now)
+    return None if number is None else _job(record, record.jobs[number], number, [], now)
 
 
 def _members(record: Record, peer: Address, number: int, first: int, now: float) -> Ack | None:
@@ -73,17 +79,27 @@ def _members(record: Record, peer: Address, number: int, first: int, now: float)
     job = record.jobs.get(number)
     if job is None or job.member(peer) is None:
         return None
-    members = job.contributors()
-    rest = [member for member in members if member.seat >= first]
-    follows = rest[MOST_AWAITED].seat if len(rest) > MOST_AWAITED else MAX_MEMBERS
-    ack = _job(record, number, follows, now)
-    assert ack is not None
-    return ack.naming(len(members), tuple(named(member) for member in rest[:MOST_AWAITED]))
+    rest = [member for member in job.contributors() if member.seat >= first]
+    follows = rest[MOST_NAMED].seat if len(rest) > MOST_NAMED else MAX_MEMBERS
+    return _job(record, job, follows, rest[:MOST_NAMED], now)
 
 
-def _job(record: Record, number: int, rank: int, now: float) -> Ack | None:
-    job = record.jobs.get(number)
-    if job is None:
-        return None
-    workers = record.workers(job, now)
-    return Ack(Action.SHOW, 0, rank, job.threshold_in_force, job.high, workers)
+def _job(record: Record, job: Job, rank: int, members: list[Member], now: float) -> AckJob:
+    """Make the Ack that tells of a job, and how long these members have been silent."""
+    return AckJob(
+        Action.SHOW,
+        rank=rank,
+        threshold=job.threshold_in_force,
+        round=job.high,
+        contributors=record.workers(job, now),
+        expected=job.members.expected,
+        lease=_milliseconds(record.limits.lease),
+        state=JobState.HALTED if job.halted else JobState[job.phase.name],
+        members=tuple(
+            Present(*named(member)[:3], _milliseconds(now - member.last_seen)) for member in members
+        ),
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(round(1000 * seconds), MOST_MS)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import (
-    MOST_AWAITED,
+    MOST_NAMED,
     NO_RANK,
     UNRANKED,
     AckWho,
@@ -45,7 +45,7 @@ NOBODY = Awaiting(0, ())
 def together(parts: list[Awaiting]) -> Awaiting:
     """Merge several answers; name the switches that have not answered first."""
     named = sorted((one for part in parts for one in part.awaited), key=lambda o: o.rank != NO_RANK)
-    return Awaiting(sum(part.total for part in parts), tuple(named[:MOST_AWAITED]))
+    return Awaiting(sum(part.total for part in parts), tuple(named[:MOST_NAMED]))
 
 
 def named(member: Member) -> Awaited:

@@ -6,14 +6,14 @@ import argparse
 import os
 from typing import Any, NamedTuple
 
-from iswitch.core.format.wire import KIB, ROUND_MASK, Action, Segments, Status, Threshold
+from iswitch.core.format.wire import KIB, Action, Threshold
 from iswitch.lab.options import workers
 from iswitch.outside import UsageError
-from worker_lib import environment, naming
+from worker_lib import environment
 from worker_lib.controller import Controller
-from worker_lib.errors import Refused
 
 from .words import (
+    member,
     member_fields,
     missing,
     not_begun,
@@ -22,7 +22,7 @@ from .words import (
     span_fields,
     state,
     state_fields,
-    too_few,
+    waits,
 )
 
 
@@ -35,25 +35,18 @@ class Answer(NamedTuple):
 
 def status(controller: Controller, args: argparse.Namespace) -> Answer:
     """Show the job, and change nothing."""
-    halted = False
     controller.look()  # of a job that is none nobody becomes one
-    with controller.membership() as ack:
+    with controller.membership():
         members = controller.members()
-        # Only a refusal shows a Halt. Help for a round that cannot have begun asks nobody.
-        beyond = Segments((ack.round + 2) & ROUND_MASK, 0, 1)
-        try:
-            controller.request(Action.HELP, beyond)
-        except Refused as refused:
-            halted = refused.status is Status.HALTED
-    if not ack.contributors:
+        job = controller.look()
+    if not job.contributors:
         controller.look()  # it may have ended before we joined: then our leaving ended ours
-    line = f"job {args.job}: {state(ack)}{too_few(ack)}"
-    if halted:
-        line += "; halted: `iswitch ctl reset` resumes it"
-    hosts = environment.hosts(os.environ)
-    line += "".join(f"\n  {naming.member(member, hosts)}" for member in members)
-    named = [member_fields(member) for member in members]
-    return Answer(line, {**state_fields(ack), "halted": halted, "members": named})
+    hosts, lease = environment.hosts(os.environ), job.lease / 1000
+    lines = [f"job {args.job}: {state(job)}"]
+    lines += [f"  {member(one, lease, hosts)}" for one in members]
+    named = [{**member_fields(one), "silent": one.silent / 1000} for one in members]
+    fields = {**state_fields(job), "lease": lease, "members": named}
+    return Answer("\n".join(lines), fields)
 
 
 def jobs(controller: Controller, _: argparse.Namespace) -> Answer:
@@ -65,7 +58,7 @@ def jobs(controller: Controller, _: argparse.Namespace) -> Answer:
     plural = "s" * (len(found) != 1)
     whose = " with this key" * controller.keyed
     lines = [f"{len(found)} job{plural}{whose}, {memory}, {free}"]
-    lines += [f"job {ack.rank}: {state(ack)}{too_few(ack)}" for ack in found]
+    lines += [f"job {ack.rank}: {state(ack)}" for ack in found]
     if itself.round and not found:
         lines.append("jobs with another key are not listed; --job and --key-file name one")
     fields = {
@@ -81,18 +74,19 @@ def jobs(controller: Controller, _: argparse.Namespace) -> Answer:
 def join(controller: Controller, args: argparse.Namespace) -> Answer:
     """Try to join; remain a member if asked to."""
     if not args.stay:
-        with controller.membership() as ack:
-            pass
-        line = f"job {args.job} can be joined: {state(ack)}"
+        with controller.membership():
+            job = controller.look()
+        line = f"job {args.job} can be joined: {state(job)}"
     else:
-        ack = controller.join()
+        controller.join()
+        job = controller.look()
         options = f"--job {args.job} --switch {controller.switch} --bind {controller.address}"
         line = (
-            f"joined job {args.job} as a controller: {state(ack)}\n"
+            f"joined job {args.job} as a controller: {state(job)}\n"
             "it ends when its lease runs out, as ctl sends no heartbeats; "
             f"to end it before: iswitch ctl leave {options}"
         )
-    fields = {**state_fields(ack), "address": str(controller.address)}
+    fields = {**state_fields(job), "address": str(controller.address)}
     return Answer(line, {**fields, "stays": args.stay})
 
 
@@ -161,10 +155,11 @@ def help_(controller: Controller, args: argparse.Namespace) -> Answer:
         named = segments(args, joined)
         ack = controller.request(Action.HELP, named)
         whom, fields = missing(controller, named)
-    if not fields["missing"]:
-        whom = not_begun(named, ack) or f"nobody's contribution is missing{too_few(joined)}"
+        job = controller.look()
+    if fields["missing"]:
+        whom = f"missing from {whom}{waits(job)}"
     else:
-        whom = f"missing from {whom}"
+        whom = not_begun(named, ack) or f"nobody's contribution is missing{waits(job)}"
     fields["current"] = ack.round
     return Answer(f"{span(args, named)}: {whom}", {**span_fields(named), **fields})
 

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from typing import Any
 
-from iswitch.core.format.wire import NO_RANK, RANKS, Ack, Awaited, Segments, round_distance
+from iswitch.core.format.wire import (
+    HEARTBEAT,
+    NO_RANK,
+    RANKS,
+    Ack,
+    AckJob,
+    Awaited,
+    JobState,
+    Present,
+    Segments,
+    round_distance,
+)
 from iswitch.lab.options import workers
 from worker_lib import environment, naming
 from worker_lib.controller import Controller
+
+MISSED = 2  # heartbeats that a living worker may miss, before its silence is worth telling
 
 
 def segments(args: argparse.Namespace, joined: Ack) -> Segments:
@@ -36,24 +50,58 @@ def not_begun(named: Segments, ack: Ack) -> str:
     return f"not begun; the job is at round {ack.round}" if ahead else ""
 
 
-def state(ack: Ack) -> str:
-    """Say in words what the Ack of a Join tells of the job."""
-    return f"H = {ack.threshold}, round {ack.round}, {workers(ack.contributors)}"
+def state(job: AckJob) -> str:
+    """Say in words how far a job is, who is in it, and what it waits for."""
+    there = workers(job.contributors)
+    if job.contributors < job.expected:
+        there = f"{job.contributors} of {workers(job.expected)}"
+    return f"H = {job.threshold}, round {job.round}, {there}{waits(job)}"
 
 
-def too_few(ack: Ack) -> str:
-    """Say in words that H exceeds the number of workers; else ""."""
-    if ack.threshold <= ack.contributors or not ack.contributors:
-        return ""
-    return f"; nothing completes until {ack.threshold} workers are there"
+def waits(job: AckJob) -> str:
+    """Say in words why nothing completes in a job; "" if it does."""
+    if job.state == JobState.HALTED:
+        return "; halted: `iswitch ctl reset` resumes it"
+    if job.state == JobState.AWAITING_RESET:
+        return "; nothing completes until the switch above names the round in which all resume"
+    if job.state == JobState.GATHERING and job.contributors < job.expected:
+        return f"; nothing completes until all {job.expected} have joined"
+    if job.threshold > job.contributors > 0:
+        return f"; nothing completes until {job.threshold} workers are there"
+    return ""
 
 
-def state_fields(ack: Ack) -> dict[str, int]:
-    """Tell what the Ack of a Join tells of the job, for programs."""
-    return {"threshold": ack.threshold, "round": ack.round, "workers": ack.contributors}
+def state_fields(job: AckJob) -> dict[str, Any]:
+    """Tell for programs what `state` says."""
+    return {
+        "threshold": job.threshold,
+        "round": job.round,
+        "workers": job.contributors,
+        "expected": job.expected,
+        "state": JobState(job.state).name.lower(),
+        "halted": job.state == JobState.HALTED,
+    }
 
 
-def member_fields(member: Awaited) -> dict[str, Any]:
+def member(one: Present, lease: float, hosts: Mapping[str, str]) -> str:
+    """Describe a member: a worker by rank and place, or a switch below; and its silence, if any.
+
+    Args:
+        one: the member.
+        lease: seconds of silence after which a member is lost.
+        hosts: names of hosts by address.
+    """
+    who = "a switch" if one.rank == NO_RANK else naming.ranked(one.rank)
+    silent = one.silent / 1000
+    odd = ""
+    if silent >= lease:
+        odd = f": lost, silent for {silent:.0f} s"
+    elif silent > MISSED * HEARTBEAT:
+        odd = f": silent for {silent:.0f} s, lost after {lease:g} s"
+    return f"{who} ({naming.place(one.host, one.port, hosts)}){odd}"
+
+
+def member_fields(member: Awaited | Present) -> dict[str, Any]:
     """Describe a member for programs; a switch or a worker without a rank has rank None."""
     kind = "switch" if member.rank == NO_RANK else "worker"
     rank = member.rank if member.rank < RANKS else None

@@ -1,0 +1,48 @@
+"""Section 3: what a switch shows of its jobs and their members."""
+
+from tests.conformance import wire
+from tests.conformance.case import Bench, case
+from tests.conformance.client import Peer
+from tests.conformance.packets import expect_equal
+from tests.conformance.wire import Ack, Action, Shape, Shown, Status
+
+JOBS, MEMBERS = 1, 2
+GATHERING, RUNNING, HALTED = 1, 2, 4
+
+
+def show(peer: Peer, what: int, first: int = 0) -> tuple[Ack, Shown]:
+    """Show, to be answered OK and with all that is told of a job."""
+    ack = peer.command(Action.SHOW, wire.show_value(what, first))
+    assert ack.shown is not None
+    return ack, ack.shown
+
+
+@case("3")
+def job_is_shown_to_strangers(bench: Bench) -> None:
+    """Anybody is told what a job waits for, and how many workers are to come; nobody's address."""
+    stranger, *workers = (bench.stranger(Shape()) for _ in range(3))
+    for there, state in ((1, GATHERING), (2, RUNNING)):
+        workers[there - 1].join(expected=2)
+        ack, shown = show(stranger, JOBS, stranger.job)
+        expect_equal((ack.rank, ack.contributors), (stranger.job, there), "job, workers there")
+        expect_equal((shown.expected, shown.state), (2, state), "expected, state")
+        expect_equal(shown.members, (), "members")
+    workers[0].command(Action.HALT)
+    expect_equal(show(stranger, JOBS, stranger.job)[1].state, HALTED, "state during a Halt")
+    workers[0].command(Action.RESET)
+    expect_equal(show(stranger, JOBS, stranger.job)[1].state, RUNNING, "state after a Reset")
+    stranger.command(Action.SHOW, wire.show_value(MEMBERS), Status.NOT_MEMBER)
+
+
+@case("3")
+def members_are_shown_to_members(bench: Bench) -> None:
+    """Each contributor by address and rank, with the time since it was heard."""
+    workers = bench.workers(3, Shape())
+    ack, shown = show(bench.controller(Shape()), MEMBERS)
+    expect_equal((ack.rank, ack.contributors), (64, 3), "seat to ask for next, workers there")
+    told = {(one.host, one.port): one for one in shown.members}
+    ranks = sorted(worker.heartbeat().rank for worker in workers)
+    expect_equal(set(told), {worker.local for worker in workers}, "addresses")
+    expect_equal(sorted(one.rank for one in told.values()), ranks, "ranks")
+    for worker in workers:
+        expect_equal(told[worker.local].silent < shown.lease, True, "silence below the lease")
