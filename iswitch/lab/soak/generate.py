@@ -15,15 +15,34 @@ TREES = (
     "tree:1x1x2", "tree:2x1x2", "tree:2x2x1", "tree:1x1x1x2", "leafspine:2x2x2",
 )  # fmt: skip
 WIDE = ("rack:1x2", "rack:2x2", "rack:2x3", "tree:1x1x2", "tree:2x1x2")  # two at some switch
+SLOW = 0.02  # seconds between rounds: a Reset is repeated before the second one after it
 LEASE = 4.0  # seconds, where all are told who is lost: they are heard of every second
 
 
 def generate(seed: int) -> Scenario:
     """Make the scenario of a seed."""
-    return with_garble(with_impostors(with_lost_resets(_Generator(seed).scenario())))
+    scenario = with_missed_resets(_Generator(seed).scenario())
+    return with_garble(with_impostors(with_lost_resets(scenario)))
 
 
 CALM = {"pause", "cut", "echo", "stutter", "stranger", "spoof", "garble", "forge"}
+
+
+def with_missed_resets(scenario: Scenario) -> Scenario:
+    """Cut a worker off at each Reset, so that Help tells it before the switch's own word comes.
+
+    In a job without a key: in others no worker follows a Reset to an earlier round, new or not.
+    """
+    rng = Random(f"missed reset {scenario.seed}")
+    hosts = [host for job in scenario.jobs for host in job.hosts]
+    resets = [event for event in scenario.events if event.what == "reset"]
+    if not resets or len(hosts) == 1 or any(job.keyed for job in scenario.jobs):
+        return scenario
+    cuts = []
+    for event in resets:
+        other = rng.choice([host for host in hosts if host != event.who])
+        cuts.append(Event(event.at, "cut", other, round(rng.uniform(0.021, 0.05), 6)))
+    return _beside(replace(scenario, think=SLOW), *cuts)
 
 
 def with_lost_resets(scenario: Scenario) -> Scenario:

@@ -33,6 +33,7 @@ from iswitch.sim.plugged import SPARE
 
 from .gathering import ToldOfAll
 from .said import Place, packets_to, parsed, place
+from .turns import is_out_of_turn, is_past
 from .violation import Violation
 
 KEPT = 4  # rounds (or versions: twice as many) whose aggregates are compared
@@ -84,8 +85,8 @@ class SwitchConduct:
             return
         hierarchy = self.machine.control.hierarchy
         if hierarchy is not None and place(burst.peer) == place(hierarchy.parent):
-            if burst.tos != TOS_DATA:
-                self._due = self._due_to_parent(burst)
+            data = burst.tos == TOS_DATA
+            self._due = self._due_to_aggregates(burst) if data else self._due_to_parent(burst)
         elif burst.tos == TOS_DATA:
             self._due = self._due_to_sender(burst)
 
@@ -126,6 +127,20 @@ class SwitchConduct:
     def _nothing_counts(self, sends: Sequence[Outgoing]) -> None:  # noqa: ARG002
         if self._count()[2] != self._counts[2]:
             raise Violation("out of turn", f"{self.name} has counted what is of no round of its")
+
+    def _due_to_aggregates(self, burst: Burst) -> Callable[[Sequence[Outgoing]], None] | None:
+        """Check that none of a parent's aggregates is taken that is older than the window."""
+        job = self._job()
+        if job is None or burst.tail < SEG_SIZE:
+            return None
+        rounds = burst.rows[:, :4].copy().view(">u4")[:, 0].tolist()
+        most = sum(not is_past(job, round_) for round_ in rounds)
+
+        def taken(sends: Sequence[Outgoing]) -> None:  # noqa: ARG001
+            if self._count()[1] - self._counts[1] > most:
+                raise Violation("out of turn", f"{self.name} takes a sum from before its window")
+
+        return taken
 
     def _due_to_parent(self, burst: Burst) -> Callable[[Sequence[Outgoing]], None] | None:
         """Judge the answer to a parent's new Help."""
@@ -369,18 +384,3 @@ class SwitchConduct:
     def _job(self) -> Job | None:
         jobs = (job for job in self.machine.jobs.values() if job.shape is not None)
         return next(jobs, None)
-
-
-def is_out_of_turn(job: Job, member: Member, round_: int) -> bool:
-    """Tell whether a round is before a member's first, or outside the job's window.
-
-    A member held back has no round that counts before all have come.
-    """
-    first, window = member.first_round, job.window
-    if first is not None and round_distance(round_, first) < 0:
-        return True
-    if member.held_back and not job.members.gathered and not job.threshold:
-        return True
-    lowest = window.lowest
-    past = lowest is not None and round_distance(round_, lowest) < 0
-    return round_ != first and (past or not -1 <= round_distance(round_, window.high) <= 1)
