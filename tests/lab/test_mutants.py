@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,8 @@ from tests.mutants.examine import (
     outcome_of,
     soak,
 )
-from tests.mutants.table import ROOT, Mutant, Rotten, mutants
+from tests.mutants.reach import PROBES, put_probes
+from tests.mutants.table import ROOT, Mutant, Rotten, mutants, seeds_known
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]  # processes examine the mutants
 
@@ -107,6 +109,56 @@ def test_the_line_in_the_documentation(sound: Path) -> None:
     assert f"{shown}\n" in (ROOT / "docs/soak.md").read_text()
 
 
+SAMPLE = """
+class Sample:
+    def play(self, x):
+        \"\"\"Say what it is.\"\"\"
+        if x == 1: return 1
+        if x == 2:
+            return 2
+        elif x == 3:
+            y = 3
+            return y
+        else:
+            return sum(
+                part for part in (x, 1)
+            )
+"""
+PROBED = [  # what is changed, and the calls that pass a probe before it
+    ("x == 1", [1, 2, 3, 4]),
+    ("return 1", [1, 2, 3, 4]),
+    ("        if x == 2:", [2, 3, 4]),
+    ("return 2\n", [2]),
+    ("elif x == 3", [2, 3, 4]),
+    ("y = 3\n            return y\n", [3]),
+    ("return y", [3]),
+    ("else:\n            return", [2, 3, 4]),
+    ("part in", [4]),
+    ("def play", None),
+    ("class Sample", None),
+]
+
+
+@pytest.mark.parametrize(("old", "calls"), PROBED)
+def test_a_probe_stands_before_what_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, calls: list[int] | None
+) -> None:
+    """None: it has no probe, for it runs at the import."""
+    (tmp_path / "sample.py").write_text(SAMPLE)
+    always = put_probes([put_in("sample.py", old, "")], tmp_path)
+    assert always == (set() if calls else {"one"})
+    reached: set[str] = set()
+    monkeypatch.setattr(builtins, PROBES, reached, raising=False)
+    names: dict[str, type] = {}
+    exec((tmp_path / "sample.py").read_text(), names)
+    passed = []
+    for x in (1, 2, 3, 4):
+        reached.clear()
+        assert names["Sample"]().play(x) == (x if x < 4 else 5)
+        passed += [x] * bool(reached)
+    assert passed == (calls or [])
+
+
 def test_what_breaks_nothing_survives(sound: Path) -> None:
     finding = examine(HARMLESS, Controls(sound), range(3))
     assert (finding.seeds, finding.kind, finding.test) == (None, "", None)
@@ -123,13 +175,61 @@ def test_a_unit_test_sees_it(sound: Path) -> None:
     assert outcome_of(sound, test) == PASSES
 
 
+@pytest.mark.parametrize(
+    ("known", "test", "named", "want"),
+    [
+        ({}, "", False, [[], [0, 1, 3]]),
+        ({"one": 3}, "", False, [[3], [0, 1, 3]]),
+        ({"one": 7}, "", False, [[], [0, 1, 3]]),
+        ({"one": None}, "", False, [[], [0, 1, 3]]),
+        ({"one": None}, "tests/test_odd.py", False, [[]]),
+        ({"one": None}, "tests/test_odd.py", True, [[], [0, 1, 3]]),
+        ({}, "tests/test_odd.py", False, [[], [0, 1, 3]]),
+    ],
+)
+def test_seeds_that_are_played(
+    sound: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    known: dict[str, int | None],
+    test: str,
+    named: bool,
+    want: list[list[int]],
+) -> None:
+    """The one that has shown it first; then those that reach it, unless its test alone sees it."""
+    played: list[list[int]] = []
+
+    def play(_: Path, seeds: Sequence[int]) -> tuple[int | None, str, str]:
+        played.append([*seeds])
+        return None, "", ""
+
+    def reaching(*_: object) -> list[int]:
+        return [0, 1, 3]
+
+    monkeypatch.setattr(examining, "soak", play)
+    monkeypatch.setattr(Controls, "reaching", reaching)
+    monkeypatch.setattr(
+        examining, "outcome_of", lambda tree, _: "fails" if is_mutated(tree) else PASSES
+    )
+    mutant = replace(odd(""), test=test, soak=named)
+    examine(mutant, Controls(sound, known), range(4))
+    assert played == want
+
+
+def test_a_seed_that_shows_it_ends_the_search(sound: Path) -> None:
+    (mutant,) = (mutant for mutant in ALL if mutant.name == QUICK[0])
+    known = seeds_known()[mutant.name]
+    assert known is not None
+    finding = examine(mutant, Controls(sound, {mutant.name: known}), range(200), tests=False)
+    assert finding.seed == known
+
+
 def test_what_hangs_is_stopped(sound: Path, tmp_path: Path) -> None:
     endless = put_in(
         "iswitch/lab/soak/many.py", "return run(generate(seed))", "\n    while True: pass"
     )
     tree = shutil.copytree(sound, tmp_path / "tree")
     endless.apply(tree)
-    assert soak(tree, [4, 5], longest=1) == (1, "hangs", "seed 4 takes more than 1 s")
+    assert soak(tree, [4, 5], longest=1) == (4, "hangs", "seed 4 takes more than 1 s")
 
 
 ODD = """
@@ -219,11 +319,11 @@ def test_soak_without_an_end_counts_where_the_control_is_quick(
 ) -> None:
     def play(tree: Path, _: Sequence[int]) -> tuple[int | None, str, str]:
         kind = ENDLESS if is_mutated(tree) else control
-        return (3 if kind else None), kind, ""
+        return (2 if kind else None), kind, ""
 
     monkeypatch.setattr(examining, "soak", play)
     monkeypatch.setattr(examining, "QUICK", quick)
-    finding = examine(odd(""), Controls(sound), [3], tests=False)
+    finding = examine(odd(""), Controls(sound), [2], tests=False)
     assert (finding.seeds, finding.kind) == ((3, ENDLESS) if seen else (None, ""))
     assert finding.caught == seen
     assert finding.complaint.startswith("" if seen else "soak takes 0 s without it")

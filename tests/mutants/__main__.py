@@ -1,6 +1,7 @@
 """Put defects into copies of the tree, one at a time, and see what notices: `make mutants`.
 
 Soak plays its seeds until the first violation; the unit test that the table names must fail, too.
+The seed that showed a mutant to an earlier run with --record is played first.
 Exit status: 0 every mutant is caught, or its survival explained; 1 some are not; 2 usage.
 """
 
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from statistics import median
 
 from tests.mutants.examine import Controls, Finding, NotExamined, base, examine
-from tests.mutants.table import Mutant, Rotten, mutants
+from tests.mutants.table import Mutant, Rotten, keep_seed, mutants, seeds_known
 
 
 def parser() -> argparse.ArgumentParser:
@@ -26,6 +27,9 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-tests", action="store_true", help="soak alone")
     parser.add_argument("--list", action="store_true", help="what there is, and end")
+    parser.add_argument(
+        "--record", action="store_true", help="play all seeds in turn, and keep the first that show"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--processes", type=int, default=os.cpu_count() or 1, metavar="N", help="all cores"
@@ -60,11 +64,13 @@ def main(words: Sequence[str] | None = None) -> int:
     findings: list[Finding] = []
     seeds, tests = range(args.seeds), not args.no_tests
     with base() as sound, ThreadPoolExecutor(args.processes) as pool:
-        controls = Controls(sound)
+        controls = Controls(sound, {} if args.record else seeds_known())
         at_work = [pool.submit(examine, m, controls, seeds, tests=tests) for m in wanted]
         try:
             for done in as_completed(at_work):
                 findings.append(done.result())
+                if args.record:
+                    keep_seed(findings[-1].mutant.name, findings[-1].seed)
                 print(
                     f"{len(findings):3}/{len(wanted)}",
                     line(findings[-1]),

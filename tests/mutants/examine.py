@@ -14,13 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from tests.mutants.table import ROOT, Mutant
+from tests.mutants.reach import put_probes
+from tests.mutants.table import ROOT, Mutant, mutants
 
 TREE = ("iswitch", "worker_lib", "topologies", "p4", "tests", "docs", "pyproject.toml", "README.md")
 LONGEST = 30  # seconds of CPU for a history: none of the sound ones takes 3
@@ -39,7 +40,7 @@ class Finding:
     """What became of a mutant.
 
     Attributes:
-        seeds: that were played until soak saw it; None: it did not.
+        seeds: of which the last shows it to soak, counted from 0; None: none does.
         kind: of the violation; "hangs": a history did not end.
         message: of the violation.
         test: whether its unit test saw it; None: it has none, was not wanted, or is in doubt.
@@ -54,6 +55,11 @@ class Finding:
     test: bool | None = None
     test_hangs: bool = False
     doubt: str = ""
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that shows it to soak."""
+        return None if self.seeds is None else self.seeds - 1
 
     @property
     def caught(self) -> bool:
@@ -101,12 +107,38 @@ def copied(sound: Path, name: str) -> Iterator[Path]:
 
 
 class Controls:
-    """What unit tests and soak do without any mutant: each is played once, when it is asked for."""
+    """What unit tests and soak do without any mutant: each is played once, when it is asked for.
 
-    def __init__(self, sound: Path) -> None:
+    Args:
+        sound: a copy of the tree.
+        known: which seed has shown a mutant by its name; None: none did when all were played.
+    """
+
+    def __init__(self, sound: Path, known: Mapping[str, int | None] | None = None) -> None:
         self.sound = sound
+        self.known = {} if known is None else known
         self._found: dict[object, tuple[str, float]] = {}
         self._locks: dict[object, Lock] = {}
+        self._reached: dict[int, set[str]] = {}
+        self._reaching = Lock()
+
+    def reaching(self, mutant: Mutant, seeds: Sequence[int]) -> list[int]:
+        """The seeds whose histories reach what a mutant changes.
+
+        Raises:
+            NotExamined: a history breaks a promise without any mutant.
+        """
+        with self._reaching:
+            lacking = [seed for seed in seeds if seed not in self._reached]
+            if lacking:
+                with copied(self.sound, "reach") as tree:
+                    always = put_probes(mutants(), tree)
+                    status, said, errors = _run(tree, "tests.mutants.reach", *map(str, lacking))
+                if status != 0:
+                    raise NotExamined(f"soak fails without any mutant: {errors[-2000:]}")
+                for line in map(json.loads, said.splitlines()):
+                    self._reached[line["seed"]] = {*line["reached"], *always}
+        return [seed for seed in seeds if mutant.name in self._reached[seed]]
 
     def doubt(self, test: str, outcome: str) -> str:
         """Why this outcome of a test proves nothing; empty: it does."""
@@ -138,40 +170,48 @@ def examine(
 ) -> Finding:
     """Put a mutant into a copy of the sound tree, and see whether anything sees it there.
 
+    The seed that has shown it before is played first, then all that reach it. If no seed has, and
+    its unit test sees it, none is played, unless soak must see it.
+
     Raises:
         Rotten: it does not fit.
         NotExamined: soak or pytest did not run, or was killed.
     """
+    known = controls.known.get(mutant.name)
+    tried: Sequence[int] = [known] if known is not None and known in seeds else []
+    outcome, seen, doubt = PASSES, None, ""
     with copied(controls.sound, mutant.name) as tree:
         mutant.apply(tree)
-        played, kind, message = soak(tree, seeds)
-        outcome = outcome_of(tree, mutant.test) if tests and mutant.test else None
-    doubt = controls.doubt_of_soak(seeds) if kind == ENDLESS else ""
-    if doubt:
-        played, kind = None, ""
-    if outcome not in (None, PASSES):
-        of_test = controls.doubt(mutant.test, str(outcome))
-        outcome, doubt = (None, of_test) if of_test else (outcome, doubt)
-    seen = None if outcome is None else outcome != PASSES
-    return Finding(mutant, played, kind, message, seen, outcome == HANGS, doubt)
+        if tests and mutant.test:
+            outcome = outcome_of(tree, mutant.test)
+            doubt = "" if outcome == PASSES else controls.doubt(mutant.test, outcome)
+            seen = None if doubt else outcome != PASSES
+        seed, kind, message = soak(tree, tried)
+        if not kind and (not seen or mutant.soak or mutant.name not in controls.known):
+            tried = controls.reaching(mutant, seeds)
+            seed, kind, message = soak(tree, tried)
+    if kind == ENDLESS and (why := controls.doubt_of_soak(tried)):
+        seed, kind, doubt = None, "", doubt or why
+    hangs = bool(seen) and outcome == HANGS
+    return Finding(mutant, None if seed is None else seed + 1, kind, message, seen, hangs, doubt)
 
 
 def soak(tree: Path, seeds: Sequence[int], longest: int = LONGEST) -> tuple[int | None, str, str]:
-    """The seeds played until a violation (None: there was none), its kind and its message."""
+    """The seed that breaks a promise (None: there is none), its kind and its message."""
     if not seeds:
         return None, "", ""
     status, said, errors = _run(tree, "tests.mutants.play", *map(str, (longest, *seeds)))
     lines = [json.loads(line) for line in said.splitlines()]
     if not lines:
         raise NotExamined(f"soak does not begin: {errors[-2000:]}")
-    last, played = lines[-1], len({line["seed"] for line in lines})
+    last = lines[-1]
     if status is None:
-        return played, ENDLESS, f"seed {last['seed']} does not end"
+        return last["seed"], ENDLESS, f"seed {last['seed']} does not end"
     if status == -signal.SIGKILL:  # by nobody here: by the kernel, for want of memory
         raise NotExamined(f"soak was killed in seed {last['seed']}")
     if status:  # a signal, or no memory for the interpreter itself
-        return played, "dies", errors.strip().rpartition("\n")[2] or f"exit status {status}"
-    return (played, last["kind"], last["message"]) if "kind" in last else (None, "", "")
+        return last["seed"], "dies", errors.strip().rpartition("\n")[2] or f"status {status}"
+    return (last["seed"], last["kind"], last["message"]) if "kind" in last else (None, "", "")
 
 
 def outcome_of(tree: Path, test: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 TABLE = Path(__file__).parent / "table"
+SEEDS = Path(__file__).parent / "seeds.json"
 
 
 class Rotten(ValueError):
@@ -71,3 +73,16 @@ def mutants(table: Path = TABLE) -> list[Mutant]:
         entries = tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]
         found += [Mutant(**entry) for entry in entries]
     return found
+
+
+def seeds_known() -> dict[str, int | None]:
+    """The first seed that showed each mutant when all were played last; None: none did."""
+    known: dict[str, int | None] = json.loads(SEEDS.read_text(encoding="utf-8"))
+    return known
+
+
+def keep_seed(name: str, seed: int | None) -> None:
+    """Write down which seed shows a mutant."""
+    known = {**seeds_known(), name: seed}
+    kept = {one.name: known[one.name] for one in mutants() if one.name in known}
+    SEEDS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
