@@ -86,7 +86,7 @@ def with_garble(scenario: Scenario) -> Scenario:
 def with_impostors(scenario: Scenario) -> Scenario:
     """Add strangers that attack workers through their switches' ports, if there are any."""
     rng = Random(f"impostor {scenario.seed}")
-    if not scenario.ports or rng.random() < 0.4:
+    if not scenario.ports or scenario.is_quiet or rng.random() < 0.4:
         return scenario
     hosts = [host for job in scenario.jobs for host in job.hosts]
     events = [
