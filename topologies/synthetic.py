@@ -60,6 +60,8 @@ class SyntheticWorker:
         shape = Shape.of(job.numel, job.dtype, job.op)
         numbers = self._chance.standard_normal(VALUES) * 8
         times = -(-job.numel // VALUES)
+        if job.dtype is DType.UINT8:
+            numbers = np.abs(numbers)
         self._vector = np.tile(numbers, times)[: job.numel].astype(job.dtype.numpy)
         self._out = np.empty_like(self._vector)
         self._computing = False

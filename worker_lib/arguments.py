@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,10 @@ from .waiting import CHOICES, OnMemberLost
 
 log = logging.getLogger(__name__)
 
+OpName = Literal[
+    "sum", "max", "min", "prod", "land", "lor", "lxor", "band", "bor", "bxor", "maxloc", "minloc"
+]
+OPS = {op.label: op for op in Op}
 TIMEOUT = 60.0  # seconds: two leases, as the place of a worker that was killed is free after one
 ASTRAY = 60  # seconds from which on a clock is remarked on; short runs in a row get a few ahead
 
@@ -158,7 +162,7 @@ def shape(
     Args:
         numel: elements of a vector.
         dtype: element type.
-        op: "sum", "max" or "min".
+        op: a name of `OPS`.
         elements: elements of a segment; None: the default.
         mode: mode of the job.
 
@@ -169,13 +173,15 @@ def shape(
     numel = whole("numel", numel, 0, 0xFFFFFFFF, hint)
     if elements is not None:
         elements = whole("elements_per_segment", elements, 1, 0xFFFF, "pass 1 to 65535 elements")
-    if op not in ("sum", "max", "min"):
-        raise ValueError(f"op = {op!r}: use 'sum', 'max' or 'min' (a mean is the sum, divided)")
+    if op not in OPS:
+        raise ValueError(f"op = {op!r}: use {', '.join(OPS)} (a mean is the sum, divided)")
     try:
         element_type = DType.of(dtype)
     except (TypeError, WireError):
-        raise ValueError(f"dtype = {dtype!r}: use float32, float16, bfloat16 or int32") from None
-    found = Shape.of(numel, element_type, Op[op.upper()], mode, elements=elements)
+        raise ValueError(f"dtype = {dtype!r}: use {', '.join(DType.labels())}") from None
+    if mode is Mode.ASYNCHRONOUS and (element_type.is_pair or element_type is DType.BOOL):
+        raise ValueError(f"dtype = {dtype!r}: gradients are numbers, such as float32")
+    found = Shape.of(numel, element_type, OPS[op], mode, elements=elements)
     try:
         found.check()
     except WireError as error:

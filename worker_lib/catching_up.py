@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.wire import MAX_MEMBERS, Op
+from iswitch.core.format.wire import MAX_MEMBERS, DType, Op, Shape
 
 from . import arguments
 
@@ -90,6 +90,11 @@ def _tell(worker: Worker, rank: int, step: int, size: int) -> dict[int, int]:
     Raises:
         ValueError: two workers have one rank, or sizes differ.
     """
+    if not _carries_numbers(worker.shape):
+        raise ValueError(
+            f"catch_up in a job of {worker.shape.op.label} of {worker.shape.dtype.label}: it needs "
+            "sum, max or min of numbers; make a second Worker for it, of another job"
+        )
     unit = _unit(worker)
     told = np.array([step, size], "<u8").view(unit)
     ours = np.concatenate([np.ones(1, unit), told])  # the one marks this rank as present
@@ -131,9 +136,15 @@ def _exchange(worker: Worker, ours: Units, start: int, count: int) -> npt.NDArra
     return vectors[:count].astype(np.int64)
 
 
+def _carries_numbers(shape: Shape) -> bool:
+    """Whether a number comes through a round unchanged if all others contribute the neutral one."""
+    numbers = not shape.dtype.is_pair and shape.dtype is not DType.BOOL
+    return numbers and shape.op in (Op.SUM, Op.MAX, Op.MIN)
+
+
 def _unit(worker: Worker) -> np.dtype[np.unsignedinteger[Any]]:
     """Return the largest unsigned dtype whose values the job's element type holds exactly."""
-    return np.dtype("<u2" if worker.shape.dtype.itemsize == 4 else "u1")
+    return np.dtype("<u2" if worker.shape.dtype.itemsize >= 4 else "u1")
 
 
 def _neutral(worker: Worker) -> int:

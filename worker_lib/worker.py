@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -55,8 +55,10 @@ class Worker(Joining):
             Workers. `from_env` reads it.
         on_member_lost: when a worker of `num_workers` leaves or dies: "wait" until another takes
             its place; "continue" with the sums of the others; "raise" `MemberLost` in each of them.
-        dtype: element type: float32, float16, bfloat16 (from ml_dtypes) or int32.
-        op: "sum", "max" or "min".
+        dtype: element type: float32, float16, bfloat16 (from ml_dtypes), float64, int32, int64,
+            uint8 or bool; for "maxloc" and "minloc" a pair, such as "float32_int32".
+        op: "sum", "prod", "max", "min"; of integers and bool also "land", "lor", "lxor" (logical)
+            and "band", "bor", "bxor" (bitwise); of pairs "maxloc" and "minloc".
         reproducible: sum in rank order rather than in order of arrival, so that a run can be
             repeated bit for bit.
         timeout: seconds that joining, a request and a round may take.
@@ -91,7 +93,7 @@ class Worker(Joining):
         rank: int | None = None,
         on_member_lost: OnMemberLost = "wait",
         dtype: npt.DTypeLike = np.float32,
-        op: Literal["sum", "max", "min"] = "sum",
+        op: arguments.OpName = "sum",
         reproducible: bool = False,
         timeout: float = arguments.TIMEOUT,
         elements_per_segment: int | None = None,

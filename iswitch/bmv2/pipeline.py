@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from iswitch.core.format.packets import Address
-from iswitch.core.format.wire import TOS_DATA, Mode, Shape
+from iswitch.core.format.wire import TOS_DATA, DType, Mode, Op, Shape
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.jobs.sources import Sources
@@ -29,6 +29,8 @@ from .runtime import Runtime, handle
 from .tables import Tables
 
 NOBODY = Address("0.0.0.0", 0)
+DTYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.INT32)  # that the program combines
+OPS = (Op.SUM, Op.MAX, Op.MIN)
 
 
 class Own(NamedTuple):
@@ -61,8 +63,9 @@ class Sizes:
         )
 
     def fits(self, shape: Shape) -> bool:
-        """Return whether a packet has no more elements than the program can add up."""
-        return shape.elements * shape.dtype.itemsize <= self.most_bytes
+        """Return whether the program can combine the elements of a packet."""
+        known = shape.dtype in DTYPES and shape.op in OPS
+        return known and shape.elements * shape.dtype.itemsize <= self.most_bytes
 
     def takes(self, shape: Shape) -> bool:
         """Return whether the program can add up such vectors, if there is room for them."""

@@ -27,9 +27,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--numel", type=int, default=100_000, metavar="N", help="elements (100000)")
     parser.add_argument("--rounds", type=int, default=10, metavar="N", help="allreduces (10)")
     parser.add_argument(
-        "--dtype", choices=("float32", "float16", "bfloat16", "int32"), default="float32"
+        "--dtype", default="float32", metavar="TYPE", help="type of the elements (float32)"
     )
-    parser.add_argument("--op", choices=("sum", "max", "min"), default="sum")
+    parser.add_argument(
+        "--op", default="sum", metavar="OP", help="how a switch combines elements (sum)"
+    )
     parser.add_argument("--job", type=int, default=1, metavar="N", help="its number (1)")
     parser.add_argument(
         "--compute",

@@ -178,7 +178,7 @@ class ElementsField(Field[Vector, bytes]):
         """Write the number of elements, their dtype, and the first of them."""
         shown = ", ".join(str(element) for element in x[:ELEMENTS_SHOWN])
         more = ", ..." if len(x) > ELEMENTS_SHOWN else ""
-        return f"{len(x)} {x.dtype.name}: {shown}{more}" if len(x) else "none"
+        return f"{len(x)} {DType.of(x.dtype).label}: {shown}{more}" if len(x) else "none"
 
     def do_copy(self, x: Vector) -> Vector:
         """Return the array itself: it is read-only."""

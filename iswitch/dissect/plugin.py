@@ -50,6 +50,7 @@ def _tables() -> dict[str, Any]:
         "ENUMS": {name: enum.__name__ for name, enum in fields.ENUMS.items()},
         "FLAGS": fields.FLAGS,
         "ITEMSIZE": {dtype.value: dtype.itemsize for dtype in wire.DType},
+        "OPERANDS": {op.value: op.operands for op in wire.Op},
         "HEADER": _layout(fields.HEADER),
         "SEG": _layout(fields.SEG),
         "VALUES": {

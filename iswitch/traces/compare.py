@@ -31,7 +31,13 @@ from .batch import Ints
 
 MOST_DIFFERENCES = 100  # that are told one by one
 MOST_PENDING = 32 << 20  # bytes of aggregates kept until the replaying switch has them, too
-UNIT = {DType.FLOAT32: 2.0**-24, DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8}
+ROUNDED = (Op.SUM, Op.PROD)  # of floats: by other orders they differ in the last bits
+UNIT = {
+    DType.FLOAT64: 2.0**-53,
+    DType.FLOAT32: 2.0**-24,
+    DType.FLOAT16: 2.0**-11,
+    DType.BFLOAT16: 2.0**-8,
+}
 
 
 class Difference(NamedTuple):
@@ -265,7 +271,7 @@ class Comparison:
         shape = shape_of(job)
         n = bitmap.bit_count()
         unit = UNIT.get(shape.dtype)
-        if self.magnitudes is None or unit is None or shape.op is not Op.SUM:
+        if self.magnitudes is None or unit is None or shape.op not in ROUNDED:
             return None
         if job.reproducible or n <= 2 or not job.synchronous:
             return None
@@ -375,7 +381,8 @@ def within(a: npt.NDArray[Any], b: npt.NDArray[Any], bound: npt.NDArray[np.float
 
 def text(value: Any) -> str:
     """Write an element exactly."""
-    return repr(value.item()) if value.dtype.kind != "V" else repr(float(value))
+    is_bfloat16 = value.dtype.kind == "V" and value.dtype.names is None
+    return repr(float(value) if is_bfloat16 else value.item())
 
 
 def flipped(a: Any, b: Any) -> int | None:

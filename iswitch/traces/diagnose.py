@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.arbiter import Traffic, classify
-from iswitch.core.format.wire import SEG_SIZE, Op, Shape, split_seg
+from iswitch.core.format.wire import SEG_SIZE, Shape, split_seg
+from iswitch.core.sums.combining import reduced
 
 from .batch import gather
 from .compare import Difference, flipped, text
@@ -28,7 +29,6 @@ from .walk import Walk
 MOST_SEGMENTS = 16  # that are looked into
 MOST_PACKETS = 4096  # of these
 MOST_DAMAGED = 100  # packets with wrong checksums, that are told one by one
-UFUNCS = {Op.SUM: np.add, Op.MAX: np.maximum, Op.MIN: np.minimum}
 
 Key = tuple[int, int]  # round and segment
 
@@ -241,22 +241,20 @@ def culprits(
 ) -> list[TraceFinding]:
     """List contributions in which one flipped bit explains the sum that was captured."""
     width = shape.dtype.itemsize
-    wrong = right.view(np.uint8).reshape(len(right), -1) != total.view(np.uint8).reshape(
-        len(total), -1
-    )
-    places = np.flatnonzero(wrong.any(axis=1))
+    captured = octets(right)
+    places = np.flatnonzero((captured != octets(total)).any(axis=1))
     suspects = [c for c in contributions if not c.sound] or list(contributions)
     found: list[TraceFinding] = []
     if len(places) == 1:
         at = int(places[0])
         column = np.array([elements(c.payload, shape)[at] for c in contributions])
-        masks = np.array([1 << bit for bit in range(8 * width)], f"<u{width}")
+        flips = np.packbits(np.eye(8 * width, dtype=np.uint8), axis=1, bitorder="little")
         for suspect in suspects:
             which = contributions.index(suspect)
             tries = np.repeat(column[:, None], 8 * width, axis=1)
-            tries[which] = (tries[which].view(f"<u{width}") ^ masks).view(column.dtype)
-            sums = reduced(tries, shape.op)
-            hits = np.flatnonzero(sums.view(f"<u{width}") == right[at : at + 1].view(f"<u{width}"))
+            tries[which] = (octets(tries[which]) ^ flips).reshape(-1).view(column.dtype)
+            sums = octets(reduced(tries, shape.op, shape.dtype))
+            hits = np.flatnonzero((sums == captured[at]).all(axis=1))
             found += [
                 TraceFinding(
                     suspect.packet,
@@ -300,20 +298,17 @@ def elements(payload: bytes, shape: Shape) -> npt.NDArray[Any]:
     return np.frombuffer(payload[SEG_SIZE:], np.uint8).copy().view(shape.dtype.numpy)
 
 
+def octets(vector: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """View elements as their bytes, (elements, itemsize)."""
+    return vector.view(np.uint8).reshape(len(vector), -1)
+
+
 def add_up(contributions: Sequence[PacketFound], shape: Shape) -> npt.NDArray[Any] | None:
     """Sum contributions in this order; None: there are none."""
     if not contributions:
         return None
-    return reduced(np.array([elements(c.payload, shape) for c in contributions]), shape.op)
-
-
-def reduced(rows: npt.NDArray[Any], op: Op) -> npt.NDArray[Any]:
-    """Sum rows one after the other, rounding each time."""
-    total: npt.NDArray[Any] = rows[0].copy()
-    with np.errstate(all="ignore"):
-        for row in rows[1:]:
-            UFUNCS[op](total, row, out=total)
-    return total
+    rows = np.array([elements(c.payload, shape) for c in contributions])
+    return reduced(rows, shape.op, shape.dtype)
 
 
 def shape_for(shapes: Sequence[Shape], packets: Sequence[PacketFound]) -> Shape | None:

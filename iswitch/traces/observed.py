@@ -19,10 +19,8 @@ from iswitch.core.format.wire import (
     SEG_SIZE,
     Ack,
     Action,
-    DType,
     MemberType,
     Mode,
-    Op,
     Shape,
 )
 from iswitch.core.jobs.job import Job
@@ -235,8 +233,8 @@ class ObservedSwitch(Switch):
 def describe(shape: Shape) -> dict[str, Any]:
     """Return a job's layout as names and numbers, for reports."""
     return {
-        "dtype": DType(shape.dtype).name.lower(),
-        "op": Op(shape.op).name.lower(),
+        "dtype": shape.dtype.label,
+        "op": shape.op.label,
         "mode": Mode(shape.mode).name.lower(),
         "segments": shape.segments,
         "elements_per_segment": shape.elements,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from iswitch.core.format.arbiter import Traffic, classify
 from iswitch.core.format.keys import Keys
 from iswitch.core.format.packets import Burst, Outgoing
-from iswitch.core.format.wire import SEG_SIZE, DType, Op
+from iswitch.core.format.wire import SEG_SIZE
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.sums.paper import Counting
 from iswitch.core.switch import Switch
@@ -16,6 +16,7 @@ from iswitch.ethernet.forwarding import Forwarder, Sends
 from iswitch.ethernet.frame import Frames
 from iswitch.ethernet.guard import SourceGuard
 
+from .compare import ROUNDED
 from .observed import ObservedSwitch
 
 
@@ -30,13 +31,13 @@ class ReplayOptions:
 
 
 class MagnitudesSwitch(Switch):
-    """A switch that sums the absolute values of contributions."""
+    """A switch that adds, or multiplies, the absolute values of contributions."""
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
-        """Handle packets as a switch does, after clearing the signs of floats to be summed."""
+        """Handle packets as a switch does, after clearing the signs of floats."""
         if classify(burst.tos) is Traffic.DATA and (found := self.record.by_source.get(burst.peer)):
             shape = found[0].shape
-            if shape is not None and shape.op is Op.SUM and shape.dtype is not DType.INT32:
+            if shape is not None and shape.op in ROUNDED and shape.dtype.is_float:
                 rows = burst.rows.copy()
                 top = SEG_SIZE + shape.dtype.itemsize - 1
                 rows[:, top :: shape.dtype.itemsize] &= 0x7F

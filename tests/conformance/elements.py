@@ -4,9 +4,11 @@ import itertools
 
 import numpy as np
 
+from tests.conformance import wire
 from tests.conformance.case import Bench, case, first_round, play, vectors
 from tests.conformance.expectations import expect_sum
-from tests.conformance.wire import DType, Op, Shape
+from tests.conformance.packets import expect_equal, expect_status
+from tests.conformance.wire import Action, DType, MemberType, Op, Shape, Status
 
 
 def aggregate_in_order(bench: Bench, shape: Shape, inputs: list[np.ndarray]) -> None:
@@ -21,7 +23,8 @@ def aggregate_in_order(bench: Bench, shape: Shape, inputs: list[np.ndarray]) -> 
 
 def every_op(bench: Bench, dtype: DType) -> None:
     """Sum, maximum and minimum of three workers, over vectors of one to a few segments."""
-    for op, (segments, last) in itertools.product(Op, ((1, 1), (3, 5))):
+    ops = (Op.SUM, Op.MAX, Op.MIN)
+    for op, (segments, last) in itertools.product(ops, ((1, 1), (3, 5))):
         shape = Shape(segments=segments, per_segment=7, last=last, dtype=dtype, op=op)
         aggregate_in_order(bench, shape, vectors(3, shape, seed=segments))
 
@@ -65,6 +68,99 @@ def every_op_bfloat16(bench: Bench) -> None:
 def every_op_int32(bench: Bench) -> None:
     """int32: sum, max and min."""
     every_op(bench, DType.INT32)
+
+
+FLOATS = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64)
+INTEGERS = (DType.INT32, DType.INT64, DType.UINT8, DType.BOOL)
+PAIRS = tuple(dtype for dtype in DType if dtype >= DType.FLOAT32_INT32)
+OF_PAIRS = (Op.MAXLOC, Op.MINLOC)
+OF_BITS = tuple(op for op in Op if Op.LAND <= op <= Op.BXOR)
+COMMON = (Op.SUM, Op.MAX, Op.MIN, Op.PROD)
+
+
+def varied(shape: Shape) -> list[np.ndarray]:
+    """Three vectors: pairs often have equal values, whole numbers all bits, many of them are 0."""
+    rng = np.random.default_rng([shape.dtype, shape.op])
+    size = (3, shape.size)
+    if shape.dtype in PAIRS:
+        drawn = np.empty(size, shape.numpy)
+        drawn["value"], drawn["index"] = rng.integers(-2, 3, size), rng.integers(0, 9, size)
+        return list(drawn)
+    wide = rng.integers(-(1 << 31), 1 << 31, size) * rng.integers(0, 2, size)
+    if shape.dtype in FLOATS:
+        wide = np.round(wide / (1 << 28))
+    return list(wide.astype(shape.numpy))
+
+
+def ops_of(bench: Bench, dtypes: tuple[DType, ...], ops: tuple[Op, ...]) -> None:
+    """All of these operations on all of these types, over a vector of three segments."""
+    for dtype, op in itertools.product(dtypes, ops):
+        shape = Shape(segments=3, per_segment=7, last=5, dtype=dtype, op=op)
+        aggregate_in_order(bench, shape, varied(shape))
+
+
+@case("3")
+def every_op_float64(bench: Bench) -> None:
+    """float64: sum, max and min."""
+    every_op(bench, DType.FLOAT64)
+
+
+@case("3")
+def every_op_of_bytes_and_long_integers(bench: Bench) -> None:
+    """int64, uint8 and bool: sum, max and min."""
+    ops_of(bench, (DType.INT64, DType.UINT8, DType.BOOL), (Op.SUM, Op.MAX, Op.MIN))
+
+
+@case("3")
+def products(bench: Bench) -> None:
+    """The product of every type of number, of bool the logical and."""
+    ops_of(bench, FLOATS + INTEGERS, (Op.PROD,))
+
+
+@case("3")
+def logical_and_bitwise(bench: Bench) -> None:
+    """And, or, exclusive or of integers and bool, logical and bit by bit."""
+    ops_of(bench, INTEGERS, OF_BITS)
+
+
+@case("3")
+def largest_and_its_place(bench: Bench) -> None:
+    """maxloc and minloc of pairs; of equal values the smaller index."""
+    ops_of(bench, PAIRS, OF_PAIRS)
+
+
+@case("3")
+def nan_is_the_largest_and_the_smallest(bench: Bench) -> None:
+    """A pair whose value is NaN stays; of two the one of the smaller index."""
+    for op in OF_PAIRS:
+        shape = Shape(dtype=DType.FLOAT32_INT32, op=op, per_segment=3, last=3)
+        rows = ([(np.nan, 4), (1, 4), (np.nan, 9)], [(7, 1), (np.nan, 5), (np.nan, 3)])
+        a, b = (np.array(row, shape.numpy) for row in rows)
+        workers = bench.workers(2, shape)
+        start = first_round(workers[0])
+        for worker, vector in zip(workers, (a, b), strict=True):
+            worker.contribute(start, vector)
+        for worker in workers:
+            got = worker.aggregate(start)
+            expect_equal(got["index"].tolist(), [4, 5, 3], f"indices of {op.name}")
+            expect_equal(bool(np.isnan(got["value"]).all()), True, f"NaN in {op.name}")
+        bench.new_job()
+
+
+@case("3")
+def operations_that_a_type_lacks(bench: Bench) -> None:
+    """No bits of floats, no sums of pairs, no places of numbers: BAD_REQUEST."""
+    wrong = [
+        *itertools.product(FLOATS, OF_BITS),
+        *itertools.product(PAIRS, COMMON + OF_BITS),
+        *itertools.product(FLOATS + INTEGERS, OF_PAIRS),
+    ]
+    for dtype, op in wrong:
+        shape = Shape(dtype=dtype, op=op)
+        peer = bench.stranger(shape)
+        value = wire.join_value(shape, MemberType.WORKER)
+        ack = peer.request(Action.JOIN, value, request=peer.incarnation)
+        expect_status(ack, Status.BAD_REQUEST, f"Join for {op.name} of {dtype.name}")
 
 
 @case("4")

@@ -6,8 +6,10 @@ Help, Halt or Reset, or a data packet of the right form raises `ProtocolViolatio
 
 import hashlib
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -74,6 +76,14 @@ class DType(IntEnum):
     FLOAT16 = 1
     BFLOAT16 = 2
     INT32 = 3
+    FLOAT64 = 4
+    INT64 = 5
+    UINT8 = 6
+    BOOL = 7
+    FLOAT32_INT32 = 8
+    INT32_INT32 = 9
+    FLOAT64_INT64 = 10
+    INT64_INT64 = 11
 
 
 class Op(IntEnum):
@@ -82,6 +92,15 @@ class Op(IntEnum):
     SUM = 0
     MAX = 1
     MIN = 2
+    PROD = 3
+    LAND = 4
+    LOR = 5
+    LXOR = 6
+    BAND = 7
+    BOR = 8
+    BXOR = 9
+    MAXLOC = 10
+    MINLOC = 11
 
 
 class Mode(IntEnum):
@@ -96,9 +115,40 @@ NUMPY_DTYPES: dict[DType, np.dtype] = {
     DType.FLOAT16: np.dtype("<f2"),
     DType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
     DType.INT32: np.dtype("<i4"),
+    DType.FLOAT64: np.dtype("<f8"),
+    DType.INT64: np.dtype("<i8"),
+    DType.UINT8: np.dtype("u1"),
+    DType.BOOL: np.dtype("?"),
+    DType.FLOAT32_INT32: np.dtype([("value", "<f4"), ("index", "<i4")]),
+    DType.INT32_INT32: np.dtype([("value", "<i4"), ("index", "<i4")]),
+    DType.FLOAT64_INT64: np.dtype([("value", "<f8"), ("index", "<i8")]),
+    DType.INT64_INT64: np.dtype([("value", "<i8"), ("index", "<i8")]),
 }
 
-_OPS = {Op.SUM: np.add, Op.MAX: np.maximum, Op.MIN: np.minimum}
+
+def _place_of(largest: bool, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The larger, or smaller, of two pairs; of equal ones that of the smaller index."""
+    sign = -1 if largest else 1
+    by = np.stack([a, b])
+    order = np.lexsort((by["index"], sign * by["value"].astype(float)), axis=0)
+    first: np.ndarray = np.take_along_axis(by, order, axis=0)[0]
+    return first
+
+
+_OPS: dict[Op, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    Op.SUM: np.add,
+    Op.MAX: np.maximum,
+    Op.MIN: np.minimum,
+    Op.PROD: np.multiply,
+    Op.LAND: np.logical_and,
+    Op.LOR: np.logical_or,
+    Op.LXOR: np.logical_xor,
+    Op.BAND: np.bitwise_and,
+    Op.BOR: np.bitwise_or,
+    Op.BXOR: np.bitwise_xor,
+    Op.MAXLOC: partial(_place_of, True),
+    Op.MINLOC: partial(_place_of, False),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +188,9 @@ class Shape:
         aggregate = contributions[0].astype(self.numpy)
         with np.errstate(over="ignore", invalid="ignore"):
             for contribution in contributions[1:]:
-                aggregate = _OPS[self.op](aggregate, contribution.astype(self.numpy))
-        return aggregate.astype(self.numpy)
+                combined = _OPS[self.op](aggregate, contribution.astype(self.numpy))
+                aggregate = combined.astype(self.numpy)
+        return aggregate
 
 
 @dataclass(frozen=True, slots=True)

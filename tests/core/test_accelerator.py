@@ -15,12 +15,12 @@ from iswitch.core.format.wire import DType, Op, Shape, Vector, round_distance
 from iswitch.core.sums.runs import Held, Outcome, Run, merge
 from iswitch.core.sums.states import Table
 from iswitch.core.sums.synchronous import SynchronousAccelerator
+from tests.support.combining import COMBINATIONS, combine, drawn
 from tests.support.parts import rows_of, seg, stretch_of
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("quiet")]
 
 TOP = 2**32
-COMBINE = {Op.SUM: np.add, Op.MAX: np.maximum, Op.MIN: np.minimum}
 
 
 @dataclass
@@ -71,9 +71,8 @@ class Model:
     def finish(self, held: Set) -> None:
         order = sorted(held.parts) if self.reproducible else list(held.parts)
         held.total = held.parts[order[0]]
-        with np.errstate(all="ignore"):
-            for rank in order[1:]:
-                held.total = COMBINE[self.shape.op](held.total, held.parts[rank])
+        for rank in order[1:]:
+            held.total = combine(self.shape.dtype, self.shape.op, held.total, held.parts[rank])
         held.complete = True
         self.counters["aggregates"] += 1
 
@@ -125,12 +124,7 @@ class Pair:
         return bitmap.bit_count() >= self.threshold
 
     def vector(self, rank: int, salt: int) -> Vector:
-        rng = np.random.default_rng([rank, salt])
-        if self.shape.dtype is DType.INT32:
-            return rng.integers(-(2**31), 2**31, self.shape.numel).astype(np.int32)
-        wide = rng.standard_normal(self.shape.numel) * 10.0 ** rng.integers(-3, 5)
-        with np.errstate(all="ignore"):
-            return wide.astype(self.shape.dtype.numpy)
+        return drawn(self.shape.dtype, self.shape.numel, np.random.default_rng([rank, salt]))
 
     def data(self, vector: Vector, index: int) -> Vector:
         return vector[index * self.shape.elements : (index + 1) * self.shape.elements]
@@ -221,7 +215,7 @@ def ranges(segments: int) -> st.SearchStrategy[tuple[int, int]]:
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[Pair, list[tuple[str, tuple[int, ...]]]]:
     """A job, and contributions, forced sums, thresholds and resets in any order."""
-    dtype, op = draw(st.sampled_from(DType)), draw(st.sampled_from(Op))
+    dtype, op = draw(st.sampled_from(COMBINATIONS))
     shape = Shape.of(draw(st.integers(0, 30)), dtype, op, elements=draw(st.integers(1, 7)))
     pair = Pair(shape, draw(st.booleans()), draw(st.sampled_from([0, 7, 2**31 - 1, TOP - 2])))
     ranks, steps = st.sampled_from([0, 1, 2, 3, 31, 32, 63]), st.integers(0, 3)
@@ -248,8 +242,7 @@ def test_as_segment_by_segment(history: tuple[Pair, list[tuple[str, tuple[int, .
         pair.check()
 
 
-@pytest.mark.parametrize("op", Op)
-@pytest.mark.parametrize("dtype", DType)
+@pytest.mark.parametrize(("dtype", "op"), COMBINATIONS)
 def test_order_of_summing(dtype: DType, op: Op) -> None:
     """By arrival, or by rank: bit for bit, for values whose sum depends on it."""
     shape = Shape.of(40, dtype, op, elements=9)
@@ -262,7 +255,7 @@ def test_order_of_summing(dtype: DType, op: Op) -> None:
         order = sorted(arrival) if reproducible else arrival
         total = vectors[order[0]]
         for rank in order[1:]:
-            total = COMBINE[op](total, vectors[rank])
+            total = combine(dtype, op, total, vectors[rank])
         rows, _ = pair.real.outgoing(Run(0, 0, 0, shape.full_segments))
         full = total[: shape.full_segments * shape.elements]
         assert rows[:, 8:].tobytes() == full.tobytes()

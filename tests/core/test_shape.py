@@ -183,13 +183,21 @@ def test_dtype_of_its_own(dtype: DType) -> None:
         ("<i4", DType.INT32),
         (ml_dtypes.bfloat16, DType.BFLOAT16),
         (np.zeros(0, np.float32).dtype, DType.FLOAT32),
+        (float, DType.FLOAT64),
+        ("i8", DType.INT64),
+        (bool, DType.BOOL),
+        ("u1", DType.UINT8),
+        ("float64_int64", DType.FLOAT64_INT64),
+        ([("value", "f4"), ("index", "i4")], DType.FLOAT32_INT32),
     ],
 )
 def test_dtype_of(given_: Any, wanted: DType) -> None:
     assert DType.of(given_) is wanted
 
 
-@pytest.mark.parametrize("given_", ["f8", "i8", "u4", "i2", "?", ">f4", ">i4", "S4", "c8"])
-def test_dtype_of_another(given_: str) -> None:
-    with pytest.raises(WireError, match="use float32, float16, bfloat16 or int32"):
+@pytest.mark.parametrize(
+    "given_", ["u4", "i2", ">f4", ">i4", "S4", "c8", [("value", "f4"), ("at", "i4")], "f4,i4"]
+)
+def test_dtype_of_another(given_: Any) -> None:
+    with pytest.raises(WireError, match="use float32, float16, bfloat16, int32, float64"):
         DType.of(given_)

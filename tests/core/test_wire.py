@@ -13,6 +13,7 @@ from iswitch.core.format.keys import MAC_SIZE
 from iswitch.core.format.wire import (
     BITMAPS,
     MAX_PAYLOAD,
+    SEG_SIZE,
     VALUES,
     Ack,
     AckRanks,
@@ -30,6 +31,7 @@ from iswitch.core.format.wire import (
     TreeJoin,
     WireError,
 )
+from tests.support.combining import COMBINATIONS
 from tests.support.drawn import controls, values
 
 pytestmark = pytest.mark.unit
@@ -136,15 +138,16 @@ def test_segments_value_is_three_numbers() -> None:
 
 
 @given(
-    st.sampled_from(DType),
-    st.sampled_from(Op),
+    st.sampled_from(COMBINATIONS),
     st.sampled_from(Mode),
     st.integers(1, 16374),
     st.integers(0, 200_000),
 )
 def test_join_for_shape_names_the_shape(
-    dtype: DType, op: Op, mode: Mode, elements: int, numel: int
+    kind: tuple[DType, Op], mode: Mode, elements: int, numel: int
 ) -> None:
+    dtype, op = kind
+    elements = min(elements, (MAX_PAYLOAD - SEG_SIZE) // dtype.itemsize)
     shape = Shape.of(numel, dtype, op, mode, elements)
     join = Join.for_shape(shape, MemberType.SWITCH, expected=3, flags=2)
     assert join.shape() == shape
@@ -162,8 +165,11 @@ GOOD = Join(0, DType.INT32, Op.MAX, Mode.ASYNCHRONOUS, 10, 3, 2)
 @pytest.mark.parametrize(
     "field",
     [
-        {"dtype": 4},
-        {"op": 3},
+        {"dtype": 12},
+        {"op": 12},
+        {"op": Op.MAXLOC},  # of no pairs
+        {"dtype": DType.FLOAT32, "op": Op.BAND},
+        {"dtype": DType.FLOAT64_INT64},  # which have no maximum, but its place
         {"mode": 2},
         {"segments": 0},
         {"last": 0},  # and two segments

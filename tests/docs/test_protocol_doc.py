@@ -141,7 +141,8 @@ def meant_data(block: Block) -> Data:
 def shape_of(block: Block, dtype: DType) -> Shape:
     """The layout a data block is an example of."""
     elements, last, segments = (int(block.info[key]) for key in ("E", "last", "segments"))
-    shape = Shape(dtype, Op.SUM, Mode.SYNCHRONOUS, elements, last, segments)
+    op = next(op for op in Op if op.takes(dtype))
+    shape = Shape(dtype, op, Mode.SYNCHRONOUS, elements, last, segments)
     shape.check()
     return shape
 

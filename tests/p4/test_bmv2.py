@@ -10,6 +10,7 @@ import pytest
 from iswitch.bmv2.cpu import FORMAT, CpuHeader, CpuOp, Flag
 from iswitch.bmv2.entries import Entry, JobPlace, job_entries, parent_entry
 from iswitch.bmv2.fates import FATES
+from iswitch.bmv2.pipeline import DTYPES, OPS, Sizes
 from iswitch.bmv2.room import Room
 from iswitch.core.format.counters import COUNTERS, DROPS, Counters
 from iswitch.core.format.packets import Address
@@ -25,6 +26,7 @@ from iswitch.core.sums.numpy_plane import NumPyPlane
 from p4.generate import FORMATS, OPERATIONS, kind
 from p4.sizes import PROGRAM
 from p4.tools import HOME, ToolMissing, find, sources
+from tests.support.combining import COMBINATIONS
 
 pytestmark = pytest.mark.unit
 
@@ -124,11 +126,15 @@ def test_entries_of_a_job_below_another_switch() -> None:
 
 def test_kinds_of_elements_and_operations_are_the_protocols() -> None:
     names = {None: DType.INT32} | {form: DType[form.name] for form in FORMATS if form}
-    assert [names[form] for form in FORMATS] == list(DType)
-    assert [name.replace("add", "sum").upper() for name in OPERATIONS] == [
-        op.name for op in ReduceOp
-    ]
-    assert kind(DType.INT32, ReduceOp.MIN) == max(kind(d, o) for d in DType for o in ReduceOp) < 16
+    assert [names[form] for form in FORMATS] == list(DTYPES)
+    assert [name.replace("add", "sum").upper() for name in OPERATIONS] == [op.name for op in OPS]
+    assert kind(DType.INT32, ReduceOp.MIN) == max(kind(d, o) for d in DTYPES for o in OPS) < 16
+
+
+@pytest.mark.parametrize(("dtype", "op"), COMBINATIONS)
+def test_what_the_program_cannot_combine_is_refused(dtype: DType, op: ReduceOp) -> None:
+    takes = Sizes(1024, 4, 1464, 64, 64).takes(Shape.of(10, dtype, op))
+    assert takes == (dtype in DTYPES and op in OPS)
 
 
 def test_what_became_of_packets_is_numbered_as_in_the_program() -> None:

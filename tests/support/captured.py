@@ -119,8 +119,17 @@ SPECIAL = [0.0, -0.0, 1.0, -2.5, float("inf"), float("-inf"), float("nan"), 1e-4
 
 def vector(dtype: DType) -> np.ndarray[Any, Any]:
     """Ten elements, with all that is special about the dtype."""
-    if dtype is DType.INT32:
-        return np.array([0, 1, -1, 2**31 - 1, -(2**31), 7, 8, 9, 10, 11], dtype.numpy)
+    if dtype in (DType.INT32, DType.INT64):
+        bounds = np.iinfo(dtype.numpy)
+        return np.array([0, 1, -1, bounds.max, bounds.min, 7, 8, 9, 10, 11], dtype.numpy)
+    if dtype is DType.UINT8:
+        return np.array([0, 1, 255, 127, 128, 7, 8, 9, 10, 11], dtype.numpy)
+    if dtype.is_pair:
+        pairs = np.zeros(10, dtype.numpy)
+        alone = {DType.FLOAT32_INT32: DType.FLOAT32, DType.INT32_INT32: DType.INT32}
+        alone |= {DType.FLOAT64_INT64: DType.FLOAT64, DType.INT64_INT64: DType.INT64}
+        pairs["value"], pairs["index"] = vector(alone[dtype]), range(-2, 8)
+        return pairs
     with np.errstate(all="ignore"):
         return np.array(SPECIAL).astype(dtype.numpy)
 
@@ -138,8 +147,8 @@ def everything() -> Iterator[Sent]:
         yield ack(member, 40, 10 + at, Ack(action, rank=1), Status.DENIED)
     for at, (action, value) in enumerate(RELAYED):
         yield request(member, action, 40, 1 + at, value, key=key, relayed=True)
-    for number, op in enumerate(Op, start=41):
-        shape = Shape.of(0, op=op)
+    for number, op in enumerate(Op, start=71):
+        shape = Shape.of(0, next(dtype for dtype in DType if op.takes(dtype)), op)
         child = SwitchJoin(**{**vars_of(Join.for_shape(shape, MemberType.SWITCH)), "workers": 9})
         yield request(("10.26.1.254", PORT), Action.JOIN, number, 1000, child)
         yield ack(("10.26.1.254", PORT), number, 1000, Ack(Action.JOIN))
@@ -194,7 +203,8 @@ def vars_of(join: Join) -> dict[str, int]:
 def job_of(member: End, job: int, dtype: DType, mode: Mode) -> Iterator[Sent]:
     """A member joins, contributes, asks for everything, and is answered with every status."""
     elements = vector(dtype)
-    shape = Shape(dtype, Op.SUM, mode, 4, 2, 3)
+    op = next(op for op in Op if op.takes(dtype))
+    shape = Shape(dtype, op, mode, 4, 2, 3)
     yield request(member, Action.JOIN, job, 1000, Join.for_shape(shape))
     yield ack(member, job, 1000, Ack(Action.JOIN, rank=job, threshold=2, round=3, contributors=2))
     for relayed in (False, True):

@@ -102,6 +102,38 @@ def test_allreduce_product(switch: Where, job: int, size: int, staged: bool) -> 
                         assert same(result, exact), (dtype, numel, op)
 
 
+NUMBERS: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.MAX: torch.maximum,
+    ReduceOp.MIN: torch.minimum,
+    ReduceOp.PRODUCT: torch.mul,
+}
+OF_BITS: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BXOR: torch.bitwise_xor,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.uint8, torch.bool])
+def test_wider_and_narrower_types(switch: Where, job: int, dtype: torch.dtype) -> None:
+    """All bits may come; every operation is done by the switch, in a job of its own."""
+    values = [bits(dtype, 3000, seed) for seed in range(2)]
+    if dtype is torch.float64:
+        values = [torch.randn(3000, dtype=dtype) * 10**k for k in range(2)]
+    ops = NUMBERS if dtype.is_floating_point else NUMBERS | OF_BITS
+    with groups(switch, job, 2) as made:
+        for op, combine in ops.items():
+            exact = combine(*values)
+            tensors = [values[group.rank()].clone() for group in made]
+            opts = options(AllreduceOptions, op)
+            each(made, lambda group: group.allreduce([tensors[group.rank()]], opts).wait())  # noqa: B023
+            for tensor in tensors:
+                assert same(tensor, exact), op
+        for group in made:  # one job for each, and that of the words
+            assert len(group.channels._channels) == len(ops) + 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_average_is_the_sum_divided_in_its_own_type(
     switch: Where, job: int, dtype: torch.dtype

@@ -21,6 +21,7 @@ from iswitch.traces.reader import Reader
 from iswitch.traces.report import is_clean, lines, replay
 from iswitch.traces.survey import NothingToReplay, survey
 from tests.support import ROOT
+from tests.support.combining import COMBINATIONS
 from topologies import Topology
 from topologies.synthetic import SyntheticJob, synthesize
 
@@ -93,8 +94,10 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # What the simulated world has recorded
 
 
-@pytest.mark.parametrize("dtype", list(DType))
-@pytest.mark.parametrize("op", [Op.SUM, Op.MAX])
+OPS = (Op.SUM, Op.MAX, Op.PROD, Op.LXOR, Op.MINLOC)
+
+
+@pytest.mark.parametrize(("dtype", "op"), [c for c in COMBINATIONS if c[1] in OPS])
 def test_simulated_aggregates_are_made_again_bit_for_bit(
     tmp_path: Path, dtype: DType, op: Op
 ) -> None:

@@ -54,7 +54,7 @@ class AsynchronousWorker(Joining):
         key: the key of a keyed job, 1 to 64 bytes; None: no key.
         elements_per_segment: E; default as for `Worker`.
         offload: use segmentation offload where the machine supports it.
-        dtype: element type of gradients: float32, float16, bfloat16 or int32.
+        dtype: element type of gradients: as for `Worker`, but for bool and pairs.
         check: keep a digest of the state at every version, for `stats()["digests"]`.
 
     Raises:

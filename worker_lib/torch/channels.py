@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +25,13 @@ from torch import distributed
 from iswitch.core.format.wire import Awaited
 from iswitch.system.keyfiles import key_in
 from worker_lib import environment, naming
+from worker_lib.arguments import OpName
 from worker_lib.errors import AllreduceTimeout, MemberLost, WorkerError
 from worker_lib.worker import Worker
 
 from .place import Place
 from .tensors import Array
 
-Op = Literal["sum", "max", "min"]
 Words = npt.NDArray[np.int32]
 INT32 = np.dtype(np.int32)
 WORDS = 1 << 20  # bytes at most of a vector of words; every group has that job
@@ -101,17 +101,17 @@ class Channels:
         self.timeout = timeout
         self.options = options
         self._number = number
-        self._channels: dict[tuple[np.dtype[Any], Op], Channel] = {}
+        self._channels: dict[tuple[np.dtype[Any], OpName], Channel] = {}
         self._current: Channel | None = None
         self._failure: distributed.DistBackendError | None = None
         self._closed = threading.Event()
         self._words = self._open(INT32, "sum")
 
-    def allreduce(self, vector: Array, op: Op, timeout: float | None = None) -> None:
+    def allreduce(self, vector: Array, op: OpName, timeout: float | None = None) -> None:
         """Replace a flat contiguous vector by the combination of all ranks' vectors.
 
         Args:
-            vector: float32, float16, bfloat16 or int32.
+            vector: of one of the types in `tensors.ELEMENTS`.
             op: how elements are combined.
             timeout: seconds; default: the group's.
 
@@ -152,7 +152,7 @@ class Channels:
         self._current = channel
         return channel
 
-    def _channel(self, dtype: np.dtype[Any], op: Op, timeout: float | None) -> Channel:
+    def _channel(self, dtype: np.dtype[Any], op: OpName, timeout: float | None) -> Channel:
         found = self._channels.get((dtype, op))
         if found is None:
             # Who lacks is told by name only where all have met before.
@@ -160,7 +160,7 @@ class Channels:
             found = self._open(dtype, op)
         return found
 
-    def _open(self, dtype: np.dtype[Any], op: Op) -> Channel:
+    def _open(self, dtype: np.dtype[Any], op: OpName) -> Channel:
         capacity = self.options.capacity
         if (dtype, op) == (INT32, "sum"):
             capacity = min(capacity, WORDS)

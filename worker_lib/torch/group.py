@@ -1,6 +1,7 @@
 """A process group whose collectives the switch does; all else goes to gloo beside it.
 
-    all_reduce, reduce        sum, avg, max, min of float32, float16, bfloat16 and int32
+    all_reduce, reduce        sum, avg, product, max, min of floats; of integers and bool, too, but
+                              for avg; their bitwise and, or, xor
     broadcast, all_gather     any type, to the last bit
     barrier                   a vector of one word
 
@@ -33,18 +34,25 @@ from torch._C._distributed_c10d import (
     ReduceOptions,
 )
 
+from iswitch.core.format.wire import DType
+from worker_lib.arguments import OPS as SWITCH_OPS
+from worker_lib.arguments import OpName
 from worker_lib.errors import WorkerError
 
-from .channels import Channels, Op, Options
+from .channels import Channels, Options
 from .place import LAST_JOB, Place, key_of
 from .tensors import ELEMENTS, Stage, elements, is_plain, octets
 from .works import Work, Works
 
-OPS: dict[Any, Op] = {
+OPS: dict[Any, OpName] = {
     ReduceOp.SUM: "sum",
     ReduceOp.AVG: "sum",  # and divided
     ReduceOp.MAX: "max",
     ReduceOp.MIN: "min",
+    ReduceOp.PRODUCT: "prod",
+    ReduceOp.BAND: "band",
+    ReduceOp.BOR: "bor",
+    ReduceOp.BXOR: "bxor",
 }
 PATIENCE = 5.0  # seconds for the last collective, at the end of the process
 WORD = 4  # bytes
@@ -307,13 +315,16 @@ def _is_for_the_switch(tensors: Sequence[torch.Tensor], op: Any) -> bool:
         TypeError: averages of whole numbers, which nothing here rounds.
     """
     dtypes = {tensor.dtype for tensor in tensors}
-    known = any(op == one for one in OPS)
     if op == ReduceOp.AVG and not all(dtype.is_floating_point for dtype in dtypes):
         raise TypeError(
             f"ReduceOp.AVG of {', '.join(map(str, dtypes))}: sum them (ReduceOp.SUM) and divide "
             "with the rounding you want, or convert them to float32"
         )
-    return known and len(dtypes) == 1 and dtypes <= ELEMENTS.keys() and all(map(is_plain, tensors))
+    name = next((name for known, name in OPS.items() if op == known), None)
+    if name is None or len(dtypes) != 1 or not dtypes <= ELEMENTS.keys():
+        return False
+    takes = SWITCH_OPS[name].takes(DType.of(ELEMENTS[dtypes.pop()]))
+    return takes and all(map(is_plain, tensors))
 
 
 def _seconds(timeout: timedelta) -> float | None:

@@ -94,8 +94,7 @@ class SwitchState:
         """
         if tensor.dtype not in ELEMENTS or not tensor.dtype.is_floating_point:
             raise TypeError(
-                f"gradients of {tensor.dtype}: the switch takes float32, float16 and bfloat16; "
-                "convert the parameters"
+                f"gradients of {tensor.dtype}: the switch averages floats; convert the parameters"
             )
         stage = Stage([tensor], self._staged, self.compress)
 

@@ -111,6 +111,31 @@ class Op(IntEnum):
     SUM = 0
     MAX = 1
     MIN = 2
+    PROD = 3
+    LAND = 4
+    LOR = 5
+    LXOR = 6
+    BAND = 7
+    BOR = 8
+    BXOR = 9
+    MAXLOC = 10
+    MINLOC = 11
+
+    @property
+    def label(self) -> str:
+        """The name that users write, such as sum."""
+        return self.name.lower()
+
+    def takes(self, dtype: DType) -> bool:
+        """Whether the operation is defined for elements of a type."""
+        if self in (Op.MAXLOC, Op.MINLOC) or dtype.is_pair:
+            return self in (Op.MAXLOC, Op.MINLOC) and dtype.is_pair
+        return self <= Op.PROD or not dtype.is_float
+
+    @property
+    def operands(self) -> str:
+        """The names of the element types for which the operation is defined."""
+        return ", ".join(dtype.label for dtype in DType if self.takes(dtype))
 
 
 class Mode(IntEnum):
@@ -121,44 +146,78 @@ class Mode(IntEnum):
 
 
 class DType(IntEnum):
-    """Element types; `numpy` is the NumPy dtype of the little-endian elements."""
+    """Element types. A pair is a value and its index, for MAXLOC and MINLOC."""
 
     FLOAT32 = 0
     FLOAT16 = 1
     BFLOAT16 = 2
     INT32 = 3
+    FLOAT64 = 4
+    INT64 = 5
+    UINT8 = 6
+    BOOL = 7  # one byte: 0 is false, all else is true
+    FLOAT32_INT32 = 8
+    INT32_INT32 = 9
+    FLOAT64_INT64 = 10
+    INT64_INT64 = 11
 
     @property
+    def is_pair(self) -> bool:
+        """Whether an element is a value and its index."""
+        return self >= DType.FLOAT32_INT32
+
+    @property
+    def is_float(self) -> bool:
+        """Whether elements are floating-point numbers, and no pairs."""
+        return self in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64)
+
+    @cached_property
     def numpy(self) -> np.dtype[Any]:
-        """The element dtype."""
+        """The dtype of the elements, little-endian; a pair has the fields `value` and `index`."""
         if self is DType.BFLOAT16:
             import ml_dtypes  # late: most jobs are float32
 
             bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
             return bfloat16
-        return np.dtype({DType.FLOAT32: "<f4", DType.FLOAT16: "<f2", DType.INT32: "<i4"}[self])
+        if self.is_pair:
+            value, index = (np.dtype(name).newbyteorder("<") for name in self.label.split("_"))
+            return np.dtype([("value", value), ("index", index)])
+        return np.dtype(self.label).newbyteorder("<")
 
     @property
     def itemsize(self) -> int:
         """Bytes per element."""
-        return 4 if self in (DType.FLOAT32, DType.INT32) else 2
+        return _ITEMSIZES[self]
+
+    @property
+    def label(self) -> str:
+        """The name that users write, such as float32."""
+        return self.name.lower()
 
     @classmethod
     def of(cls, dtype: npt.DTypeLike) -> DType:
-        """The element type for a NumPy dtype.
+        """The element type for a NumPy dtype, or for a `label`.
 
         Raises:
             WireError: the protocol has no such element type.
         """
-        if isinstance(dtype, str) and dtype == "bfloat16":  # known to NumPy by ml_dtypes only
-            return cls.BFLOAT16
+        if isinstance(dtype, str) and dtype.upper() in cls.__members__:
+            return cls[dtype.upper()]  # bfloat16 is known to NumPy by ml_dtypes only, pairs never
         wanted = np.dtype(dtype)
-        for candidate in (cls.FLOAT32, cls.FLOAT16, cls.INT32):
-            if candidate.numpy == wanted:
-                return candidate
         if wanted.name == "bfloat16":
             return cls.BFLOAT16
-        raise WireError(f"no element type for {wanted}; use float32, float16, bfloat16 or int32")
+        for candidate in cls:
+            if candidate is not cls.BFLOAT16 and candidate.numpy == wanted:
+                return candidate
+        raise WireError(f"no element type for {wanted}; use {', '.join(cls.labels())}")
+
+    @classmethod
+    def labels(cls) -> list[str]:
+        """The names of all element types."""
+        return [dtype.label for dtype in cls]
+
+
+_ITEMSIZES = (4, 2, 2, 4, 8, 8, 1, 1, 8, 8, 16, 16)
 
 
 def kib(nbytes: int, whole: bool = False) -> int:
@@ -245,6 +304,8 @@ class Shape:
             raise WireError("a vector has at least one segment, and the last is not above E")
         if self.last == 0 and self.segments > 1:
             raise WireError("only the single segment of an empty vector may be empty")
+        if not self.op.takes(self.dtype):
+            raise WireError(f"{self.op.label} is of {self.op.operands}, not of {self.dtype.label}")
         if self.packet_size > MAX_PAYLOAD:
             most = (MAX_PAYLOAD - SEG_SIZE) // self.dtype.itemsize
             raise WireError(f"E = {self.elements} does not fit a UDP datagram; use {most} at most")

@@ -8,8 +8,8 @@ no run are cut into runs first (`packets.Cutter`, `Table.uniform`).
 Sums are kept as finished data packets (`Shape.packet`), so that a broadcast sends slices of the
 buffer itself.
 
-Numerics: float32, float16 and bfloat16 sums are rounded to nearest even after every addition, in
-arrival order; int32 wraps. `reproducible` adds in rank order instead, at completion. Maximum and
+Numerics: sums and products of floats are rounded to nearest even after every step, in arrival
+order; those of integers wrap. `reproducible` goes in rank order instead, at completion. Maximum and
 minimum propagate NaN.
 """
 
@@ -29,16 +29,16 @@ from iswitch.core.format.packets import (
     Rows,
     super_packets,
 )
-from iswitch.core.format.wire import TOS_DATA, Op, Shape, Vector
+from iswitch.core.format.wire import TOS_DATA, Shape, Vector
 
 from .buffers import PLAIN, Buffers
+from .combining import combine_of, word_of
 from .plane import Accelerator, Rule
 from .runs import Run, merge
 from .states import Mark
 
 SMALL = 4  # super-datagrams: a smaller vector nearly always completes in one piece
 LONG = 16  # super-datagrams: copying a longer run costs more than sending it by itself
-_UFUNC = {Op.SUM: np.add, Op.MAX: np.maximum, Op.MIN: np.minimum}
 
 
 class NumPyAccelerator(Accelerator):
@@ -73,9 +73,9 @@ class NumPyAccelerator(Accelerator):
         self.packets = self.rows.reshape(-1).view(shape.packet).reshape(slots, shape.segments)
         self.aggregates = self.rows
         self._segs = self.packets["seg"]
-        self._dtype = shape.dtype.numpy
-        self._words: Vector = self.rows.view(self._dtype)  # headers and elements
-        self._combine = _UFUNC[shape.op]
+        self._word = word_of(shape.dtype)
+        self._words: Vector = self.rows.view(self._word)  # headers and elements
+        self._combine = combine_of(shape.op, shape.dtype)
         self.cutter = Cutter(shape)
         self.cutter.prepare()
         self._long = LONG * super_packets(shape.packet_size)
@@ -160,7 +160,7 @@ class NumPyAccelerator(Accelerator):
         Their headers are added, too, and have no meaning until they are written: NumPy adds one
         piece of memory four times as fast as rows with gaps between them.
         """
-        data = rows.view(self._dtype)
+        data = rows.view(self._word)
         if data.shape[1] != into.shape[1]:
             into = into[:, : data.shape[1]]
         if first:

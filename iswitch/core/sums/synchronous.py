@@ -71,7 +71,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
     def join(self, seat: int) -> None:
         """Prepare for a new member on this seat."""
         lacks = self.reproducible and seat not in self._contributions
-        parts = self._vectors().view(self._dtype) if lacks else None
+        parts = self._vectors().view(self._word) if lacks else None
         self._buffers.leave_room(self.shape.segments)
         if parts is not None:
             self._contributions[seat] = parts
@@ -177,7 +177,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
             first: whether each is the first of its segment, (n,).
             marks: the states to write.
         """
-        data = rows.view(self._dtype)
+        data = rows.view(self._word)
         width = data.shape[1]
         firsts = int(np.count_nonzero(first))
         copies = 2 * firsts > len(first)

@@ -18,11 +18,30 @@ local READ = {
     float16 = function(range) return half(range:le_uint(), 10, 15) end,
     bfloat16 = function(range) return half(range:le_uint(), 7, 127) end,
     int32 = function(range) return range:le_int() end,
+    float64 = function(range) return range:le_float() end,
+    int64 = function(range) return range:le_int64():tonumber() end,
+    uint8 = function(range) return range:uint() end,
+    bool = function(range) return range:uint() end,
 }
 
-local function element_text(value, name)
-    if value ~= value then return "nan" end
-    return string.format(name == "int32" and "%d" or "%.7g", value)
+local function value_of(range, name)  -- of a pair: its value, without the index
+    local value = name:match("^(%w+)_")
+    if value then return value_of(range:range(0, range:len() / 2), value) end
+    return READ[name](range)
+end
+
+local function element_text(range, name)
+    local value, index = name:match("^(%w+)_(%w+)$")
+    if value then
+        local half_ = range:len() / 2
+        return string.format("(%s, %s)", element_text(range:range(0, half_), value),
+            element_text(range:range(half_, half_), index))
+    end
+    if name == "int64" then return tostring(range:le_int64()) end  -- a number has 53 bits
+    local number = READ[name](range)
+    if number ~= number then return "nan" end
+    local form = name == "float64" and "%.16g" or name:find("float") and "%.7g" or "%d"
+    return string.format(form, number)
 end
 
 local function add_elements(tree, tvb, offset, size, dtype)
@@ -38,7 +57,7 @@ local function add_elements(tree, tvb, offset, size, dtype)
     end
     local first = {}
     for i = 0, math.min(count, SHOWN) - 1 do
-        table.insert(first, element_text(READ[name](tvb(offset + i * width, width)), name))
+        table.insert(first, element_text(tvb(offset + i * width, width), name))
     end
     item:set_text(string.format("Elements: %d %s: %s%s", count, name, table.concat(first, ", "),
         count > SHOWN and ", ..." or ""))
@@ -51,9 +70,8 @@ local function add_elements(tree, tvb, offset, size, dtype)
         end
         for i = start, stop - 1 do
             local range = tvb(offset + i * width, width)
-            local value = READ[name](range)
-            table.insert(texts, element_text(value, name))
-            line:add(f.elements, range, value):set_hidden()
+            table.insert(texts, element_text(range, name))
+            line:add(f.elements, range, value_of(range, name)):set_hidden()
         end
         if count > SHOWN then
             line:set_text(string.format("[%d] %s", start, table.concat(texts, "  ")))

@@ -15,6 +15,9 @@ local function join_fault(v)
             return "a vector has at least one segment, and the last is not above E"
         elseif v.last == 0 and v.segments > 1 then
             return "only the single segment of an empty vector may be empty"
+        elseif not (", " .. OPERANDS[v.op] .. ","):find(" " .. CODES.dtype[v.dtype] .. ",", 1, true) then
+            return string.format("%s is of %s, not of %s", CODES.op[v.op], OPERANDS[v.op],
+                CODES.dtype[v.dtype])
         elseif SEG_SIZE + v.E * size > MAX_PAYLOAD then
             return string.format("E = %d does not fit a UDP datagram; use %d at most", v.E,
                 math.floor((MAX_PAYLOAD - SEG_SIZE) / size))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-from iswitch.core.format.wire import DType
 from topologies import Topology
 
 from .scenario import ASYNCHRONOUS, Event, Job
-from .values import most_lives
+from .values import EXACT, most_lives
 
 NUMBERS = 40  # contributions of a worker of an asynchronous job, at most
 LARGE = (200, 700)  # segments: some super-datagrams, so that there are runs and a window
@@ -79,7 +78,7 @@ class Drawing:
     ) -> Job:
         """Draw a synchronous job that can tell `lives` worker processes apart."""
         rng = self.rng
-        dtypes = [dtype for dtype in DType if most_lives(dtype) >= lives]
+        dtypes = [dtype for dtype in EXACT if most_lives(dtype) >= lives]
         elements = rng.choice((1, 2, 3, 8, 33))
         numel = rng.choice((0, 1, elements, rng.randint(1, 6 * elements), rng.randint(1, 200)))
         numel = min(numel, 12 * elements)  # segments: the fewer, the more histories
@@ -97,7 +96,7 @@ class Drawing:
         """Draw an asynchronous job."""
         rng = self.rng
         elements = NUMBERS * len(hosts)
-        dtype = rng.choice(list(DType)).name.lower()
+        dtype = rng.choice(list(EXACT)).name.lower()
         numel = elements * rng.randint(1, 3)
         h = rng.choice((0, 0, rng.randint(1, len(hosts))))
         return Job(number, ASYNCHRONOUS, hosts, dtype, numel, elements, h)

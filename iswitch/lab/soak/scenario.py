@@ -11,6 +11,8 @@ from iswitch.core.format.wire import DType, Mode, Shape
 from iswitch.outside import OutsideError, reading
 from topologies import Topology
 
+from .values import EXACT
+
 MODES = WHOLE, ELASTIC, ASYNCHRONOUS = "whole", "elastic", "asynchronous"
 
 EVENTS = {
@@ -87,7 +89,7 @@ class Job:
         if not self.hosts or not set(hosts).issuperset(self.hosts):
             own = " ".join(self.hosts) or "no host"
             raise NoScenario(f"job {self.number} is of {own}; there are {' '.join(hosts)}")
-        if self.dtype.upper() not in DType.__members__ or self.numel > MOST_NUMEL:
+        if self.dtype not in [dtype.label for dtype in EXACT] or self.numel > MOST_NUMEL:
             raise NoScenario(f"no job has {self.numel} elements of {self.dtype!r}")
         self.shape().check()
 

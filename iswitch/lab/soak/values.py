@@ -16,7 +16,7 @@ import numpy.typing as npt
 from iswitch.core.format.wire import DType, Shape, Vector
 
 # Whole numbers below 2**EXACT[dtype] are exact.
-EXACT = {DType.INT32: 31, DType.FLOAT32: 24, DType.FLOAT16: 11, DType.BFLOAT16: 8}
+EXACT = {DType.FLOAT32: 24, DType.FLOAT16: 11, DType.BFLOAT16: 8, DType.INT32: 31}
 BITS = 2  # of the code, for each life: to tell once from twice, and thrice
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from iswitch.core.format.wire import DType, Op
+from iswitch.core.format.wire import DType, Op, Shape, WireError
 from iswitch.faults.units import count
 from iswitch.lab.launch.worlds import check_link, chosen_topology, read_topology
 from iswitch.outside import UsageError
@@ -33,13 +33,14 @@ def generate(args: argparse.Namespace) -> int:
     for rank in args.slow:
         if not 0 <= rank < hosts:
             raise UsageError(f"--slow {rank}: the workers are number 0 to {hosts - 1}")
+    dtype, op = elements(args)
     check_writable(args.trace, args.key_file, args.topology)
     key = read_key(args.key_file) if args.key_file else None
     job = SyntheticJob(
         args.numel,
         args.rounds,
-        DType[args.dtype.upper()],
-        Op[args.op.upper()],
+        dtype,
+        op,
         args.job,
         args.compute / 1000,
         slow=tuple(args.slow),
@@ -56,6 +57,26 @@ def generate(args: argparse.Namespace) -> int:
         else f"{args.trace}: {count(frames, 'frame')}, {count(hosts, 'worker')}"
     )
     return 0
+
+
+def elements(args: argparse.Namespace) -> tuple[DType, Op]:
+    """Find what the vectors consist of, and how they are combined.
+
+    Raises:
+        UsageError: there is no such type or operation, or the operation is not of the type.
+    """
+    ops = {op.label: op for op in Op}
+    if args.op not in ops:
+        raise UsageError(f"--op {args.op}: use {', '.join(ops)}")
+    try:
+        dtype = DType[args.dtype.upper()]
+    except KeyError:
+        raise UsageError(f"--dtype {args.dtype}: use {', '.join(DType.labels())}") from None
+    try:
+        Shape.of(args.numel, dtype, ops[args.op]).check()
+    except WireError as error:
+        raise UsageError(f"--dtype {args.dtype} --op {args.op}: {error}") from None
+    return dtype, ops[args.op]
 
 
 def topology(args: argparse.Namespace) -> Topology:
