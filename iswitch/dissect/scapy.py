@@ -235,7 +235,7 @@ class ISwitchTreeJoin(_Value):
 
 
 class ISwitchReset(_Value):
-    """The value of a Reset from the switch."""
+    """The value of a Reset from a switch."""
 
     name = "iSwitch Reset"
     fields_desc: ClassVar[list[Any]] = fields_of(wire.Round)

@@ -129,7 +129,7 @@ def test_participants_follow_every_change() -> None:
     assert members.participants(5) == 0b110
     members.begin_at(members.by_address[peer(2)], 6)
     assert [members.participants(r) for r in (5, 6)] == [0b010, 0b110]
-    members.all_begin_anew()
+    members.all_begin_anew(7)
     assert members.participants(0) == 0b110
     for round_ in range(100):
         members.participants(round_)
@@ -144,11 +144,13 @@ def test_begin_at_ends_being_held_back() -> None:
     assert (one.first_round, one.held_back) == (9, False)
 
 
-def test_begin_anew() -> None:
+@pytest.mark.parametrize(("reset_to", "first"), [(11, None), (9, None), (8, 9), (TOP, 9)])
+def test_begin_anew(reset_to: int, first: int | None) -> None:
+    """Nobody goes back behind a round that it has begun."""
     one = member(0, contributed=9)
     one.begin_at(9, held_back=True)
-    group(one).all_begin_anew()
-    assert (one.first_round, one.contributed, one.held_back) == (None, None, False)
+    group(one).all_begin_anew(reset_to)
+    assert (one.first_round, one.contributed, one.held_back) == (first, None, False)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from iswitch.core.format.wire import (
     Shape,
 )
 from iswitch.core.switch import Switch
+from tests.support.keyed import KEY
 from tests.support.tree import TYPICAL, Tree
 from tests.support.world import SWITCH, Faults, worker_address
 from worker_lib.protocol.session import Answered, Dropped, Gone, Session, WasReset
@@ -42,8 +43,9 @@ class Life:
 class History(Tree):
     """Workers that do one allreduce after the other, and go on after a reset as the demo's do."""
 
-    def __init__(self, *fan_outs: int, seed: int) -> None:
-        super().__init__(*fan_outs, seed=seed, faults=TYPICAL, whole=True)
+    def __init__(self, *fan_outs: int, seed: int, key: bytes | None) -> None:
+        self.key = key
+        super().__init__(*fan_outs, seed=seed, faults=TYPICAL, whole=True, key=key)
         self.places = [(a, s.switch) for a, s in self.sessions.items()]
         for address in list(self.sessions):
             del self.sessions[address]
@@ -57,6 +59,7 @@ class History(Tree):
         identity = len(self.born)
         self.born.append(self.now)
         ways: dict[str, Any] = {"expected": len(self.places), "heartbeat": 1.0, "whole": True}
+        ways["key"] = self.key
         second = 1000 + identity - self.random.choice((0, 0, 1, 2, 5, 900))  # clocks step back
         self.join(place, SHAPE, at=self.places[place][1], incarnation=second, **ways)
         out = np.zeros(SHAPE.numel, np.int32)
@@ -156,7 +159,8 @@ def test_workers_are_replaced_while_switches_restart(seed: int) -> None:
     What a dead process sent has arrived when the new one comes, as ever (a switch that knows
     nothing of it could not tell its packets from the new one's).
     """
-    history = History(*[(3,), (2, 2), (2, 1), (1, 3)][seed % 4], seed=seed)
+    fan_outs = [(3,), (2, 2), (2, 1), (1, 3)][seed % 4]
+    history = History(*fan_outs, seed=seed, key=KEY if seed // 4 % 2 else None)
     rng = history.random
     switches: list[Address] = [SWITCH, *history.above]
     for _ in range(4):

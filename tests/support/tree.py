@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from iswitch.core.format.keys import Keys
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import (
     Action,
@@ -41,10 +42,12 @@ class Tree(World):
         faults: Faults | None = None,
         lease: float = 30.0,
         shape: Shape = SHAPE,
+        key: bytes | None = None,
         **kwargs: object,
     ) -> None:
-        super().__init__(Switch(Limits(lease=lease)), faults or Faults(), seed)
         self.lease = lease
+        self.keys = Keys(default=key)
+        super().__init__(self.new_root(), faults or Faults(), seed)
         self.above: dict[Address, Address] = {}
         numbers = itertools.count(1)
         level = [SWITCH]
@@ -58,16 +61,20 @@ class Tree(World):
                     below.append(address)
             level = below
         places = [address for address in level for _ in range(fan_outs[-1])]
-        ways: dict[str, Any] = {"expected": len(places), "heartbeat": 1.0, **kwargs}
+        ways: dict[str, Any] = {"expected": len(places), "heartbeat": 1.0, "key": key, **kwargs}
         self.workers = [self.join(i, shape, at=at, **ways) for i, at in enumerate(places)]
 
     def new_switch(self, address: Address) -> Switch:
         incarnation = 1000 + int(self.now * 100)
-        return Switch(Limits(lease=self.lease), False, self.above[address], incarnation)
+        limits = Limits(lease=self.lease)
+        return Switch(limits, False, self.above[address], incarnation, self.keys)
+
+    def new_root(self) -> Switch:
+        return Switch(Limits(lease=self.lease), keys=self.keys)
 
     def restart(self, address: Address) -> None:
         if address == SWITCH:
-            self.switch = Switch(Limits(lease=self.lease))
+            self.switch = self.new_root()
         else:
             self.switches[address] = self.new_switch(address)
 

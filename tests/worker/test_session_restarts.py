@@ -139,7 +139,7 @@ def test_the_halts_of_a_restarted_switch_are_new() -> None:
     assert hear(Action.HALT, 1, None)
 
 
-@pytest.mark.parametrize("stale", [1, 2, 4])
+@pytest.mark.parametrize("stale", [2, 3, 4])
 def test_a_reset_for_the_process_before_at_this_address_is_not_taken(stale: int) -> None:
     """Nor is a late copy: it names no round ahead of the worker's own."""
     scene = Scene(1).start()
@@ -158,8 +158,6 @@ def test_a_reset_for_the_process_before_at_this_address_is_not_taken(stale: int)
     hear(2, 6)
     assert a.round == 6
     assert scene.news(0) == [WasReset(6)]
-    hear(3, 5)  # in a tree a newcomer may be placed one round too far
-    assert a.round == 5
 
 
 def test_restarted_switch_while_idle() -> None:

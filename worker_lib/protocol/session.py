@@ -255,7 +255,7 @@ class Session(Repairing):
     def _take_place(self, ack: Ack, now: float) -> None:  # noqa: ARG002
         moved = self._moved_to  # by a Reset that has overtaken the Ack, or an old one
         if moved is None or round_distance(ack.round, moved) > 0:
-            self.round = self._moved_to = ack.round
+            self.round = ack.round
 
     def _take_place_again(self, ack: Ack, now: float) -> None:
         if round_distance(ack.round, self.round) > 0:
@@ -281,22 +281,12 @@ class Session(Repairing):
     def _was_reset(self, round_: int) -> None:
         if round_ == self._moved_to:
             return  # a repeat; or the answer GONE has told it before
-        if not self.partial and not self._leads_on(round_):
+        if not self.partial and round_distance(round_, self.round) <= 0:
             return  # a late copy or a replay, or for the process before at this address
         ours = self.asks(Action.RESET)
         self.resume_at(round_)
         if not ours:
             self._events.append(WasReset(round_))
-
-    def _leads_on(self, round_: int) -> bool:
-        """Whether a Reset to this round was sent after this worker had taken its place.
-
-        A switch below places a newcomer by the rounds that it knows, one more than the root may,
-        so that the root's next Reset may lead one round back. A keyed job does not follow it there:
-        it might be a replay.
-        """
-        ahead = round_distance(round_, self.round)
-        return ahead > 0 or (ahead == -1 and not self.key)
 
     def _has_reset(self, round_: int) -> None:
         # Else its relay has come before. (A newcomer may stand at that round already.)

@@ -375,7 +375,7 @@ class Threshold(_Value):
 
 @dataclass(frozen=True, slots=True)
 class Round(_Value):
-    """The value of a Reset from the switch: the round the job goes on from."""
+    """The value of a Reset: the round to resume from; from a switch below, the one to go beyond."""
 
     round: int
 
@@ -720,7 +720,7 @@ def _fields(value: _Value) -> tuple[Any, ...]:
 
 Value = Join | Segments | Who | Threshold | Round | Show | Ack | None
 
-# The values each action may carry. Reset has none towards the switch, a round towards a worker.
+# The values each action may carry. A Reset from a worker has none.
 Kind = type[Join | Segments | Who | Threshold | Round | Show | Ack]
 VALUES: dict[Action, tuple[Kind | None, ...]] = {
     Action.JOIN: (Join, SwitchJoin, RankJoin, TreeJoin),

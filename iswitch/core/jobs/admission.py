@@ -298,6 +298,8 @@ class Admission:
             sends += self.lifecycle.begin_anew(job, member, now)
         if self.hierarchy and member.contributes:
             sends += self.hierarchy.changed(job, now)
+        if job.awaits_reset:
+            job.members.await_reset(member)
         return [*self._joined(asked, job, member), *sends]
 
     def _refuse_job(self, job: Job, asked: Asked) -> None:

@@ -16,6 +16,7 @@ from iswitch.core.format.wire import (
     Control,
     Header,
     Join,
+    MemberType,
     Round,
     Segments,
     Show,
@@ -125,8 +126,8 @@ class ControlPlane:
             return self._parent.handle(payload, now)
         try:
             packet = Control.parse(payload)
-            if isinstance(packet.value, Round):
-                raise WireError("only a switch names the round of a Reset")
+            if isinstance(packet.value, Round) and not self._is_switch(peer, packet.job):
+                raise WireError("only a switch names a round in a Reset")
         except WireError:
             if header.action == Action.ACK:
                 return self._unmatched()
@@ -138,6 +139,11 @@ class ControlPlane:
         if isinstance(packet.value, Show):
             return [show(self.record, peer, packet, packet.value, now)]
         return self._execute_once(peer, packet, now)
+
+    def _is_switch(self, peer: Address, job: int) -> bool:
+        """Return whether a switch below is a member of a job at this address."""
+        _, member = self.record.find(job, peer)
+        return member is not None and member.type is MemberType.SWITCH
 
     # Acks of members
 
@@ -202,6 +208,8 @@ class ControlPlane:
         return Answer(ack, self.lifecycle.remove(request.job, request.member, now, now))
 
     def _reset(self, request: Request) -> Answer:
+        if isinstance(request.value, Round):  # a worker below that switch has begun it
+            request.member.named = request.value.round
         sends = self.lifecycle.reset(request.job, None, request.now)
         return Answer(request.ack(), sends)
 

@@ -23,6 +23,7 @@ from iswitch.core.format.wire import (
     Join,
     MemberType,
     Mode,
+    Round,
     Segments,
     Status,
     TreeJoin,
@@ -312,13 +313,15 @@ class Hierarchy:
 
         return self.neighbours.ask(self.parent, job.number, who, ask)
 
-    def tell(self, job: Job, action: Action, named: Segments | None, now: float) -> list[Outgoing]:
+    def tell(
+        self, job: Job, action: Action, named: Segments | Round | None, now: float
+    ) -> list[Outgoing]:
         """Send the parent a request whose answer nobody waits for.
 
         Args:
             job: the job that the request names.
             action: Reset or FBcast.
-            named: the segments to force; None in a Reset.
+            named: the segments to force; or the round that a Reset must go beyond, if any.
             now: the time, in seconds.
         """
         uplink = self.uplinks.get(job.number)

@@ -89,7 +89,7 @@ class Job:
             accelerator.reset(self.high)
         accelerator.join(seat)
         if window is not None:
-            self.rounds.window = window
+            self.rounds.window, self.rounds.told = window, window.high
         self.shape = shape
         self.reproducible = reproducible
         self.dormant_since = None
@@ -343,6 +343,7 @@ class Job:
             return []
         # If this raises `high`, H is set above or FBcast was used: the others are ahead.
         self.rounds.contribute(stretch.round)
+        self.rounds.hear_of(stretch.round)
         # At a restarted switch, the sum may hold contributions of workers that are not back yet.
         self.rounds.completed_any |= self.members.gathered
         new = [run for some in stretch.consecutive() for run in self._in_rounds.take(some)]

@@ -161,7 +161,7 @@ class Lifecycle:
         comes_back = newcomer is not None and newcomer.named is not None
         if self.hierarchy:
             job.await_reset()
-            return self.hierarchy.tell(job, Action.RESET, None, now)
+            return self.hierarchy.tell(job, Action.RESET, job.rounds.ahead(), now)
         sends = self.reset(job, None, now)
         if newcomer is None or comes_back:
             return sends

@@ -8,6 +8,7 @@ controllers take seats from 63 down. A worker's rank is another number, unique i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
 
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import (
@@ -16,6 +17,7 @@ from iswitch.core.format.wire import (
     NO_RANK,
     Join,
     MemberType,
+    later,
     round_distance,
 )
 
@@ -89,11 +91,15 @@ class Member:
         self.first_round = round_
         self.stand(Standing.HELD_BACK if held_back else Standing.NEWCOMER)
 
-    def begin_anew(self) -> None:
-        """Take part in every round: the job was reset."""
+    def begin_anew(self, round_: int) -> None:
+        """Take part from the round of a Reset on, or from a later one that it has begun."""
+        rounds = (self.first_round, self.named, self.contributed)
+        begun = [each for each in rounds if each is not None and round_distance(each, round_) > 0]
         self.first_round = self.contributed = self.named = None
         self.begins, self.replaces = True, False
         self.stand(Standing.SETTLED)
+        if begun:
+            self.begin_at(reduce(later, begun))
 
     @property
     def contributes(self) -> bool:

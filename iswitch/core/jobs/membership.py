@@ -188,10 +188,16 @@ class Membership:
                     member.stand(Standing.SETTLED)
                 self._participants.clear()
 
-    def all_begin_anew(self) -> None:
-        """Let all members take part in every round, after a Reset."""
+    def all_begin_anew(self, round_: int) -> None:
+        """Let all members take part from the round of a Reset on, or from a later one begun."""
         for member in self.by_address.values():
-            member.begin_anew()
+            member.begin_anew(round_)
+        self._participants.clear()
+
+    def await_reset(self, newcomer: Member) -> None:
+        """Let a newcomer, which has been told no round, begin where the next Reset says."""
+        newcomer.first_round = None
+        newcomer.stand(Standing.SETTLED)
         self._participants.clear()
 
     def expect_nobody(self) -> None:

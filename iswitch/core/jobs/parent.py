@@ -120,12 +120,13 @@ class Parent:
         return [ack]
 
     def _reset(self, job: Job, round_: int, now: float) -> list[Outgoing]:
-        keyed = self.record.is_keyed(job.number)
-        if keyed and round_distance(round_, job.high) <= 0:
-            return []  # a replay: a true Reset names a higher round
         if job.rounds.knows_reset(round_):
-            return []  # the Ack, or the parent's own relay, has told us
-        return self.lifecycle.reset(job, round_, now)
+            return []  # the Ack, or the parent's own relay, has told us; or it is a replay
+        sends = self.lifecycle.reset(job, round_, now)
+        if job.rounds.ahead() is None:
+            return sends
+        # A member has begun a later round, and cannot go back: all must go on beyond that.
+        return sends + self.lifecycle.begin_anew(job, None, now)
 
     # Acks
 
@@ -163,7 +164,7 @@ class Parent:
         job = self.record.jobs.get(uplink.job)
         if status is Status.GONE and job is not None:
             # The tree is ahead of us: move on, so that members who ask for that round hear so.
-            job.rounds.name(ack.round)
+            job.rounds.catch_up(ack.round)
         return []
 
     def _request_answered(
@@ -231,7 +232,7 @@ class Parent:
         if job is not None and standing is not None:
             at, waiting_for = standing
             if round_distance(ack.round, at) > 0:  # the others went on without us
-                job.rounds.name(ack.round)
+                job.rounds.catch_up(ack.round)
             else:
                 ours = waiting_for
         sends = self._take_ranks(uplink, job, ack, now)
@@ -243,7 +244,7 @@ class Parent:
         if job.opens_gate():
             sends += self.lifecycle.gate_opened(job, None, now)
         elif again and job.awaits_reset:  # the parent that was asked for a Reset was restarted
-            sends += self.hierarchy.tell(job, Action.RESET, None, now)
+            sends += self.lifecycle.begin_anew(job, None, now)
         return sends + job.contribute_again(ours)
 
     def _take_ranks(self, uplink: Uplink, job: Job | None, ack: Ack, now: float) -> list[Outgoing]:

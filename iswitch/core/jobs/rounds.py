@@ -14,6 +14,7 @@ from iswitch.core.format.wire import (
     FLAG_STANDS_AT,
     ROUND_MASK,
     Join,
+    Round,
     later,
     round_distance,
 )
@@ -32,13 +33,14 @@ class Rounds:
         members: the members of the job.
         window: the rounds whose contributions the job accepts.
         completed_any: a segment has completed since the job began or was reset.
-        reset_to: the round in which the job resumed at the last Reset; None: there was none.
+        told: the newest round that the switch above has told, by its Ack to the first Join, an
+            aggregate or a Reset; None: it has told none.
     """
 
     members: Membership
     window: Window = field(default_factory=Window)
     completed_any: bool = False
-    reset_to: int | None = None
+    told: int | None = None
 
     # Contributions
 
@@ -167,6 +169,15 @@ class Rounds:
 
     # With a parent
 
+    def hear_of(self, round_: int) -> None:
+        """Note that the switch above has begun a round."""
+        self.told = later(self.told, round_)
+
+    def catch_up(self, round_: int) -> None:
+        """Move on to the round that the parent names; a Reset to it may still be under way."""
+        self.name(round_)
+        self.hear_of((round_ - 1) & ROUND_MASK)
+
     def stands_at(self, has_all: Callable[[int], bool]) -> int:
         """Return the first round of which an aggregate from the parent is missing.
 
@@ -232,7 +243,8 @@ class Rounds:
 
         The new round is also beyond every round that a member has named. After a switch has lost
         its state, some members may know of a Reset that others have not heard of; they would take
-        a Reset to an equal number for a late copy.
+        a Reset to an equal number for a late copy. And it is not before the first round of a
+        member, which a new process at the address of others that died may be told further ahead.
 
         Args:
             round_: the round that the parent names; None: there is no parent.
@@ -241,14 +253,28 @@ class Rounds:
         if round_ is None and in_rounds:
             named = (m.named for m in self.members.contributors() if m.named is not None)
             self.window.high = reduce(later, named, self.window.high)
+            round_ = reduce(later, self._first_rounds(), (self.window.high + 2) & ROUND_MASK)
         self.window.skip(round_)
-        self.reset_to = self.window.high
+        self.told = self.window.high
         self.completed_any = False
-        self.members.all_begin_anew()
+        self.members.all_begin_anew(self.window.high)
 
     def knows_reset(self, round_: int) -> bool:
-        """Return whether a Reset to this round, or to a later one, has been handled before."""
-        return self.reset_to is not None and 0 <= round_distance(self.reset_to, round_) < 1 << 30
+        """Return whether the parent has begun this round before, or a later one."""
+        return self.told is not None and 0 <= round_distance(self.told, round_) < 1 << 30
+
+    def ahead(self) -> Round | None:
+        """Return the furthest first round of a member that is ahead of `high`; None: there is none.
+
+        A Reset that the parent has not been asked for beyond that would lead the member back.
+        """
+        high = self.window.high
+        ahead = [first for first in self._first_rounds() if round_distance(first, high) > 0]
+        return Round(reduce(later, ahead)) if ahead else None
+
+    def _first_rounds(self) -> list[int]:
+        members = self.members.contributors()
+        return [m.first_round for m in members if m.first_round is not None]
 
     def end(self) -> None:
         """Move beyond every round that was sent, after the last contributor has left."""
