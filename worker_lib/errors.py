@@ -65,9 +65,9 @@ class Refused(WorkerError):
     REASONS: ClassVar[dict[Status, str]] = {
         Status.NOT_MEMBER: "this worker is not a member of the job (its lease ran out, or the "
         "switch was restarted); make a new Worker",
-        Status.MISMATCH: "the job exists with another shape: dtype, op, mode, elements per "
-        "segment, number of elements and reproducible must be the same in all workers; mend the "
-        "odd one, or use another job number",
+        Status.MISMATCH: "the job exists with other terms: dtype, op, mode, elements per "
+        "segment, number of elements, reproducible and partial must be the same in all workers; "
+        "mend the odd one, or use another job number",
         Status.FULL: "the switch cannot carry another job, or it is a P4 program without room for "
         "this many segments; end a job (`iswitch ctl jobs` lists them), or use smaller vectors or "
         "another switch",

@@ -130,10 +130,12 @@ def refused(
     """
     detail = ""
     if status is Status.MISMATCH:
-        shape, ordered = session.shape, getattr(session.terms, "reproducible", False)
+        shape, terms = session.shape, session.terms
+        ways = ("reproducible", "partial")
+        asked = "".join(f", {name}" for name in ways if getattr(terms, name, False))
         detail = (
             f" (this worker's: {shape.numel} elements of {shape.dtype.numpy}, "
-            f"{shape.op.name.lower()}, E = {shape.elements}{', reproducible' * ordered})"
+            f"{shape.op.name.lower()}, E = {shape.elements}{asked})"
         )
     if status is Status.RANK_TAKEN:
         detail = naming.owner(ack, hosts) + environment.overridden(os.environ, session.terms.rank)

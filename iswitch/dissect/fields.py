@@ -58,6 +58,7 @@ FLAGS: Codes = {  # of a Join
     wire.FLAG_WHOLE: "whole",
     wire.FLAG_HEARTBEAT: "heartbeat",
     wire.FLAG_NEW: "new",
+    wire.FLAG_PARTIAL: "partial",
 }
 # Where the protocol's name is not that of `iswitch.core.format.wire`, or says too little by itself:
 _NAMES = {"elements": "E"}  # of a Join; in a data packet they are elements

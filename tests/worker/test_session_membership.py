@@ -107,6 +107,7 @@ def test_forgotten_request_is_not_repeated() -> None:
         (Shape.of(10, DType.INT32, elements=2), {}, 7, Status.MISMATCH),
         (Shape.of(9, DType.FLOAT32, elements=2), {}, 7, Status.MISMATCH),
         (SHAPE, {"reproducible": True}, 7, Status.MISMATCH),
+        (SHAPE, {"partial": True}, 7, Status.MISMATCH),
         (Shape.of(1 << 28, DType.INT32), {}, 8, Status.FULL),
     ],
 )

@@ -61,13 +61,16 @@ def test_switch_by_name(switch: Where, job: int) -> None:
         assert (worker.allreduce(ones(2)) == 2).all()
 
 
-@pytest.mark.parametrize("kwargs", [{"numel": 999}, {"dtype": np.int32}, {"op": "max"}])
+@pytest.mark.parametrize(
+    "kwargs", [{"numel": 999}, {"dtype": np.int32}, {"op": "max"}, {"partial": True}]
+)
 def test_mismatch(switch: Where, job: int, make: Make, kwargs: dict[str, object]) -> None:
     (alone,) = make(1)
     arguments = {"numel": NUMEL, "timeout": PATIENCE, **kwargs}
     with pytest.raises(Refused, match=rf"JOIN refused in job {job}: .*mend the odd one") as raised:
         Worker(switch, job, **arguments)  # type: ignore[arg-type]
     assert (raised.value.action, raised.value.status) == (Action.JOIN, Status.MISMATCH)
+    assert str(raised.value).endswith(", partial)") == ("partial" in kwargs)
     assert (alone.allreduce(ones(3)) == 3).all()
 
 

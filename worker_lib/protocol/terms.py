@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iswitch.core.format.packets import MAX_SEGMENTS, Address
-from iswitch.core.format.wire import FLAG_REPRODUCIBLE, FLAG_WHOLE, HEARTBEAT, NO_RANK, Shape
+from iswitch.core.format.wire import (
+    FLAG_PARTIAL,
+    FLAG_REPRODUCIBLE,
+    FLAG_WHOLE,
+    HEARTBEAT,
+    NO_RANK,
+    Shape,
+)
 
 from .window import CEILING, TOGETHER
 
@@ -75,7 +82,8 @@ class RoundTerms(Terms):
     @property
     def flags(self) -> int:
         """Flags of every Join."""
-        return FLAG_REPRODUCIBLE * self.reproducible | FLAG_WHOLE * self.whole
+        flags = FLAG_REPRODUCIBLE * self.reproducible | FLAG_WHOLE * self.whole
+        return flags | FLAG_PARTIAL * self.partial
 
     @property
     def begins_at(self) -> int:

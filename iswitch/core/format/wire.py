@@ -405,6 +405,7 @@ FLAG_FIRST = 4  # Join: that round is the first of the sender, who took no part 
 FLAG_WHOLE = 8  # Join: no sum of fewer than `expected` contributions
 FLAG_HEARTBEAT = 16  # Join: only if the sender is a member already
 FLAG_NEW = 32  # Join: no Join of the sender's process has been answered OK yet
+FLAG_PARTIAL = 64  # Join: programs number the rounds of the job, and may leave some out
 
 
 @dataclass(frozen=True, slots=True)

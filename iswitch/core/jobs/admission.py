@@ -11,6 +11,7 @@ from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import (
     FLAG_HEARTBEAT,
     FLAG_NEW,
+    FLAG_PARTIAL,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
     MAX_MEMBERS,
@@ -229,11 +230,13 @@ class Admission:
         """Refuse a Join that does not match the job.
 
         Raises:
-            Refusal: the Join names another shape, or rank order where the job sums otherwise.
+            Refusal: the Join names another shape, or rank order where the job sums otherwise; or
+                only one of its sender and the job numbers rounds by program.
         """
         if asked.shape is None or job.shape is None:
             return
-        if asked.shape != job.shape or asked.wants_rank_order > job.reproducible:
+        otherwise = asked.contributes and asked.is_partial != job.partial
+        if otherwise or asked.shape != job.shape or asked.wants_rank_order > job.reproducible:
             raise Refusal(Status.MISMATCH)
 
     def _make_room(
@@ -358,6 +361,7 @@ class Admission:
             job.rounds.place(member, join, job.rounds.is_early(join), former)
         self.ranks.enter(job, member, join.wanted, former)
         job.add(member, join.expected, bool(join.flags & FLAG_WHOLE))
+        job.partial = bool(join.flags & FLAG_PARTIAL)  # as that of all contributors
         if isinstance(join, TreeJoin):
             self.ranks.state(job, member, join, False, now)
         record.by_source[peer] = (job, member)

@@ -13,6 +13,7 @@ from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import (
     FLAG_FIRST,
     FLAG_HEARTBEAT,
+    FLAG_PARTIAL,
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
@@ -144,7 +145,7 @@ class Hierarchy:
         shape = join.shape()
         assert shape is not None
         uplink.named = join.round if join.flags & FLAG_STANDS_AT else None
-        kept = FLAG_REPRODUCIBLE | FLAG_WHOLE | FLAG_STANDS_AT | FLAG_FIRST
+        kept = FLAG_REPRODUCIBLE | FLAG_WHOLE | FLAG_PARTIAL | FLAG_STANDS_AT | FLAG_FIRST
         value = TreeJoin.for_shape(shape, MemberType.SWITCH, join.expected, join.flags & kept)
         value = replace(self._stating(uplink, None, value, now), round=join.round)
         return uplink.join(value, False, now)
@@ -216,6 +217,7 @@ class Hierarchy:
         members = job.members
         assert job.shape is not None
         flags |= FLAG_REPRODUCIBLE * job.reproducible | FLAG_WHOLE * members.whole
+        flags |= FLAG_PARTIAL * job.partial
         value = TreeJoin.for_shape(job.shape, MemberType.SWITCH, members.expected, flags)
         value = replace(value, workers=members.workers_there(now, self.record.limits.lease))
         return self._stating(self.uplinks[job.number], job, value, now)

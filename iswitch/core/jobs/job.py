@@ -42,6 +42,7 @@ class Job:
         shape: the layout of its vectors; None while it is dormant.
         synchronous: it counts in rounds, not in versions.
         reproducible: its sums are made in rank order.
+        partial: programs number its rounds, and may leave some out.
         reserved: bytes of buffers, by seat.
         accelerator: adds up and keeps the sums; None while it is dormant.
         dormant_since: when the last member left, in seconds; None: it has members.
@@ -58,6 +59,7 @@ class Job:
     shape: Shape | None = None
     synchronous: bool = True
     reproducible: bool = False
+    partial: bool = False
     reserved: dict[int, int] = field(default_factory=dict)
     accelerator: Accelerator | None = None
     dormant_since: float | None = None

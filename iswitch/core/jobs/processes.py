@@ -11,6 +11,7 @@ from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import (
     FLAG_HEARTBEAT,
     FLAG_NEW,
+    FLAG_PARTIAL,
     FLAG_REPRODUCIBLE,
     Control,
     Join,
@@ -56,6 +57,11 @@ class Asked:
     def is_heartbeat(self) -> bool:
         """Whether its sender claims to be a member already."""
         return bool(self.join.flags & FLAG_HEARTBEAT)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether its sender's program numbers the rounds itself."""
+        return bool(self.join.flags & FLAG_PARTIAL)
 
     @property
     def wants_rank_order(self) -> bool:
