@@ -14,7 +14,7 @@ train: $(VENV)/rl.ready
 	$(BIN)/python -m tests.bench.learning
 
 test: $(VENV)/dev.ready check tools
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 # Tests that need no root, no network and no second process; under a minute. Files without such
 # tests are not even imported.

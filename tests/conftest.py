@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import select
@@ -11,10 +12,11 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from p4.tools import CLI, COMPILER, SWITCH, ToolMissing, find
 from tests.support import ROOT, machine
@@ -43,12 +45,10 @@ def missing_p4() -> str:
     return "" if os.geteuid() == 0 else "namespaces need root"
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run, and group tests by their marks (pyproject.toml).
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run; begin with the serial tests, the longest group.
 
-    Tests marked serial are one group, and begin: the other process of `make test` does not end long
-    before. Tests marked unit are dealt out one by one, all others by the file.
+    The other process of `make test` does not end long before them.
     """
     items.sort(key=lambda item: item.get_closest_marker("serial") is None)
     lacking = missing_p4()
@@ -58,19 +58,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=root.kwargs["reason"]))
         if lacking and item.get_closest_marker("p4"):
             item.add_marker(pytest.mark.skip(reason=lacking))
-        if getattr(config.option, "loadgroup", False) and not item.get_closest_marker("unit"):
-            serial = item.get_closest_marker("serial")
-            group = "serial" if serial else item.nodeid.partition("::")[0]
-            item.add_marker(pytest.mark.xdist_group(group))
 
 
-@pytest.hookimpl(trylast=True)  # after pytest-xdist has told the groups
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Take the groups out of the names again, so that a name of a failed test can be run."""
-    for item in session.items:
-        if item.get_closest_marker("xdist_group"):
-            named = cast(Any, item)
-            named._nodeid = item.nodeid.rpartition("@")[0]
+@functools.cache
+def dealt_out(file: str) -> str:
+    """Say how the tests of a file are dealt out, by its marks: "serial", "unit", or "" by the file.
+
+    The process that deals them out knows tests by their names only. So a mark that decides this is
+    one of the whole file.
+    """
+    marks = (ROOT / file).read_text()
+    return next((mark for mark in ("serial", "unit") if f"pytest.mark.{mark}" in marks), "")
+
+
+class Groups(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
+    """Deals tests out to the processes of `make test`.
+
+    All serial tests go to one of them, units one by one, others by the file. (pytest-xdist's own
+    groups have no effect with pytest 9.2, where a test cannot be renamed.)
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        """Return the name of a test's group."""
+        file = nodeid.partition("::")[0]
+        return {"serial": "serial", "unit": nodeid}.get(dealt_out(file), file)
+
+
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+    """Keep those together that must not disturb one another."""
+    return Groups(config, log)
 
 
 AGAIN = "judged again"

@@ -16,7 +16,9 @@ from iswitch.core.format.wire import (
     SEG_SIZE,
     VALUES,
     Ack,
+    AckJob,
     AckRanks,
+    AckWho,
     Action,
     Control,
     DType,
@@ -68,7 +70,13 @@ def test_any_bytes_parse_or_raise_wire_error(payload: bytes) -> None:
 
 
 def lengths(action: Action) -> set[int]:
-    named = {20 + 14 * n for n in range(17)} if action is Action.ACK else set()
+    entries = {AckWho: 14, AckJob: 12}  # bytes of each; there are up to 16
+    named = {
+        kind.FORMAT.size + entries[kind] * n
+        for kind in VALUES[action]
+        if kind in (AckWho, AckJob)
+        for n in range(17)
+    }
     fixed = {0 if kind is None else kind.FORMAT.size for kind in VALUES[action]}
     with_ranks = {
         kind.FORMAT.size + n
