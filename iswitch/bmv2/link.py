@@ -46,7 +46,6 @@ class CpuLink:
         self.wire = wire
         self.patience = patience
         self.is_holding = False
-        self.repeated = 0  # rounds of questions that were asked again
         self._came: deque[tuple[int, bytes]] = deque()  # for the control plane
         self._held: deque[tuple[int, bytes]] = deque()  # data, for after the hold
         self._question = 0
@@ -93,7 +92,6 @@ class CpuLink:
 
     def _ask(self, headers: Sequence[CpuHeader]) -> list[CpuHeader]:
         for again in range(TRIES):
-            self.repeated += again > 0
             if again:
                 for _, order in self._orders:
                     self.wire.send(order)

@@ -206,76 +206,6 @@ def _is_not_zero(value: Any) -> bool:
     return any(value) if isinstance(value, bytes) else bool(value)
 
 
-class ISwitchJoin(_Value):
-    """The value of a Join."""
-
-    name = "iSwitch Join"
-    fields_desc: ClassVar[list[Any]] = fields_of(wire.Join)
-
-
-class ISwitchSwitchJoin(_Value):
-    """The value of a switch's Join: it says for how many workers the switch stands."""
-
-    name = "iSwitch Join of a switch"
-    fields_desc: ClassVar[list[Any]] = fields_of(wire.SwitchJoin)
-
-
-class ISwitchRankJoin(_Value):
-    """The value of the Join of a worker that asks for a rank."""
-
-    name = "iSwitch Join with a rank"
-    fields_desc: ClassVar[list[Any]] = fields_of(wire.RankJoin)
-
-
-class ISwitchTreeJoin(_Value):
-    """The value of a switch's Join that states the ranks of the workers below."""
-
-    name = "iSwitch Join of a switch, with ranks"
-    fields_desc: ClassVar[list[Any]] = [*fields_of(wire.TreeJoin), RanksField("ranks", 0)]
-
-
-class ISwitchReset(_Value):
-    """The value of a Reset from a switch."""
-
-    name = "iSwitch Reset"
-    fields_desc: ClassVar[list[Any]] = fields_of(wire.Round)
-
-
-class ISwitchSetH(_Value):
-    """The value of a SetH."""
-
-    name = "iSwitch SetH"
-    fields_desc: ClassVar[list[Any]] = fields_of(wire.Threshold)
-
-
-class ISwitchFBcast(_Value):
-    """The value of an FBcast: consecutive segments of a round."""
-
-    name = "iSwitch FBcast"
-    fields_desc: ClassVar[list[Any]] = fields_of(wire.Segments)
-
-
-class ISwitchHelp(_Value):
-    """The value of a Help: consecutive segments of a round."""
-
-    name = "iSwitch Help"
-    fields_desc: ClassVar[list[Any]] = fields_of(wire.Segments)
-
-
-class ISwitchWho(_Value):
-    """The value of a Help that asks for whom its segments wait."""
-
-    name = "iSwitch Help that asks for whom"
-    fields_desc: ClassVar[list[Any]] = fields_of(wire.Who)
-
-
-class ISwitchShow(_Value):
-    """The value of a Show."""
-
-    name = "iSwitch Show"
-    fields_desc: ClassVar[list[Any]] = fields_of(wire.Show)
-
-
 class ISwitchAck(_Value):
     """The value of an Ack."""
 
@@ -288,31 +218,43 @@ class ISwitchAck(_Value):
         return ranks_in(self.threshold << 32 | self.contributors)
 
 
-class ISwitchAckWho(ISwitchAck):
-    """The value of an Ack that names workers."""
+def _of_value(name: str, title: str, kind: fields.Kind, *more: Any) -> type[Packet]:
+    """Make the layer of a value.
 
-    name = "iSwitch Ack that names workers"
-    fields_desc: ClassVar[list[Any]] = [
-        *fields_of(wire.AckWho),
-        EntriesField("awaited", [], ISwitchAwaited),
-    ]
-
-
-class ISwitchAckJob(ISwitchAck):
-    """The value of an Ack that shows a job."""
-
-    name = "iSwitch Ack that shows a job"
-    fields_desc: ClassVar[list[Any]] = [
-        *fields_of(wire.AckJob),
-        EntriesField("members", [], ISwitchPresent),
-    ]
+    Args:
+        name: of the class.
+        title: what packets are called, behind "iSwitch".
+        kind: the value, whose fields come first.
+        more: fields behind those.
+    """
+    members = {"name": f"iSwitch {title}", "fields_desc": [*fields_of(kind), *more]}
+    base = ISwitchAck if issubclass(kind, wire.Ack) else _Value
+    return type(name, (base,), {**members, "__module__": __name__})
 
 
-class ISwitchAckRanks(ISwitchAck):
-    """The value of an Ack that tells which ranks the workers below a switch have."""
-
-    name = "iSwitch Ack with ranks"
-    fields_desc: ClassVar[list[Any]] = [*fields_of(wire.AckRanks), RanksField("ranks", 0)]
+ISwitchJoin = _of_value("ISwitchJoin", "Join", wire.Join)
+ISwitchSwitchJoin = _of_value("ISwitchSwitchJoin", "Join of a switch", wire.SwitchJoin)
+ISwitchRankJoin = _of_value("ISwitchRankJoin", "Join with a rank", wire.RankJoin)
+ISwitchTreeJoin = _of_value(
+    "ISwitchTreeJoin", "Join of a switch, with ranks", wire.TreeJoin, RanksField("ranks", 0)
+)
+ISwitchReset = _of_value("ISwitchReset", "Reset", wire.Round)
+ISwitchSetH = _of_value("ISwitchSetH", "SetH", wire.Threshold)
+ISwitchFBcast = _of_value("ISwitchFBcast", "FBcast", wire.Segments)
+ISwitchHelp = _of_value("ISwitchHelp", "Help", wire.Segments)
+ISwitchWho = _of_value("ISwitchWho", "Help that asks for whom", wire.Who)
+ISwitchShow = _of_value("ISwitchShow", "Show", wire.Show)
+ISwitchAckWho = _of_value(
+    "ISwitchAckWho", "Ack that names workers", wire.AckWho,
+    EntriesField("awaited", [], ISwitchAwaited),
+)  # fmt: skip
+ISwitchAckJob = _of_value(
+    "ISwitchAckJob", "Ack that shows a job", wire.AckJob,
+    EntriesField("members", [], ISwitchPresent),
+)  # fmt: skip
+ISwitchAckRanks = _of_value(
+    "ISwitchAckRanks", "Ack with ranks", wire.AckRanks, RanksField("ranks", 0)
+)
 
 
 class ISwitchMAC(Packet):

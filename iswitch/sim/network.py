@@ -8,20 +8,23 @@ Faults are calls: plug and unplug a link, pause, crash, restart.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.faults.impairment import Impairment
 
-from .events import Action, EventQueue
 from .host import FRAME, HostStack
 from .link import LATENCY, Arrival, LinkCounts, VirtualLink
 from .node import Node, Process, Speaker, Witness, gathered, joined, payload
 from .trace import RECEIVED, SENT, Trace, TraceRecord
 
 TAKEN, FORGED = "taken", "forged"  # events that only a tap is told of
+
+Action = Callable[[], None]
 
 
 class VirtualNetwork:
@@ -52,7 +55,8 @@ class VirtualNetwork:
         # Called with a receiver and packets for it: returns older ones to send in the same burst.
         self.ahead: Callable[[Address, Burst], Burst | None] | None = None
         self.echoed = 0  # packets that `echo` and `ahead` have repeated
-        self._events = EventQueue()
+        self._events: list[tuple[float, int, Action]] = []  # a heap, by time and serial number
+        self._serial = count()  # equal times keep their order
 
     # Building
 
@@ -128,20 +132,20 @@ class VirtualNetwork:
 
     def at(self, when: float, action: Action) -> None:
         """Schedule an action for a time in seconds; one that is past means now."""
-        self._events.put(max(when, self.now), action)
+        self._put(max(when, self.now), action)
 
     def next_time(self) -> float | None:
         """Return the time of the next event, in seconds; None: there is none.
 
         The event may turn out to be void: a deadline that its machine has moved since.
         """
-        return self._events.next_time()
+        return self._events[0][0] if self._events else None
 
     def step(self) -> bool:
         """Advance the clock to the next event and carry it out; return False if there is none."""
-        if self._events.next_time() is None:
+        if not self._events:
             return False
-        self.now, action = self._events.pop()
+        self.now, _, action = heapq.heappop(self._events)
         action()
         return True
 
@@ -152,6 +156,9 @@ class VirtualNetwork:
             self._speak(node)
 
     # Inside
+
+    def _put(self, when: float, action: Action) -> None:
+        heapq.heappush(self._events, (when, next(self._serial), action))
 
     def _end(self, node: Node) -> None:
         node.machine = node.timer = None
@@ -175,7 +182,7 @@ class VirtualNetwork:
             node.timer = None
         elif due != node.timer:
             node.timer = max(due, self.now)
-            self._events.put(node.timer, partial(self._ring, node, node.timer))
+            self._put(node.timer, partial(self._ring, node, node.timer))
 
     def _ring(self, node: Node, when: float) -> None:
         machine = node.machine
@@ -242,7 +249,7 @@ class VirtualNetwork:
 
     def _put_on(self, link: VirtualLink, peer: Address, burst: Burst) -> None:
         for arrival in link.send(burst, self.now):
-            self._events.put(arrival.due, partial(self._arrive, link, peer, arrival))
+            self._put(arrival.due, partial(self._arrive, link, peer, arrival))
 
     def _echo(self, link: VirtualLink, peer: Address, burst: Burst) -> None:
         """Send packets once more that the network has kept."""

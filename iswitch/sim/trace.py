@@ -30,15 +30,15 @@ from iswitch.ethernet.made_up import frames
 from .host import FRAME
 
 SENT, RECEIVED = "sent", "received"
-DAMAGE = ("lost", "full", "corrupted", "cut")  # on a link
 
 
 class TraceRecord(NamedTuple):
     """One event of a packet or of a machine, at a time in seconds.
 
-    `what` of a packet is `sent`, `received`, a fault of its link (DAMAGE), `overflow` (its
-    receiver's socket is full) or `dead` (no process is there). Without a target it is an event of
-    the machine `source`. `bit` is the flipped bit, counted from the frame's first, or -1.
+    `what` of a packet is `sent`, `received`, a fault of its link (`lost`, `full`, `corrupted` or
+    `cut`), `overflow` (its receiver's socket is full) or `dead` (no process is there). Without a
+    target it is an event of the machine `source`. `bit` is the flipped bit, counted from the
+    frame's first, or -1.
     """
 
     time: float
@@ -63,15 +63,9 @@ class Trace:
             state.update(repr(record).encode())
         return state.hexdigest()
 
-    def lines(self, names: Mapping[Address, str], last: int | None = None) -> list[str]:
-        """Write the timeline, a line for each record, times in milliseconds.
-
-        Args:
-            names: the names of the machines.
-            last: write only this number of newest records; None: all.
-        """
-        chosen = self.records if last is None else self.records[-last:]
-        return [line(record, names) for record in chosen]
+    def lines(self, names: Mapping[Address, str]) -> list[str]:
+        """Write the timeline, a line for each record, times in milliseconds."""
+        return [line(record, names) for record in self.records]
 
     def pcapng(self, names: Mapping[Address, str]) -> bytes:
         """Write a capture as if from the network card of every machine, for Wireshark.

@@ -6,6 +6,8 @@ left are times, repeats, and what the host asked for.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from iswitch.core.format.arbiter import Traffic, classify
@@ -24,9 +26,11 @@ from .survey import CONTROL_BYTES, parse
 class HostView(Replayer):
     """Goes through the trace of a host, without a switch."""
 
-    _cutters: dict[Address, tuple[JobSeen, Seen, Cutter]]
-    aggregates = 0  # packets
-    repeated = 0  # of these, segments that had come before
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.aggregates = 0  # packets
+        # Workers on the host that have joined.
+        self._known: dict[Address, tuple[JobSeen, Seen, Cutter]] = {}
 
     def _handle(self, group: PacketGroup, time_ns: int) -> None:  # noqa: ARG002
         if group.what not in (TO_SWITCH, FROM_SWITCH):
@@ -38,14 +42,8 @@ class HostView(Replayer):
         if classify(group.head[IP + 1]) is Traffic.CONTROL:
             for row in gather(self.reader.data, at, max(min(group.size, CONTROL_BYTES), 1)):
                 self._control(peer, row.tobytes(), to_switch)
-        elif peer in self._known() and group.size >= SEG_SIZE:
+        elif peer in self._known and group.size >= SEG_SIZE:
             self._data(peer, group, to_switch)
-
-    def _known(self) -> dict[Address, tuple[JobSeen, Seen, Cutter]]:
-        """Workers on the host that have joined."""
-        if not hasattr(self, "_cutters"):
-            self._cutters = {}
-        return self._cutters
 
     def _control(self, peer: Address, payload: bytes, to_switch: bool) -> None:
         if not to_switch:
@@ -55,7 +53,7 @@ class HostView(Replayer):
         if parsed is None:
             return
         value = parsed[0].value
-        known = self._known().get(peer)
+        known = self._known.get(peer)
         if to_switch and isinstance(value, Join) and known is None:
             try:
                 shape = value.shape()
@@ -65,7 +63,7 @@ class HostView(Replayer):
                 job = self.watch.job(parsed[0].job, shape)
                 rank = value.wanted if value.wanted < RANKS else len(job.members)
                 known = job, self.watch.member(job, peer, rank), Cutter(shape)
-                self._cutters[peer] = known
+                self._known[peer] = known
         if known is None:
             return
         job, member, _ = known
@@ -77,7 +75,7 @@ class HostView(Replayer):
             member.rank = value.rank
 
     def _data(self, peer: Address, group: PacketGroup, to_switch: bool) -> None:
-        job, member, cutter = self._known()[peer]
+        job, member, cutter = self._known[peer]
         at = group.at
         size = min(group.size, job.shape.packet_size)
         places = (at[:, None] + np.arange(0, group.size - SEG_SIZE + 1, max(size, 1))).reshape(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import TOS_DATA
 from iswitch.faults.impairment import Impairment
-from iswitch.sim.events import EventQueue
 from iswitch.sim.network import VirtualNetwork
 from iswitch.sim.node import OVERHEAD
 from iswitch.sim.trace import Trace
@@ -88,15 +88,13 @@ def conserved(network: VirtualNetwork) -> None:
 
 
 def test_what_is_due_together_happens_in_the_order_it_was_put_in() -> None:
-    events = EventQueue()
+    network = VirtualNetwork()
     done: list[int] = []
     for number, when in enumerate((2.0, 1.0, 2.0, 1.0)):
-        events.put(when, lambda number=number: done.append(number))  # type: ignore[misc]
+        network.at(when, partial(done.append, number))
     times = []
-    while events.next_time() is not None:
-        when, action = events.pop()
-        times.append(when)
-        action()
+    while network.step():
+        times.append(network.now)
     assert times == [1.0, 1.0, 2.0, 2.0]
     assert done == [1, 3, 0, 2]
 

@@ -24,7 +24,7 @@ from .launch import Crew, broken_pipe_is_an_end, how
 from .processes import Fleet
 from .restarts import Restarts
 from .switches import Switches, SwitchFailed
-from .worlds import World, capture_folder, check_members, make_world, p4_switches, read_topology
+from .worlds import World, check_members, made_folder, make_world, p4_switches, read_topology
 
 Say = Callable[[str], None]  # tells the user something
 
@@ -42,7 +42,7 @@ def run_everywhere(args: argparse.Namespace) -> int:
     check_members(topology, args.workers_per_host)
     check_writable(args.json, args.topology, args.key_file)
     p4_switches(args.world, topology, args.switch, args.capture)
-    capture = capture_folder(args.capture)
+    capture = made_folder(args.capture, "--capture")
     hand_on_key(args.key_file)
     report: dict[str, Any] = {
         "topology": args.topology,

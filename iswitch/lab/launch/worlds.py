@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from iswitch.core.format.wire import MAX_MEMBERS, PORT
 from iswitch.outside import UsageError, reading
@@ -29,37 +30,57 @@ KINDS = ("iswitch", "bmv2")  # of switches
 MOST_P4_WORKERS = 32  # of a tree; of 80 below three bmv2 one lost its rank while they joined
 
 
-class World(Protocol):
-    """A topology made real: a context that builds it and removes it."""
+class World(ABC):
+    """A topology made real: a context that builds it and removes it.
 
-    topology: Topology
+    By default nothing is built, and every node is this machine.
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def place(self, node: str) -> AbstractContextManager[None]:
-        """Start processes at the node within the `with` block."""
-
-    def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
-        """List a switch's options; `listening`: addresses of its parents, and its former own."""
-
-    def address(self, host: str) -> str:
-        """Return the IP address of a host."""
-
-    def environment(self, host: str) -> dict[str, str]:
-        """Return the variables that programs on a host need."""
-
-    def entry(self, node: str) -> str:
-        """Return the command that runs another at the node; "": the node is this machine."""
-
-
-class Loopback:
-    """All nodes are this machine; switches are told apart by their UDP ports."""
+    Args:
+        topology: what is built.
+        offload: send super-frames whole.
+    """
 
     def __init__(self, topology: Topology, offload: bool) -> None:
         self.topology = topology
         self.offload = offload
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def place(self, node: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Make a context in which processes start at a node."""
+        return nullcontext()
+
+    @abstractmethod
+    def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
+        """List the options of a switch.
+
+        Args:
+            name: the switch.
+            listening: where its parents listen, and where it did before a restart, by name.
+        """
+
+    @abstractmethod
+    def address(self, host: str) -> str:
+        """Return the IP address of a host."""
+
+    def environment(self, host: str) -> dict[str, str]:  # noqa: ARG002
+        """Return the variables that programs on a host need."""
+        return {}
+
+    def entry(self, node: str) -> str:  # noqa: ARG002
+        """Return the command that runs another one at a node; "": the node is this machine."""
+        return ""
+
+
+class Loopback(World):
+    """All nodes are this machine; switches are told apart by their UDP ports."""
+
+    def __init__(self, topology: Topology, offload: bool) -> None:
+        super().__init__(topology, offload)
         for link in topology.links:
             if settings := link.settings():
                 said = ", ".join(f"{name}={value}" for name, value in settings.items())
@@ -68,17 +89,8 @@ class Loopback:
                     "leave that out, or use --world netns (as root)"
                 )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def place(self, node: str) -> AbstractContextManager[None]:  # noqa: ARG002  (all are here)
-        """Stay here."""
-        return nullcontext()
-
     def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
-        """Listen at any free port, and after a restart at the former one."""
+        """Choose any free port, and after a restart the former one."""
         options = ["--listen", listening.get(name, f"{LOCALHOST}:0")]
         (parent,) = (switch.parent for switch in self.topology.tree if switch.name == name)
         if parent is not None:
@@ -89,25 +101,19 @@ class Loopback:
         """Return this machine's address."""
         return LOCALHOST
 
-    def environment(self, host: str) -> dict[str, str]:  # noqa: ARG002
-        """Return none: nothing is needed."""
-        return {}
 
-    def entry(self, node: str) -> str:  # noqa: ARG002
-        """Return "": nothing is needed."""
-        return ""
+class Namespaces(World):
+    """Nodes are network namespaces, built by either builder.
 
+    Args:
+        network: the builder.
+        bmv2: the switches that are P4 programs.
+    """
 
-class Namespaces:
-    """Nodes are network namespaces, whoever builds them."""
-
-    def __init__(
-        self, network: Nodes, topology: Topology, offload: bool, bmv2: Collection[str] = ()
-    ) -> None:
+    def __init__(self, network: Nodes, bmv2: Collection[str] = ()) -> None:
+        super().__init__(network.topology, network.offload)
         self.network = network
-        self.topology = topology
-        self.offload = offload
-        self.bmv2 = bmv2  # the switches that are P4 programs
+        self.bmv2 = bmv2
 
     def __enter__(self) -> Self:
         self.network.start()
@@ -143,21 +149,14 @@ class Namespaces:
         return f"ip netns exec {self.network.namespace(node)}"
 
 
-def capture_folder(path: str | None) -> Path | None:
-    """Make the folder for captures; None: there are none.
+def made_folder(path: str | None, option: str) -> Path | None:
+    """Make the folder that an option names, unless it is there; None: the option is not given.
 
     Raises:
-        OutsideError: there can be none.
+        OutsideError: the folder cannot be made.
     """
-    return None if path is None else made_folder(path, "--capture")
-
-
-def made_folder(path: str, option: str) -> Path:
-    """Make the folder that an option names, unless it is there.
-
-    Raises:
-        OutsideError: there can be none.
-    """
+    if path is None:
+        return None
     with reading("that folder", lambda said: UsageError(f"{option} {path}: {said}"), "make"):
         os.makedirs(path, exist_ok=True)
     return Path(path)
@@ -393,7 +392,7 @@ def make_world(
     if kind == "mininet":
         from topologies.mininet import Network as Mininet
 
-        return Namespaces(Mininet(topology, offload=offload), topology, offload, bmv2)
+        return Namespaces(Mininet(topology, offload=offload), bmv2)
     from topologies.netns import Network
 
-    return Namespaces(Network(topology, offload=offload), topology, offload, bmv2)
+    return Namespaces(Network(topology, offload=offload), bmv2)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from typing import Any
 
 from iswitch.sim.trace import SENT, Trace
 
 from .run import History, Result
-from .scenario import Scenario, as_mapping
+from .scenario import Scenario
 
 
-def timeline(history: History, trace: Trace, last: int | None = None) -> list[str]:
+def timeline(history: History, trace: Trace) -> list[str]:
     """List what happened, a line each: packets delivered or lost, and faults.
 
     Sent packets are left out: what becomes of each is told.
     """
     shown = Trace()
     shown.records = [record for record in trace.records if record.what != SENT]
-    return shown.lines(history.network.names(), last)
+    return shown.lines(history.network.names())
 
 
 def replay(scenario: Scenario) -> str:
@@ -44,5 +45,5 @@ def as_json(scenario: Scenario, result: Result) -> dict[str, Any]:
         "time": result.time,
         "rounds": result.rounds,
         "packets": result.packets,
-        "scenario": as_mapping(scenario),
+        "scenario": asdict(scenario),
     }

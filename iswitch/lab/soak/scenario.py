@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, fields
+from collections.abc import Collection
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
 from iswitch.core.format.wire import DType, Mode, Shape
@@ -268,18 +268,9 @@ def _sparse(thing: Any) -> dict[str, Any]:
     found = {}
     for field in fields(thing):
         value = getattr(thing, field.name)
-        if _is_default(field, value):
+        if field.default is not MISSING and value == field.default:
             continue
         if isinstance(value, tuple) and value and not isinstance(value[0], str):
             value = [_sparse(part) for part in value]
         found[field.name] = value
     return found
-
-
-def _is_default(field: Field[Any], value: object) -> bool:
-    return field.default is not MISSING and value == field.default
-
-
-def as_mapping(scenario: Scenario) -> Mapping[str, Any]:
-    """List all fields for JSON."""
-    return asdict(scenario)

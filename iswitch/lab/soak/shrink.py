@@ -1,12 +1,12 @@
-"""Makes a failing scenario shorter while it still fails: deterministic, in so many runs at most.
+"""Makes a failing scenario shorter while it still breaks a promise of that kind.
 
-One thing after the other is left out or made simpler; what fails in the same way is kept, and all
-is tried again, until nothing shorter fails.
+It leaves out or simplifies one thing at a time, keeps what still fails, and begins again, until
+nothing shorter fails or MOST runs are spent. Equal scenarios shrink to equal ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from .drawing import nodes
@@ -17,33 +17,23 @@ MOST = 400  # runs
 CHANCES = range(1, 13)  # seeds with which a smaller network is tried, too
 
 
-def shrink(
-    scenario: Scenario,
-    most: int = MOST,
-    play: Callable[[Scenario], Result] = run,
-    tell: Callable[[int], None] | None = None,
-) -> tuple[Scenario, Result]:
-    """Find the shortest scenario that breaks the same promise, and its result.
+def shrink(scenario: Scenario) -> tuple[Scenario, Result]:
+    """Find the shortest scenario that breaks the promise that a failing one breaks.
 
-    Args:
-        scenario: one that fails.
-        most: runs to spend.
-        play: runs one.
-        tell: told of every run how many there were.
+    Returns:
+        the scenario and its result.
     """
-    result = play(scenario)
+    result = run(scenario)
     assert result.violation
     runs = 0
     shorter = True
     while shorter:
         shorter = False
         for candidate in (*ended(scenario, result), *candidates(scenario)):
-            if runs == most:
+            if runs == MOST:
                 return scenario, result
             runs += 1
-            if tell is not None:
-                tell(runs)
-            found = play(candidate)
+            found = run(candidate)
             if found.violation == result.violation:
                 scenario, result, shorter = candidate, found, True
                 break

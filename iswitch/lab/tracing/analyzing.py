@@ -15,7 +15,6 @@ from iswitch.traces.observed import Watch
 from iswitch.traces.report import is_clean, is_whole, lines, replay, replayed
 from iswitch.traces.survey import NothingToReplay
 
-from .charts import page
 from .opening import files_read, opened, options
 
 
@@ -63,5 +62,7 @@ def write_page(args: argparse.Namespace, report: dict[str, Any], found: Any) -> 
         OutsideError: matplotlib is missing, or the file cannot be written.
     """
     check_drawing("--html")
+    from .charts import page
+
     with whole(args.html):
         page(report, found, command(), foot(None, args.html, "json")).write(args.html)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from iswitch.lab.reports.page import COLOURS, INK, Page, drawing
 from iswitch.traces.observed import JobSeen
 from iswitch.traces.report import lines, member_kind
 from iswitch.traces.rounds import AGGREGATE, CONTRIBUTION, RESENT, RoundEvent, RoundFigures
 from iswitch.traces.timeline import MEANING, PARTS, parts
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MOST_BARS = 2000  # of a figure; more only make the page large
 FAINT = "#b8bfca"
@@ -59,14 +61,16 @@ def _round(made: Page, job: JobSeen, told: RoundFigures) -> None:
 
 def who_sent(job: JobSeen, told: RoundFigures, events: list[RoundEvent]) -> Figure:
     """Draw a bar for every run of packets: a row for every member, and one for aggregates."""
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    axes = figure.subplots()
+    figure, axes = _empty()
     ranks = sorted(told.spans)
     rows = {rank: i for i, rank in enumerate(ranks)}
     least = max(told.seconds or 0.0, 1e-6) / 300  # what can be seen
-    for kind, colour in ((CONTRIBUTION, COLOURS[0]), (RESENT, COLOURS[1]), (AGGREGATE, COLOURS[2])):
+    kinds = (
+        (CONTRIBUTION, "contribution", COLOURS[0]),
+        (RESENT, "sent again", COLOURS[1]),
+        (AGGREGATE, "aggregate", COLOURS[2]),
+    )
+    for kind, name, colour in kinds:
         of_kind = thinned([event for event in events if event.what == kind])
         for i, row in {**rows, -1: len(ranks)}.items():
             bars = [
@@ -76,9 +80,8 @@ def who_sent(job: JobSeen, told: RoundFigures, events: list[RoundEvent]) -> Figu
             ]
             if bars:
                 axes.broken_barh(bars, (row - 0.35, 0.7), facecolors=colour)
-    named = [("contribution", COLOURS[0]), ("sent again", COLOURS[1]), ("aggregate", COLOURS[2])]
-    handles = [axes.barh(0, 0, color=colour, label=name) for name, colour in named]
-    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
+        axes.barh(0, 0, color=colour, label=name)
+    _legend_below(axes)
     axes.set_yticks([*rows.values(), len(ranks)], [*(job.called(rank) for rank in ranks), "switch"])
     axes.invert_yaxis()
     axes.set_xlabel("ms from the first packet")
@@ -87,12 +90,7 @@ def who_sent(job: JobSeen, told: RoundFigures, events: list[RoundEvent]) -> Figu
 
 def segments(job: JobSeen, told: RoundFigures, events: list[RoundEvent]) -> Figure:
     """Draw segments over time: a line from the first to the last of every run."""
-    from matplotlib.collections import LineCollection
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure()
-    axes = figure.subplots()
+    figure, axes = _empty()
 
     def draw(some: list[RoundEvent], label: str, **style: Any) -> None:
         ends = [
@@ -111,17 +109,14 @@ def segments(job: JobSeen, told: RoundFigures, events: list[RoundEvent]) -> Figu
     draw(done, "complete", color=INK, linewidth=1)
     axes.autoscale_view()
     axes.set(xlabel="ms from the first packet", ylabel="segment")
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _whole(axes.yaxis)
     _legend_below(axes)
     return figure
 
 
 def where(job: JobSeen, told: RoundFigures) -> Figure:
     """Draw a bar of four parts for every member."""
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    axes = figure.subplots()
+    figure, axes = _empty()
     cut = parts(told)
     labels = [job.called(rank) for rank in cut]
     left = [0.0] * len(cut)
@@ -159,11 +154,7 @@ def _rounds(made: Page, job: dict[str, Any]) -> None:
 
 def times(job: dict[str, Any]) -> Figure:
     """Draw the completion time of every round, and the straggler's part of it."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure()
-    axes = figure.subplots()
+    figure, axes = _empty()
     told = [each for each in job["per_round"] if each["seconds"] is not None]
     x = [each["number"] for each in told]
     axes.plot(x, [1000 * r["seconds"] for r in told], ".-", lw=1, ms=4, color=COLOURS[0],
@@ -172,18 +163,14 @@ def times(job: dict[str, Any]) -> Figure:
               label="last worker behind the others")  # fmt: skip
     axes.set(xlabel="round", ylabel="ms")
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _whole(axes.xaxis)
     _legend_below(axes)
     return figure
 
 
 def stragglers(job: dict[str, Any]) -> Figure:
     """Draw for every member in how many rounds it was the last."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure()
-    axes = figure.subplots()
+    figure, axes = _empty()
     names = [f"{member_kind(member)} {member['rank']}" for member in job["members"]]
     counts = [member["last_of_round"] for member in job["members"]]
     bars = axes.barh(names, counts, color=COLOURS[0], height=0.7)
@@ -194,18 +181,14 @@ def stragglers(job: dict[str, Any]) -> Figure:
     axes.bar_label(bars, labels, padding=3, color=INK)
     axes.invert_yaxis()
     axes.margins(x=0.2)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _whole(axes.xaxis)
     axes.set_xlabel("rounds in which it was the last")
     return figure
 
 
 def losses(job: dict[str, Any]) -> Figure:
     """Draw for every round what came twice, late, or was asked for."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure()
-    axes = figure.subplots()
+    figure, axes = _empty()
     told = job["per_round"]
     x = [each["number"] for each in told]
     bottom = [0] * len(told)
@@ -223,13 +206,22 @@ def losses(job: dict[str, Any]) -> Figure:
         axes.bar(x, height, bottom=bottom, color=colour, label=name, width=0.8)
         bottom = [a + b for a, b in zip(bottom, height, strict=True)]
     axes.set(xlabel="round", ylabel="packets")
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _whole(axes.yaxis)
     if not any(bottom):
         axes.set_ylim(0, 1)
         axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=INK)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _whole(axes.xaxis)
     _legend_below(axes)
     return figure
+
+
+def _empty() -> tuple[Figure, Axes]:
+    figure = Figure()
+    return figure, figure.subplots()
+
+
+def _whole(axis: Axis) -> None:
+    axis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _legend_below(axes: Axes) -> None:

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from iswitch.lab.launch.worlds import capture_folder, chosen_topology, make_world, p4_switches
+from iswitch.lab.launch.worlds import chosen_topology, made_folder, make_world, p4_switches
 from iswitch.outside import UsageError
 from iswitch.system.files import check_writable, whole, write
 from iswitch.system.interrupts import end_at_once, heed
@@ -31,7 +31,7 @@ def demo(args: argparse.Namespace) -> int:
     check_demo(args)
     topology = demo_topology(args)
     is_p4 = bool(p4_switches(args.world, topology, args.switch, args.capture))
-    capture = capture_folder(args.capture)
+    capture = made_folder(args.capture, "--capture")
     if is_p4 and any_orders(topology, topology.root.name) > MOST_ORDERS:
         raise UsageError(
             f"a P4 program adds in any order, and a sum of {len(topology.hosts)} workers cannot "
