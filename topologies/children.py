@@ -7,15 +7,15 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Self
 
 from iswitch.ports.orphans import DiesWithParent
 
 from .description import Topology
-from .errors import NetworkError
+from .errors import NetworkError, PrivilegeError
 from .namespaces import Claim, inside
 from .parts import Port
 
@@ -27,7 +27,7 @@ File = int | IO[Any] | None
 class Nodes(ABC):
     """Named namespaces, and the processes that were started in them; use it as a context.
 
-    A builder fills `_claim` and `_namespaces` when it starts, and empties them when it closes.
+    A builder fills `_namespaces` in `_build`.
     """
 
     def __init__(self, topology: Topology, *, prefix: str = "isw", offload: bool = True) -> None:
@@ -53,13 +53,42 @@ class Nodes(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @abstractmethod
     def start(self) -> None:
-        """Build the network."""
+        """Build the network, after removing what dead processes left.
 
-    @abstractmethod
+        Raises:
+            PrivilegeError: this process is not root, or is root without the capabilities.
+            NetworkError: a program, a library or a kernel feature is missing, or a link has a
+                setting that cannot be kept.
+        """
+        if self._claim is not None:
+            raise NetworkError("the network is built already; close it, or make another one")
+        with ExitStack() as undo, privileges():
+            self._check()
+            undo.callback(self.close)
+            clean()
+            self._claim = Claim.new(self._prefix)
+            self._build(self._claim)
+            undo.pop_all()
+
     def close(self) -> None:
         """End the children, then remove all that was built. Closing twice is harmless."""
+        end(self._children)
+        self._children.clear()
+        try:
+            self._stop()
+        finally:
+            self._release()
+
+    def _check(self) -> None:  # noqa: B027  (most machines have it)
+        """Refuse a machine that lacks what this builder needs."""
+
+    @abstractmethod
+    def _build(self, claim: Claim) -> None:
+        """Build all nodes and links, namespaces by the names of `claim`."""
+
+    def _stop(self) -> None:  # noqa: B027  (most builders stop nothing)
+        """Stop what needs its namespaces to stop."""
 
     def ports(self, switch: str) -> tuple[Port, ...]:
         """Return a switch's interfaces, each with its link (rate, delay, loss, queue) and peer."""
@@ -118,10 +147,6 @@ class Nodes(ABC):
         self._children.append(child)
         return child
 
-    def _end_children(self) -> None:
-        end(self._children)
-        self._children.clear()
-
     def _release(self) -> None:
         """Remove the namespaces and release their names; end processes that still run there."""
         for namespace in self._namespaces.values():
@@ -130,6 +155,35 @@ class Nodes(ABC):
         if self._claim is not None:
             self._claim.release()
             self._claim = None
+
+
+def clean() -> list[str]:
+    """Remove the networks of dead processes, and end the processes that still run there.
+
+    Networks of living processes and namespaces that this package did not make stay.
+
+    Returns:
+        names of the removed namespaces.
+
+    Raises:
+        PrivilegeError: this process is not root, or is root without the capabilities.
+    """
+    with privileges():
+        return [name for claim in Claim.left_over() for name in claim.release()]
+
+
+@contextmanager
+def privileges() -> Iterator[None]:
+    """Name the missing privilege when the kernel refuses something in the `with` block."""
+    try:
+        yield
+    except PrivilegeError:
+        raise
+    except PermissionError as error:
+        raise PrivilegeError(
+            f"building networks needs CAP_SYS_ADMIN and CAP_NET_ADMIN ({error}); run as root "
+            "(sudo), in a container started with --privileged, or use the loopback world"
+        ) from error
 
 
 def end(children: Sequence[subprocess.Popen[bytes]]) -> None:

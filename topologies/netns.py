@@ -9,17 +9,19 @@ the switch process's impaired ports, which `commands.impair_options` tells of th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from iswitch.faults.units import FRAME_HEADER
 from iswitch.ports.kernel.ethtool import offloads_off
 
-from .children import Nodes
-from .errors import NetworkError, PrivilegeError
+from .children import Nodes, clean
+from .errors import NetworkError
 from .namespaces import Claim
 from .parts import Link
+
+__all__ = ["Network", "clean"]
 
 LO = 1  # index of the loopback interface in a new namespace
 SUPER_DATAGRAM = 72_000  # bytes of 64 kB in 50 packets, as a qdisc counts them
@@ -34,34 +36,12 @@ class Network(Nodes):
     those have started included.
     """
 
-    def start(self) -> None:
-        """Build the network, after removing what dead processes left.
-
-        Raises:
-            PrivilegeError: not root, or root without the capabilities.
-            NetworkError: pyroute2 or a kernel feature lacks, or a rate is beyond tbf's.
-        """
-        if self._claim is not None:
-            raise NetworkError("the network is built already; close it, or make another one")
-        with ExitStack() as undo, privileges():
-            undo.callback(self.close)
-            clean()
-            self._claim = Claim.new(self._prefix)
-            self._build()
-            undo.pop_all()
-
-    def close(self) -> None:
-        """End the children, then remove all that was built. Closing twice is no harm."""
-        self._end_children()
-        self._release()
-
-    def _build(self) -> None:
+    def _build(self, claim: Claim) -> None:
         for link in self.topology.links:
             check_rate(link)
         IPRoute = pyroute2().IPRoute
-        assert self._claim is not None
         for node in self.topology.nodes:
-            self._namespaces[node] = self._claim.create(node)
+            self._namespaces[node] = claim.create(node)
             with self.inside(node):
                 without_ipv6()
         with IPRoute() as netlink, kernel_feature("veth", "CONFIG_VETH"):
@@ -102,21 +82,6 @@ class Network(Nodes):
             netlink.addr(
                 "add", index=index(0), address=address, prefixlen=self.topology.subnet.prefixlen
             )
-
-
-def clean() -> list[str]:
-    """Remove the networks of dead processes, and end the processes that still run there.
-
-    Networks of living processes and namespaces that this package did not make stay.
-
-    Returns:
-        names of the removed namespaces.
-
-    Raises:
-        PrivilegeError: not root, or root without the capabilities.
-    """
-    with privileges():
-        return [name for claim in Claim.left_over() for name in claim.release()]
 
 
 def index(place: int) -> int:
@@ -181,20 +146,6 @@ def pyroute2() -> Any:
             "checkout of iswitch)"
         ) from error
     return pyroute2
-
-
-@contextmanager
-def privileges() -> Iterator[None]:
-    """Name the missing privilege when the kernel refuses something in the `with` block."""
-    try:
-        yield
-    except PrivilegeError:
-        raise
-    except PermissionError as error:
-        raise PrivilegeError(
-            f"building networks needs CAP_SYS_ADMIN and CAP_NET_ADMIN ({error}); run as root "
-            "(sudo), in a container started with --privileged, or use the loopback world"
-        ) from error
 
 
 @contextmanager

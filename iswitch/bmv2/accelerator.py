@@ -6,14 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Address, Cutter, Outgoing, Stretch
-from iswitch.core.format.wire import Mode, Shape, Status
+from iswitch.core.format.wire import DType, Mode, Op, Shape, Status
 from iswitch.core.jobs.job import Job
 from iswitch.core.sums.plane import DataPlane, RoundAccelerator, Rule
 from iswitch.core.sums.runs import Held, Outcome, Run
 from iswitch.core.sums.states import RoundStates
+from p4.sizes import SIZES
 
 from .cpu import CpuHeader, Flag
 from .pipeline import Pipeline
+
+DTYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.INT32)  # that the program combines
+OPS = (Op.SUM, Op.MAX, Op.MIN)
 
 
 class PipelinePlane(DataPlane):
@@ -35,11 +39,13 @@ class PipelinePlane(DataPlane):
 
     def refusal(self, shape: Shape, begins: bool) -> Status | None:
         """Return the status to refuse a contributor of such vectors; None: it can be served."""
-        sizes = self.pipeline.sizes
-        if self.pipeline.slots(shape) > sizes.slots:
+        if self.pipeline.slots(shape) > SIZES["SLOTS"]:
             return Status.FULL
+        fits = shape.elements * shape.dtype.itemsize <= SIZES["MOST_BYTES"]
+        fits = fits and shape.dtype in DTYPES and shape.op in OPS
         # In a job that has begun, another mode is answered with MISMATCH.
-        return None if (sizes.takes if begins else sizes.fits)(shape) else Status.BAD_REQUEST
+        is_refused = not fits or (begins and shape.mode is not Mode.SYNCHRONOUS)
+        return Status.BAD_REQUEST if is_refused else None
 
     def has_room(self, shape: Shape) -> bool:
         """Return whether the data plane has a place and slots for another job of this shape."""

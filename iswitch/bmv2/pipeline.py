@@ -11,13 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from iswitch.core.format.packets import Address
-from iswitch.core.format.wire import TOS_DATA, DType, Mode, Op, Shape
+from iswitch.core.format.wire import SEG_SIZE, TOS_DATA, Shape
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.jobs.sources import Sources
 from iswitch.core.sums.runs import Run
 from iswitch.ethernet.frame import ETH, Route, sums
+from p4.sizes import SIZES
 
 from .cpu import CpuHeader, Flag
 from .cpu import CpuOp as Cpu
@@ -29,8 +32,7 @@ from .runtime import Runtime, handle
 from .tables import Tables
 
 NOBODY = Address("0.0.0.0", 0)
-DTYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.INT32)  # that the program combines
-OPS = (Op.SUM, Op.MAX, Op.MIN)
+JOBS, FLOOD = SIZES["JOBS"], SIZES["FLOOD"]
 
 
 class Own(NamedTuple):
@@ -39,37 +41,6 @@ class Own(NamedTuple):
     mac: bytes  # six bytes
     address: bytes  # IPv4, four bytes
     port: int  # UDP
-
-
-@dataclass
-class Sizes:
-    """The sizes of the data plane (p4/sizes.p4)."""
-
-    slots: int
-    jobs: int
-    most_bytes: int
-    stations: int
-    flood: int
-
-    @classmethod
-    def of(cls, sizes: Mapping[str, int]) -> Sizes:
-        """Read the sizes from the program's definitions."""
-        return cls(
-            sizes["SLOTS"],
-            sizes["JOBS"],
-            sizes["MOST_BYTES"],
-            sizes["STATIONS"],
-            sizes["FLOOD"],
-        )
-
-    def fits(self, shape: Shape) -> bool:
-        """Return whether the program can combine the elements of a packet."""
-        known = shape.dtype in DTYPES and shape.op in OPS
-        return known and shape.elements * shape.dtype.itemsize <= self.most_bytes
-
-    def takes(self, shape: Shape) -> bool:
-        """Return whether the program can add up such vectors, if there is room for them."""
-        return self.fits(shape) and shape.mode is Mode.SYNCHRONOUS
 
 
 @dataclass
@@ -90,7 +61,6 @@ class Pipeline:
     Args:
         link: to its CPU port.
         runtime: its tables.
-        sizes: what it has room for.
         own: the addresses of the switch.
         ports: how many it has.
         parent: the switch above.
@@ -100,19 +70,17 @@ class Pipeline:
         self,
         link: CpuLink,
         runtime: Runtime,
-        sizes: Sizes,
         own: Own,
         ports: int,
         parent: Address | None = None,
     ) -> None:
         self.link = link
         self.runtime = runtime
-        self.sizes = sizes
         self.mac, self.address, self.port = own
         self.ports = ports
         self.parent = parent
         self._mac_of: Callable[[str, int], bytes | None] = lambda _host, _ingress: None
-        self.room = Room(sizes.slots)
+        self.room = Room(SIZES["SLOTS"])
         self._places: dict[int, int] = {}  # jobs, by their number in the data plane
         self._of_job: dict[int, JobPlace] = {}
         self._installed: dict[int, Installed] = {}
@@ -131,14 +99,14 @@ class Pipeline:
         """Install the switch's own addresses, and the ports that flooded frames go to."""
         address = ".".join(map(str, self.address))
         lines = [f"table_set_default own_address own {self.mac.hex(':')} {address}"]
-        lines += [f"mc_mgrp_create {self.sizes.flood + port}" for port in range(self.ports)]
+        lines += [f"mc_mgrp_create {FLOOD + port}" for port in range(self.ports)]
         self.runtime.run(lines)
         for port in range(self.ports):
             others = [str(other) for other in range(self.ports) if other != port]
             if others:
                 (made,) = self.runtime.run([f"mc_node_create 0 {' '.join(others)}"])
-                self.runtime.run([f"mc_node_associate {self.sizes.flood + port} {handle(made)}"])
-        self.runtime.run([f"mc_mgrp_create {1 + job}" for job in range(self.sizes.jobs)])
+                self.runtime.run([f"mc_node_associate {FLOOD + port} {handle(made)}"])
+        self.runtime.run([f"mc_mgrp_create {1 + job}" for job in range(JOBS)])
 
     # Places
 
@@ -148,11 +116,11 @@ class Pipeline:
 
     def has_room(self, shape: Shape) -> bool:
         """Return whether there are a place and slots for another job of this shape."""
-        return len(self._places) < self.sizes.jobs and self.room.fits(self.slots(shape))
+        return len(self._places) < JOBS and self.room.fits(self.slots(shape))
 
     def begin(self, job: int, shape: Shape) -> None:
         """Give a job a place; the caller has checked `has_room`."""
-        number = next(n for n in range(self.sizes.jobs) if n not in self._places)
+        number = next(n for n in range(JOBS) if n not in self._places)
         base = self.room.take(self.slots(shape))
         self._places[number] = job
         self._installed.setdefault(number, Installed(Tables(self.runtime)))
@@ -235,38 +203,32 @@ class Pipeline:
 
     def force(self, job: int, run: Run) -> None:
         """Complete open segments and send them to all."""
-        for index in range(run.start, run.stop):
-            self._order(job, Cpu.FORCE, run.round, index)
+        self._order(job, Cpu.FORCE, run)
 
     def resend(self, job: int, peer: Address, seat: int, run: Run) -> None:
         """Send kept aggregates to one member."""
-        for index in range(run.start, run.stop):
-            self._order(job, Cpu.RESEND, run.round, index, peer, seat)
+        self._order(job, Cpu.RESEND, run, peer, seat)
 
     def contribute(self, job: int, run: Run) -> None:
         """Send the sums of the members here to the parent, once more."""
-        for index in range(run.start, run.stop):
-            self._order(job, Cpu.CONTRIBUTE, run.round, index)
+        self._order(job, Cpu.CONTRIBUTE, run)
 
     def accept(self, peer: Address, packet: bytes) -> None:
         """Pass a member's contribution that came to the control plane to the data plane."""
         frame = self._frame(peer, packet)
         self._orders.append((CpuHeader(Cpu.ACCEPT, port=peer.ingress), frame))
 
-    def _order(
-        self, job: int, op: Cpu, round_: int, index: int, peer: Address = NOBODY, seat: int = 0
-    ) -> None:
+    def _order(self, job: int, op: Cpu, run: Run, peer: Address = NOBODY, seat: int = 0) -> None:
+        """Give an order for each segment of a run."""
         place = self._of_job[job]
-        last = index == place.shape.segments - 1
-        size = place.shape.last_size if last else place.shape.packet_size
-        packet = (round_ << 32 | index).to_bytes(8, "big").ljust(size, b"\0")
         header = CpuHeader(op, port=peer.ingress, job=place.number, rank=seat)
-        self._orders.append((header, self._frame(peer, packet)))
+        for index in range(run.start, run.stop):
+            seg = (run.round << 32 | index).to_bytes(SEG_SIZE, "big")
+            packet = seg.ljust(place.shape.tail(index + 1), b"\0")
+            self._orders.append((header, self._frame(peer, packet)))
 
     def _frame(self, peer: Address, packet: bytes) -> bytes:
         """Make the frame of a data packet from this peer."""
-        import numpy as np
-
         source = bytes(map(int, peer.host.split(".")))
         route = Route(bytes(6), self.mac, source, self.address, peer.port, self.port, TOS_DATA)
         rows = np.frombuffer(packet, np.uint8).reshape(1, -1)
@@ -331,14 +293,9 @@ class Pipeline:
             installed.epoch = place.epoch
             installed.high, installed.flags = job.window.high, _flags(job)
             flags = Flag.KEEP_JOB | installed.flags
+            high, contributors = installed.high, installed.contributors
             self.link.tell(
-                CpuHeader(
-                    Cpu.KEEP,
-                    flags,
-                    job=number,
-                    high=installed.high,
-                    contributors=installed.contributors,
-                )
+                CpuHeader(Cpu.KEEP, flags, job=number, high=high, contributors=contributors)
             )
         kept = {}
         for member in members:
@@ -347,14 +304,9 @@ class Pipeline:
                 flags = Flag.KEEP_MEMBER
                 if member.contributed is not None:
                     flags |= Flag.HAS_CONTRIBUTED
+                last = member.contributed or 0
                 self.link.tell(
-                    CpuHeader(
-                        Cpu.KEEP,
-                        flags,
-                        job=number,
-                        rank=member.seat,
-                        contributed=member.contributed or 0,
-                    )
+                    CpuHeader(Cpu.KEEP, flags, job=number, rank=member.seat, contributed=last)
                 )
         installed.contributed = kept
 
@@ -363,7 +315,7 @@ class Pipeline:
     ) -> None:
         """Install members' addresses, stations' ports, and the job that the parent feeds."""
         self._stations.update(learned)
-        while len(self._stations) > self.sizes.stations:
+        while len(self._stations) > SIZES["STATIONS"]:
             del self._stations[next(iter(self._stations))]
         said = sources.version, fed
         if not learned and self._said == said:

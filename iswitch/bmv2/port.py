@@ -7,13 +7,12 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from iswitch.ethernet.frame import ETH, Frames, Transmission
+from iswitch.ports.interface import ETH_P_ALL, PACKET_IGNORE_OUTGOING, SOL_PACKET
+from iswitch.ports.kernel.mmsg import size_buffers
 
 from .cpu import CpuHeader, CpuOp
 from .link import CpuLink
 
-ETH_P_ALL = 3  # linux/if_ether.h
-SOL_PACKET, PACKET_IGNORE_OUTGOING = 263, 23  # linux/if_packet.h
-SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h
 BUFFER = 8 << 20  # bytes; a hold may last long where a job has many segments
 LARGEST = 1 << 16
 AT_ONCE = 64  # frames, before timers are looked at
@@ -29,8 +28,7 @@ class CpuWire:
     def __init__(self, ifname: str) -> None:
         self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
         self.socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
-        self.socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER)
-        self.socket.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, BUFFER)
+        size_buffers(self.socket, BUFFER)
         self.socket.bind((ifname, ETH_P_ALL))
 
     def send(self, frame: bytes) -> None:

@@ -13,7 +13,7 @@ from iswitch.ports.engine import Engine
 from p4.sizes import SIZES
 
 from .link import CpuLink
-from .pipeline import Own, Pipeline, Sizes
+from .pipeline import Own, Pipeline
 from .port import CpuPort
 from .process import start
 from .switch import PipelineChassis, PipelineSwitch
@@ -46,8 +46,7 @@ def build(
     """
     bmv2 = start(ports, own.port, SIZES["CPU_PORT"], cache)
     link = CpuLink(bmv2.wire)
-    sizes = Sizes.of(SIZES)
-    pipeline = Pipeline(link, bmv2.cli, sizes, own, len(ports), parent)
+    pipeline = Pipeline(link, bmv2.cli, own, len(ports), parent)
     switch = PipelineSwitch(pipeline, limits, keys, incarnation)
     chassis = PipelineChassis(switch, pipeline, len(ports))
     pipeline.start()

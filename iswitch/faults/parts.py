@@ -7,9 +7,10 @@ as possible.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,32 +38,36 @@ Piece_co = TypeVar("Piece_co", covariant=True)
 Datagrams = TypeVar("Datagrams", Burst, Outgoing)
 
 
-class Part(Protocol[Piece_co]):
+class Part(ABC, Generic[Piece_co]):
     """Packets in one array: `count` of them."""
 
     count: int
 
     @property
+    @abstractmethod
     def sizes(self) -> Ints:
-        """Bytes of each packet as a frame, (count,)."""
+        """Return the bytes of each packet as a frame, (count,)."""
 
     @property
     def immune(self) -> npt.NDArray[np.bool_]:
-        """Which packets never have a bit flipped, (count,)."""
+        """Return which packets never have a bit flipped, (count,) booleans; by default none."""
+        return np.zeros(self.count, bool)
 
+    @abstractmethod
     def take(self, which: Ints, bit: Ints | None) -> Iterator[Piece_co]:
-        """Yield packets in a given order.
+        """Yield packets in a given order, with bits flipped.
 
         Args:
             which: indices of the packets, (n,).
             bit: the bit to flip in each, or -1, (n,); None: no bit.
         """
 
+    @abstractmethod
     def copy(self) -> Self:
         """Copy the packets into memory of their own."""
 
 
-class Singles:
+class Singles(Part[Frames]):
     """Plain frames of one port.
 
     An ARP packet is immune: it has no checksum, so a wrong one would mislead its receiver.
@@ -75,12 +80,12 @@ class Singles:
 
     @property
     def sizes(self) -> Ints:
-        """Bytes of each packet as a frame, (count,)."""
+        """Return the bytes of each packet as a frame, (count,)."""
         return np.array(self.frames.lengths) - ETH
 
     @property
     def immune(self) -> npt.NDArray[np.bool_]:
-        """Which packets never have a bit flipped, (count,)."""
+        """Return which packets never have a bit flipped, (count,) booleans."""
         kinds = self.frames.heads[:, IP - 2 : IP]
         is_arp: npt.NDArray[np.bool_] = (kinds == ARP_TYPE).all(axis=1)
         return is_arp
@@ -104,7 +109,7 @@ class Singles:
         return Singles(self.frames.copy())
 
 
-class SuperFrames:
+class SuperFrames(Part[Frames]):
     """Super-datagrams of one flow and one length: the packets are the rows of one array.
 
     Packets that remain are put together again into as few super-datagrams as possible.
@@ -121,18 +126,13 @@ class SuperFrames:
 
     @property
     def sizes(self) -> Ints:
-        """Bytes of each packet as a frame, (count,)."""
+        """Return the bytes of each packet as a frame, (count,)."""
         sizes = np.full(self.count, self.found.header + self.found.size)
         sizes[self.found.frames - 1 :: self.found.frames] -= self._short
         return sizes
 
-    @property
-    def immune(self) -> npt.NDArray[np.bool_]:
-        """Which packets never have a bit flipped, (count,)."""
-        return np.zeros(self.count, bool)
-
     def take(self, which: Ints, bit: Ints | None) -> Iterator[Frames]:
-        """Give these packets in this order, with their bits flipped."""
+        """Yield packets in a given order, with bits flipped."""
         if not len(which):
             return
         clean = not any_hit(bit)
@@ -194,7 +194,7 @@ class SuperFrames:
         return self._cut
 
 
-class Whole:
+class Whole(Part[Frames]):
     """The frames of any other super-frame, such as one of TCP; a fault in one frame cuts it up."""
 
     def __init__(self, frames: Frames, found: Super | None) -> None:
@@ -205,7 +205,7 @@ class Whole:
 
     @property
     def sizes(self) -> Ints:
-        """Bytes of each packet as a frame, (count,)."""
+        """Return the bytes of each packet as a frame, (count,)."""
         length = self.frames.lengths[0] - ETH
         if self.found is None:
             return np.array([length])
@@ -215,11 +215,11 @@ class Whole:
 
     @property
     def immune(self) -> npt.NDArray[np.bool_]:
-        """Which packets never have a bit flipped, (count,)."""
+        """Return which packets never have a bit flipped, (count,) booleans."""
         return np.full(self.count, self.found is None)
 
     def take(self, which: Ints, bit: Ints | None) -> Iterator[Frames]:
-        """Give these packets in this order, with their bits flipped."""
+        """Yield packets in a given order, with bits flipped."""
         if self.found is None or (is_all(which, self.count) and not any_hit(bit)):
             yield from [self.frames] * (1 if self.found else len(which))
             return
@@ -243,7 +243,7 @@ def cut(frames: Frames, sizes: Ints) -> Singles:
     return Singles(of_rows(frames.ingress, table, (sizes + ETH).tolist()))
 
 
-class Payloads(Generic[Datagrams]):
+class Payloads(Part[Datagrams]):
     """The datagrams of a burst, or those to one receiver.
 
     A datagram with a flipped bit is left out: its checksum would be wrong, and the kernel of its
@@ -256,15 +256,10 @@ class Payloads(Generic[Datagrams]):
 
     @property
     def sizes(self) -> Ints:
-        """Bytes of each packet as a frame, (count,)."""
+        """Return the bytes of each packet as a frame, (count,)."""
         sizes = np.full(self.count, self.datagrams.rows.shape[1] + HEADERS)
         sizes[-1] = self.datagrams.tail + HEADERS
         return sizes
-
-    @property
-    def immune(self) -> npt.NDArray[np.bool_]:
-        """Which packets never have a bit flipped, (count,)."""
-        return np.zeros(self.count, bool)
 
     def take(self, which: Ints, bit: Ints | None) -> Iterator[Datagrams]:
         """Yield packets in a given order, without those that have a bit to flip."""

@@ -10,7 +10,6 @@ one it was spoken to at (IP_PKTINFO), since that is the only one its peer listen
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
@@ -25,12 +24,13 @@ from iswitch.core.format.packets import (
 from iswitch.core.jobs.sources import Sources
 from iswitch.ports.kernel.interfaces import most_segments_at
 from iswitch.ports.kernel.lobby import (
+    CONTROL,
     IP_PKTINFO,
     IP_RECVTOS,
-    MEMINFO_DROPS,
     NO_LOBBY,
-    SO_MEMINFO,
+    USUAL,
     Lobby,
+    drops_at,
 )
 from iswitch.ports.kernel.mmsg import (
     SOCKADDR_SIZE,
@@ -46,8 +46,6 @@ IP_MTU = 14
 
 BUFFER = 16 << 20  # bytes asked for; net.core.rmem_max may allow less
 SOURCES = 4096  # peers of whom is remembered at which of our addresses they spoke to us
-CONTROL = 112  # bytes of control messages: ToS, size of packets, drops, our address
-USUAL = 1472  # bytes of a datagram, until there are larger ones
 
 
 class UdpPort:
@@ -129,8 +127,7 @@ class UdpPort:
     def count_dropped(self) -> None:
         """Count what the kernel has dropped so far; the last packets that came may not tell it."""
         if self.socket.fileno() >= 0:
-            meminfo = self.socket.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36)
-            self._in.note_overflow(struct.unpack_from("<I", meminfo, 4 * MEMINFO_DROPS)[0])
+            self._in.note_overflow(drops_at(self.socket))
 
     @property
     def refused(self) -> bool:

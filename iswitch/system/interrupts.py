@@ -97,6 +97,7 @@ class Stopped(Exception):
         super().__init__(signum)
         self.signum = signum
         self.signals = signals
+        self.name = signal.Signals(signum).name
 
 
 class Signals:

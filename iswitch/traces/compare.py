@@ -31,6 +31,8 @@ from .batch import Ints
 
 MOST_DIFFERENCES = 100  # that are told one by one
 MOST_PENDING = 32 << 20  # bytes of aggregates kept until the replaying switch has them, too
+Row = npt.NDArray[np.uint8]
+
 ROUNDED = (Op.SUM, Op.PROD)  # of floats: by other orders they differ in the last bits
 UNIT = {
     DType.FLOAT64: 2.0**-53,
@@ -183,7 +185,12 @@ class Comparison:
             if what is Held.COMPLETE or (to_parent and what is Held.SENT):
                 (ours,) = accelerator.send((run,), (), partial=to_parent)
                 rows = ours.rows[:, : theirs.shape[1]]
-                self._rows(job, run, part, rows, ours.tail, bitmap, captured)
+                for i in self._unequal(job, part, rows, ours.tail):
+                    one = run._replace(start=run.start + i, stop=run.start + i + 1)
+                    found = self._row(job, one, theirs[i], rows[i], bitmap)
+                    if found is not None:
+                        row = Stretch(run.round, one.start, theirs[i : i + 1], part.tail)
+                        self._differ("differs", job, row, captured, found)
             elif what is Held.GONE:
                 self.tally.unchecked += len(theirs)
             elif may_wait and self._pending_bytes < MOST_PENDING:
@@ -194,77 +201,35 @@ class Comparison:
             else:
                 self._differ("missing", job, part, captured)
 
-    def _rows(
-        self,
-        job: Job,
-        run: Run,
-        part: Stretch,
-        ours: Rows,
-        tail: int,
-        bitmap: int,
-        captured: Captured,
-    ) -> None:
+    def _unequal(self, job: Job, part: Stretch, ours: Rows, tail: int) -> list[int]:
+        """Count the segments that equal ours, (n, size) bytes; return the indices of the others."""
         theirs = part.rows
-        n = len(theirs)
-        if tail == theirs.shape[1] or part.stop < shape_of(job).segments:
-            same = equal_rows(ours, theirs)
-        else:
-            same = equal_rows(ours[:, :tail], theirs[:, :tail])
-        equal = n if same is None else int(same.sum())
-        self.tally.equal += equal
-        if same is None or equal == n:
-            return
-        for i in np.flatnonzero(~same).tolist():
-            one = run._replace(start=run.start + i, stop=run.start + i + 1)
-            self._row(job, one, part, i, ours[i], bitmap, captured)
+        if tail != theirs.shape[1] and part.stop >= shape_of(job).segments:
+            ours, theirs = ours[:, :tail], theirs[:, :tail]
+        same = equal_rows(ours, theirs)
+        wrong = [] if same is None else np.flatnonzero(~same).tolist()
+        self.tally.equal += len(theirs) - len(wrong)
+        return wrong
 
     def _row(
-        self,
-        job: Job,
-        run: Run,
-        part: Stretch,
-        i: int,
-        ours: npt.NDArray[np.uint8],
-        bitmap: int,
-        captured: Captured,
-    ) -> None:
-        """Report one segment whose bits are not equal."""
-        heads = [row[:SEG_SIZE].tobytes().hex() for row in (part.rows[i], ours)]
+        self, job: Job, run: Run, theirs: Row, ours: Row, bitmap: int
+    ) -> ElementsDiffer | None:
+        """Tell how a segment of a run of one differs from ours; None: it is within its bound."""
+        heads = [row[:SEG_SIZE].tobytes().hex() for row in (theirs, ours)]
         if heads[0] != heads[1]:
-            one = Stretch(run.round, run.start, part.rows[i : i + 1], part.tail)
-            found = ElementsDiffer(captured=heads[0], recomputed=heads[1])
-            self._differ("differs", job, one, captured, found)
-            return
+            return ElementsDiffer(captured=heads[0], recomputed=heads[1])
         shape = shape_of(job)
         size = shape.tail(run.stop)
-        mine, its = (
-            row[SEG_SIZE:size].copy().view(shape.dtype.numpy) for row in (ours, part.rows[i])
-        )
+        mine, its = (row[SEG_SIZE:size].copy().view(shape.dtype.numpy) for row in (ours, theirs))
         bound = self._bound(job, run, bitmap, len(mine))
-        if bound is not None and within(mine, its, bound):
+        wrong = differing(mine, its) if bound is None else ~within(mine, its, bound)
+        if bound is not None and not wrong.any():
             self.tally.within_bound += 1
-            return
-        wrong = mine.view(np.uint8).reshape(len(mine), -1) != its.view(np.uint8).reshape(
-            len(its), -1
-        )
-        places = np.flatnonzero(wrong.any(axis=1))
-        if bound is not None:
-            beyond = ~within_each(mine, its, bound)
-            places = np.flatnonzero(beyond)
+            return None
+        places = np.flatnonzero(wrong)
         first = int(places[0]) if len(places) else 0
-        self._differ(
-            "differs",
-            job,
-            Stretch(run.round, run.start, part.rows[i : i + 1], size),
-            captured,
-            ElementsDiffer(
-                first,
-                len(places),
-                text(its[first]),
-                text(mine[first]),
-                flipped(mine[first], its[first]),
-            ),
-        )
+        a, b = its[first], mine[first]
+        return ElementsDiffer(first, len(places), text(a), text(b), flipped(a, b))
 
     def _bound(self, job: Job, run: Run, bitmap: int, count: int) -> npt.NDArray[np.float64] | None:
         """Work out how far the elements of a segment may differ; None: they have to be equal."""
@@ -360,7 +325,18 @@ def equal_rows(ours: Rows, theirs: Rows) -> npt.NDArray[np.bool_] | None:
     return rows
 
 
-def within_each(
+def differing(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Tell which elements differ in any bit, (n,)."""
+    found: npt.NDArray[np.bool_] = (octets(a) != octets(b)).any(axis=1)
+    return found
+
+
+def octets(vector: npt.NDArray[Any]) -> Rows:
+    """View elements as their bytes, (n, itemsize)."""
+    return vector.view(np.uint8).reshape(len(vector), -1)
+
+
+def within(
     a: npt.NDArray[Any], b: npt.NDArray[Any], bound: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.bool_]:
     """Tell which elements differ by no more than their bound, or are both NaN.
@@ -372,11 +348,6 @@ def within_each(
         near = (np.abs(x - y) <= bound) | (x == y)
     fine: npt.NDArray[np.bool_] = near | (np.isnan(x) & np.isnan(y)) | ~np.isfinite(bound)
     return fine
-
-
-def within(a: npt.NDArray[Any], b: npt.NDArray[Any], bound: npt.NDArray[np.float64]) -> bool:
-    """Whether all elements differ by no more than their bound."""
-    return bool(within_each(a, b, bound).all())
 
 
 def text(value: Any) -> str:

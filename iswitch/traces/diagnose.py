@@ -21,7 +21,7 @@ from iswitch.core.format.wire import SEG_SIZE, Shape, split_seg
 from iswitch.core.sums.combining import reduced
 
 from .batch import gather
-from .compare import Difference, flipped, text
+from .compare import Difference, differing, flipped, octets, text
 from .groups import FROM_SWITCH, TO_SWITCH
 from .links import IP
 from .walk import Walk
@@ -215,20 +215,25 @@ def explain(
 
 
 def difference(
-    key: Key, packet: PacketFound, right: bytes, shape: Shape, evidence: str
+    key: Key, packet: PacketFound, right: bytes, shape: Shape, more: str
 ) -> TraceFinding:
-    """Report the place where a packet differs from what it should be."""
+    """Report the place where a packet differs from what it should be.
+
+    Args:
+        key: round and segment of the packet.
+        packet: the packet.
+        right: the payload that it should have.
+        shape: of its job.
+        more: evidence beside the checksum.
+    """
     its, should = elements(packet.payload, shape), elements(right, shape)
-    words = [row.view(np.uint8).reshape(len(row), -1) for row in (its, should)]
-    places = np.flatnonzero((words[0] != words[1]).any(axis=1))
+    places = np.flatnonzero(differing(its, should))
     at = int(places[0])
     bit = flipped(its[at], should[at]) if len(places) == 1 else None
     offset = packet.offset + SEG_SIZE + at * shape.dtype.itemsize + (bit or 0) // 8
-    if not packet.sound:
-        evidence = f"its UDP checksum is wrong, and {evidence}"
     return TraceFinding(
         packet.packet, offset, whose(packet), *key, at, bit,
-        text(its[at]), text(should[at]), evidence,
+        text(its[at]), text(should[at]), evidence_of(packet, more),
     )  # fmt: skip
 
 
@@ -242,7 +247,7 @@ def culprits(
     """List contributions in which one flipped bit explains the sum that was captured."""
     width = shape.dtype.itemsize
     captured = octets(right)
-    places = np.flatnonzero((captured != octets(total)).any(axis=1))
+    places = np.flatnonzero(differing(right, total))
     suspects = [c for c in contributions if not c.sound] or list(contributions)
     found: list[TraceFinding] = []
     if len(places) == 1:
@@ -265,7 +270,7 @@ def culprits(
                     bit,
                     text(column[which]),
                     text(tries[which, bit]),
-                    evidence(suspect, "with this bit flipped the sum is the captured one"),
+                    evidence_of(suspect, "with this bit flipped the sum is the captured one"),
                 )
                 for bit in hits.tolist()
             ]
@@ -275,14 +280,14 @@ def culprits(
     return [
         TraceFinding(
             c.packet, c.offset, whose(c), *key, at, None, "", "",
-            evidence(c, f"{len(places)} elements of the sum are not those captured"),
+            evidence_of(c, f"{len(places)} elements of the sum are not those captured"),
         )
         for c in suspects
     ]  # fmt: skip
 
 
-def evidence(packet: PacketFound, more: str) -> str:
-    """Describe the evidence."""
+def evidence_of(packet: PacketFound, more: str) -> str:
+    """Put a wrong checksum, if there is one, before more evidence."""
     return more if packet.sound else f"its UDP checksum is wrong, and {more}"
 
 
@@ -296,11 +301,6 @@ def whose(packet: PacketFound) -> str:
 def elements(payload: bytes, shape: Shape) -> npt.NDArray[Any]:
     """Read the elements in a data packet."""
     return np.frombuffer(payload[SEG_SIZE:], np.uint8).copy().view(shape.dtype.numpy)
-
-
-def octets(vector: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """View elements as their bytes, (elements, itemsize)."""
-    return vector.view(np.uint8).reshape(len(vector), -1)
 
 
 def add_up(contributions: Sequence[PacketFound], shape: Shape) -> npt.NDArray[Any] | None:

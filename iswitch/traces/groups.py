@@ -12,8 +12,9 @@ from iswitch.ethernet.frame import Transmission
 from .batch import Ints
 from .links import IP, UDP, Packets
 
-# What a packet is to the switch that is replayed.
-SKIPPED, TO_SWITCH, FROM_SWITCH, PASSING, CUT_OFF = range(5)
+# The roles of a packet for the switch that is replayed, as a report names them.
+ROLES = ("skipped", "to_switch", "from_switch", "passing", "cut_off")
+SKIPPED, TO_SWITCH, FROM_SWITCH, PASSING, CUT_OFF = range(len(ROLES))
 
 
 class PacketGroup:

@@ -9,7 +9,7 @@ from iswitch.core.format.counters import DROPS
 from iswitch.core.format.pcapng import OUTSIDE, OWN
 from iswitch.faults.units import count
 
-from .diagnose import TraceFinding, diagnose, unexplained
+from .diagnose import diagnose, unexplained
 from .groups import Sink
 from .host import HostView
 from .links import LINKS
@@ -57,7 +57,7 @@ def replay(
         differences = replayer.comparison.tally.differences
         findings = diagnose(again, differences, shapes)
         findings += unexplained(differences, {(each.round, each.segment) for each in findings})
-        report["findings"] = [finding_json(each) for each in findings]
+        report["findings"] = [each._asdict() for each in findings]
     return report
 
 
@@ -151,11 +151,6 @@ def job_json(job: JobSeen) -> dict[str, Any]:
         "helps": totals.helps,
         "per_round": [as_json(told) for told in rounds.told],
     }
-
-
-def finding_json(finding: TraceFinding) -> dict[str, Any]:
-    """Return a finding's part of the report."""
-    return finding._asdict()
 
 
 def is_clean(report: dict[str, Any]) -> bool:

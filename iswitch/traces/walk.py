@@ -14,7 +14,7 @@ from iswitch.ethernet.frame import ETH
 from iswitch.ethernet.frame import HEAD as ROW_HEAD
 
 from .batch import IN, OUT, gather
-from .groups import CUT_OFF, FROM_SWITCH, PASSING, SKIPPED, TO_SWITCH, PacketGroup
+from .groups import CUT_OFF, FROM_SWITCH, PASSING, ROLES, SKIPPED, TO_SWITCH, PacketGroup
 from .links import CUT, HEAD, IP, ORDINARY, TAGGED, UDP, LinkLayer, Packets
 from .reader import Reader
 from .stamps import settled
@@ -45,19 +45,7 @@ class Walk:
     def __init__(self, reader: Reader, setting: TraceSetting) -> None:
         self.reader = reader
         self.setting = setting
-        self.passed = dict.fromkeys(
-            (
-                "packets",
-                "to_switch",
-                "from_switch",
-                "passing",
-                "cut_off",
-                "skipped",
-                "out_of_order",
-                "ahead",
-            ),
-            0,
-        )
+        self.passed = dict.fromkeys(("packets", *ROLES, "out_of_order", "ahead"), 0)
         self.begin: int | None = None  # ns since 1970
         self.end = 0
         self.first_cut: int | None = None  # packet number
@@ -142,9 +130,8 @@ class Walk:
 
     def _count(self, packets: Packets, what: npt.NDArray[np.int64]) -> None:
         batch = packets.batch
-        counts = np.bincount(what, minlength=5).tolist()
-        names = ("skipped", "to_switch", "from_switch", "passing", "cut_off")
-        for name, count in zip(names, counts, strict=True):
+        counts = np.bincount(what, minlength=len(ROLES)).tolist()
+        for name, count in zip(ROLES, counts, strict=True):
             self.passed[name] += count
         self.passed["packets"] += len(what)
         if counts[CUT_OFF] and self.first_cut is None:

@@ -10,7 +10,7 @@ import pytest
 
 from iswitch.bmv2.cpu import CpuHeader, CpuOp, Flag
 from iswitch.bmv2.link import AT_ONCE, CpuLink, PipelineSilent
-from iswitch.bmv2.pipeline import Own, Pipeline, Sizes
+from iswitch.bmv2.pipeline import Own, Pipeline
 from iswitch.bmv2.runtime import Cli, RuntimeRefused, handle, packets
 from iswitch.bmv2.switch import PipelineSwitch
 from iswitch.core.format.packets import Address, Burst
@@ -25,7 +25,6 @@ from iswitch.core.format.wire import (
     Status,
     Threshold,
 )
-from p4.sizes import SIZES
 
 pytestmark = pytest.mark.unit
 
@@ -97,7 +96,7 @@ def test_only_a_contribution_says_that_a_member_has_heard_its_ack() -> None:
     wire = Registers()
     wire.held = {}
     own = Own(b"\2\0\0\0\0\1", b"\n\x1a\xff\xfe", 26963)
-    pipeline = Pipeline(CpuLink(wire, 0.0), Tables(), Sizes.of(SIZES), own, 2)
+    pipeline = Pipeline(CpuLink(wire, 0.0), Tables(), own, 2)
     switch = PipelineSwitch(pipeline)
     join = Control(Action.JOIN, 7, 1000, Join.for_shape(Shape.of(4), flags=FLAG_NEW)).build()
 
@@ -119,7 +118,7 @@ def test_a_request_of_one_member_has_no_other_one_looked_at() -> None:
     wire = Registers()
     wire.held = {}
     own = Own(b"\2\0\0\0\0\1", b"\n\x1a\xff\xfe", 26963)
-    pipeline = Pipeline(CpuLink(wire, 0.0), Tables(), Sizes.of(SIZES), own, 2)
+    pipeline = Pipeline(CpuLink(wire, 0.0), Tables(), own, 2)
     switch = PipelineSwitch(pipeline)
     peers = [Address(f"10.0.0.{host}", 5000, host) for host in range(64)]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from iswitch.bmv2.link import CpuLink
-from iswitch.bmv2.pipeline import Own, Pipeline, Sizes
+from iswitch.bmv2.pipeline import Own, Pipeline
 from iswitch.bmv2.switch import PipelineChassis, PipelineSwitch
 from iswitch.core.format.packets import Outgoing
 from iswitch.ethernet.bridge import Bridge
@@ -26,7 +26,6 @@ from iswitch.ports.kernel import lobby
 from iswitch.ports.reading import BurstReader
 from iswitch.ports.sending import DatagramSender
 from iswitch.ports.udp import UdpPort
-from p4.sizes import SIZES
 from tests.ethernet.test_forwarding import A, B, Bench, C, data, plain, super_datagram
 from tests.p4.test_bmv2_wire import Registers, Tables
 from tests.ports.test_lobby import DATA
@@ -159,7 +158,7 @@ def test_frames_for_which_the_control_plane_of_a_p4_program_has_no_memory(
     wire.held = {}
     own = Own(slow.SWITCH_MAC, slow.SWITCH_IP, 26963)
     tables = Tables()
-    pipeline = Pipeline(CpuLink(wire, 0.0), tables, Sizes.of(SIZES), own, 3)
+    pipeline = Pipeline(CpuLink(wire, 0.0), tables, own, 3)
     chassis = PipelineChassis(PipelineSwitch(pipeline), pipeline, 3)
     lacking(monkeypatch, owner, name, 0)
     frames = Frames.of(0, [FRAME])

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from iswitch.bmv2.cpu import CpuHeader, CpuOp
 from iswitch.bmv2.link import CpuLink, Wire
-from iswitch.bmv2.pipeline import Own, Pipeline, Sizes
+from iswitch.bmv2.pipeline import Own, Pipeline
 from iswitch.bmv2.port import CpuPort
 from iswitch.bmv2.runtime import Runtime
 from iswitch.bmv2.switch import PipelineChassis, PipelineSwitch
@@ -190,7 +190,7 @@ class Plane:
     def __init__(self, both: Recorder | Player) -> None:
         link = CpuLink(both)
         own = Own(SWITCH_MAC, SWITCH_IP, 26963)
-        self.pipeline = Pipeline(link, both, Sizes.of(SIZES), own, PORTS)
+        self.pipeline = Pipeline(link, both, own, PORTS)
         self.chassis = PipelineChassis(PipelineSwitch(self.pipeline), self.pipeline, PORTS)
         self.port = CpuPort(link, -1, lambda: None)
 

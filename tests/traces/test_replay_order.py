@@ -22,7 +22,7 @@ from iswitch.ethernet.frame import Frames
 from iswitch.ethernet.issuing import Jack
 from iswitch.ethernet.made_up import frames
 from iswitch.outside import OutsideError
-from iswitch.traces.compare import within_each
+from iswitch.traces.compare import within
 from iswitch.traces.paired import ReplayOptions, UnwrittenChassis
 from iswitch.traces.reader import Reader
 from iswitch.traces.report import lines, replay
@@ -93,7 +93,7 @@ def test_bounds() -> None:
     a = np.array([1, np.nan, np.inf, 1], np.float32)
     b = np.array([1.5, np.nan, 1, 2], np.float32)
     bound = np.array([0.5, 0, np.inf, 0.5])
-    assert within_each(a, b, bound).tolist() == [True, True, True, False]
+    assert within(a, b, bound).tolist() == [True, True, True, False]
 
 
 def host_only(path: Path, to: Path, host: str) -> Path:

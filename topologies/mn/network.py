@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import ExitStack
 from typing import Any
 
 from mininet.net import Mininet
@@ -12,7 +11,7 @@ from mininet.net import Mininet
 from topologies.children import Nodes
 from topologies.errors import NetworkError
 from topologies.namespaces import Claim
-from topologies.netns import clean, privileges, pyroute2
+from topologies.netns import pyroute2
 
 from .cables import Cable, check_in_force
 from .nodes import OwnHost, OwnSwitch
@@ -36,49 +35,28 @@ class Network(Nodes):
 
     mininet: Any = None
 
-    def start(self) -> None:
-        """Build the network, after removing what dead processes left.
+    def _check(self) -> None:
+        self._topo = TopologyTopo(self.topology, self.offload)
+        if os.geteuid() != 0:
+            raise PermissionError("Mininet wants root")
+        check_tools()
+        pyroute2()
 
-        Raises:
-            PrivilegeError: not root, or root without the capabilities.
-            NetworkError: a tool lacks, or a link has what cannot be kept, or is not.
-        """
-        if self._claim is not None:
-            raise NetworkError("the network is built already; close it, or make another one")
-        topo = TopologyTopo(self.topology, self.offload)
-        with ExitStack() as undo, privileges():
-            if os.geteuid() != 0:
-                raise PermissionError("Mininet wants root")
-            check_tools()
-            pyroute2()
-            undo.callback(self.close)
-            clean()
-            self._claim = Claim.new(self._prefix)
-            self.mininet = Mininet(
-                topo,
-                switch=OwnSwitch,
-                host=OwnHost,
-                controller=None,
-                link=Cable,
-                build=False,
-            )
-            self.mininet.build()
-            for link in self.mininet.links:
-                check_in_force(link.intf1)
-                check_in_force(link.intf2)
-            for node in self.topology.nodes:
-                self._namespaces[node] = self._claim.adopt(node, self.mininet[node].pid)
-            undo.pop_all()
+    def _build(self, claim: Claim) -> None:
+        self.mininet = Mininet(
+            self._topo, switch=OwnSwitch, host=OwnHost, controller=None, link=Cable, build=False
+        )
+        self.mininet.build()
+        for link in self.mininet.links:
+            check_in_force(link.intf1)
+            check_in_force(link.intf2)
+        for node in self.topology.nodes:
+            self._namespaces[node] = claim.adopt(node, self.mininet[node].pid)
 
-    def close(self) -> None:
-        """End the children, then remove all that was built. Closing twice is harmless."""
-        self._end_children()
+    def _stop(self) -> None:
         mininet, self.mininet = self.mininet, None
-        try:
-            if mininet is not None:
-                mininet.stop()  # it needs its shells, which are in the namespaces
-        finally:
-            self._release()
+        if mininet is not None:
+            mininet.stop()  # it needs its shells, which are in the namespaces
 
 
 def check_tools() -> None:

@@ -12,6 +12,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from iswitch.lab.launch.launch import free_addresses
 from iswitch.lab.launch.processes import Fleet
 from iswitch.lab.launch.switches import START_TIMEOUT, Switches
 from iswitch.lab.launch.worlds import Namespaces, World, group_variables, make_world, read_topology
@@ -68,10 +69,12 @@ def opened(plan: Plan, setting: Setting, build: Build) -> Iterator[list[Group]]:
             kind = fabric(way)
             if kind not in sites:
                 sites[kind] = stack.enter_context(site(kind, plan, setting, build, fleet))
-        numbers = free_ports([sites[fabric(way)] for way in ways])
+        where = [sites[fabric(way)] for way in ways]
+        meetings = [(one.world, one.workers[0].name) for one in where]
+        found = free_addresses(meetings, socket.SOCK_STREAM)
         groups = []
-        for i, (way, port) in enumerate(zip(ways, numbers, strict=True)):
-            groups.append(start(i, way, sites[fabric(way)], port, lobby, fleet, build.pin))
+        for i, (way, (_, port)) in enumerate(zip(ways, found, strict=True)):
+            groups.append(start(i, way, where[i], port, lobby, fleet, build.pin))
         lobby.gather(groups)
         yield groups
 
@@ -186,18 +189,6 @@ def listening(fleet: Fleet, server: Child) -> str:
                     raise BenchFailed(f"the {server.name} {server.ending()}")
                 return line.split()[-1]
     raise BenchFailed(f"the {server.name} did not listen within {START_TIMEOUT:.0f} s")
-
-
-def free_ports(sites: Sequence[Site]) -> list[int]:
-    """Choose a TCP port for each group, free at its first host."""
-    numbers = []
-    with ExitStack() as held:  # all at once, so that no two get the same
-        for world, workers, *_ in sites:
-            with world.place(workers[0].name):
-                sock = held.enter_context(socket.socket())
-                sock.bind((world.address(workers[0].name), 0))
-            numbers.append(sock.getsockname()[1])
-    return numbers
 
 
 class Alarm:

@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from .plan import Plan
     from .result import Results, Series
 
-CSV_COLUMNS = (
-    "world", "topology", "rate", "loss", "workers", "size", "bytes", "strategy", "rounds",
-    "in_a_row", "exact", "min", "p25", "p50", "p75", "p99", "max", "ratio_p25", "ratio_p50",
-    "ratio_p75", "wire_bound", "limit", "cores_busy", "wire_busy", "switch_cpu_per_gb",
-    "workers_cpu_per_gb",
-    "link_received_bits_per_s", "link_sent_bits_per_s", "compute", "aggregate", "update",
-    "iteration",
-)  # fmt: skip
 HEAD = (
     "strategy", "p50, ms", "quartiles, ms", "p99, ms", "rounds", "ratio", "wire", "switch, s/GB",
     "workers, s/GB",
@@ -139,13 +131,12 @@ def as_json(
 
 
 def as_csv(plan: Plan, results: Results) -> str:
-    """Write a row for each series."""
+    """Write a row for each series, below the names of the columns."""
+    rows = [summary(one, cell[0], plan) for cell in results.cells() for one in cell]
     file = io.StringIO()
-    writer = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(file, rows[0], lineterminator="\n")
     writer.writeheader()
-    for cell in results.cells():
-        for one in cell:
-            writer.writerow(summary(one, cell[0], plan))
+    writer.writerows(rows)
     return file.getvalue()
 
 

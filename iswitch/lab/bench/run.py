@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from iswitch.lab.launch.switches import SwitchFailed
 from iswitch.lab.options import command, foot
+from iswitch.lab.progress import Bar
 from iswitch.lab.reports.page import check_drawing
 from iswitch.system.files import check_writable, whole, write
 from iswitch.system.interrupts import Signals, Stopped
@@ -19,12 +19,11 @@ from iswitch.system.interrupts import Signals, Stopped
 from . import machine, paper, report
 from .group import BenchFailed
 from .html import page
-from .measure import Progress, measure
+from .measure import measure
 from .network import Build, opened
 from .paper import Comparison
 from .plan import Plan, split
 from .result import Results
-from .screen import Bar
 
 
 def bench(args: argparse.Namespace, plan: Plan, switch_options: Sequence[str]) -> int:
@@ -49,15 +48,14 @@ def bench(args: argparse.Namespace, plan: Plan, switch_options: Sequence[str]) -
     status = 0
     with Signals() as signals:
         try:
-            with Bar(plan.cells) as bar:
-                _measure(plan, results, bar.show, build)
+            with Bar(plan.cells, "starting") as bar:
+                _measure(plan, results, bar, build)
         except (BenchFailed, SwitchFailed) as error:
             print(f"iswitch bench: {error}", file=sys.stderr)
             status = error.status if isinstance(error, SwitchFailed) else 1
         except Stopped as stopped:
-            name = signal.Signals(stopped.signum).name
             so_far = "what was measured until then:" if results.cells() else "nothing was measured"
-            print(f"stopped by {name}; {so_far}", file=sys.stderr)
+            print(f"stopped by {stopped.name}; {so_far}", file=sys.stderr)
             status = 128 + stopped.signum
         signals.hold()
         found = paper.compare(results) if args.what == "paper" else []
@@ -67,10 +65,19 @@ def bench(args: argparse.Namespace, plan: Plan, switch_options: Sequence[str]) -
     return status
 
 
-def _measure(plan: Plan, results: Results, progress: Progress, build: Build) -> None:
+def _measure(plan: Plan, results: Results, bar: Bar, build: Build) -> None:
+    said = ""
+
+    def show(done: float, what: str) -> None:
+        nonlocal said
+        bar.show(done, what)
+        if what != said and not sys.stderr.isatty():
+            print(what, file=sys.stderr, flush=True)
+        said = what
+
     for setting in plan.settings:
         with opened(plan, setting, build) as groups:
-            measure(plan, setting, groups, results, progress)
+            measure(plan, setting, groups, results, show)
 
 
 def show(plan: Plan, results: Results, where: dict[str, str], found: Sequence[Comparison]) -> None:

@@ -258,18 +258,12 @@ def namespaces(host: Host) -> Finding:
 
 def program(name: str, cost: str, debian: str, host: Host) -> Finding:
     """Make a check for an optional program of a Debian package."""
-    where = host.program(name)
-    if where is None:
-        return Finding("missing", "not found", cost, f"{APT} {debian}")
-    return Finding("ok", where)
+    return _there(host.program(name), "not found", cost, f"{APT} {debian}")
 
 
 def p4_tool(name: str, host: Host) -> Finding:
     """Make a check for a program that the P4 switch needs."""
-    where = host.p4_tool(name)
-    if where is None:
-        return Finding("missing", "not found", NO_P4, P4_TOOLS)
-    return Finding("ok", where)
+    return _there(host.p4_tool(name), "not found", NO_P4, P4_TOOLS)
 
 
 def p4_cli(host: Host) -> Finding:
@@ -282,10 +276,11 @@ def p4_cli(host: Host) -> Finding:
 
 def package(name: str, cost: str, mend: str, host: Host) -> Finding:
     """Make a check for an optional Python package."""
-    version = host.version(name)
-    if version is None:
-        return Finding("missing", "not installed", cost, mend)
-    return Finding("ok", version)
+    return _there(host.version(name), "not installed", cost, mend)
+
+
+def _there(found: str | None, lacking: str, cost: str, mend: str) -> Finding:
+    return Finding("missing", lacking, cost, mend) if found is None else Finding("ok", found)
 
 
 CHECKS = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -57,8 +56,7 @@ def run_everywhere(args: argparse.Namespace) -> int:
         try:
             status = _run(args, topology, command, capture, report, signals)
         except Stopped as stopped:  # while the network was being built
-            name = signal.Signals(stopped.signum).name
-            tell(args.chosen, f"stopped by {name}; all processes have ended")
+            tell(args.chosen, f"stopped by {stopped.name}; all processes have ended")
             status = 128 + stopped.signum
     report["status"] = status
     if args.json:
@@ -106,7 +104,7 @@ def _run(
                 with suppress(SwitchFailed):
                     switches.stop()
                 switches.tell_incomplete()
-            say(f"stopped by {signal.Signals(stopped.signum).name}; all processes have ended")
+            say(f"stopped by {stopped.name}; all processes have ended")
         report["workers"] = crew.report()
         report["switches"] = switches.counters
         report["switch_restarts"] = switches.restarted()

@@ -252,17 +252,30 @@ def defaults(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def bindings(world: World, hosts: Sequence[str]) -> list[dict[str, str]]:
-    """Choose a local UDP address for each worker, which it keeps when it is restarted.
+    """Choose a local UDP address for each worker, which it keeps when it is restarted."""
+    places = [(world, host) for host in hosts]
+    return [
+        {"ISWITCH_BIND": "{}:{}".format(*address)}
+        for address in free_addresses(places, socket.SOCK_DGRAM)
+    ]
 
-    The ports are free now, of those that the kernel gives out.
+
+def free_addresses(
+    places: Sequence[tuple[World, str]], kind: socket.SocketKind
+) -> list[tuple[str, int]]:
+    """Choose a free address for each place, of the ports that the kernel gives out.
+
+    Args:
+        places: a world and a host of it for each.
+        kind: of the sockets.
     """
     found = []
     with ExitStack() as held:  # all at once, so that no two get the same
-        for host in hosts:
+        for world, host in places:
             with world.place(host):
-                sock = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+                sock = held.enter_context(socket.socket(socket.AF_INET, kind))
                 sock.bind((world.address(host), 0))
-            found.append({"ISWITCH_BIND": "{}:{}".format(*sock.getsockname())})
+            found.append(sock.getsockname())
     return found
 
 

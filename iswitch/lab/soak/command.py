@@ -7,16 +7,8 @@ import json
 import sys
 from typing import Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
-
 from iswitch.core.sums.buffers import AllOrNothing
+from iswitch.lab.progress import Bar
 from iswitch.sim.trace import Trace
 from iswitch.system.files import check_writable, read_text, write
 from iswitch.system.interrupts import STATUS
@@ -57,16 +49,18 @@ def play_many(args: argparse.Namespace) -> int:
     """Play many seeds on all cores, and print a summary."""
     seeds = range(args.first, args.first + args.seeds)
     results: list[Result] = []
-    stopped = False
+    stopped, broken = False, 0
     try:
-        with Ticker(len(seeds)) as tick:
+        with Bar(len(seeds), "histories") as bar:
             for result in many.play(seeds, args.processes):
                 results.append(result)
-                tick(bool(result.violation))
+                broken += bool(result.violation)
+                done = len(results)
+                bar.show(done, f"histories {done}/{len(seeds)}, {broken} failed")
     except KeyboardInterrupt:
         stopped = True
         _say_stopped(f"after {len(results)} of {len(seeds)} histories")
-    failed = sorted((r for r in results if r.violation), key=lambda result: result.seed)
+    failed = sorted((one for one in results if one.violation), key=lambda one: one.seed)
     report: dict[str, Any] = {
         "seeds": len(results),
         "complete": len(results) == len(seeds),
@@ -106,36 +100,6 @@ def play_many(args: argparse.Namespace) -> int:
 
 def _say_stopped(where: str) -> None:
     print(f"iswitch soak: stopped by SIGINT {where}", file=sys.stderr)
-
-
-class Ticker:
-    """A progress bar on a terminal; each call is one history done."""
-
-    def __init__(self, total: int) -> None:
-        self._bar = Progress(
-            TextColumn("histories"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[failed]} failed"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not sys.stderr.isatty(),
-            transient=True,
-        )
-        self._task = self._bar.add_task("", total=total, failed=0)
-        self._failed = 0
-
-    def __enter__(self) -> Ticker:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def __call__(self, failed: bool) -> None:
-        """Count one more history."""
-        self._failed += failed
-        self._bar.update(self._task, advance=1, failed=self._failed)
 
 
 def scenario_of(text: str) -> Scenario:

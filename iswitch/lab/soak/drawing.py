@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from random import Random
 
 from topologies import Topology
@@ -18,15 +19,12 @@ class Drawing:
 
     Attributes:
         form: of the network, as topologies read it.
-        hosts, switches: of that network, the root first.
         lease: of the switches; 0: none runs out.
         think: seconds of work between two rounds.
         sound: nothing fails but what the plan says.
     """
 
     form: str
-    hosts: tuple[str, ...]
-    switches: tuple[str, ...]
     think: float
 
     def __init__(self, seed: int) -> None:
@@ -36,6 +34,16 @@ class Drawing:
         self.events: list[Event] = []
         self.lease = 0.0
         self.sound = False
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Return the hosts of the network."""
+        return nodes(self.form)[0]
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """Return the switches of the network, the root first."""
+        return nodes(self.form)[1]
 
     def sleeper(self) -> None:
         """Add a sleep through some rounds that costs a worker its place, then a cut for another.
@@ -179,6 +187,7 @@ class Drawing:
         self.events.append(Event(round(when, 6), what, who, lasting, value))
 
 
+@cache
 def nodes(form: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """List hosts and switches of a short form, the root first."""
     topology = Topology.parse(form)

@@ -129,7 +129,6 @@ class _Generator(Drawing):
 
     def steady(self) -> tuple[Job, ...]:
         """Keep the members; let links and processes fail, and switches lose their state."""
-        self.hosts, self.switches = nodes(self.form)
         job = self.job(self.rng.choice((WHOLE, ELASTIC)), len(self.hosts))
         # A Reset that not all have heard of is forgotten with the state of the switch.
         commands = self.rng.random() < 0.3
@@ -143,7 +142,6 @@ class _Generator(Drawing):
         A switch that was restarted waits for as many as were expected at first, and takes in no
         more without a round of its own: docs/protocol.md, "A switch that lost its state".
         """
-        self.hosts, self.switches = nodes(self.form)
         mode = self.rng.choice((WHOLE, ELASTIC))
         mortals = list(self.hosts)
         if len(self.switches) > 1:
@@ -187,7 +185,6 @@ class _Generator(Drawing):
         them lasts.
         """
         self.form = self.rng.choice(STARS)  # see docs/soak.md, "What is left out"
-        self.hosts, self.switches = nodes(self.form)
         count = self.rng.randint(2, 4)
         job = self.job(ELASTIC, len(self.hosts) + count)
         self.horizon = max(self.horizon, 0.2)
@@ -206,7 +203,6 @@ class _Generator(Drawing):
         Somebody stays: a job whose last contributor is out begins anew, and waits for all.
         """
         self.form = self.rng.choice(STARS[2:])
-        self.hosts, self.switches = nodes(self.form)
         self.lease = 1.5  # longer than any pause between two repeats of a Join
         self.horizon = 5.0
         mode = self.rng.choice((WHOLE, ELASTIC))
@@ -227,7 +223,6 @@ class _Generator(Drawing):
         """
         star = self.rng.random() < 0.5
         self.form = self.rng.choice(STARS[1:] if star else WIDE)
-        self.hosts, self.switches = nodes(self.form)
         self.lease = LEASE
         self.horizon = 6.0
         job = replace(self.job(WHOLE, len(self.hosts) + 2), tells=True)
@@ -246,7 +241,6 @@ class _Generator(Drawing):
 
     def attacked(self) -> tuple[Job, ...]:
         """Give commands in a keyed job, which a stranger records and sends again."""
-        self.hosts, self.switches = nodes(self.form)
         kinds = ["reset", "halt"]
         if len(self.switches) == 1 and len(self.hosts) > 1:
             kinds += ["leave", "reborn", "seth"]
@@ -275,7 +269,6 @@ class _Generator(Drawing):
     def threshold(self) -> tuple[Job, ...]:
         """Set H, at a star: a restarted switch knows no H, and SetH acts at one switch."""
         self.form = self.rng.choice(STARS[1:])
-        self.hosts, self.switches = nodes(self.form)
         job = self.job(ELASTIC, len(self.hosts), threshold=self.rng.randint(1, len(self.hosts)))
         for _ in range(self.rng.randrange(3)):
             value = self.rng.randint(0, len(self.hosts))
@@ -287,7 +280,6 @@ class _Generator(Drawing):
         """Broadcast rounds as they are."""
         if self.rng.random() < 0.6:
             self.form = self.rng.choice(("rack:2x2", "rack:2x3", "tree:2x1x2", "star:3"))
-        self.hosts, self.switches = nodes(self.form)
         job = self.job(self.rng.choice((WHOLE, ELASTIC)), len(self.hosts))
         for _ in range(self.rng.randint(1, 3)):
             self.event("fbcast", self.rng.choice(self.hosts))
@@ -299,7 +291,6 @@ class _Generator(Drawing):
     def asynchronous(self) -> tuple[Job, ...]:
         """Play an asynchronous job, at a star: trees refuse them."""
         self.form = self.rng.choice(STARS[:4])
-        self.hosts, self.switches = nodes(self.form)
         job = self.versions(1, self.hosts)
         self.faults(self.rng.randrange(2, 6), restarts=not job.threshold)
         for _ in range(5 if len(self.hosts) > 1 else 0):  # and about so many versions are made
@@ -310,7 +301,6 @@ class _Generator(Drawing):
     def several(self) -> tuple[Job, ...]:
         """Play two jobs at one star; a tree takes one at a time."""
         self.form = self.rng.choice(STARS[2:])
-        self.hosts, self.switches = nodes(self.form)
         middle = len(self.hosts) // 2
         mine, others = self.hosts[:middle], self.hosts[middle:]
         first = self.job(self.rng.choice((WHOLE, ELASTIC)), len(mine), mine)
@@ -329,7 +319,6 @@ class _Generator(Drawing):
         So everybody has heard of the Reset long before the restart.
         """
         self.form = self.rng.choice(TREES)
-        self.hosts, self.switches = nodes(self.form)
         self.sound, self.horizon = True, 1.2
         self.think = self.horizon / 40
         job = self.job(self.rng.choice((WHOLE, ELASTIC)), len(self.hosts))
@@ -340,6 +329,5 @@ class _Generator(Drawing):
 
     def quiet(self) -> tuple[Job, ...]:
         """Let nothing fail, and nobody be slow."""
-        self.hosts, self.switches = nodes(self.form)
         self.sound, self.horizon, self.think = True, 0.005, 0.0
         return (self.job(self.rng.choice((WHOLE, ELASTIC)), len(self.hosts)),)

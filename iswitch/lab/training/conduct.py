@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,8 +54,7 @@ def conduct(launch: Launch, record: Record[Any], screen: Screen) -> int:
         try:
             switches = _run(launch, record, screen, signals)
         except Stopped as stopped:
-            name = signal.Signals(stopped.signum).name
-            screen.fail(f"stopped by {name}{record.resumable()}")
+            screen.fail(f"stopped by {stopped.name}{record.resumable()}")
             return 128 + stopped.signum
         if record.failure is not None:
             screen.fail(record.failure + record.resumable())

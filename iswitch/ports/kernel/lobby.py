@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.arbiter import Traffic, classify
+from iswitch.core.format import arbiter
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Address, Rows
 from iswitch.core.format.wire import SEG_SIZE
@@ -48,8 +48,8 @@ SHARE = 0.1  # of a core, or, while members wait, of what the switch gets of one
 FEW = 8  # packets after which the lobby need not be closed
 AT_ONCE = 32  # packets that may each need an answer; of strangers' data more
 BUFFER = 1 << 20  # bytes that may wait
-USUAL = 1472  # bytes of a datagram
-CONTROL = 112  # bytes of control messages
+USUAL = 1472  # bytes of a datagram, until there are larger ones
+CONTROL = 112  # bytes of control messages: ToS, size of packets, drops, our address
 INFO_MESSAGE = 32  # bytes of the one that says our address
 
 # Classic BPF (linux/filter.h, linux/bpf_common.h), with the IP header at NETWORK.
@@ -220,11 +220,11 @@ class Lobby:
         sources = np.zeros((n, 8), np.uint8)
         sources[:, 2:] = meta[:, 2:8]  # port and host of the sockaddr_in
         known = np.isin(sources.view(np.uint64)[:, 0], self._known)
-        kinds = KIND[meta[:, self._tos]]
-        away = ~known & (kinds != CONTROL_KIND)
+        tos = meta[:, self._tos]
+        away = ~known & ~arbiter.CONTROL[tos]
         sizes = np.asarray(lengths)
         short = sizes < SEG_SIZE
-        data = away & (kinds == DATA_KIND)
+        data = away & arbiter.DATA[tos]
         came, size = int(away.sum()), int(sizes[away].sum())
         ordinary, too_short = int((away & ~data).sum()), int((data & short).sum())
         guests = Guests(bodies, lengths, meta)
@@ -243,19 +243,17 @@ class Lobby:
         return guests
 
     def _count_dropped(self) -> None:
-        meminfo = self.socket.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36)
-        (dropped,) = struct.unpack_from("<I", meminfo, 4 * MEMINFO_DROPS)
+        dropped = drops_at(self.socket)
         self.counters["rx_overflow"] += (dropped - self._dropped) & 0xFFFFFFFF
         self._dropped = dropped
 
 
-CONTROL_KIND, DATA_KIND, ORDINARY_KIND = range(3)
-_KINDS = {
-    Traffic.CONTROL: CONTROL_KIND,
-    Traffic.DATA: DATA_KIND,
-    Traffic.ORDINARY: ORDINARY_KIND,
-}
-KIND = np.array([_KINDS[classify(tos)] for tos in range(256)], np.uint8)  # by ToS
+def drops_at(sock: socket.socket) -> int:
+    """Return the datagrams that the kernel has dropped at a socket since it was opened."""
+    meminfo = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36)
+    dropped: int = struct.unpack_from("<I", meminfo, 4 * MEMINFO_DROPS)[0]
+    return dropped
+
 
 # The kernel has no group of sockets at one address, or takes no program for it.
 NO_LOBBY = (errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EADDRINUSE, errno.EINVAL, errno.EPERM)

@@ -1,4 +1,4 @@
-"""How far a measurement is, with the time left."""
+"""How far a command is, and how long it still takes: a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 class Bar:
-    """A progress bar on a terminal; elsewhere a line for every size and network, both on stderr."""
+    """A progress bar on stderr while it is entered; it is shown on a terminal only.
 
-    def __init__(self, cells: int) -> None:
+    Args:
+        total: units of work.
+        start: the text before the first unit is done.
+    """
+
+    def __init__(self, total: float, start: str = "") -> None:
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -22,8 +27,7 @@ class Bar:
             disable=not sys.stderr.isatty(),
             transient=True,
         )
-        self._task = self._bar.add_task("starting", total=cells)
-        self._said = ""
+        self._task = self._bar.add_task(start, total=total)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -33,8 +37,5 @@ class Bar:
         self._bar.stop()
 
     def show(self, done: float, what: str) -> None:
-        """Show how many cells are done, and what is being done."""
+        """Show how many units are done, and what is being done."""
         self._bar.update(self._task, completed=done, description=what)
-        if what != self._said and not sys.stderr.isatty():
-            print(what, file=sys.stderr, flush=True)
-        self._said = what
