@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from iswitch.faults.impairment import UNITS, Impairment
+from iswitch.faults.impairment import READERS, UNITS, Impairment
 from iswitch.faults.units import MTU, RATE, QuantityError, Queue, whole
 
 from .errors import TopologyError
@@ -94,10 +94,10 @@ def parse_settings(settings: Mapping[str, str | float]) -> dict[str, object]:
         TopologyError: an unknown setting, or a value that cannot be.
     """
     parsers: dict[str, Callable[[str | float], object]] = {
-        "rate": lambda value: whole(RATE, value),
+        "rate": READERS["rate"],
         "queue": Queue.parse,
         "mtu": lambda value: whole(MTU, value),
-        **{name: number(name) for name in IMPAIRMENTS},
+        **{name: READERS[name] for name in IMPAIRMENTS},
     }
     for name, value in settings.items():
         if name not in parsers:
@@ -108,11 +108,6 @@ def parse_settings(settings: Mapping[str, str | float]) -> dict[str, object]:
         return {name: parsers[name](value) for name, value in settings.items()}
     except QuantityError as error:
         raise TopologyError(str(error)) from error
-
-
-def number(name: str) -> Callable[[str | float], float]:
-    """Make a parser of an impairment's values."""
-    return lambda value: float(UNITS[name].parse(value))
 
 
 def check_link(link: Link) -> None:

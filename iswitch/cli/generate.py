@@ -12,7 +12,7 @@ import argparse
 
 from iswitch.lab.options import quantity
 
-LINKS = ("loss", "delay", "jitter", "duplicate", "reorder", "rate")
+LINKS = ("loss", "delay", "jitter", "duplicate", "reorder", "rate")  # settings of every link
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

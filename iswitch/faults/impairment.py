@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Self
 
 from .units import (
@@ -22,7 +23,6 @@ from .units import (
     REORDER,
     QuantityError,
     Queue,
-    Unit,
     whole,
 )
 
@@ -137,19 +137,15 @@ class Impairment:
 Impairments = Mapping[tuple[int, str], Impairment]  # by port number and direction
 
 
-def _reader(unit: Unit) -> Callable[[str], float]:
-    return lambda text: float(unit.parse(text))
-
-
-def _read_room(text: str) -> int:
+def _read_room(text: str | float) -> int:
     room = Queue.parse(text)
     if room.unit == "bytes":
         raise QuantityError(f"queue {text!r} counts bytes; here it counts packets, as in queue=100")
     return room.size
 
 
-READERS: dict[str, Callable[[str], float]] = {
-    **{name: _reader(unit) for name, unit in UNITS.items()},
-    "rate": lambda text: whole(RATE, text),
+READERS: dict[str, Callable[[str | float], float]] = {
+    **{name: unit.number for name, unit in UNITS.items()},
+    "rate": partial(whole, RATE),
     "queue": _read_room,
 }

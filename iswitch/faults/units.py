@@ -49,6 +49,14 @@ class Unit:
             return Decimal(found[1]) * self.scales[unit]
         return Decimal(repr(text))
 
+    def number(self, text: str | float) -> float:
+        """Read a value as `parse` does, and return it as a float.
+
+        Raises:
+            QuantityError: the text is not a number with one of the units.
+        """
+        return float(self.parse(text))
+
     def unit(self, text: str) -> str | None:
         """Return the unit that the text names, or the default one; None: unknown."""
         if not text:

@@ -12,7 +12,7 @@ from iswitch.lab.bench import html
 from iswitch.lab.bench.figures import Pictures
 from iswitch.lab.bench.group import Round
 from iswitch.lab.bench.plan import PAPER, Plan, Setting
-from iswitch.lab.bench.report import as_csv, as_json, hint, limits, ms, note, tables
+from iswitch.lab.bench.report import Report, as_csv, as_json, hint, limits, ms, note, table
 from iswitch.lab.bench.result import Results, wire_bound
 from iswitch.lab.options import foot
 from tests.lab.test_bench import SMALL, STAR, results, series
@@ -73,7 +73,9 @@ def test_what_limits_it() -> None:
 def test_links_at_the_foot_save_by_the_chosen_names() -> None:
     assert foot(None, "out/mine.html", "csv") == "mine.csv"
     assert foot("/tmp/all.txt", "out/mine.html", "csv") == "all.txt"
-    found = html.page(Plan([SMALL], [STAR], []), results(), {}, "", True, (), ["a.csv", "b.json"])
+    found = html.page(
+        Report(Plan([SMALL], [STAR], []), results(), {}, "", True), ["a.csv", "b.json"]
+    )
     assert re.findall(r'<a download="([^"]*)"', found.html()) == ["a.csv", "b.json"]
 
 
@@ -113,16 +115,17 @@ def test_the_legend_is_of_the_columns_that_are_there() -> None:
 
 def test_reports() -> None:
     plan = Plan([SMALL], [STAR], [])
-    told = as_json(plan, results(), {"CPU": "x"}, "iswitch bench", False)
+    told = as_json(Report(plan, results(), {"CPU": "x"}, "iswitch bench", False))
     assert (told["complete"], told["machine"], len(told["results"])) == (False, {"CPU": "x"}, 2)
     assert told["results"][1]["seconds"] == [0.002, 0.004]
     rows = list(csv.DictReader(as_csv(plan, results()).splitlines()))
     assert set(rows[0]) == told["results"][0].keys() - {"seconds", "iterations", "stats"}
     assert [row["strategy"] for row in rows] == ["iswitch", "ring"]
     assert [float(row["ratio_p50"]) for row in rows] == [1.0, 2.0]
-    (table,) = tables(results())
-    assert table.row_count == 2  # of nothing there is none
-    assert [column.header for column in table.columns] == [
+    (cell,) = results().cells()
+    shown = table(cell)
+    assert shown.row_count == 2  # of nothing there is none
+    assert [column.header for column in shown.columns] == [
         "strategy", "p50, ms", "quartiles, ms", "p99, ms", "rounds", "ratio", "switch, s/GB",
         "workers, s/GB",
     ]  # fmt: skip

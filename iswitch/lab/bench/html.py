@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from iswitch.lab.reports.page import Page
 
 from . import paper
 from .machine import cores
-from .report import as_csv, as_json, filled, hint, limits, note, table_of, title
+from .report import Report, as_csv, as_json, filled, hint, limits, note, table_of, title
 
 if TYPE_CHECKING:
     from .paper import Comparison
@@ -18,30 +18,26 @@ if TYPE_CHECKING:
     from .result import Results
 
 
-def page(
-    plan: Plan,
-    results: Results,
-    machine: Mapping[str, str],
-    command: str,
-    complete: bool,
-    comparisons: Sequence[Comparison] = (),
-    names: Sequence[str] = ("bench.csv", "bench.json"),
-) -> Page:
-    """Make the page of `iswitch bench --html`; with comparisons, of `iswitch bench paper`.
+def page(report: Report, names: Sequence[str]) -> Page:
+    """Make the page of `iswitch bench --html`, or of `iswitch bench paper --html`.
 
-    `names` are those of the files that its links save.
+    Args:
+        report: what it shows.
+        names: of the CSV file and the JSON file that its links save.
     """
+    plan, results = report.plan, report.results
     found = Page("iSwitch benchmark", f"Allreduce side by side, world {plan.world}")
-    if not complete:
+    if not report.complete:
         found.text("The measurement was not finished: this is what there was until then.")
-    if comparisons:
-        add_comparisons(found, plan, comparisons)
+    if report.comparisons:
+        add_comparisons(found, plan, report.comparisons)
     add_pictures(found, results, plan)
     add_table(found, results, plan)
-    add_origin(found, machine, command)
+    found.section("Machine and command")
+    found.table(["property", "value"], list(report.machine.items()))
+    found.code(report.command)
     found.download(names[0], "text/csv", as_csv(plan, results))
-    data = as_json(plan, results, machine, command, complete)
-    found.download(names[1], "application/json", json.dumps(data))
+    found.download(names[1], "application/json", json.dumps(as_json(report)))
     return found
 
 
@@ -92,10 +88,3 @@ def add_table(page: Page, results: Results, plan: Plan) -> None:
         head, *rows = table_of(cell)
         page.table(head, rows, title(cell))
         page.text(limits(cell, cores()))
-
-
-def add_origin(page: Page, machine: Mapping[str, str], command: str) -> None:
-    """Add the machine and the command."""
-    page.section("Machine and command")
-    page.table(["property", "value"], list(machine.items()))
-    page.code(command)

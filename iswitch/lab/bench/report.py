@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iswitch.faults.units import count
 
@@ -15,6 +15,7 @@ from .plan import WARM
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from .paper import Comparison
     from .plan import Plan
     from .result import Results, Series
 
@@ -39,6 +40,26 @@ INTERPRETED = (
     "Its sums are a P4 switch's; its times are neither a chip's nor those of the userspace switch, "
     "which is tens of times as fast: iswitch bench --world netns --no-offload"
 )
+
+
+class Report(NamedTuple):
+    """What a benchmark has to tell.
+
+    Attributes:
+        plan: what was to be measured.
+        results: what was measured.
+        machine: where.
+        command: the command line.
+        complete: whether all of the plan was measured.
+        comparisons: those of the paper, if the command was to make them.
+    """
+
+    plan: Plan
+    results: Results
+    machine: Mapping[str, str]
+    command: str
+    complete: bool
+    comparisons: Sequence[Comparison] = ()
 
 
 def note(plan: Plan, results: Results) -> str:
@@ -108,23 +129,21 @@ def summary(one: Series, first: Series, plan: Plan) -> dict[str, Any]:
     }
 
 
-def as_json(
-    plan: Plan, results: Results, machine: Mapping[str, str], command: str, complete: bool
-) -> dict[str, Any]:
+def as_json(report: Report) -> dict[str, Any]:
     """Collect all results, with every round's seconds."""
     return {
-        "command": command,
-        "machine": dict(machine),
-        "complete": complete,
-        "world": plan.world,
+        "command": report.command,
+        "machine": dict(report.machine),
+        "complete": report.complete,
+        "world": report.plan.world,
         "results": [
             {
-                **summary(one, cell[0], plan),
+                **summary(one, cell[0], report.plan),
                 "seconds": one.seconds,
                 "iterations": [r._asdict() for r in one.iterations],
                 "stats": one.stats,
             }
-            for cell in results.cells()
+            for cell in report.results.cells()
             for one in cell
         ],
     }
@@ -176,11 +195,10 @@ def title(cell: Sequence[Series]) -> str:
     )
 
 
-def tables(results: Results) -> Iterator[Table]:
-    """Make the tables for a terminal, one for each size and network."""
-    for cell in results.cells():
-        head, *lines = table_of(cell)
-        yield rich_table(title(cell), head, lines)
+def table(cell: Sequence[Series]) -> Table:
+    """Make the table of a size and network for a terminal."""
+    head, *lines = table_of(cell)
+    return rich_table(title(cell), head, lines)
 
 
 def rich_table(name: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
@@ -190,12 +208,12 @@ def rich_table(name: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -
 
     head, *lines = filled(head, lines)
     named = Text(name, style="bold")
-    table = Table(title=named, title_justify="left", box=None, collapse_padding=True)
+    found = Table(title=named, title_justify="left", box=None, collapse_padding=True)
     for i, text in enumerate(head):
-        table.add_column(text, justify="right" if i else "left", no_wrap=True)
+        found.add_column(text, justify="right" if i else "left", no_wrap=True)
     for texts in lines:
-        table.add_row(*map(Text, texts))
-    return table
+        found.add_row(*map(Text, texts))
+    return found
 
 
 def ms(seconds: float) -> str:

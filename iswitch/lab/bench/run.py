@@ -21,8 +21,8 @@ from .group import BenchFailed
 from .html import page
 from .measure import measure
 from .network import Build, opened
-from .paper import Comparison
 from .plan import Plan, split
+from .report import Report
 from .result import Results
 
 
@@ -59,9 +59,10 @@ def bench(args: argparse.Namespace, plan: Plan, switch_options: Sequence[str]) -
             status = 128 + stopped.signum
         signals.hold()
         found = paper.compare(results) if args.what == "paper" else []
-        show(plan, results, where, found)
+        told = Report(plan, results, where, command(), not status, found)
+        show(told)
         if results.cells():
-            keep(args, plan, results, where, found, complete=not status)
+            keep(args, told)
     return status
 
 
@@ -80,62 +81,42 @@ def _measure(plan: Plan, results: Results, bar: Bar, build: Build) -> None:
             measure(plan, setting, groups, results, show)
 
 
-def show(plan: Plan, results: Results, where: dict[str, str], found: Sequence[Comparison]) -> None:
-    """Print the tables.
-
-    Args:
-        plan: what was to be measured.
-        results: what was measured.
-        where: the machine.
-        found: the comparisons of the paper.
-    """
+def show(told: Report) -> None:
+    """Print the tables."""
+    plan, results, found = told.plan, told.results, told.comparisons
+    machine_line = ", ".join(f"{k} {v}" for k, v in told.machine.items())
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 
     def say(text: str) -> None:
         console.print("", text, sep="\n", markup=False)
 
-    console.print(command(), markup=False, soft_wrap=True)
-    console.print(", ".join(f"{k} {v}" for k, v in where.items()), markup=False, soft_wrap=True)
+    console.print(told.command, machine_line, sep="\n", markup=False, soft_wrap=True)
     if not results.cells():
         return
     for name, lines in paper.tables(found):
         console.print("", report.rich_table(name, paper.HEAD, lines), sep="\n")
-    for cell, table in (
-        zip(results.cells(), report.tables(results), strict=True) if not found else ()
-    ):
-        console.print("", table, sep="\n")
+    for cell in results.cells() if not found else ():
+        console.print("", report.table(cell), sep="\n")
         console.print(report.limits(cell, machine.cores()), markup=False)
     say(paper.NOTE if found else report.note(plan, results))
-    if told := report.hint(plan):
-        say(told)
+    if hint := report.hint(plan):
+        say(hint)
     if found:
         say("\n".join(paper.headlines(found)))
         say(paper.emulated(plan.sizes, plan.compute))
 
 
-def keep(
-    args: argparse.Namespace,
-    plan: Plan,
-    results: Results,
-    where: dict[str, str],
-    found: Sequence[Comparison],
-    complete: bool,
-) -> None:
-    """Write the files that the options name; `show` has the other arguments.
-
-    Args:
-        args: name them.
-        complete: all that was planned was measured.
+def keep(args: argparse.Namespace, told: Report) -> None:
+    """Write the files that the options name.
 
     Raises:
         OutsideError: one cannot be written.
     """
     if args.json:
-        found_all = report.as_json(plan, results, where, command(), complete)
-        write(args.json, json.dumps(found_all, indent=1))
+        write(args.json, json.dumps(report.as_json(told), indent=1))
     if args.csv:
-        write(args.csv, report.as_csv(plan, results))
+        write(args.csv, report.as_csv(told.plan, told.results))
     if args.html:
         with whole(args.html):
             names = [foot(args.csv, args.html, "csv"), foot(args.json, args.html, "json")]
-            page(plan, results, where, command(), complete, found, names).write(args.html)
+            page(told, names).write(args.html)

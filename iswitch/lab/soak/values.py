@@ -13,10 +13,12 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from iswitch.core.format.memo import Memo
 from iswitch.core.format.wire import DType, Shape, Vector
 
 # Whole numbers below 2**EXACT[dtype] are exact.
 EXACT = {DType.FLOAT32: 24, DType.FLOAT16: 11, DType.BFLOAT16: 8, DType.INT32: 31}
+KEPT = 64  # contributions
 BITS = 2  # of the code, for each life: to tell once from twice, and thrice
 
 
@@ -28,8 +30,6 @@ def most_lives(dtype: DType) -> int:
 class Values:
     """The contributions of one job's lives."""
 
-    KEPT = 64
-
     def __init__(self, shape: Shape, lives: int) -> None:
         assert 0 < lives <= most_lives(shape.dtype)
         self.shape = shape
@@ -37,7 +37,7 @@ class Values:
         self.tokens = min(997, (1 << EXACT[shape.dtype]) // lives)  # and none is as large
         self._segment = np.arange(shape.numel) // shape.elements
         self._codes = np.arange(shape.numel) % shape.elements % 2 == 0
-        self._made: dict[tuple[int, int], Vector] = {}
+        self._made: Memo[tuple[int, int], Vector] = Memo(KEPT)
 
     def contribution(self, identity: int, round_: int) -> Vector:
         """Make the vector of a process in a round, shape (numel,)."""
@@ -46,9 +46,7 @@ class Values:
             token = 1 + identity * 101 + (round_ & 0xFFFFFF) * 389 + self._segment * 53
             values = np.where(self._codes, 1 << BITS * identity, token % self.tokens)
             found = values.astype(self.shape.dtype.numpy)
-            if len(self._made) >= self.KEPT:
-                del self._made[next(iter(self._made))]
-            self._made[identity, round_] = found
+            self._made.keep((identity, round_), found)
         return found
 
     def counts(self, code: int) -> dict[int, int]:

@@ -206,20 +206,25 @@ class Block:
         self.size = len(content)
 
 
+def described(count: int) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
+    """Make iovecs, (count,) of IOVEC, and headers that point to them, (count,) of MMSGHDR."""
+    iovecs, headers = np.zeros(count, IOVEC), np.zeros(count, MMSGHDR)
+    headers["iov"] = address_of(iovecs) + np.arange(count, dtype="<u8") * IOVEC.itemsize
+    headers["iovlen"] = 1
+    headers["namelen"] = SOCKADDR_SIZE
+    return iovecs, headers
+
+
 class Sender:
     """Sends datagrams in one call; each call fills in their descriptions anew."""
 
     def __init__(self, most: int = UIO_MAXIOV) -> None:
-        self._iovecs = np.zeros(most, IOVEC)
-        self._own_iovecs = address_of(self._iovecs) + np.arange(most, dtype="<u8") * 16
-        self._headers = np.zeros(most, MMSGHDR)
-        self._headers["iovlen"] = 1
-        self._headers["namelen"] = SOCKADDR_SIZE
+        self._iovecs, self._headers = described(most)
+        self._own_iovecs = self._headers["iov"].copy()
         self._address = address_of(self._headers)
         self._control: Block | None = None  # what the first `_controlled` headers point to
         self._controlled = 0
         self._shared = False  # whether all headers point to the first iovec
-        self._headers["iov"] = self._own_iovecs
         self.most = most
 
     def send_rows(
@@ -302,14 +307,10 @@ class Post:
     def __init__(self, payloads: Sequence[Rows], name: int, control: Block) -> None:
         self._kept = payloads, control
         self._count = n = len(payloads)
-        self._iovecs = np.zeros(n, IOVEC)
+        self._iovecs, self._headers = described(n)
         self._iovecs["base"] = [address_of(payload) for payload in payloads]
         self._iovecs["len"] = [payload.size for payload in payloads]
-        self._headers = np.zeros(n, MMSGHDR)
-        self._headers["iov"] = address_of(self._iovecs) + np.arange(n, dtype="<u8") * 16
-        self._headers["iovlen"] = 1
         self._headers["name"] = name
-        self._headers["namelen"] = SOCKADDR_SIZE
         self._headers["control"] = control.address
         self._headers["controllen"] = control.size
         self._address = address_of(self._headers)
