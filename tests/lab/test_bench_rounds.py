@@ -74,7 +74,7 @@ def test_links_at_the_foot_save_by_the_chosen_names() -> None:
     assert foot(None, "out/mine.html", "csv") == "mine.csv"
     assert foot("/tmp/all.txt", "out/mine.html", "csv") == "all.txt"
     found = html.page(
-        Report(Plan([SMALL], [STAR], []), results(), {}, "", True), ["a.csv", "b.json"]
+        Report(Plan([SMALL], [STAR], []), results(), {}, "", True), (), ["a.csv", "b.json"]
     )
     assert re.findall(r'<a download="([^"]*)"', found.html()) == ["a.csv", "b.json"]
 

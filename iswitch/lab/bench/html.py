@@ -18,19 +18,20 @@ if TYPE_CHECKING:
     from .result import Results
 
 
-def page(report: Report, names: Sequence[str]) -> Page:
-    """Make the page of `iswitch bench --html`, or of `iswitch bench paper --html`.
+def page(report: Report, comparisons: Sequence[Comparison], names: Sequence[str]) -> Page:
+    """Make the page of `iswitch bench --html`.
 
     Args:
         report: what it shows.
+        comparisons: those of `iswitch bench paper`.
         names: of the CSV file and the JSON file that its links save.
     """
     plan, results = report.plan, report.results
     found = Page("iSwitch benchmark", f"Allreduce side by side, world {plan.world}")
     if not report.complete:
         found.text("The measurement was not finished: this is what there was until then.")
-    if report.comparisons:
-        add_comparisons(found, plan, report.comparisons)
+    if comparisons:
+        add_comparisons(found, plan, comparisons)
     add_pictures(found, results, plan)
     add_table(found, results, plan)
     found.section("Machine and command")

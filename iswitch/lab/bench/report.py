@@ -15,7 +15,6 @@ from .plan import WARM
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from .paper import Comparison
     from .plan import Plan
     from .result import Results, Series
 
@@ -51,7 +50,6 @@ class Report(NamedTuple):
         machine: where.
         command: the command line.
         complete: whether all of the plan was measured.
-        comparisons: those of the paper, if the command was to make them.
     """
 
     plan: Plan
@@ -59,7 +57,6 @@ class Report(NamedTuple):
     machine: Mapping[str, str]
     command: str
     complete: bool
-    comparisons: Sequence[Comparison] = ()
 
 
 def note(plan: Plan, results: Results) -> str:

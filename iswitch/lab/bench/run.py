@@ -21,6 +21,7 @@ from .group import BenchFailed
 from .html import page
 from .measure import measure
 from .network import Build, opened
+from .paper import Comparison
 from .plan import Plan, split
 from .report import Report
 from .result import Results
@@ -59,10 +60,10 @@ def bench(args: argparse.Namespace, plan: Plan, switch_options: Sequence[str]) -
             status = 128 + stopped.signum
         signals.hold()
         found = paper.compare(results) if args.what == "paper" else []
-        told = Report(plan, results, where, command(), not status, found)
-        show(told)
+        told = Report(plan, results, where, command(), not status)
+        show(told, found)
         if results.cells():
-            keep(args, told)
+            keep(args, told, found)
     return status
 
 
@@ -81,9 +82,9 @@ def _measure(plan: Plan, results: Results, bar: Bar, build: Build) -> None:
             measure(plan, setting, groups, results, show)
 
 
-def show(told: Report) -> None:
-    """Print the tables."""
-    plan, results, found = told.plan, told.results, told.comparisons
+def show(told: Report, found: Sequence[Comparison]) -> None:
+    """Print the tables, of the paper's comparisons if there are any."""
+    plan, results = told.plan, told.results
     machine_line = ", ".join(f"{k} {v}" for k, v in told.machine.items())
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 
@@ -106,8 +107,13 @@ def show(told: Report) -> None:
         say(paper.emulated(plan.sizes, plan.compute))
 
 
-def keep(args: argparse.Namespace, told: Report) -> None:
+def keep(args: argparse.Namespace, told: Report, found: Sequence[Comparison]) -> None:
     """Write the files that the options name.
+
+    Args:
+        args: the options.
+        told: what the files tell.
+        found: the comparisons of the paper, for the page.
 
     Raises:
         OutsideError: one cannot be written.
@@ -119,4 +125,4 @@ def keep(args: argparse.Namespace, told: Report) -> None:
     if args.html:
         with whole(args.html):
             names = [foot(args.csv, args.html, "csv"), foot(args.json, args.html, "json")]
-            page(told, names).write(args.html)
+            page(told, found, names).write(args.html)

@@ -1,7 +1,7 @@
-"""Who is away, and whether the others are told of it, or go on without it, as they were promised.
+"""Checks that workers are told of absent members, or continue without them, as promised.
 
-`on_member_lost="raise"`: everybody else is told, soon after the lease, and of exactly those.
-"continue": they have more sums, as soon.
+With `on_member_lost="raise"` every other worker is told soon after the lease, and of exactly those
+members. With "continue" every other worker gets more sums soon after the lease.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from .lives import Contributing, Life
 from .scenario import Job
 from .violation import Violation
 
-TOLD = 8.0  # seconds after a lease by which all have been told, or go on; as a rule it is three
-LATELY = (
-    8.0  # seconds in which somebody may be told of what was: two heartbeats of switches, and 2 s
-)
+TOLD = 8.0  # seconds after a lease in which all are told, or continue; three are usual
+LATELY = 8.0  # seconds after its end in which an absence may be told: two heartbeats, and 2 s
 
 
 @dataclass
 class Absence:
     """The absence of one worker process.
 
-    `until`: when it came back, or was replaced. `rounds`: what the others had done when it went.
+    `until`: when the process came back or was replaced. `rounds`: by host, the rounds that the
+    others had done when it went.
     """
 
     life: Life
@@ -46,10 +45,10 @@ class Absences:
     """The absences in one job.
 
     Args:
-        job: which.
-        lease: of the switches, in seconds.
-        switch_of: the switch of a host.
-        rank_of: the rank that the worker of a host has there.
+        job: the job.
+        lease: seconds, of every switch.
+        switch_of: returns the address of a host's switch.
+        rank_of: returns the rank that the worker of a host has at its switch.
     """
 
     def __init__(

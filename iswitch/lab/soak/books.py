@@ -1,4 +1,4 @@
-"""What a switch has counted and what it keeps, against what the network has seen."""
+"""Checks what a switch has counted and keeps against what the network has seen."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Books:
     """Checks counters and memory of a switch process from its start.
 
     Args:
-        node: where it is.
-        switch: the process.
-        stranger: who sends there without belonging there, if anybody.
+        node: of the switch.
+        switch: its process.
+        stranger: sends to it without being a member; None: nobody does.
     """
 
     def __init__(self, node: Node, switch: Switch, stranger: Stranger | None) -> None:
@@ -53,7 +53,7 @@ class Books:
         self._look_for_strangers()
 
     def _look_for_strangers(self) -> None:
-        """Check that no stranger is a member, and that all they sent was dropped rightly."""
+        """Check that no stranger is a member, and that all their packets were dropped as such."""
         n, name = self.switch.counters, self.node.name
         machine = self.node.machine
         spare = machine.spare if isinstance(machine, Plugged) else SPARE
@@ -129,7 +129,7 @@ class Books:
                 )
 
     def made_once(self, segments: dict[int, int]) -> None:
-        """Check that no aggregate was made twice: `begun` limits those of each job."""
+        """Check that no aggregate was made twice; `segments`: those that were begun, by job."""
         made = self.switch.counters["aggregates"]
         most = sum(segments.values())
         if made > most:

@@ -103,7 +103,7 @@ def _say_stopped(where: str) -> None:
 
 
 def scenario_of(text: str) -> Scenario:
-    """Read a scenario: from its JSON, or from the file of this name (@FILE works as well).
+    """Read a scenario from its JSON, or from a file named as FILE or @FILE.
 
     Raises:
         OutsideError: the file cannot be read, or describes no scenario.

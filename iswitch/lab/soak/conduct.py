@@ -1,8 +1,8 @@
-"""How machines behave at every packet: what each says, to whom, and in answer to what.
+"""Judges the packets that each machine sends: to whom, and in answer to what.
 
-Recovery hides a lot: what was not sent is asked for, what was sent to the wrong one does no harm.
-So it is looked at where it happens. What is written here is docs/protocol.md once more, in few
-words; what a switch knows is read from it, what it does with it is judged.
+Recovery hides mistakes: a packet that was not sent is asked for, and one sent to the wrong receiver
+does no harm. So packets are judged when they are sent, by the rules of docs/protocol.md. The state
+of a switch is read; what the switch makes of it is judged.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .switches import SwitchConduct
 
 
 class Conduct:
-    """Watches what all machines of a network do, each process from its start.
+    """Watches all machines of a network, each process from its start.
 
     Args:
-        network: which.
-        halts: how many requests to halt are given.
-        keys: of the keyed jobs.
+        network: the network.
+        halts: the number of Halts in the history.
+        keys: the keys of the keyed jobs.
     """
 
     def __init__(self, network: VirtualNetwork, halts: int, keys: Sequence[Key]) -> None:
@@ -37,7 +37,7 @@ class Conduct:
         self._watches: dict[Address, SwitchConduct | SessionConduct] = {}
 
     def comes(self, node: Node, burst: Burst | None) -> None:
-        """Note that a machine is about to take packets, or its timer."""
+        """Note that a machine is about to handle packets, or its timer."""
         watch = self._watch(node)
         if watch is not None:
             watch.comes(burst, self.network.now)

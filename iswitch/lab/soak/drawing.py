@@ -18,10 +18,10 @@ class Drawing:
     """Draws a scenario from a seed; each part adds events.
 
     Attributes:
-        form: of the network, as topologies read it.
-        lease: of the switches; 0: none runs out.
+        form: the network, as `Topology.parse` takes it.
+        lease: seconds, of every switch; 0: it never runs out.
         think: seconds of work between two rounds.
-        sound: nothing fails but what the plan says.
+        sound: whether links are sound, and only the plan's own events happen.
     """
 
     form: str
@@ -46,9 +46,9 @@ class Drawing:
         return nodes(self.form)[1]
 
     def sleeper(self) -> None:
-        """Add a sleep through some rounds that costs a worker its place, then a cut for another.
+        """Pause a worker, or its whole switch, while others force rounds; cut its switch's link.
 
-        So another worker of this switch waits for a round that the sleeper will not contribute to.
+        So another worker of the switch waits for a round that the sleeper will not contribute to.
         """
         topology = Topology.parse(self.form)
         sleeper = self.rng.choice(self.hosts)
@@ -66,10 +66,10 @@ class Drawing:
             self.event("fbcast", self.rng.choice(others), at=start + i * step)
 
     def gathering(self, changes: int, first: tuple[str, ...]) -> float | None:
-        """Add, now and then, a late worker, so that others come and go before all were there.
+        """Make a worker late in some scenarios, so that others come and go before all have joined.
 
         Returns:
-            when they do; None: at any time.
+            the time, in seconds, at which others come and go; None: any time.
         """
         if not changes or len(first) < 2 or self.rng.random() < 0.7:
             return None
@@ -149,10 +149,10 @@ class Drawing:
                 self.event("echo", who, lasting, at=self.events[-1].at)
 
     def strangers(self, jobs: tuple[Job, ...]) -> None:
-        """Add strangers that send; attacks that a job's key does not exclude are left out.
+        """Add strangers that send, but no attack that could succeed.
 
-        After a restart a switch knows neither numbers nor rounds, so what was recorded before may
-        count. Data from where a member is renews its lease.
+        After a restart a switch knows neither numbers nor rounds, so replayed packets may count.
+        Data sent from a member's place renews its lease.
         """
         kinds = ["stranger", "spoof"]
         if not self.lease:
@@ -182,7 +182,15 @@ class Drawing:
     def event(
         self, what: str, who: str, lasting: float = 0.0, value: int = 0, at: float | None = None
     ) -> None:
-        """Add an event, by default at any time but the last fifth."""
+        """Add an event.
+
+        Args:
+            what: one of EVENTS.
+            who: the node.
+            lasting: seconds.
+            value: what the event takes beside that.
+            at: seconds; None: draw a time, but not in the last fifth.
+        """
         when = self.rng.random() * 0.8 * self.horizon if at is None else at
         self.events.append(Event(round(when, 6), what, who, lasting, value))
 

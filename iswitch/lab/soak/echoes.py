@@ -1,4 +1,4 @@
-"""Packets that the network keeps and delivers once more."""
+"""Decides which packets the network keeps and delivers once more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Echoes:
         self._rng = Random(f"echo {seed}")
 
     def after(self, peer: Address, burst: Burst) -> float | None:
-        """Draw in how many seconds these packets come again; None: they do not."""
+        """Draw the seconds after which packets come again; None: they do not."""
         if burst.peer in self.held:
             return self.held[burst.peer]
         near = self.near[peer] or self.near[burst.peer]
@@ -36,7 +36,7 @@ class Echoes:
         return float(ECHO[0] * (ECHO[1] / ECHO[0]) ** self._rng.random())
 
     def older(self, peer: Address, burst: Burst) -> Burst | None:
-        """Choose packets of two rounds ago, whose buffers these will take, to come before these."""
+        """Choose packets of two rounds ago to repeat before these, which reuse their buffers."""
         if not is_uniform(burst) or burst.peer == PLACE:
             return None
         kept = self._kept.setdefault((burst.peer, peer), deque(maxlen=4))

@@ -1,4 +1,4 @@
-"""What happens in a history: each event of a scenario, done to those on the stage."""
+"""Makes the events of a scenario happen to the machines on the stage."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Events:
         return True
 
     def _over(self) -> bool:
-        """Count an event as done that has no end, or nobody to happen to."""
+        """Count an event as done: it has no end, or its node cannot have it now."""
         self.stage.open -= 1
         return True
 
     def _gathered(self, host: str) -> bool:
-        """Tell whether the job has begun: a worker that leaves before is missed for good."""
+        """Tell whether a host's job has begun; a worker that leaves before is missed for good."""
         return self.stage.oracles[self.stage.job_of(host).number].finished > 0
 
     def _pause(self, event: Event) -> bool:
@@ -71,7 +71,7 @@ class Events:
         return self._later(event, resume)
 
     def _stutter(self, event: Event) -> bool:
-        """Have a process take all that came in some time at once: it can hold two rounds."""
+        """Have a process handle what came in some time at once, which can be of two rounds."""
         node = self.simulation.node(event.who)
         if node.machine is None or node.paused:
             return self._over()
@@ -92,7 +92,7 @@ class Events:
         return True
 
     def _echo(self, event: Event) -> bool:
-        """Have half of the packets from and to a node come twice."""
+        """Repeat half of the packets from and to a node."""
         address = self.simulation.address(event.who)
         self.stage.echoes.near[address] += 1
 
@@ -165,7 +165,7 @@ class Events:
         return True
 
     def _ends(self, life: Life | Contributing) -> None:
-        """End a process; what was to happen when it begins a round will not."""
+        """End a process, and cancel the event that waits for its next round."""
         if isinstance(life, Life) and life.begun is not None:
             life.begun = None
             self.stage.open -= 1
@@ -185,6 +185,11 @@ class Events:
         self, host: str, lasting: float | None = None, left: bool = False
     ) -> Callable[[], None]:
         """Check that the others are told of a worker that is away for some time, or for good.
+
+        Args:
+            host: of the worker.
+            lasting: seconds until it is back; None: it never is.
+            left: whether it has sent a Leave.
 
         Returns:
             a function to be called when the worker is back.
@@ -212,7 +217,7 @@ class Events:
         return came_back
 
     def _of_its_job(self, life: Life) -> list[Life | Contributing]:
-        """List the processes of its job that run."""
+        """List the running processes of a worker's job."""
         job = self.stage.job_of(life.host)
         return [other for other in self.stage.alive() if self.stage.job_of(other.host) is job]
 
@@ -300,7 +305,7 @@ class Events:
         return self._command(event, force)
 
     def _intrude(self, event: Event) -> bool:
-        """Have a stranger send repeatedly; a job that nobody is in yet would be anybody's."""
+        """Have a stranger send repeatedly, once all jobs have members: others are open to all."""
         if event.what == "impostor" and not self.scenario.ports:
             return self._over()  # nothing is bridged
         send: Callable[[Address], None] = getattr(self.stage.stranger, event.what)

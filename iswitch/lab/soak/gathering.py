@@ -1,6 +1,6 @@
-"""Who has joined learns that all have come, though others leave as soon as they know it.
+"""Checks that members learn that all have joined, even if others leave as soon as they know it.
 
-A switch above others is not watched: it is told by its parent who is there.
+Only switches without a parent are checked: the others are told by their parents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .violation import Violation
 
 @dataclass
 class _Newcomer:
-    """A member that has contributed nothing, by its Join; and how many members it met."""
+    """A member that has contributed nothing; `met`: how many workers its Ack must tell."""
 
     member: Member
     incarnation: int
@@ -26,7 +26,7 @@ class _Newcomer:
 
 
 class ToldOfAll:
-    """Checks at one switch without a parent which members gathered and have not contributed.
+    """Checks what a switch without a parent tells newcomers of the members that have joined.
 
     Args:
         name: of the switch.
@@ -38,7 +38,7 @@ class ToldOfAll:
         self._newcomers: dict[tuple[Place, int], _Newcomer] = {}
 
     def look(self, jobs: Iterable[Job]) -> None:
-        """Note the members of now."""
+        """Note the present members."""
         known: dict[tuple[Place, int], Member] = {}
         for job in jobs:
             members = job.members.contributors() if job.synchronous else []

@@ -1,4 +1,4 @@
-"""Scenarios from a seed: what may happen together, and what may not, with the reason."""
+"""Makes scenarios from seeds: which events may meet in one, which may not, and why."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def with_missed_resets(scenario: Scenario) -> Scenario:
 def with_lost_resets(scenario: Scenario) -> Scenario:
     """Add a switch restart when some workers may have heard of a Reset, and others not.
 
-    In a whole job that has no key: docs/soak.md, "What is left out".
+    Only in whole jobs without a key: docs/soak.md, "What is left out".
     """
     rng = Random(f"lost reset {scenario.seed}")
     kinds = {event.what for event in scenario.events} - CALM
@@ -100,7 +100,7 @@ def with_impostors(scenario: Scenario) -> Scenario:
 
 
 class _Generator(Drawing):
-    """The plans, one of which a seed draws."""
+    """Draws one of these plans, and a scenario by it."""
 
     def scenario(self) -> Scenario:
         plans = [self.steady, self.members, self.both, self.leases]
@@ -139,8 +139,8 @@ class _Generator(Drawing):
     def members(self) -> tuple[Job, ...]:
         """Let workers come and go; no switch loses its state.
 
-        A switch that was restarted waits for as many as were expected at first, and takes in no
-        more without a round of its own: docs/protocol.md, "A switch that lost its state".
+        A restarted switch waits again for as many workers as were expected at first:
+        docs/protocol.md, "A switch that lost its state".
         """
         mode = self.rng.choice((WHOLE, ELASTIC))
         mortals = list(self.hosts)
@@ -157,7 +157,7 @@ class _Generator(Drawing):
         job = self.job(mode, len(self.hosts) + changes, first)
         for host in newcomers:
             self.event("join", host)
-        leavers = [host for host in mortals if host != first[0]]  # somebody always stays
+        leavers = [host for host in mortals if host != first[0]]  # one worker always stays
         when = self.gathering(changes, first)
         twice = self.rng.random() < 0.3  # the second dies young
         for _ in range(changes):
@@ -181,8 +181,8 @@ class _Generator(Drawing):
         """Let workers crash and be replaced, and switches restart.
 
         A crash and a restart are further apart than a packet can be late: a switch that knows
-        nothing of the old process could not tell its packets from the new one's. So long none of
-        them lasts.
+        nothing of the old process cannot tell its packets from those of the new one. Each of them
+        is over before the next one.
         """
         self.form = self.rng.choice(STARS)  # see docs/soak.md, "What is left out"
         count = self.rng.randint(2, 4)
@@ -200,7 +200,7 @@ class _Generator(Drawing):
     def leases(self) -> tuple[Job, ...]:
         """Let workers die, or be silent for longer than their lease.
 
-        Somebody stays: a job whose last contributor is out begins anew, and waits for all.
+        One worker stays: a job that loses its last contributor begins anew, and waits for all.
         """
         self.form = self.rng.choice(STARS[2:])
         self.lease = 1.5  # longer than any pause between two repeats of a Join
@@ -218,8 +218,8 @@ class _Generator(Drawing):
     def told(self) -> tuple[Job, ...]:
         """Let one or two workers die, leave, or be silent for long; the others are told.
 
-        Then somebody takes the place, or H is set (a matter of one switch: a star), or it was only
-        stopped.
+        Then another worker takes the place, or H is set (in a star only, since SetH acts at one
+        switch), or the silent worker resumes.
         """
         star = self.rng.random() < 0.5
         self.form = self.rng.choice(STARS[1:] if star else WIDE)
@@ -277,7 +277,7 @@ class _Generator(Drawing):
         return (job,)
 
     def forced(self) -> tuple[Job, ...]:
-        """Broadcast rounds as they are."""
+        """Force broadcasts of rounds as they are (FBcast)."""
         if self.rng.random() < 0.6:
             self.form = self.rng.choice(("rack:2x2", "rack:2x3", "tree:2x1x2", "star:3"))
         job = self.job(self.rng.choice((WHOLE, ELASTIC)), len(self.hosts))
@@ -314,9 +314,9 @@ class _Generator(Drawing):
         return first, second
 
     def halted_again(self) -> tuple[Job, ...]:
-        """Restart the root of a tree, whose relays begin anew; links are sound.
+        """Restart the root of a tree, whose relays begin anew.
 
-        So everybody has heard of the Reset long before the restart.
+        Links are sound, so all workers have heard of the Reset long before the restart.
         """
         self.form = self.rng.choice(TREES)
         self.sound, self.horizon = True, 1.2
@@ -328,6 +328,6 @@ class _Generator(Drawing):
         return (job,)
 
     def quiet(self) -> tuple[Job, ...]:
-        """Let nothing fail, and nobody be slow."""
+        """Let nothing fail, and no worker be slow."""
         self.sound, self.horizon, self.think = True, 0.005, 0.0
         return (self.job(self.rng.choice((WHOLE, ELASTIC)), len(self.hosts)),)

@@ -1,4 +1,4 @@
-"""Workers' applications: what a session is for, from its Join to its crash or Leave."""
+"""Plays the applications of workers, from the Join of a session to its crash or Leave."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ ENOUGH = 3  # rounds that everybody has to do when faults are over
 
 
 def rank_of(job: Job, host: str) -> int:
-    """Choose the rank that a worker asks for: in every other job its host's index.
+    """Choose the rank that a worker asks for: none in jobs of even numbers, else its host's index.
 
-    A newcomer's lies beyond those of the first workers, and is no other newcomer's.
+    A newcomer's rank lies beyond those of the first workers, and no other newcomer asks for it.
     """
     if not job.number % 2:
         return NO_RANK
@@ -77,7 +77,7 @@ class Process:
 
 
 class Application(ABC):
-    """What a process does with its session.
+    """Plays what a process does with its session.
 
     Args:
         process: which one it is.
@@ -267,10 +267,10 @@ class Life(Application):
         self.network.at(self.network.now + seconds, self._go_on)
 
     def _check_refusal(self, status: Status) -> None:
-        """No rank of another is asked for here: only a process before can have this one's.
+        """Judge a refusal: only a former process can have the rank, since no two ask for one.
 
         Raises:
-            Violation: there is none.
+            Violation: there was no former process.
         """
         if status is Status.RANK_TAKEN and self.identity < len(self.oracle.job.hosts):
             raise Violation("refused in error", f"{self.who}: nobody else asks for its rank")
@@ -334,7 +334,7 @@ class Contributing(Application):
     def done(self) -> bool:
         """Whether it has done enough, or has the newest version and nothing left to contribute.
 
-        (Those who slept through what the others made with their last contributions skip that.)
+        A worker that slept through the last versions of the others skips them.
         """
         ended = self.number >= self.oracle.numbers and not self.session.in_flight
         return super().done or (ended and self.session.version == self.oracle.newest)
@@ -357,7 +357,7 @@ class Contributing(Application):
         """Take the versions that have come; begin when all workers are there."""
         session, shape = self.session, self.session.shape
         while session.next_event() is not None:
-            pass  # what there is to do, is to be seen
+            pass  # the session's state says what is to be done
         if session.member and session.behind:  # as if it had taken a snapshot of another
             session.resume_at(session.newest, self.network.now)
         while (made := session.next_made()) is not None:

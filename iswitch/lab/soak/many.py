@@ -28,11 +28,12 @@ def play(seeds: Sequence[int], processes: int) -> Iterator[Result]:
 
 @contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C: this process takes it, and ends them.
+    """Make a context whose started processes ignore Ctrl-C; this process takes it and ends them.
 
-    It waits until they have all they need to begin, else they print that it lacks.
+    A Ctrl-C that comes meanwhile is raised after the block: a process whose parent ends while it
+    starts prints an error.
     """
-    resource_tracker.ensure_running()  # else it is started within, which unblocks SIGINT
+    resource_tracker.ensure_running()  # else the Pool starts it, which unblocks SIGINT
     came: list[int] = []
     handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     # The processes inherit the mask; threads of this one (BLAS has some) may still take it.

@@ -1,4 +1,4 @@
-"""Ranks in a history: which are asked for, and that no two workers have the same."""
+"""Checks ranks: workers have those that they ask for, and no two workers have one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ from .violation import Violation
 def check_ranks(simulation: Simulation, job: Job, lives: Iterable[Life | Contributing]) -> None:
     """Check that every rank is one worker's, as far as all switches up to the root agree.
 
+    Args:
+        simulation: has the switches.
+        job: the job.
+        lives: its running processes.
+
     Raises:
-        Violation: it is that of two, or of one that asked for another.
+        Violation: two workers have one rank, or one has another rank than it asked for.
     """
     found: dict[int, Life | Contributing] = {}
     for life in lives:

@@ -1,8 +1,8 @@
-"""What must hold: docs/soak.md has the list, with the promise that each check is of.
+"""Checks the sums that workers get; docs/soak.md lists all checks, each with its promise.
 
-The oracle sees what workers begin and what they get. It knows of the history only which workers
-there are and which commands were given. `books.py` looks into the switches, `absence.py` at what is
-told of workers that are gone.
+The oracle sees the rounds that workers begin and the sums that they get. Of the history it knows
+only the workers and the commands. `books.py` checks the switches, and `absence.py` what workers are
+told of absent members.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Rounds:
 
     Args:
         scenario: the whole history.
-        job: which job of it.
-        lives: how many lives of workers it has at most.
+        job: the job.
+        lives: the most worker processes that it can have.
     """
 
     def __init__(self, scenario: Scenario, job: Job, lives: int) -> None:
@@ -54,10 +54,10 @@ class Rounds:
             or scenario.has("seth", "fbcast")
         )
         self.is_reset = scenario.has("halt", "reset") or (job.mode == WHOLE and scenario.changes)
-        # Whose first Join was answered by a switch that lost its state is as good as new.
+        # A switch that lost its state takes a worker for new whose first Join it answers.
         self.may_begin_anew = job.mode == WHOLE and scenario.restarts
-        # A worker reborn at a switch that lost its state begins where the others may have been.
-        # So is told where the others are who has not heard of a Reset.
+        # A worker reborn at a switch that lost its state may begin in a round that others had.
+        # A worker that missed a Reset is told the round of the others, too.
         lost_resets = scenario.restarts and scenario.has("reset")
         self.may_be_dropped = self.may_fall_behind or not self.agree or lost_resets
 
@@ -72,7 +72,13 @@ class Rounds:
         return self.values.contribution(identity, round_)
 
     def is_reset_to(self, who: str, identity: int, round_: int) -> None:
-        """Judge that a process is told of a Reset: once, and never of a lower round."""
+        """Judge that a process is told of a Reset: once, and never of a lower round.
+
+        Args:
+            who: the process, for messages.
+            identity: its number.
+            round_: the round that the Reset names.
+        """
         last, before = self.last.get(identity), self.reset_to.get(identity)
         if last is not None and round_distance(round_, last) < 0:
             raise Violation("went back", f"{who} is reset to {round_}, and has begun {last}")
@@ -86,7 +92,14 @@ class Rounds:
         self.reset_to[identity] = max(before, round_)
 
     def falls_behind(self, who: str, round_: int, now_at: int, dropped: bool) -> None:
-        """Judge that a process is told that its round is over."""
+        """Judge that a process is told that its round is over.
+
+        Args:
+            who: the process, for messages.
+            round_: its round.
+            now_at: the round of the job.
+            dropped: whether the job continued without it.
+        """
         if self.may_be_dropped or (self.is_reset and not dropped):
             return
         if self.may_begin_anew and not self.finished:
@@ -113,7 +126,14 @@ class Rounds:
             self.in_force = set(self.batch)
 
     def gets(self, who: str, identity: int, round_: int, total: Vector) -> None:
-        """Judge every aggregate of a round that a process has received."""
+        """Judge the aggregates of a round that a process has received.
+
+        Args:
+            who: the process, for messages.
+            identity: its number.
+            round_: the round.
+            total: the sum, shape (numel,).
+        """
         self.finished += 1
         self.done[identity] = round_
         begun = self.begun[round_]
@@ -189,7 +209,7 @@ class Rounds:
 
 
 class Versions:
-    """The oracle of one asynchronous job: every number of every life has an element of its own."""
+    """The oracle of one asynchronous job: each contribution has an element of its own."""
 
     def __init__(self, job: Job, numbers: int) -> None:
         self.job = job
@@ -211,7 +231,14 @@ class Versions:
         return vector.reshape(-1)
 
     def gets(self, who: str, version: int, index: int, total: Vector) -> None:
-        """Judge a version of a segment that a process has received."""
+        """Judge a version of a segment that a process has received.
+
+        Args:
+            who: the process, for messages.
+            version: its number.
+            index: of the segment.
+            total: the sum, shape (elements,).
+        """
         key = index, version
         where = f"version {version} of segment {index} as {who} got it"
         mine = total.tobytes()

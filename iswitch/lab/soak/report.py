@@ -13,9 +13,9 @@ from .scenario import Scenario
 
 
 def timeline(history: History, trace: Trace) -> list[str]:
-    """List what happened, a line each: packets delivered or lost, and faults.
+    """List the events of a history, a line each: packets delivered or lost, and faults.
 
-    Sent packets are left out: what becomes of each is told.
+    The sending of a packet is left out, since a later line says what became of it.
     """
     shown = Trace()
     shown.records = [record for record in trace.records if record.what != SENT]
@@ -28,7 +28,14 @@ def replay(scenario: Scenario) -> str:
 
 
 def failure(scenario: Scenario, result: Result, shortest: Scenario, its: Result) -> list[str]:
-    """Describe a failing seed, the shortest scenario that fails like it, and how to see it."""
+    """Describe a failing seed, and say how to see it fail.
+
+    Args:
+        scenario: of the seed.
+        result: of that scenario.
+        shortest: the shortest scenario that fails like it.
+        its: the result of the shortest.
+    """
     lines = [f"seed {scenario.seed} breaks a promise after {result.time * 1000:.1f} ms:"]
     lines += [f"  {result.message}", "the shortest schedule found that breaks it, too:"]
     lines += [f"  {line}" for line in shortest.lines()]

@@ -27,10 +27,10 @@ class Result:
 
     Attributes:
         violation: the kind of promise that was broken; empty: none.
-        message: in what way.
+        message: how it was broken.
         time: virtual seconds at the end.
-        rounds: allreduces (and versions of segments) that were looked at.
-        packets: that were sent on links.
+        rounds: allreduces, and versions of segments, that were checked.
+        packets: packets that were sent on links.
     """
 
     seed: int
@@ -50,16 +50,16 @@ def outcome(history: History) -> Result:
     """Play a history, and say how it ended.
 
     Raises:
-        OutsideError: this machine has too little memory for it.
+        OutsideError: this computer has too little memory for it.
     """
     violation = message = ""
     try:
         history.play()
     except Violation as broken:
         violation, message = broken.kind, str(broken)
-    except OutsideError:  # this machine's shortage, and no fault of theirs
+    except OutsideError:  # a shortage of this computer's, not a defect of a machine
         raise
-    except Exception as error:  # whatever the machines raise is what is looked for here
+    except Exception as error:  # a defect of a machine
         violation = type(error).__name__
         message = f"{violation}: {error}"
     network = history.simulation.network
@@ -72,9 +72,9 @@ class History:
     """One history.
 
     Args:
-        scenario: what happens in it.
-        trace: where every packet is written down, if anywhere.
-        buffers: where the switches take theirs from.
+        scenario: its network, jobs and events.
+        trace: records every packet; None: nothing is recorded.
+        buffers: where switches take their buffers from.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class History:
         check_links(network)
 
     def _end_faults(self) -> None:
-        """Ask every worker for some rounds more."""
+        """Ask every worker for ENOUGH more rounds, and reset jobs that stay halted."""
         for life in self.stage.alive():
             life.goal = life.rounds + ENOUGH
         if self.scenario.has("halt"):

@@ -1,4 +1,4 @@
-"""What packets say, for who judges the conduct of machines."""
+"""Reads packets for the judges of conduct."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def place(address: Address) -> Place:
 
 
 def packets_to(sends: Sequence[Outgoing], peer: Place | None) -> int:
-    """List data packets for a receiver, each segment of a round once."""
+    """Count the data packets for a receiver, each segment of a round once."""
     mine = [
         out.rows[:, :SEG_SIZE].tobytes()
         for out in sends
         if out.tos == TOS_DATA and any(place(a) == peer for a in out.peers)
     ]
-    if len(mine) < 2:  # as nearly always: and in one the switch repeats nothing
+    if len(mine) < 2:  # usual; a switch repeats nothing within one
         return sum(map(len, mine)) // SEG_SIZE
     heads = b"".join(mine)
     return len({heads[i : i + SEG_SIZE] for i in range(0, len(heads), SEG_SIZE)})

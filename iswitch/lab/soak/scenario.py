@@ -1,4 +1,4 @@
-"""What a history is made of: passive, printable, and JSON in both directions."""
+"""Describes a history as passive data: printable, written as JSON, and read from it."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class NoScenario(OutsideError, ValueError):
 
 @dataclass(frozen=True)
 class Job:
-    """One job, and who works on it from the beginning.
+    """One job, and the hosts that work on it from the beginning.
 
-    `threshold`: H that its first worker sets when it has joined; 0: automatic. `tells`: its workers
-    are told of members that are lost (`on_member_lost="raise"`). `keyed`: it has a key.
+    `threshold`: H, which its first worker sets once it has joined; 0: automatic. `tells`: its
+    workers are told of lost members (`on_member_lost="raise"`). `keyed`: it has a key.
     """
 
     number: int
@@ -82,7 +82,7 @@ class Job:
         """Refuse a job that these hosts cannot do.
 
         Raises:
-            NoScenario: it cannot.
+            NoScenario: its mode, hosts or vectors are impossible.
         """
         if self.mode not in MODES:
             raise NoScenario(f"there is no mode {self.mode!r}, but {', '.join(MODES)}")
@@ -102,7 +102,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happens at a time, in seconds, to a node; see EVENTS."""
+    """One of EVENTS, which happens to the node `who` at a time in seconds, and lasts some."""
 
     at: float
     what: str
@@ -114,7 +114,7 @@ class Event:
         """Refuse an event that cannot happen among these nodes.
 
         Raises:
-            NoScenario: it cannot.
+            NoScenario: the event or the node is unknown, or the event ends too late.
         """
         if self.what not in EVENTS:
             raise NoScenario(f"there is no event {self.what!r}, but {', '.join(EVENTS)}")
@@ -136,9 +136,10 @@ class Event:
 class Scenario:
     """A history.
 
-    `links` impairs every link, in either direction, until `horizon` (seconds), when all faults are
-    over. Between two rounds a worker works for `think` seconds on average. `lease`: of every
-    switch, in seconds; 0: none runs out. `ports`: switches have ports, and take frames.
+    `links` impairs every link in both directions until `horizon`, in seconds, when all faults are
+    over. `think`: seconds that a worker works between two rounds, on average. `latency`: seconds,
+    of every link. `lease`: seconds, of every switch; 0: it never runs out. `ports`: whether
+    switches have ports, and take frames.
     """
 
     seed: int
@@ -169,11 +170,11 @@ class Scenario:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing fails, and nobody is waited for."""
+        """Whether nothing fails and no worker pauses between rounds."""
         return not (self.links or self.events or self.think)
 
     def has(self, *kinds: str) -> bool:
-        """Tell whether events of this kind happen."""
+        """Tell whether events of one of these kinds happen."""
         return any(event.what in kinds for event in self.events)
 
     def to_json(self) -> str:
@@ -185,7 +186,7 @@ class Scenario:
         """Read a scenario from its JSON.
 
         Raises:
-            NoScenario: it is none.
+            NoScenario: the text describes no scenario.
         """
         with reading("the scenario", NoScenario):
             values = json.loads(text)
@@ -197,10 +198,10 @@ class Scenario:
             return found
 
     def check(self) -> None:
-        """Refuse a scenario that cannot be played: unknown names, or numbers out of bounds.
+        """Refuse a scenario that cannot be played.
 
         Raises:
-            NoScenario: it cannot.
+            NoScenario: a name is unknown, or a number is out of bounds.
         """
         numbers = {job.number for job in self.jobs}
         if not self.jobs or len(numbers) < len(self.jobs) or max(numbers) > 0xFFFF:
@@ -245,8 +246,7 @@ def _made(kind: type[_T], values: dict[str, Any]) -> _T:
     """Make a job, an event or a scenario of values of its fields' types.
 
     Raises:
-        ValueError: a value of another type, or no finite number of 0 or more, or there is no such
-            field.
+        ValueError: a value is missing, of another type, or a negative or infinite number.
     """
     for field in fields(kind):  # type: ignore[arg-type]
         value = values.get(field.name, field.default)

@@ -1,4 +1,4 @@
-"""What a worker's session does at every packet: conduct.py."""
+"""Judges what a worker's session does at every packet; conduct.py says by which rules."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class SessionConduct:
     """Judges what a worker's session does.
 
     Args:
-        name: of its place.
+        name: of its node.
         session: the machine.
-        opened: takes the MAC off a control packet.
+        opened: strips the MAC from a control packet.
     """
 
     def __init__(self, name: str, session: Session, opened: Callable[[bytes], bytes]) -> None:

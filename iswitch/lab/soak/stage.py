@@ -1,4 +1,4 @@
-"""Who acts in a history: a simulated network, workers' processes, and oracles that look at them."""
+"""Sets the stage of a history: a simulated network, worker processes, and their oracles."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Stage:
     """The network of a history and all that lives in it.
 
     Args:
-        scenario: what it is made for.
-        trace: where every packet is written down, if anywhere.
-        buffers: where the switches take theirs from.
+        scenario: the network and the jobs.
+        trace: records every packet; None: nothing is recorded.
+        buffers: where switches take their buffers from.
 
     Attributes:
         open: events that are still to happen, or to end.
@@ -155,9 +155,14 @@ class Stage:
         self.network.start(at, life.session)
 
     def stepped_back(self, second: int, name: str, life: int) -> int:
-        """Draw the second in which a process begins by its host's clock, which may be set back.
+        """Draw the second of a process's start by its host's clock, which may be set back.
 
-        The second of the process before is among the draws, and numbers wrap.
+        The second of the former process can be drawn, too. Seconds wrap as rounds do, at 32 bits.
+
+        Args:
+            second: the one that a sound clock would show.
+            name: of the node.
+            life: a number of the process, from which the draw follows.
         """
         rng = Random(f"clock {self.scenario.seed} {name} {life}")
         back = rng.choice((0, 0, 0, 1000, 1000, 1001, rng.randrange(500_000)))
@@ -174,7 +179,7 @@ class Stage:
         return 0 if newcomer and not self.scenario.restarts else len(job.hosts)
 
     def alive(self) -> Iterator[Life | Contributing]:
-        """Go through the workers whose processes run."""
+        """Yield the workers whose processes run."""
         return (life for life in self.lives.values() if life.alive)
 
     def states(self) -> str:

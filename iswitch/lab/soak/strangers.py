@@ -1,10 +1,9 @@
-"""Who does not belong to a job, and sends: what they send, and where it must have been counted.
+"""Plays strangers, who belong to no job: what they send, and how a switch must count it.
 
 A stranger has an address of its own, and a port of its own at every switch. From there it can claim
-any address (`spoof`), also that of the switch, towards its workers (`impostor`). What it sends as
-from where a member is (`garble`, `replay`, `forge`) is as if it sat on that member's cable. It can
-listen everywhere. docs/protocol.md, "What a key does not promise", says what it could do so; that
-is left out here, each with the reason.
+any address (`spoof`), also that of a switch towards its workers (`impostor`). With `garble`,
+`replay` and `forge` it sends as if it sat on a member's cable. It can listen everywhere. Attacks
+that docs/protocol.md allows ("What a key does not promise") are left out, each with the reason.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class Stranger:
 
     Args:
         scenario: the whole history.
-        network: whose nodes are all there.
+        network: the network, with all of its nodes.
         switches: addresses of the switches.
         job_of: the job of the worker at an address; None: no worker's.
         round_of: the round that a job is in, by its number.
@@ -130,7 +129,7 @@ class Stranger:
 
     def _hear(self, what: str, burst: Burst, node: Address) -> None:
         if what == FORGED:
-            self._under_way.append(burst)  # and its link is sound: so it comes as it is
+            self._under_way.append(burst)  # its link is sound, so it comes unchanged
         elif what not in (RECEIVED, TAKEN) or node not in self._tape:
             return
         elif any(burst is mine for mine in self._under_way):
@@ -168,7 +167,7 @@ class Stranger:
             raise Violation("obeyed", f"{place.name} has heard that its switch is at {wrong}")
 
     def _count(self, burst: Burst, node: Address, machine: Process | None) -> None:
-        """Count a packet by the drop reasons that the switch may count it by."""
+        """Count a packet under the drop reasons that its switch may give."""
         if node not in self.arrived:
             return
         arrived = self.arrived[node]
@@ -207,8 +206,8 @@ class Stranger:
     def _beyond(self, job: Job, node: Address) -> bytes | None:
         """Make a contribution to the round after the next; None: it could be a member's.
 
-        It must not be in the window before it comes. So `high` has no sum yet: it takes twice as
-        long until anybody contributes to the next round. And no command and no newcomer moves it.
+        The round must be outside the window until the packet comes. So the newest round must have
+        no sum yet, and no command and no newcomer may move the window.
         """
         machine = self.network.nodes[node].machine
         machine = machine.switch if isinstance(machine, Plugged) else machine
@@ -226,8 +225,8 @@ class Stranger:
     def replay(self, node: Address) -> None:
         """Send recorded packets again, between the same two addresses.
 
-        Control only in a keyed job, and no Acks: an Ack names the request that it answers, nothing
-        else, and an old one may fit again.
+        Control packets only of a keyed job, and no Acks: an Ack names nothing but the request that
+        it answers, so an old one may fit again.
         """
         tape = [burst for burst in self._tape[node] if self._may_replay(burst)]
         if self.rng.random() < 0.5:  # data is much more
@@ -247,7 +246,7 @@ class Stranger:
     def impostor(self, node: Address) -> None:
         """Send a worker aggregates, control and ARP in its switch's name, in tagged frames.
 
-        Now and then it is the MAC only, or not even that, which its switch lets through.
+        Some frames claim only the switch's MAC, or nothing; the switch lets those through.
         """
         rng, above = self.rng, self._neighbour(node)
         job = self.job_of(node) or self.jobs[0]

@@ -1,4 +1,4 @@
-"""What a switch does at every packet: conduct.py."""
+"""Judges what a switch does at every packet; conduct.py says by which rules."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class SwitchConduct:
     """Judges what a switch process does.
 
     Args:
-        name: of its place.
+        name: of its node.
         switch: the process.
-        halts: how many requests to halt are given.
+        halts: the number of Halts in the history.
     """
 
     def __init__(self, name: str, switch: Switch, halts: int) -> None:
@@ -357,7 +357,7 @@ class SwitchConduct:
                 "waits in vain", f"{self.name} tells {peer} that it is too late, and waits for it"
             )
 
-    # What it knows
+    # Reading its state
 
     def _begin_at(self) -> dict[int, int]:
         """Compute the round in which the next newcomer to each job takes part."""

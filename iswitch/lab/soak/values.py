@@ -1,9 +1,9 @@
-"""What workers contribute: whole numbers from whose sum can be read what is in it.
+"""Makes contributions of whole numbers, whose sum tells which contributions are in it.
 
-Every life of a worker has an identity in its job, 0, 1 and so on. Element 0, 2, 4 ... of a
-segment is 4**identity: so a sum, read to the base 4, says how often each life is in it. Elements
-between hold a token of the life, the round and the segment: so it says of which contribution. All
-sums are exact in the element type, in any order.
+Every process of a worker has an identity in its job: 0, 1 and so on. Elements 0, 2, 4 ... of a
+segment are 4**identity: so the digits of a sum to the base 4 count the contributions of each
+process. The elements between are tokens of process, round and segment: so a sum also tells which
+contributions these are. All sums are exact in the element type, in any order.
 """
 
 from __future__ import annotations
@@ -64,7 +64,13 @@ class Values:
         members: Mapping[int, tuple[int, ...]],
         round_: int,
     ) -> Vector:
-        """Make the exact sum that the codes of its segments name."""
+        """Make the exact sum that the codes of its segments name, shape (numel,).
+
+        Args:
+            codes: element 0 of each segment, shape (segments,).
+            members: by code, the identities that it stands for.
+            round_: the round.
+        """
         found = {code: self.total(lives, round_) for code, lives in members.items()}
         if len(found) == 1:
             return next(iter(found.values()))
