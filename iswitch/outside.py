@@ -1,8 +1,8 @@
-"""What comes from outside (files, options, the system's limits) fails as an `OutsideError`.
+"""Errors whose cause lies outside: files, options, the limits of the system.
 
-A reader of files raises it, or a kind of it, and need not know all that its parsers raise: in
-`reading` a damaged file is an error that names the file. The command line prints it as one
-sentence, with exit status 2 (`iswitch.system.boundary`).
+The command line prints an `OutsideError` as one sentence, with exit status 2
+(`iswitch.system.boundary`). A reader of files need not know all exceptions of its parsers: in a
+`reading` block they all become an error that names the file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-LIMITS = {  # what the system has run out of, and the mend
+LIMITS = {  # what the system has run out of, and how to mend that
     errno.EMFILE: "raise the limit of this process: ulimit -n 1024",
     errno.ENFILE: "this machine has no more of them; end other processes",
     errno.EAGAIN: "no more processes or threads can be started: raise ulimit -u, or end others",
@@ -22,40 +22,40 @@ LIMITS = {  # what the system has run out of, and the mend
 
 
 class OutsideError(Exception):
-    """What came from outside cannot be used; the message says what, and how to mend it."""
+    """Input from outside cannot be used; the message says what is wrong, and how to mend it."""
 
 
 class UsageError(OutsideError):
-    """What the user asked for cannot be done; the message says why and how to mend it."""
+    """A request of the user cannot be carried out; the message says why and how to mend it."""
 
 
 def reason(error: OSError) -> str:
-    """Why the system refused, with the mend where it has run out of something."""
+    """Say why the system refused, and how to mend that if it has run out of something."""
     why = error.strerror or str(error) or type(error).__name__
     mend = LIMITS.get(error.errno or 0)
     return f"{why}; {mend}" if mend else why
 
 
 class IncompleteError(OutsideError):
-    """The work was done, but what was written of it is incomplete; the message says why."""
+    """The work was done, but its output is incomplete; the message says why."""
 
 
 @contextmanager
 def reading(
     name: str, kind: Callable[[str], Exception] = OutsideError, what: str = "read"
 ) -> Iterator[None]:
-    """A context in which whatever a damaged file has its parsers raise becomes one error.
+    """Make a context that turns every exception of a file's parsers into one error.
 
     Parsers (of TOML, JSON, ZIP, NPY, captures) raise a dozen kinds of exceptions at crafted bytes,
-    and other ones in their next version: so all are taken here, and the cause is kept.
+    and may raise others in their next version. So all are caught; the error keeps its cause.
 
     Args:
-        name: of the file, or of what else is parsed.
+        name: of the file, or of other input that is parsed.
         kind: makes the error of its message.
-        what: cannot be done, if the system refuses.
+        what: the verb for the message if the system refuses.
 
     Raises:
-        OutsideError: or what `kind` makes; those that are one already pass.
+        OutsideError: or what `kind` makes; an OutsideError of the block passes unchanged.
     """
     try:
         yield
@@ -68,7 +68,7 @@ def reading(
 
 
 def damage(error: Exception) -> str:
-    """What is wrong with a file that a parser gave up on, in words."""
+    """Say in words what is wrong with a file that a parser gave up on."""
     match error:
         case RecursionError():
             return "is nested too deeply"
@@ -84,10 +84,10 @@ def damage(error: Exception) -> str:
 
 @contextmanager
 def writing(path: str) -> Iterator[None]:
-    """A context in which a file that cannot be written is an error that names it.
+    """Make a context in which an OSError becomes an error that names the file being written.
 
     Raises:
-        OutsideError: the disk is full, say.
+        OutsideError: the file cannot be written, for example because the disk is full.
     """
     try:
         yield

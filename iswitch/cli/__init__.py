@@ -1,4 +1,4 @@
-"""The front door: one short file per command.
+"""Parses the command line: one short file for each command.
 
 A command module has a docstring (its help), `configure(parser)` and `run(args) -> exit status`.
 """
@@ -37,11 +37,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(chosen: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
-    """The parser of the command line.
+    """Make the parser of the command line.
 
     Args:
-        chosen: the commands that can be parsed. Of all others only what help says of them is read,
-            the first line of their file, so that none is imported which is not run.
+        chosen: the commands that can be parsed. Other commands are not imported: their help is read
+            from the first lines of their files.
     """
     parser = Parser(
         prog="iswitch",
@@ -69,15 +69,13 @@ def _first_line(name: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status.
+    """Run the command line; return the exit status.
 
-    What commands change of this process, for them and those they start, is as before afterwards:
-    its signal handlers, and its environment.
+    Afterwards the signal handlers and the environment of this process are as before.
     """
     words = sys.argv[1:] if argv is None else argv
-    chosen = next(
-        (word for word in words if word in COMMANDS), ""
-    )  # no option before it has a value
+    # No option before the command has a value.
+    chosen = next((word for word in words if word in COMMANDS), "")
 
     def run() -> int:
         for word in takewhile("--".__ne__, words):

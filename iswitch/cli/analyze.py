@@ -2,9 +2,9 @@
 
 iswitch analyze s1.pcapng --html page.html
 
-Prints a summary, and one round in detail: the one that took longest, or --round. The page has its
-timeline (who sent when, when each segment was complete), charts of stragglers and losses, and opens
-from disk without a network. TRACE is as for `iswitch replay`. docs/traces.md.
+Prints a summary, and one round in detail: the longest, or --round. The page shows the timeline of
+that round (who sent when, when each segment was complete) and charts of stragglers and losses, and
+opens from disk without a network. TRACE is as for `iswitch replay`. docs/traces.md.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add_trace(parser)
     parser.add_argument("--html", metavar="PAGE", help="write a page, which opens from disk")
-    parser.add_argument("--job", type=int, metavar="N", help="of the round in detail")
-    parser.add_argument("--round", type=int, metavar="N", help="in detail (default: the longest)")
+    parser.add_argument("--job", type=int, metavar="N", help="job of the round in detail")
+    parser.add_argument("--round", type=int, metavar="N", help="round in detail (the longest)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strategies", metavar="LIST",
         help=f"of {known}; the others are compared with the first; options follow colons, such as "
-        "iswitch:offload=False (default: all that can be had here)",
+        "iswitch:offload=False (default: all that can run here)",
     )  # fmt: skip
     parser.add_argument("--workers", metavar="LIST", help="how many (default: 4; paper: 4,6,9,12)")
     parser.add_argument(
@@ -40,20 +40,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "tree:2x2x3, or a .toml file (default: star; paper: star:4, else racks)",
     )  # fmt: skip
     parser.add_argument(
-        "--world", choices=WORLDS, help="as of iswitch run (default: loopback; paper: netns)"
+        "--world", choices=WORLDS, help="as for iswitch run (default: loopback; paper: netns)"
     )
     parser.add_argument(
         "--rate",
         metavar="LIST",
-        help="of every link, such as 1Gbit,100Mbit (default: unlimited; paper: 100Mbit,1Gbit)",
+        help="rate of all links, such as 1Gbit,100Mbit (unlimited; paper: 100Mbit,1Gbit)",
     )
-    parser.add_argument("--loss", metavar="LIST", help="of every link, such as 0,1%% (default: 0)")
+    parser.add_argument("--loss", metavar="LIST", help="loss on all links, such as 0,1%% (0)")
     turns = parser.add_mutually_exclusive_group()
     turns.add_argument(
         "--seconds", type=quantity(), default=5.0, metavar="S",
         help="for each size and network, at least 20 rounds; paper: 3 (default: %(default)g)",
     )  # fmt: skip
-    turns.add_argument("--rounds", type=whole(1), metavar="N", help="instead: so many rounds")
+    turns.add_argument("--rounds", type=whole(1), metavar="N", help="rounds, instead of seconds")
     parser.add_argument(
         "--in-a-row", type=whole(1), metavar="N",
         help="rounds in a turn, without a pause, after two that do not count; 1: single rounds "
@@ -61,15 +61,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--iterations", type=whole(0), metavar="N",
-        help="whole iterations more: compute (sleep), aggregate, update (default: 10; "
-        "paper: all are)",
+        help="measure also N whole iterations: compute (sleep), aggregate, update (default: 10; "
+        "paper: iterations only)",
     )  # fmt: skip
     parser.add_argument(
         "--compute", type=quantity(0), metavar="MS",
-        help="milliseconds in which a gradient is computed (the paper's sizes have their own)",
+        help="milliseconds to compute a gradient (default: the paper's for its sizes)",
     )  # fmt: skip
     parser.add_argument(
-        "--no-offload", action="store_true", help="frames as on a wire, as of iswitch run"
+        "--no-offload", action="store_true", help="no segmentation offload, as for iswitch run"
     )
     parser.add_argument(
         "--pin", action="store_true",
@@ -77,7 +77,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--switch", metavar="OPTIONS", default="",
-        help="more of iswitch switch, for all switches, such as --switch=--spin=0.001",
+        help="more options of iswitch switch, for all switches, such as --switch=--spin=0.001",
     )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write all rounds")
     parser.add_argument("--csv", metavar="FILE", help="write the table's numbers")
@@ -94,12 +94,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def switch_options(text: str, pin: bool, world: str) -> list[str]:
-    """Options for `iswitch switch`.
+    """Read the options for `iswitch switch`.
+
+    Args:
+        text: of --switch.
+        pin: whether processes are kept on cores.
+        world: where switches run.
 
     Raises:
-        UsageError: it has no such options, or they are at odds with --pin.
+        UsageError: it has no such options, or they contradict --pin or the world.
     """
-
     parser = argparse.ArgumentParser(exit_on_error=False)
     switch.configure(parser)
     options = shlex.split(text)

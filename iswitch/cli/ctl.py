@@ -1,9 +1,9 @@
 """Command a job at a running switch: status, threshold, reset, halt, partial broadcast.
 
-The command is a controller: a member that contributes nothing and counts in no H. It joins the job,
-asks for one thing, prints what the switch answered, and leaves. What it set, an H or a Halt, lasts
-until the job's last member leaves; so it sets nothing in a job without workers. In an asynchronous
-job, read "version" for "round".
+The command joins the job as a controller: a member that contributes nothing and counts in no H. It
+asks for one thing, prints the answer, and leaves. An H or a Halt that it sets lasts until the job's
+last member leaves; so it refuses to set one in a job without workers. In an asynchronous job, read
+"version" for "round".
 
   iswitch ctl jobs                              which jobs are there?
   iswitch ctl status --job 7                    is it alive, how far, and who is in it?
@@ -26,7 +26,7 @@ MOST = 0xFFFFFFFF  # of a round, a segment or a threshold
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add an action each, with its options."""
+    """Add the actions, each with its options."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, command in COMMANDS.items():
         action = actions.add_parser(name, help=command.help, description=command.help)
@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
             default=":0",
             required=name == "leave",
             metavar="HOST:PORT",
-            help="local address, by which the switch knows this member (default: any)",
+            help="local address, by which the switch knows this member (any)",
         )
         action.add_argument(
             "--timeout",
@@ -113,7 +113,7 @@ def _segments(parser: argparse.ArgumentParser) -> None:
 
 
 class Command(NamedTuple):
-    """An action: its help, and its own options. A function of its name in lab/control does it."""
+    """An action: its help and its own options; lab/control/actions.py has its function."""
 
     help: str
     configure: Callable[[argparse.ArgumentParser], None] = lambda _: None

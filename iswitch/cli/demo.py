@@ -1,19 +1,21 @@
 """Train a policy on four processes whose gradients the switch adds up.
 
-One switch process and N worker processes, each with CartPole environments and seeds of its own; the
-gradients are averaged through the switch in every iteration. A process that dies is started again,
-and catches up with the others. At the end: has it learned, are the
-weights of all workers equal to the last bit, is the recorded round the sum of its contributions?
-Exit status 0 if all three hold, 1 if not, as when the iterations were too few to learn.
+Starts a switch process and N worker processes, each with CartPole environments and seeds of its
+own; the switch sums their gradients in every iteration. A process that dies is started again, and
+catches up with the others. At the end three checks are made: the policy has learned, the weights of
+all workers are equal to the last bit, and a recorded round is the sum of its contributions. Exit
+status: 0 all three hold, 1 one does not, for example because the iterations were too few to learn.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from iswitch.lab.launch.worlds import WORLDS, add_capture, add_switch_kind
+from iswitch.lab.launch.worlds import WORLDS
 from iswitch.lab.options import whole
 from iswitch.lab.training import ITERATIONS
+
+from .run import add_capture, add_switch_kind
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="instead of --workers: a network with a worker on each host, such as star:4, rack:2x3",
     )
     parser.add_argument(
-        "--world", choices=WORLDS, default="loopback", help="as of iswitch run (%(default)s)"
+        "--world", choices=WORLDS, default="loopback", help="as for iswitch run (%(default)s)"
     )
     parser.add_argument(
         "--iterations",

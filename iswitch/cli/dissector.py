@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--install", action="store_true", help="write the plugin")
     what.add_argument("--uninstall", action="store_true", help="remove it")
     what.add_argument("--print", action="store_true", help="print it, and write nothing")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="another folder than yours")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="the folder, instead of yours")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """See what this machine can do, and what each missing or limited thing costs.
 
-Tries everything the switch and its workers use of the kernel, over the loopback device. Changes
-nothing. Exit status: 0 the loopback world can run, 1 it cannot.
+Tries all features of the kernel that the switch and its workers use, over the loopback device, and
+changes nothing. Exit status: 0 the loopback world can run, 1 it cannot.
 """
 
 from __future__ import annotations

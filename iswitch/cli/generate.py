@@ -2,8 +2,8 @@
 
 iswitch generate job.pcapng --workers 4 --numel 1000000 --rounds 10 --loss 1% --seed 7
 
-Workers and switches run in a simulated network, under a virtual clock; what passes the ports of
-one switch is written. The same options make the same file. docs/traces.md.
+Workers and switches run in a simulated network, under a virtual clock. The trace has all packets at
+the ports of one switch. Equal options make equal files. docs/traces.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--workers", type=int, metavar="N", help="workers at one switch (4)")
     which.add_argument("--topology", metavar="FORM", help="a network instead, such as rack:2x3")
     parser.add_argument(
-        "--switch", metavar="NAME", help="of --topology, whose ports are recorded (the root)"
+        "--switch", metavar="NAME", help="the switch whose ports are recorded (the root)"
     )
     parser.add_argument("--numel", type=int, default=100_000, metavar="N", help="elements (100000)")
     parser.add_argument("--rounds", type=int, default=10, metavar="N", help="allreduces (10)")
@@ -52,8 +52,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}", metavar="X", help=f"{name} of every link, as in docs/links.md"
         )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all chances (0)")
-    parser.add_argument("--key-file", metavar="FILE", help="a key: control packets have MACs then")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all chances (0)")
+    parser.add_argument(
+        "--key-file", metavar="FILE", help="a key, by which control packets have MACs"
+    )
     parser.add_argument("--reproducible", action="store_true", help="the switch sums in rank order")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

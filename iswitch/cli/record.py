@@ -1,10 +1,10 @@
-"""Record what passes the switches while a command runs on every host, as `iswitch run` has it.
+"""Record the packets at all switches while a command runs on every host.
 
 iswitch record --to traces --topology star:4 -- python train.py
 
-Writes a pcapng file for every switch, DIR/SWITCH.pcapng, to be opened in Wireshark or put through
-the switch again by `iswitch replay`. All else is as in `iswitch run`, whose options it takes. In
-the loopback world packets are written in the frames that they would be in.
+Runs the command as `iswitch run` does, whose options it takes. For every switch it writes a file
+DIR/SWITCH.pcapng, which Wireshark opens and `iswitch replay` puts through the switch again. In the
+loopback world packets are written with made-up Ethernet headers.
 """
 
 from __future__ import annotations

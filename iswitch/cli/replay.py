@@ -3,10 +3,10 @@
 iswitch replay s1.pcapng
 
 TRACE is a pcap or pcapng file: a capture of all ports of one switch (`iswitch run --capture`,
-tcpdump, dumpcap), or of one host. Prints who took part, how long rounds took and who was last, and
-names every packet that does not agree. With --inject the trace is sent instead, to a switch under
-test. docs/traces.md. Exit status: 0 all that could be compared agrees, 1 something does not, or the
-trace is incomplete, 2 it cannot be replayed.
+tcpdump, dumpcap), or of one host. Prints the members, how long rounds took and who was last, and
+names every packet that differs. With --inject, the contributions in the trace are sent to a switch
+under test instead. docs/traces.md. Exit status: 0 all packets that could be compared are equal, 1
+one differs, or the trace is incomplete, 2 the trace cannot be replayed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trace(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what a trace is of."""
+    """Add the options that describe a trace and its switch."""
     parser.add_argument("trace", metavar="TRACE", help="a pcap or pcapng file")
     parser.add_argument(
         "--topology", metavar="FORM", help="the network it was captured in, such as rack:2x3"
@@ -52,7 +52,7 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--view",
         choices=("switch", "host"),
-        help="of what it is a capture (default: found out)",
+        help="what the trace is a capture of (default: detected)",
     )
     parser.add_argument(
         "--order",
@@ -70,18 +70,26 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
         "--counting", choices=("exact", "paper"), default="exact", help="as for `iswitch switch`"
     )
     parser.add_argument(
-        "--lease", type=quantity(), default=30.0, metavar="SECONDS", help="of its members (30)"
+        "--lease",
+        type=quantity(),
+        default=30.0,
+        metavar="SECONDS",
+        help="lease of its members (30)",
     )
     parser.add_argument(
-        "--memory", type=quantity(), default=1024, metavar="MIB", help="most for sums (1024)"
+        "--memory", type=quantity(), default=1024, metavar="MIB", help="most memory for sums (1024)"
     )
     parser.add_argument(
-        "--control-rate", type=quantity(1), default=2000.0, metavar="N", help="of a source (2000)"
+        "--control-rate",
+        type=quantity(1),
+        default=2000.0,
+        metavar="N",
+        help="as for `iswitch switch`",
     )
 
 
 def speed(text: str) -> float:
-    """An argparse type: 0 for `max`, 1 for `real`, N for `Nx`."""
+    """Parse a speed: 0 for `max`, 1 for `real`, N for `Nx`."""
     if text in (MAX, "real"):
         return float(text == "real")
     try:

@@ -2,24 +2,24 @@
 
 iswitch run --topology rack:2x3 --world netns -- python train.py
 
-Builds the network, starts a switch process for every switch, and runs the command on every host,
-with ISWITCH_SWITCH (HOST:PORT of the host's switch), ISWITCH_JOB, RANK, WORLD_SIZE, LOCAL_RANK,
-LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment: `Worker.from_env` reads these.
+Builds the network, starts a process for every switch, and runs the command on every host. The
+command's environment has ISWITCH_SWITCH (HOST:PORT of the host's switch), ISWITCH_JOB, RANK,
+WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; `Worker.from_env` reads them.
 Lines of output begin with the host's name. A switch that dies is started again, and so is a command
-that fails, with --max-restarts. When the commands have ended, or one of them has failed for good,
-everything is ended and removed. The exit status is that of the first that failed, 128 + n if it was
-killed by signal n.
+that fails, with --max-restarts. When all commands have ended, or one has failed for good, all
+processes are ended and the network is removed. The exit status is that of the first command that
+failed, or 128 + n if signal n killed it.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from iswitch.lab.launch.worlds import WORLDS, add_capture, add_switch_kind
+from iswitch.lab.launch.worlds import WORLDS
 
 
 def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
-    """Add the options; without `captures` the one for them is left out."""
+    """Add the options; --capture only with `captures`."""
     kinds = "; ".join(f"{name}: {meaning}" for name, meaning in WORLDS.items())
     parser.add_argument(
         "--topology",
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="start a command that fails again, so many times, as the same RANK (0)",
+        help="restart a command that fails up to N times, with its RANK (0)",
     )
     parser.add_argument(
         "--job", type=int, default=1, metavar="N", help="ISWITCH_JOB (default: %(default)s)"
@@ -64,6 +64,28 @@ def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
     )
     # argparse would write "..." for what follows the options.
     parser.usage = "%(prog)s [options] --topology FORM -- COMMAND..."
+
+
+def add_capture(parser: argparse.ArgumentParser) -> None:
+    """Add the option for captures."""
+    parser.add_argument(
+        "--capture",
+        metavar="DIR",
+        help="write the frames at each switch's ports to DIR/SWITCH.pcapng, after a restart to "
+        "DIR/SWITCH.2.pcapng, ...",
+    )
+
+
+def add_switch_kind(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names the kinds of switches."""
+    parser.add_argument(
+        "--switch",
+        action="append",
+        default=[],
+        metavar="[NAME=]KIND",
+        help="the kind of switch NAME, or of all: iswitch, or bmv2, the P4 program (docs/p4.md); "
+        "may be repeated (not in loopback; default: iswitch)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
 """Try random histories of faults in a simulated network; sums must be exact in all of them.
 
-Every seed is a network, jobs, and what happens to them. With --seed or --scenario one history is
-played and its timeline printed. Ctrl-C ends it with what was found so far. Exit status: 0 all
-promises held, 1 one was broken.
+A seed determines a network, its jobs and the events that befall them. With --seed or --scenario one
+history is played and its timeline is printed. Ctrl-C ends the command with the findings so far.
+Exit status: 0 all promises held, 1 one was broken.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--scenario",
         metavar="JSON|FILE",
-        help="one history as a failure prints it, or a file with it, with its timeline",
+        help="one history as a failure prints it, or a file of it, with its timeline",
     )
     parser.add_argument(
         "--first", type=whole(), default=0, metavar="N", help="the first of the seeds (0)"

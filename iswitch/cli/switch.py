@@ -64,14 +64,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capture",
         metavar="FILE.pcapng",
-        help="write all frames that come and go to a file; without --ports those that packets "
-        "would be in",
+        help="write all frames that come and go to a file; without --ports, packets with made-up "
+        "headers",
     )
     parser.add_argument(
         "--parent",
         type=host_port,
         metavar="HOST:PORT",
-        help="the switch above: jobs go on to it, as contributions of one member",
+        help="the switch above, to which this one contributes the sums of its members",
     )
     parser.add_argument(
         "--uplink",
@@ -90,7 +90,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=quantity(LEAST_LEASE),
         default=30.0,
         metavar="SECONDS",
-        help="a member that is silent for so long is out (default: %(default)s)",
+        help="a member that is silent for this long loses its place (default: %(default)s)",
     )
     parser.add_argument(
         "--control-rate",
@@ -155,13 +155,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=int,
         metavar="N",
-        help="of --impair's chances, if none of them names it (default: 0)",
+        help="seed of --impair's chances, unless a SPEC names one (default: 0)",
     )
     parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
 
 
 def settings(args: argparse.Namespace) -> Settings:
-    """Take the settings of a switch from its options."""
+    """Make the settings of a switch from its options."""
     from iswitch.serving.settings import Settings
 
     return Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})

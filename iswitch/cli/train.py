@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 
-from iswitch.lab.launch.worlds import WORLDS, add_switch_kind
+from iswitch.lab.launch.worlds import WORLDS
 from iswitch.lab.options import MOST, quantity, whole
 from iswitch.lab.training import STALENESS
+
+from .run import add_switch_kind
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -23,13 +25,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     from worker_lib.strategies import STRATEGIES
 
     parser.add_argument("algorithm", choices=ALGORITHMS, help="what learns")
-    parser.add_argument("--env", metavar="ID", help="where; default: the first named above")
+    parser.add_argument("--env", metavar="ID", help="environment (default: the first above)")
     parser.add_argument("--workers", type=int, help="worker processes (default: 4)")
     parser.add_argument(
         "--topology", metavar="FORM", help="instead of --workers: a network, such as rack:2x2"
     )
     parser.add_argument(
-        "--world", choices=WORLDS, default="loopback", help="as of iswitch run (%(default)s)"
+        "--world", choices=WORLDS, default="loopback", help="as for iswitch run (%(default)s)"
     )
     add_switch_kind(parser)
     ways = "; ".join(f"{name}: {meaning}" for name, meaning in STRATEGIES.items())
@@ -48,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--threshold", type=whole(1), metavar="H",
-        help="async: so many contributions make an update (default: as many as workers)",
+        help="async: H contributions make an update (default: one of every worker)",
     )  # fmt: skip
     parser.add_argument(
         "--reproducible", action="store_true",
@@ -58,11 +60,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--iterations",
         type=whole(1),
         metavar="N",
-        help="updates, from the very beginning, until the end (the workload's)",
+        help="end after N updates, counted from the first start (the workload's)",
     )
     parser.add_argument(
         "--target-return", type=quantity(-MOST), metavar="R",
-        help="end when the mean return of the last 20 episodes (as many of each worker) is R",
+        help="end when the mean return of the last 20 episodes, equally many of each worker, is R",
     )  # fmt: skip
     parser.add_argument(
         "--seed", type=whole(0), default=1, metavar="S", help="of weights and environments (1)"

@@ -1,9 +1,8 @@
-"""Settings of memory for a process that serves.
+"""Sets how a serving process keeps its memory.
 
-It has the C library keep the memory that is freed, for it makes buffers all the time.
-
-What is left of a burst is put together in a new buffer of up to a megabyte. By default glibc gives
-such buffers back to the kernel, and gets them again page by page: that costs more than the copy.
+Such a process allocates buffers all the time: the rest of a burst is copied to a new buffer of up
+to a megabyte. By default glibc gives such buffers back to the kernel, and gets them again page by
+page, which costs more than the copy.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ import gc
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 KEPT = 64 << 20  # bytes at the end of the heap that are not given back
-LARGE = 32 << 20  # bytes from which on a buffer has pages of its own; the most glibc allows
+LARGE = 32 << 20  # bytes of a buffer that gets pages of its own; the most that glibc allows
 
 
 def keep_freed() -> None:
-    """Have the C library keep freed memory, where it has such a setting."""
+    """Make the C library keep freed memory, if it has such a setting."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGE)
@@ -25,9 +24,9 @@ def keep_freed() -> None:
 
 
 def settle() -> None:
-    """Take all that exists now, modules mostly, out of the collector's reach.
+    """Exempt all present objects, mostly modules, from garbage collection.
 
-    It would look through all of it again and again, in the middle of a round.
+    The collector would go through them again and again, in the middle of a round.
     """
     gc.collect()
     gc.freeze()

@@ -11,7 +11,7 @@ LIBC = ctypes.CDLL(None)  # loaded here: after a fork it is too late
 
 
 class DiesWithParent:
-    """Has the kernel kill a child when the thread that starts it dies; for `preexec_fn`."""
+    """Makes the kernel kill a child when the thread that starts it dies; for `preexec_fn`."""
 
     def __init__(self) -> None:
         self._parent = os.getpid()
@@ -19,5 +19,5 @@ class DiesWithParent:
     def __call__(self) -> None:
         """Run in the child, before exec."""
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != self._parent:  # it died before it could matter
+        if os.getppid() != self._parent:  # the parent died before the call
             os._exit(1)

@@ -3,8 +3,7 @@
 Each port has a socket that receives everything its interface hears, with its virtio_net_hdr
 (PACKET_VNET_HDR), so that super-frames come and go whole. One more socket sends, at any port: a
 broadcast to many ports is one call, and where the kernel can copy it itself one frame
-(`Replicator`). A VLAN tag, which the kernel takes out of the frame, is put
-back (PACKET_AUXDATA).
+(`Replicator`). A VLAN tag, which the kernel takes out of the frame, is put back (PACKET_AUXDATA).
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Recorder(Protocol):
 
 
 class _Post(NamedTuple):
-    """Frames that the kernel copies, described once."""
+    """The descriptions of frames that the kernel copies, made once and used again."""
 
     version: int  # of the replicator
     copies: list[list[Transmission]]  # those for several ports that are alike but for the receiver
@@ -67,9 +66,10 @@ class RawPorts:
 
     Args:
         ifnames: the interfaces, in the order of the ports' numbers.
-        offload: send super-frames whole, wherever they are cut then.
-        counters: where frames sent, and what the kernel did not take or keep, are counted.
-        recorder: is told of all frames.
+        offload: send super-frames whole, for the kernel or the device to cut.
+        buffer: bytes of each socket's buffer.
+        counters: counts frames that are sent, and those that the kernel refuses or drops.
+        recorder: records all frames; None: nothing is recorded.
         replicate: have the kernel copy broadcasts, if it can.
 
     Raises:
@@ -148,7 +148,7 @@ class RawPorts:
     # Receiving
 
     def pull(self) -> Iterator[Frames]:
-        """Give frames that have come, without waiting; a port's are valid until its next."""
+        """Yield frames that have come, without waiting; a port's are valid until its next ones."""
         for fd, _ in self._epoll.poll(0, len(self.ports)):
             number = self._numbers[fd]
             frames = self._receive(self.ports[number], number)
@@ -157,7 +157,7 @@ class RawPorts:
             if self.recorder is None:
                 yield frames
                 continue
-            for part in apart(frames):  # so that what is sent stands behind what it is sent for
+            for part in apart(frames):  # so that answers are recorded behind their causes
                 self.recorder.received(part)
                 yield part
         now = time.monotonic()
@@ -180,7 +180,7 @@ class RawPorts:
             return None
         if n > BATCH_SUPER or max(lengths) > HEAD + spacing:
             frames = Frames(number, receiver.heads[:n], bodies, lengths)
-        else:  # as many as once before, and as long, lie in the same memory, too
+        else:  # equally many frames of equal lengths lie in the same memory again
             key = (number, spacing, *lengths)
             known = self._seen.get(key)
             if known is None:
@@ -222,7 +222,7 @@ class RawPorts:
             self._flush(counts, begun)
 
     def _broadcast(self, step: Sequence[Transmission]) -> list[Transmission]:
-        """Send what goes to several ports and the kernel can copy; return the rest."""
+        """Send the frames that the kernel can copy for several ports; return the others."""
         assert self._replicator is not None
         left: list[Transmission] = []
         at = 0
@@ -264,7 +264,7 @@ class RawPorts:
         return [only(copy, before) for copy in copies if before]
 
     def _post(self, whole: RecurringFrames) -> bool:
-        """Send frames that the kernel copies, as described before; False: it cannot."""
+        """Send recurring frames that the kernel copies; return False if it cannot."""
         replicator = self._replicator
         if replicator is None:
             return False

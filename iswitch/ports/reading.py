@@ -35,9 +35,9 @@ class BurstReader:
     """Cuts datagrams into bursts.
 
     Args:
-        counters: where datagrams that the kernel has dropped are counted.
-        sources: filled with the address of ours at which each peer spoke to us.
-        moved: called when that of a peer has changed.
+        counters: counts the datagrams that the kernel has dropped.
+        sources: takes, by peer, the address of ours to which it sends.
+        moved: called when a peer sends to another address than before.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class BurstReader:
         self._overflow = 0
 
     def bursts(self, bodies: Rows, lengths: list[int], meta: Rows, spacing: Spacing) -> list[Burst]:
-        """Cut the datagrams of one call into bursts, and be ready for more such.
+        """Cut the datagrams of one call into bursts, and adapt the spacing to them.
 
         Args:
             bodies: (n, room) bytes, a datagram each.
             lengths: bytes of each.
             meta: (n, size) bytes, each datagram's sender and control messages.
-            spacing: room for each; it is told what came.
+            spacing: the room for each, which is adapted.
         """
         n, room = len(lengths), spacing.value
         if n > BATCH_SUPER or max(lengths) > room:
             bursts = self.cut(bodies, lengths, meta)
-        else:  # the same as once before lies in the same memory, too
+        else:  # equal batches lie in the same memory again
             key = (meta.tobytes(), tuple(lengths), room)
             known = self._seen.get(key)
             if known is None:
@@ -100,10 +100,15 @@ class BurstReader:
         return bursts
 
     def _together(self, bodies: Rows, lengths: list[int], meta: Rows) -> Burst | None:
-        """Put datagrams of one sender, full packets but the very last, together as one burst.
+        """Copy datagrams of one sender, of full packets but for the very last, into one burst.
 
-        So they come where something was lost. To copy them next to each other costs less than to
-        handle them one by one. None: these are something else.
+        Datagrams come in this form after a loss. Copying them costs less than handling them one by
+        one. None: the datagrams have another form.
+
+        Args:
+            bodies: (n, room) bytes, a datagram each.
+            lengths: bytes of each.
+            meta: (n, size) bytes, each datagram's sender and control messages.
         """
         first = self._kind(meta[0].tobytes())
         size = first.segment or lengths[0]

@@ -1,7 +1,7 @@
-"""A port for datagrams that writes what the switch is given, and what it sends, to a capture.
+"""Wraps a port of datagrams, and writes those that the switch gets and sends to a capture.
 
-It stands next to the switch: what impaired ports lose on the way in is not in the capture, and
-what they lose on the way out is.
+It stands next to the switch: the capture lacks packets that impaired ports lose on their way in,
+and has those that they lose on their way out.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class RecordedDatagrams:
     """A port of datagrams, recorded.
 
     Args:
-        port: what is recorded.
-        own: its address, as frames are to name it.
-        capture: where to; it is closed with the port.
+        port: the port.
+        own: the address that the frames in the capture give it.
+        capture: takes the datagrams; it is closed with the port.
     """
 
     def __init__(self, port: Port[Burst, Outgoing], own: Address, capture: Capture) -> None:
@@ -35,7 +35,7 @@ class RecordedDatagrams:
         return self.port.fileno()
 
     def deadline(self) -> float | None:
-        """Tell when the port has to be looked at."""
+        """Return the time of the port's deadline, in seconds; None: it has none."""
         return self.port.deadline()
 
     def pull(self) -> Iterator[Burst]:
@@ -56,7 +56,7 @@ class RecordedDatagrams:
             self.port.push([out])
 
     def close(self) -> None:
-        """Close the port, and write what is left.
+        """Close the port, and finish the capture.
 
         Raises:
             OSError: it could not all be written.

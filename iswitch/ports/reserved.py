@@ -1,10 +1,10 @@
-"""Allocates buffers that the system really has: asked for, and touched.
+"""Allocates buffers whose memory the system really has.
 
-Linux promises more memory than there is, and ends a process that uses what it was promised. So
-before memory is taken the limits are read that only strike later (the machine's, those of control
-groups), and its pages are made there at once: small buffers here, large ones by a thread, which
-holds nobody up. What a limit on addresses (`ulimit -v`) or strict overcommit refuses is refused
-when it is asked for.
+Linux promises more memory than there is, and kills a process that uses too much of it. So before an
+allocation the limits are read that strike only on use: those of the machine and of control groups.
+Then all pages are touched, those of small buffers at once, those of large ones by a thread, so that
+the switch need not wait. A limit on addresses (`ulimit -v`) or strict overcommit refuses the
+allocation itself.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class SystemBuffers(Buffers):
     """Takes memory from the system.
 
     Args:
-        tell: is given a line for the operator.
+        tell: takes a line for the operator; None: it is printed on stderr.
     """
 
     def __init__(self, tell: Callable[[str], None] | None = None) -> None:
@@ -144,7 +144,7 @@ class SystemBuffers(Buffers):
         return found
 
     def _touch(self, buffer: Rows) -> None:
-        """Make the pages of a buffer; in a thread, for as long as it takes."""
+        """Touch the pages of a buffer; called in a thread, since it can take long."""
         at, size = buffer.ctypes.data, buffer.nbytes
         for start in range(0, size, SLICE):
             part = min(SLICE, size - start)
@@ -154,9 +154,9 @@ class SystemBuffers(Buffers):
             self._pending -= size
 
     def _populate(self, at: int, nbytes: int) -> bool:
-        """Make some pages, retrying for a while; False: an older kernel, which cannot.
+        """Touch some pages, retrying for a while; return False on a kernel that cannot.
 
-        Then, and where it refuses for long, they are made when they are used.
+        Pages that are not touched here are made when they are used.
         """
         for _ in range(TRIES):
             if not self._madvise(at, nbytes, POPULATE_WRITE):

@@ -35,12 +35,12 @@ NOT_WHOLE = (errno.EIO, errno.EINVAL, errno.EMSGSIZE)
 
 
 class Receivers(NamedTuple):
-    """Receivers that are sent to from one address of ours: the places of their sockaddr_in."""
+    """Receivers to which one address of ours sends: the places of their sockaddr_in in memory."""
 
     source: bytes  # our address; b"": as the kernel chooses
-    names: npt.NDArray[np.uint64]  # all of them
-    whole: npt.NDArray[np.uint64]  # who is sent super-datagrams
-    single: npt.NDArray[np.uint64]  # who is not: the way there does not carry them
+    names: npt.NDArray[np.uint64]  # of all
+    whole: npt.NDArray[np.uint64]  # of those that get super-datagrams
+    single: npt.NDArray[np.uint64]  # of the others, whose way does not carry super-datagrams
 
 
 class DatagramSender:
@@ -48,9 +48,9 @@ class DatagramSender:
 
     Args:
         sock: the socket.
-        counters: where packets that the kernel does not take are counted.
-        sources: at which address of ours each peer spoke to us.
-        most: packets of a super-datagram that the way takes whole; 1: send none.
+        counters: counts the packets that the kernel refuses.
+        sources: by peer, the address of ours to which it sends.
+        most: packets of the largest super-datagram that the way carries; 1: send none.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class DatagramSender:
         self._names: list[Block] = []
         self._singly: Memo[Address, None] = Memo(GROUPS)  # cannot be reached with super-datagrams
         self._controls: dict[tuple[int, int, bytes], Block] = {}
-        self._described = 0  # another: descriptions of sends from before do not hold
+        self._described = 0  # grows when earlier descriptions of sends are no longer valid
         self._posts: Notes[tuple[int, Post | None]] = Notes()  # about recurring packets
 
     def send(self, given: Outgoing) -> None:
@@ -86,10 +86,10 @@ class DatagramSender:
                     self._send_singly(group.names, out, single)
 
     def _post(self, out: Recurring) -> Outgoing | None:
-        """Send packets that are described already; return what is left to be sent otherwise."""
+        """Send recurring packets as they were described; return those still to be sent."""
         known = self._posts.get(out.rows)
         if known is None or known[0] != self._described:
-            post = self._describe(out)  # which may be the first to look where they are
+            post = self._describe(out)  # can change `_described`
             known = self._posts.keep(out.rows, (self._described, post))
         post = known[1]
         if post is None:
@@ -98,7 +98,7 @@ class DatagramSender:
         return None if sent >= len(out.rows) else out._replace(rows=out.rows[sent:])
 
     def _describe(self, out: Recurring) -> Post | None:
-        """Describe super-datagrams for a single receiver; None: these are something else."""
+        """Describe super-datagrams for one receiver; None: there are none, or more receivers."""
         (group, *others) = self._groups.get(out.peers) or self._group(out.peers)
         if others or len(group.whole) != 1 or len(out.rows) == 1:
             return None
@@ -172,10 +172,15 @@ class DatagramSender:
     def _send_rows(
         self, rows: Rows, tail: int, name: int, control: Block, counts: Sequence[int] = ()
     ) -> int:
-        """Send each row as a datagram to one receiver; return how many are done.
+        """Send each row as a datagram to one receiver; return how many were sent or counted lost.
 
-        With counts they are super-datagrams of so many packets; it stops at one that the way does
-        not carry.
+        Args:
+            rows: (n, size) bytes.
+            tail: bytes of the last row.
+            name: place of the receiver's sockaddr_in in memory.
+            control: control messages.
+            counts: packets in each row, if rows are super-datagrams. Sending then stops at one that
+                the way does not carry.
         """
         done = 0
         while done < len(rows):
@@ -222,23 +227,23 @@ class DatagramSender:
         return groups
 
     def forget(self) -> None:
-        """Look up anew where receivers are, and at which address of ours they spoke to us."""
+        """Forget where receivers are, and by which of our addresses they are sent to."""
         self._described += 1
         self._groups.clear()
         self._names.clear()
 
     def _send_to_singly(self, name: int) -> None:
-        """Send no super-datagrams any more to the receiver whose sockaddr_in is there."""
+        """Send single packets from now on to the receiver whose sockaddr_in is at this place."""
         for packed in self._names:
             at = name - packed.address
             if 0 <= at < packed.size:
                 port, host = struct.unpack_from(">2xH4s", packed.content, at)
                 self._singly.keep(Address(socket.inet_ntoa(host), port), None)
         self._described += 1
-        self._groups.clear()  # the memory stays, it is being sent from
+        self._groups.clear()  # the memory stays, since a send under way reads it
 
     def _control(self, tos: int, segment: int, source: bytes) -> Block:
-        """Pack control messages: the ToS byte, the size of segments (0: none), our address."""
+        """Pack control messages: the ToS byte, the bytes of a segment (0: none), our address."""
         control = self._controls.get((tos, segment, source))
         if control is None:
             packed = struct.pack("<Qiii4x", 20, socket.IPPROTO_IP, socket.IP_TOS, tos)

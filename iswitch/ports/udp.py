@@ -45,7 +45,7 @@ from .sending import UDP_SEGMENT, DatagramSender
 IP_MTU = 14
 
 BUFFER = 16 << 20  # bytes asked for; net.core.rmem_max may allow less
-SOURCES = 4096  # peers of whom is remembered at which of our addresses they spoke to us
+SOURCES = 4096  # peers of which the address of ours is kept to which they send
 
 
 class UdpPort:
@@ -57,8 +57,8 @@ class UdpPort:
         offload: use UDP_SEGMENT and UDP_GRO. It is given up by itself where the kernel or the
             device refuses it.
         buffer: bytes of socket buffer to ask for, in each direction.
-        members: who is served first, and has a queue that others cannot fill (`Lobby`). Where the
-            kernel cannot part them, all are served alike.
+        members: addresses that are served first, from a queue that others cannot fill (`Lobby`).
+            If the kernel cannot tell them apart, all are served alike.
 
     Raises:
         OSError: the address cannot be bound.
@@ -114,18 +114,18 @@ class UdpPort:
         return self.lobby.fileno() if self.lobby else self.socket.fileno()
 
     def deadline(self) -> float | None:
-        """Tell when to look into the lobby again; nothing else waits here for a time."""
+        """Return the time at which the lobby opens again, in seconds; None: it is open."""
         return self.lobby.closed_until if self.lobby else None
 
     def close(self) -> None:
-        """Count what the kernel has dropped since the last packet that came, and close."""
+        """Count the datagrams that the kernel has dropped, and close the sockets."""
         if self.lobby:
             self.lobby.close()
         self.count_dropped()
         self.socket.close()
 
     def count_dropped(self) -> None:
-        """Count what the kernel has dropped so far; the last packets that came may not tell it."""
+        """Count the datagrams dropped by the kernel so far; packets tell only of earlier drops."""
         if self.socket.fileno() >= 0:
             self._in.note_overflow(drops_at(self.socket))
 
@@ -180,7 +180,7 @@ class UdpPort:
         for given in sends:
             try:
                 self._out.send(given)
-            except MemoryError:  # of some it may have been sent; the others' are sent all the same
+            except MemoryError:  # some receivers may have got them; later packets are still sent
                 self.counters["tx_failed"] += len(given.rows) * len(given.peers)
 
 

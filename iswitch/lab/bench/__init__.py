@@ -2,12 +2,12 @@
 
 plan        what is to be measured
 member      the process of one worker of one strategy
-group       all workers of a strategy, as the conductor has them: orders go out, times come back
+network     the networks that strategies run on
+group       all workers of a strategy: orders go out to them, times come back
 measure     rounds in turns (A B A B), warm-up, checks
 result      medians, spread, ratios of pairs, CPU per GB, of what was measured
-machine     where that was
+machine     the computer that this was measured on
 report      as a table, JSON, CSV
-figures, html    the same as pictures, on one page
+figures, html    the results as plots, on one page
 paper       the comparisons of the paper
-forward     a switch that adds nothing, to compare with
 """

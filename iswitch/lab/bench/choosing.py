@@ -1,4 +1,4 @@
-"""What the options of `iswitch bench` ask for."""
+"""Makes a plan of the options of `iswitch bench`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .plan import (
     split,
 )
 
-# Options of strategies that a benchmark sets itself, or that need an object, or make sums others.
+# Options of strategies that a benchmark sets itself, that need an object, or that change the sums.
 NOT_HERE = ("bind", "dtype", "filter", "key", "network", "op", "rank")
 
 
@@ -44,9 +44,8 @@ def plan_of(args: argparse.Namespace) -> Plan:
     """Make the plan that the options describe.
 
     Raises:
-        UsageError: that cannot be.
+        UsageError: an option has an impossible value, or two contradict each other.
     """
-
     of_paper = args.what == "paper"
     world = args.world or ("netns" if of_paper else "loopback")
     if world == "bmv2" and of_paper:
@@ -101,9 +100,8 @@ def check_settings(plan: Plan) -> None:
     """Refuse networks that the world or a strategy does not allow.
 
     Raises:
-        UsageError: one cannot be.
+        UsageError: the message names the network and the reason.
     """
-
     for setting in plan.settings:
         topology = topology_of(setting)
         check_members(topology, 1)
@@ -118,7 +116,7 @@ def topology_of(setting: Setting) -> Topology:
     """Read the network of a setting.
 
     Raises:
-        UsageError: there is none such.
+        UsageError: no such network can be built.
     """
     return read_topology(setting.text, "--topologies")
 
@@ -127,9 +125,8 @@ def links_of(name: str, text: str | None) -> list[str]:
     """Split --rate or --loss into values that links can have.
 
     Raises:
-        UsageError: no link can have one.
+        UsageError: no link can have one of them.
     """
-
     values = split(text or "")
     for value in values:
         if value not in NO_LIMIT:
@@ -148,7 +145,7 @@ def number(text: str, option: str) -> int:
     """Read a number of 1 or more.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is no such number.
     """
     if not text.isdecimal() or len(text) > 9 or not int(text):
         raise UsageError(f"{option} {text}: whole numbers of 1 or more, such as {option} 2,4,8")
@@ -157,7 +154,6 @@ def number(text: str, option: str) -> int:
 
 def everything() -> list[Way]:
     """List the strategies that can run here, the switch's first."""
-
     return [Way.parse(name) for name in STRATEGIES if not lacks(name)]
 
 
@@ -165,9 +161,8 @@ def check_ways(ways: Sequence[Way], of_paper: bool) -> None:
     """Refuse strategies or options that do not exist here.
 
     Raises:
-        UsageError: one is not, or does not take such options.
+        UsageError: a strategy is unknown, lacks a library, or does not take an option.
     """
-
     for way in ways:
         if way.name == ASYNC and of_paper:
             continue

@@ -1,4 +1,4 @@
-"""The plots of a measurement, for a page: each is a figure of matplotlib, a caption, hints."""
+"""Draws the plots of a measurement for a page, each with a caption and hints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Picture(NamedTuple):
 
 
 class Pictures:
-    """All plots of some results; every strategy has one colour in all of them."""
+    """Draws all plots of some results; every strategy has one colour in all of them."""
 
     def __init__(self, results: Results) -> None:
         self.cells = results.cells()

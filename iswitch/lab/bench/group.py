@@ -1,4 +1,4 @@
-"""The workers of one strategy, as the conductor has them, who says when a round begins."""
+"""Conducts the workers of one strategy: tells them when a round begins, and takes their times."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import numpy as np
 
 from .plan import FORWARD, Way
 
-PAUSE = 0.002  # seconds in which all get to their timers
+PAUSE = 0.002  # seconds in which all workers can reach their timers
 LONGEST_PAUSE = 0.2
-LOOK = 0.5  # seconds between two looks at whether all still live
-JOINING = 120.0  # seconds for all to come
+LOOK = 0.5  # seconds between two checks that all processes still run
+JOINING = 120.0  # seconds for all workers to report
 UNDER_WAY = 2  # contributions that a worker may have sent before it knows the next version
 TIMEOUT = 120.0  # seconds for an allreduce
 
@@ -34,10 +34,10 @@ class WrongSum(BenchFailed):
 class Done(NamedTuple):
     """Rounds in a row of one worker. Times are of the monotonic clock, in seconds."""
 
-    late: float  # that it began after it should have
+    late: float  # seconds by which it began too late
     ends: list[float]  # when it had the sum of each round
-    updated: float  # when
-    cpu: float  # seconds of this process's, of all rounds
+    updated: float  # when it had updated
+    cpu: float  # CPU seconds of its process in all rounds
     received: int  # bytes at its network interfaces; 0 in the loopback world
     sent: int
 
@@ -52,10 +52,10 @@ class Free(NamedTuple):
 class Round(NamedTuple):
     """One round of a group, in seconds.
 
-    `aggregate` is from the common start of the allreduce to the last worker's end; if another round
-    came right before it, from the last worker's end of that. `update` is from there to the end of
-    the last update. CPU is of all workers, and of the switches' or servers' processes; bytes are of
-    a worker's link, on average; rounds in a row have equal shares of both.
+    `aggregate` lasts from the common start of the allreduce, or from the last worker's end of the
+    round before, to the last worker's end. `update` lasts from then to the end of the last update.
+    CPU seconds are those of all workers, and of the processes of switches or servers; bytes are
+    those of a worker's link, on average. Rounds in a row have equal shares of both.
     """
 
     compute: float
@@ -99,7 +99,7 @@ class Lobby:
         """Wait until all workers of these groups have reported.
 
         Raises:
-            BenchFailed: some do not.
+            BenchFailed: a worker does not report in time.
         """
         limit = time.monotonic() + JOINING
         missing = {(i, rank) for i, group in enumerate(groups) for rank in range(group.size)}
@@ -175,9 +175,15 @@ class Group:
     def row(
         self, count: int, warm: int = 0, compute: float = 0.0, update: bool = False
     ) -> list[Round]:
-        """Measure rounds in a row from a common start, after some that do not count.
+        """Measure rounds in a row from a common start.
 
-        If somebody was not ready in time none of them counts, and all are taken again.
+        If a worker was not ready in time, none of the rounds counts, and all are run again.
+
+        Args:
+            count: rounds.
+            warm: rounds before them that do not count.
+            compute: seconds of emulated computing in each.
+            update: whether each ends with an update.
         """
         while True:
             self.order("prepare")
@@ -204,9 +210,9 @@ class Group:
     def free(self, count: int, compute: float) -> Round:
         """Run iterations asynchronously; returns the mean seconds between their ends.
 
-        As many gradients are applied in it as there are workers. The first ones do not count, in
-        which gradients of an earlier run may be. What an iteration takes beyond its computing is
-        called aggregation.
+        An iteration applies as many gradients as there are workers. The first iterations do not
+        count, since they may apply gradients of an earlier run. The time of an iteration beyond its
+        computing counts as aggregation.
         """
         cpu = self._cpu()
         done: list[Free] = self.order("run", time.monotonic() + self._pause, count, compute)
@@ -217,7 +223,7 @@ class Group:
         return Round(compute, max(0.0, seconds - compute), 0.0, workers, cpu, 0.0, 0.0)
 
     def check(self) -> None:
-        """Tell whether the last sums were exact.
+        """Check that the last sums were exact.
 
         Raises:
             WrongSum: they were not.

@@ -1,4 +1,4 @@
-"""A measurement as one page: the plots, the table, the machine and the command."""
+"""Writes a measurement as one page: the plots, the table, the machine and the command."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def page(report: Report, comparisons: Sequence[Comparison], names: Sequence[str]
 
 
 def add_comparisons(page: Page, plan: Plan, comparisons: Sequence[Comparison]) -> None:
-    """Add the paper's figures beside those that were measured."""
+    """Add the paper's comparisons, measured here."""
     from .figures import speedups
 
     page.section("The paper's comparisons")

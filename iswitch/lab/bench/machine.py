@@ -1,4 +1,4 @@
-"""What a measurement was taken on."""
+"""Describes the computer and the software of a measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds in turns (A B A B ...), so that whatever else the machine does hits all ways alike."""
+"""Measures strategies in turns (A B A B ...), so that other load affects all of them alike."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Progress = Callable[[float, str], None]  # cells done, and what is being done
 def measure(
     plan: Plan, setting: Setting, groups: Sequence[Group], results: Results, progress: Progress
 ) -> None:
-    """Measure all sizes on one network; `results` always holds what is measured so far.
+    """Measure all sizes on one network; `results` holds each round as soon as it is measured.
 
     Args:
         plan: what to measure.
@@ -29,7 +29,7 @@ def measure(
         progress: told of every turn.
 
     Raises:
-        WrongSum: sums are not exact.
+        WrongSum: a sum is not exact.
         BenchFailed: a process has died.
     """
     for job, size in enumerate(plan.sizes, 1):
@@ -75,7 +75,14 @@ def check(groups: Sequence[Group], series: Sequence[Series]) -> None:
 
 
 def take(plan: Plan, group: Group, computing: float | None, count: int = 1) -> list[Round]:
-    """Run a turn: rounds in a row, or one round, or an iteration."""
+    """Run a turn of one strategy: rounds in a row, one round, or iterations.
+
+    Args:
+        plan: says which.
+        group: the workers.
+        computing: seconds of emulated computing in an iteration; None: none.
+        count: rounds in a row.
+    """
     if plan.in_a_row > 1:
         return group.row(count, WARM)
     if not plan.free:
@@ -91,8 +98,14 @@ def turns(
 ) -> Iterator[float]:
     """Run turns of all strategies alternately, for a number of rounds or of seconds.
 
+    Args:
+        plan: says how many.
+        groups: the workers of each strategy.
+        series: takes the rounds of each.
+        computing: seconds of emulated computing in an iteration; None: none.
+
     Yields:
-        which part of that is done.
+        the part that is done, from 0 to 1.
     """
     began = time.monotonic()
     part, count = 0.0, 0

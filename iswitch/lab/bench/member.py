@@ -1,9 +1,9 @@
-"""One worker of one strategy: `python -m iswitch.lab.bench.member SOCKET NUMBER LINKS`.
+"""Runs one worker of one strategy: `python -m iswitch.lab.bench.member SOCKET NUMBER LINKS`.
 
-A conductor tells it what to do. LINKS is `links`, or `none` in the loopback world.
-
-Orders come as tuples: the name of a method of `BenchWorker`, and its arguments. What the method
-returns goes back. A fault ends the process; its last line on stderr says why.
+The conductor at SOCKET gives it orders; NUMBER is that of its group there. LINKS is `links`, or
+`none` in the loopback world. An order is a tuple: the name of a method of `BenchWorker` and its
+arguments. The worker sends back what the method returns. An exception ends the process; its last
+line on stderr says why.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from worker_lib.strategies import Vector, make
 from .group import Done, Free
 from .plan import ASYNC
 
-LINKS = "links"  # the word for a worker that has some
-QUIET = 0.001  # seconds after the end before it is told: others may still be at it
-FRESH = 16  # rounds, after which a vector gets its numbers anew: 100**18 overflows nothing yet
+LINKS = "links"  # the word for a worker that has links of its own
+QUIET = 0.001  # seconds from its last round to its answer: other workers may still be busy
+FRESH = 16  # rounds after which a vector is reset: until then no sum overflows
 MOMENTUM, RATE = np.float32(0.9), np.float32(0.01)
 
 
@@ -33,9 +33,9 @@ class BenchWorker:
     """Executes a conductor's orders, on vectors of whole numbers, so that sums are exact.
 
     Args:
-        rank: this worker's.
-        workers: how many there are.
-        counts: the network interfaces are its own, so that what they count is told.
+        rank: of this worker.
+        workers: the number of workers.
+        counts: whether to count the bytes at the network interfaces, which must be its own.
     """
 
     def __init__(self, rank: int, workers: int, counts: bool = True) -> None:
@@ -47,7 +47,14 @@ class BenchWorker:
         self._times: list[float] = []  # when the iterations of a run ended
 
     def join(self, name: str, numel: int, job: int, options: dict[str, Any]) -> None:
-        """Join a group for vectors of `numel` elements."""
+        """Join a group.
+
+        Args:
+            name: of the strategy.
+            numel: elements of a vector.
+            job: the number of the job, at a switch.
+            options: of the strategy.
+        """
         os.environ["ISWITCH_JOB"] = str(job)
         self._own = whole_numbers(self.rank, numel)
         self._vector = self._own.copy()
@@ -70,10 +77,15 @@ class BenchWorker:
         np.copyto(self._vector, self._own)
 
     def go(self, at: float, compute: float, update: bool, rounds: int) -> Done:
-        """Sleep as if computing, from `at` on, aggregate `rounds` times, and update if asked to.
+        """Sleep as if computing, aggregate several times, and update if asked to.
 
-        From one round to the next the vector stays what the strategy has made of it, so that
-        nothing but allreduces is measured.
+        The strategy's sum is the vector of the next round, so that only allreduces are measured.
+
+        Args:
+            at: when to begin, by the monotonic clock.
+            compute: seconds to sleep.
+            update: whether to update at the end.
+            rounds: the number of allreduces.
         """
         before = self._count()
         late = max(0.0, time.monotonic() - at)
@@ -94,10 +106,15 @@ class BenchWorker:
         return Done(late, ends, updated, cpu, received, sent)
 
     def run(self, at: float, count: int, compute: float) -> Free:
-        """Run iterations from `at` on without waiting for others: compute, contribute.
+        """Run iterations without waiting for other workers: compute, then contribute.
 
         A parameter server answers every gradient with its values; a switch makes a version of as
         many gradients as there are workers.
+
+        Args:
+            at: when to begin, by the monotonic clock.
+            count: iterations.
+            compute: seconds to sleep in each.
         """
         time.sleep(max(0.0, at - time.monotonic()))
         cpu = time.process_time()
@@ -156,7 +173,7 @@ def traffic() -> tuple[int, int]:
 
 
 def nothing() -> tuple[int, int]:
-    """Count nothing: without links of its own, the interfaces count other processes, too."""
+    """Return zeros: interfaces that others share count the bytes of others, too."""
     return 0, 0
 
 

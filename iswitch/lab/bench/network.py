@@ -1,4 +1,4 @@
-"""The networks of a measurement, with switches and workers on them."""
+"""Builds the networks of a measurement, with switches and workers on them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOOK = 0.1  # seconds
 
 
 class Build(NamedTuple):
-    """How networks are built."""
+    """Options of the networks and their processes."""
 
     offload: bool = True
     switch_options: Sequence[str] = ()  # more of `iswitch switch`
@@ -37,27 +37,27 @@ class Build(NamedTuple):
 
 
 class Site(NamedTuple):
-    """A world with what serves in it."""
+    """A network: its world, the hosts of workers, and what serves them."""
 
     world: World
     workers: Sequence[Host]
-    switches: Switches | None = None  # None: bridges of the kernel's, or nothing
-    spare: Sequence[Host] = ()  # for servers
+    switches: Switches | None = None  # None: the kernel's bridges, or none at all
+    spare: Sequence[Host] = ()  # hosts for parameter servers
 
 
 @contextmanager
 def opened(plan: Plan, setting: Setting, build: Build) -> Iterator[list[Group]]:
     """Start a group of workers for each strategy on a network, for a `with` block.
 
-    What the switch adds has a network of its own; so has the switch that only forwards. All other
-    strategies share a third of the same topology, whose switches are bridges of the kernel's, or
-    iSwitches where links are bad, since those make them so. Parameter servers have hosts of their
-    own at its root.
+    The strategies of the switch have a network of their own, and so has the switch that only
+    forwards. All other strategies share a third network of equal topology. Its switches are the
+    kernel's bridges, or iSwitches if links are impaired, since iSwitches impair them. Parameter
+    servers have hosts of their own at its root.
 
     Raises:
         UsageError: the network cannot be built.
         SwitchFailed: a switch does not start.
-        BenchFailed: a worker does not.
+        BenchFailed: a worker does not start.
     """
     with ExitStack() as stack:
         fleet = stack.enter_context(Fleet())
@@ -86,7 +86,15 @@ def fabric(way: Way) -> str:
 
 @contextmanager
 def site(kind: str, plan: Plan, setting: Setting, build: Build, fleet: Fleet) -> Iterator[Site]:
-    """Build a network of this kind and start its switches, for a `with` block."""
+    """Build a network and start its switches, for a `with` block.
+
+    Args:
+        kind: as `fabric` names it.
+        plan: says which world.
+        setting: the topology.
+        build: options.
+        fleet: gets the processes of switches.
+    """
     plain = read_topology(setting.text)
     servers = max(way.servers for way in plan.ways_on(setting)) if kind == "ordinary" else 0
     topology = with_hosts(plain, servers)
@@ -120,7 +128,17 @@ def with_hosts(topology: Topology, count: int) -> Topology:
 def start(
     i: int, way: Way, site: Site, port: int, lobby: Lobby, fleet: Fleet, pinned: bool
 ) -> Group:
-    """Start the workers of a strategy, and its servers."""
+    """Start the workers of a strategy, and its servers.
+
+    Args:
+        i: the number of the strategy in the plan.
+        way: the strategy.
+        site: where its workers run.
+        port: the TCP port at which they meet.
+        lobby: where they report.
+        fleet: gets the processes.
+        pinned: whether to keep each process on one core.
+    """
     world, switches = site.world, site.switches
     serving = with_children(switches.processes()) if switches is not None else []
     shared = group_variables(world, [host.name for host in site.workers], 0, port)
@@ -145,7 +163,7 @@ def start(
 
 
 def with_children(processes: Sequence[int]) -> list[int]:
-    """Add to these processes those that they have started: a bmv2 is a switch's."""
+    """Add the processes that these have started, such as a switch's bmv2."""
     found = list(processes)
     for process in found:
         for children in Path(f"/proc/{process}/task").glob("*/children"):
@@ -158,13 +176,15 @@ def pin(processes: Sequence[int]) -> None:
     """Keep each process, with all of its threads, on one core, in turns."""
     cores = sorted(os.sched_getaffinity(0))
     for process, core in zip(processes, cycle(cores), strict=False):
-        with suppress(FileNotFoundError, ProcessLookupError):  # who has died is told of elsewhere
+        with suppress(
+            FileNotFoundError, ProcessLookupError
+        ):  # an ended process is reported elsewhere
             for thread in os.listdir(f"/proc/{process}/task"):
                 os.sched_setaffinity(int(thread), {core})
 
 
 def start_servers(way: Way, site: Site, fleet: Fleet) -> tuple[list[str], list[int]]:
-    """Start parameter servers; returns their addresses and process numbers."""
+    """Start the parameter servers of a strategy; return their addresses and process numbers."""
     addresses, processes = [], []
     for host in site.spare[: way.servers]:
         listen = f"{site.world.address(host.name)}:0"
@@ -179,7 +199,7 @@ def listening(fleet: Fleet, server: Child) -> str:
     """Read where a server listens from the line that it prints.
 
     Raises:
-        BenchFailed: it does not.
+        BenchFailed: the server ends, or prints no such line in time.
     """
     limit = time.monotonic() + START_TIMEOUT
     while time.monotonic() < limit:
@@ -192,13 +212,13 @@ def listening(fleet: Fleet, server: Child) -> str:
 
 
 class Alarm:
-    """Raises BenchFailed when a process has ended."""
+    """Raises BenchFailed, when called, if a process has ended."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
 
     def __call__(self) -> None:
-        """Look at all processes."""
+        """Check all processes."""
         for child in self.fleet.children:
             if child.status() is not None:
                 raise BenchFailed(f"the {child.name} {child.ending()}")

@@ -1,4 +1,4 @@
-"""The comparisons of the paper (Li et al., ISCA 2019), on emulated hosts and links.
+"""Repeats the comparisons of the paper (Li et al., ISCA 2019) on emulated hosts and links.
 
 The paper trains on machines with links of 10 Gbit/s, around switches with NetFPGAs. Here four
 workers are around one switch, and 6, 9 and 12 are three in a rack, with links slow enough that the
@@ -49,10 +49,10 @@ EMULATED = (
 
 
 def settings(workers: Sequence[int], rates: Sequence[str]) -> list[Setting]:
-    """Choose a form: a star of up to five workers, else racks of three.
+    """Choose the networks: a star for up to five workers, else racks of three.
 
     Raises:
-        ValueError: so many workers fill no racks.
+        ValueError: a number of workers above five is no multiple of three.
     """
     if wrong := [n for n in workers if n > 5 and n % 3]:
         raise ValueError(f"{wrong[0]} workers are not three in each rack; take 6, 9, 12 and so on")
@@ -63,7 +63,15 @@ def settings(workers: Sequence[int], rates: Sequence[str]) -> list[Setting]:
 def plan(
     sizes: Sequence[Size], workers: Sequence[int], rates: Sequence[str], world: str, **more: float
 ) -> Plan:
-    """Make the paper's plan; asynchronous strategies only where there is one switch."""
+    """Make the paper's plan; asynchronous strategies only where there is one switch.
+
+    Args:
+        sizes: the gradients.
+        workers: the numbers of workers.
+        rates: of the links, as text.
+        world: where.
+        more: other fields of the plan.
+    """
     return Plan(
         sizes,
         settings(workers, rates),

@@ -1,4 +1,4 @@
-"""What is to be measured: sizes, networks, strategies, and for how long. Passive."""
+"""Describes what is to be measured: sizes, networks, strategies, and for how long."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from iswitch.faults.units import BYTES, Unit
 
 ELEMENT = 4  # bytes of a float32
-FORWARD = "forward"  # not a strategy: the switch sends the same frames back, and adds nothing
-ASYNC = "async"  # nor this: asynchronous workers of the switch's
-WARM = 2  # rounds before those in a row, which do not count: in the caches is what others have done
+FORWARD = "forward"  # no strategy: the switch sends every frame back, and adds nothing
+ASYNC = "async"  # no strategy: asynchronous workers of the switch
+WARM = 2  # rounds before those in a row; they do not count, since caches hold other ways' data
 SIZE = Unit("size", BYTES, "40kB")
 SIZES = "ppo,ddpg,a2c,dqn"
 P4_SIZES = "ppo,ddpg"  # a bmv2 needs seconds for a round of the others
@@ -36,10 +36,10 @@ class Size:
 
     @classmethod
     def parse(cls, text: str) -> Size:
-        """Read `ppo` or another of PAPER, or `40kB`, `1MiB`; whole elements, at least one.
+        """Read a name in PAPER such as `ppo`, or bytes such as `40kB`: whole elements, one or more.
 
         Raises:
-            QuantityError: neither.
+            QuantityError: the text is neither.
         """
         if text.lower() in PAPER:
             return PAPER[text.lower()]
@@ -80,7 +80,7 @@ class Way:
 
     @classmethod
     def parse(cls, text: str) -> Way:
-        """Read NAME or NAME:OPTION=VALUE:...; values are Python's, or else text.
+        """Read NAME or NAME:OPTION=VALUE:...; a VALUE is a literal of Python, or text.
 
         Raises:
             ValueError: an option has no value.
@@ -96,7 +96,7 @@ class Way:
 
 
 def literal(text: str) -> Any:
-    """Read a number, inf, True, False or None; else keep the text."""
+    """Read a literal of Python or inf; return any other text as it is."""
     if text == "inf":
         return inf
     try:
@@ -107,7 +107,7 @@ def literal(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Setting:
-    """A network: a topology's short form without settings, and what all of its links are."""
+    """A network: the short form of a topology, and the settings of all of its links."""
 
     form: str
     rate: str | None = None
@@ -126,10 +126,16 @@ class Setting:
 def networks(
     forms: Sequence[str], workers: Sequence[int], rates: Sequence[str], losses: Sequence[str]
 ) -> list[Setting]:
-    """Combine all; `star` and `rack` (three workers in each) stand for one of each number.
+    """Combine forms, rates and losses; `star` and `rack` stand for one of each number of workers.
+
+    Args:
+        forms: star, rack (three workers in each), a short form, or a .toml file.
+        workers: numbers of workers.
+        rates: as text.
+        losses: as text.
 
     Raises:
-        ValueError: a rack has another number of workers.
+        ValueError: a rack cannot have that many workers, or a file says how its links are.
     """
     full = []
     for form in forms:
@@ -155,7 +161,7 @@ def networks(
 
 
 def split(text: str) -> list[str]:
-    """Split a list at its commas, but for those before the settings of a topology."""
+    """Split a list at its commas, except those before the settings of a topology."""
     return [part for part in re.split(r",(?![\w-]+=)", text) if part]
 
 
@@ -163,12 +169,17 @@ def split(text: str) -> list[str]:
 class Plan:
     """All that is to be measured.
 
-    `ways[0]` is what the others are compared with. Of each size and network so many `rounds` are
-    taken of each way, or as many as `seconds` allow, at least `least`; in turns of up to `in_a_row`
-    without a pause, or, if that is 1, of one from a common start. And `iterations` more are taken,
-    in which the workers also compute (sleep for `compute` seconds, or the size's own) and update.
-    If `free`, all turns are of iterations, and an asynchronous way goes through so many of them
-    without a common start, of which the first ones do not count.
+    Attributes:
+        ways: the strategies; the others are compared with the first.
+        rounds: of each way, size and network; None: as many as `seconds` allow.
+        in_a_row: rounds of a turn without a pause; 1: single rounds from a common start.
+        seconds: for each size and network.
+        least: rounds at least, however long they take.
+        warmup: turns before that, which do not count.
+        iterations: more rounds of each way, in which workers also compute and update.
+        compute: seconds that workers compute (sleep); None: those of the size.
+        free: if not 0, all turns are iterations, and those of an asynchronous way are this number
+            of iterations without a common start, of which the first ones do not count.
     """
 
     sizes: Sequence[Size]

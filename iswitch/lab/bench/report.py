@@ -1,4 +1,4 @@
-"""What was measured: as JSON, as rows for CSV, as a table on a terminal."""
+"""Reports what was measured: as JSON, as CSV, and as tables on a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAD = (
     "strategy", "p50, ms", "quartiles, ms", "p99, ms", "rounds", "ratio", "wire", "switch, s/GB",
     "workers, s/GB",
 )  # fmt: skip
-COLUMNS = {  # by name, which units follow
+COLUMNS = {  # by the names in HEAD, without units
     "ratio": "to the first strategy, of the rounds of one turn: median (quartiles)",
     "wire": "p50 over the time in which a link carries the vector once",
     "switch": "CPU seconds of the processes of switches or servers, for each GB contributed",

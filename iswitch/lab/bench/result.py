@@ -1,4 +1,4 @@
-"""What was measured, and what follows from it: medians, spread, ratios of pairs, CPU per GB."""
+"""Keeps what was measured, and computes medians, spread, ratios of pairs, and CPU per GB."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .group import Round
     from .plan import Setting, Size, Way
 
-BUSY = 0.75  # of what there is: then it is the limit
+BUSY = 0.75  # of the cores or the wire; above that they are the limit
 
 
 class Quartiles(NamedTuple):
@@ -34,7 +34,7 @@ class Quartiles(NamedTuple):
 
 @dataclass
 class Series:
-    """The rounds of one way, one size, one network, in the order in which they were taken."""
+    """The rounds of one way, one size and one network, in the order of measuring."""
 
     way: Way
     size: Size
@@ -84,16 +84,17 @@ class Series:
     def cores_busy(self, cores: int) -> float:
         """Estimate how many of the machine's cores the processes of this strategy keep busy.
 
-        Of medians. A round of some microseconds takes less time than its processes need to be
-        woken and to sleep again, which counts as their CPU time: so the estimate is capped.
+        It is a ratio of medians. In rounds of some microseconds, the CPU time includes waking and
+        sleeping, which take longer than the round itself: so the estimate is capped.
         """
         spent = np.median([one.switch_cpu + one.workers_cpu for one in self.rounds])
         return min(float(spent / np.median(self.seconds)), float(cores))
 
     def wire_busy(self) -> float | None:
-        """Compute the share of its rate that the busiest link carries in an allreduce; of medians.
+        """Compute the share of its rate that the busiest link carries in an allreduce.
 
-        None: it has no rate. The link of a parameter server carries the traffic of all workers.
+        It is a ratio of medians; None: links have no rate. The link of a parameter server carries
+        the traffic of all workers.
         """
         if self.rate is None:
             return None
@@ -140,7 +141,7 @@ def wire_bound(size: Size, rate: float) -> float:
 
 @dataclass
 class Results:
-    """All series, as far as they go."""
+    """All series that were begun."""
 
     series: list[Series] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""A benchmark from its plan to its reports."""
+"""Runs a benchmark, from its plan to its reports."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The worlds a topology can be run in: where its nodes are, and how its switches are started."""
+"""Makes a topology real in one of the worlds: where its nodes are, how its switches start."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from abc import ABC, abstractmethod
@@ -23,7 +22,7 @@ LOCALHOST = "127.0.0.1"
 WORLDS = {
     "loopback": "processes on this machine, no privileges",
     "netns": "a network namespace for each host and switch; needs root",
-    "mininet": "the same, as a network of Mininet's; needs root",
+    "mininet": "such namespaces, built by Mininet; needs root",
     "bmv2": "netns with --switch bmv2",
 }
 KINDS = ("iswitch", "bmv2")  # of switches
@@ -162,16 +161,6 @@ def made_folder(path: str | None, option: str) -> Path | None:
     return Path(path)
 
 
-def add_capture(parser: argparse.ArgumentParser) -> None:
-    """Add the option for captures."""
-    parser.add_argument(
-        "--capture",
-        metavar="DIR",
-        help="write the frames at each switch's ports to DIR/SWITCH.pcapng; of one that was "
-        "started again also to DIR/SWITCH.2.pcapng, ...",
-    )
-
-
 def read_topology(text: str, option: str = "--topology") -> Topology:
     """Read the topology that an option names.
 
@@ -196,7 +185,7 @@ def check_link(name: str, value: str, **beside: str) -> None:
         beside: other settings that it goes with.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: no link can have that value.
     """
     from topologies import Link, TopologyError
 
@@ -208,7 +197,14 @@ def check_link(name: str, value: str, **beside: str) -> None:
 
 
 def refused(option: str, quantity: str, value: str, said: str) -> str:
-    """Word the refusal of NAME=VALUE for an option that is written --NAME VALUE."""
+    """Word the refusal of a setting for an option.
+
+    Args:
+        option: such as --rate.
+        quantity: the name of the setting.
+        value: the one that is refused.
+        said: the refusal of QUANTITY=VALUE.
+    """
     return f"{option} {value}: " + said.replace(f"write {quantity}=", f"write {option} ")
 
 
@@ -218,10 +214,10 @@ def chosen_topology(form: str | None, workers: int | None, trees: bool = True) -
     Args:
         form: of --topology.
         workers: of --workers.
-        trees: whether more workers could be had with more switches.
+        trees: whether a tree of switches could take more workers.
 
     Raises:
-        UsageError: there is no such network, or the two say it twice.
+        UsageError: there is no such network, or both options are given.
     """
     if form is None:
         workers = 4 if workers is None else workers
@@ -245,10 +241,10 @@ def group_variables(
 
     Args:
         world: where they are.
-        hosts: of each rank.
-        job: of the switch's.
-        port: where they meet, at the first host.
-        per_host: how many of them each host has.
+        hosts: the host of each rank.
+        job: the number of the job.
+        port: the TCP port of the first host at which they meet.
+        per_host: workers on each host.
     """
     return {
         "ISWITCH_JOB": str(job),
@@ -267,18 +263,6 @@ def network_of(topology: Topology, hosts: Sequence[str]) -> str:
     return json.dumps({"hosts": list(hosts), "links": links})
 
 
-def add_switch_kind(parser: argparse.ArgumentParser) -> None:
-    """Add the option that says what switches are."""
-    parser.add_argument(
-        "--switch",
-        action="append",
-        default=[],
-        metavar="[NAME=]KIND",
-        help="what a switch is, or all are: iswitch, or bmv2, the P4 program (docs/p4.md); may be "
-        "repeated (not in loopback; default: iswitch)",
-    )
-
-
 def p4_switches(
     kind: str, topology: Topology, chosen: Sequence[str], capture: str | None = None
 ) -> frozenset[str]:
@@ -287,11 +271,11 @@ def p4_switches(
     Args:
         kind: of the world.
         topology: has the switches.
-        chosen: what they are, as `--switch` says.
-        capture: where frames are to be written.
+        chosen: the texts of `--switch`.
+        capture: where frames are to be written; None: nowhere.
 
     Raises:
-        UsageError: there is no such switch or kind, or it cannot be that.
+        UsageError: there is no such switch or kind, or the switch cannot be of that kind.
     """
     kinds = dict.fromkeys((s.name for s in topology.tree), "bmv2" if kind == "bmv2" else "iswitch")
     for text in chosen:
@@ -329,7 +313,7 @@ def check_members(topology: Topology, per_host: int) -> None:
     """Refuse more workers at a switch than it takes.
 
     Raises:
-        UsageError: one cannot.
+        UsageError: a switch would have too many.
     """
     if per_host < 1:
         raise UsageError(f"--workers-per-host {per_host}: at least 1")
@@ -378,10 +362,10 @@ def make_world(
         kind: one of WORLDS.
         topology: what is to be built.
         offload: send super-frames whole.
-        switches: what they are, as `--switch` says.
+        switches: the texts of `--switch`.
 
     Raises:
-        UsageError: it cannot be had here; the message names the mend.
+        UsageError: the world cannot be built here; the message names the mend.
     """
     bmv2 = p4_switches(kind, topology, switches)
     if bmv2:

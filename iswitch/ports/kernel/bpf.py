@@ -100,6 +100,6 @@ def load_map(to: int, map_: int) -> bytes:
 
 
 def call(helper: int, *arguments: int) -> bytes:
-    """Make the call of a helper: R1 is the context (kept in R6), R2 and on are constants."""
+    """Make the call of a helper; R1 is the context, which R6 holds, and R2 and on are constants."""
     given = b"".join(step(MOVE_VALUE, i, value=one) for i, one in enumerate(arguments, 2))
     return step(MOVE, 1, 6) + given + step(CALL, value=helper)

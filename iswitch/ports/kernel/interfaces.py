@@ -2,8 +2,8 @@
 
 A device accepts super-datagrams of at most N segments (`ip link set DEV gso_max_segs N`). TCP obeys
 this limit; UDP does not by itself: a larger super-datagram is cut into single packets before the
-device. So an operator who limits a slow link's rate in the kernel can also limit
-the time that one super-datagram occupies the link.
+device. So an operator who limits a slow link's rate in the kernel can also limit the time that one
+super-datagram occupies the link.
 """
 
 from __future__ import annotations

@@ -4,16 +4,17 @@
     others  --> lobby --(a share of the time)----> switch
                      \\-> strangers' data: counted, many at once
 
-The kernel chooses between the two by a program of ours (socket(7), SO_ATTACH_REUSEPORT_CBPF), so
-that what strangers send never stands in a member's way: not in the queue, where it would take the
-room of contributions, and not before the switch, which looks into the lobby for a share of its time
-only. What the lobby then has no room for costs nothing more, and is counted (`rx_overflow`). The
-share is of the processor's time: while other processes have the core, the lobby costs no member
-anything, and who waits in it must not wait ten times as long for that. While members' packets wait,
-it is a share of the time that this thread got: where other processes leave the switch a tenth of
-the core, a tenth of the core would be all it has.
+The kernel chooses between the two by a program of ours (socket(7), SO_ATTACH_REUSEPORT_CBPF). So
+strangers' packets never stand in a member's way: they take no room in the queue of contributions,
+and the switch spends only a share of its time on the lobby. Packets that find no room there cost
+nothing more, and are counted (`rx_overflow`).
 
-Members that the program does not name, being too many or sending IP options, are served here, too.
+The share is of the core's time: while other processes have the core, the lobby costs members
+nothing, and its guests need not wait longer for that. While members' packets wait, the share is of
+the time that this thread got: else, where other processes leave the switch a tenth of the core, the
+lobby could take all of it.
+
+Members that the program cannot name, being too many or sending IP options, are served here, too.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ SO_ATTACH_REUSEPORT_CBPF = 51
 SO_MEMINFO = 55
 MEMINFO_DROPS = 8  # index in SO_MEMINFO's array (linux/sock_diag.h)
 
-SHARE = 0.1  # of a core, or, while members wait, of what the switch gets of one
+SHARE = 0.1  # of a core, or, while members wait, of the time that the switch gets of it
 FEW = 8  # packets after which the lobby need not be closed
 AT_ONCE = 32  # packets that may each need an answer; of strangers' data more
 BUFFER = 1 << 20  # bytes that may wait
 USUAL = 1472  # bytes of a datagram, until there are larger ones
 CONTROL = 112  # bytes of control messages: ToS, size of packets, drops, our address
-INFO_MESSAGE = 32  # bytes of the one that says our address
+INFO_MESSAGE = 32  # bytes of the message with our address
 
 # Classic BPF (linux/filter.h, linux/bpf_common.h), with the IP header at NETWORK.
 NETWORK = 0xFFF00000  # SKF_NET_OFF, as the kernel reads it
@@ -123,7 +124,7 @@ class Lobby:
         self._receiver = Receiver(name=SOCKADDR_SIZE, control=CONTROL)
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
-            # The first was bound without it, so that nobody shares the address with us.
+            # The first socket was bound without it, so that no other program shares the address.
             for one in (own, self.socket):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             self.socket.bind(own.getsockname())
@@ -198,7 +199,7 @@ class Lobby:
             return
         try:
             guests = self._turn_away(bodies, lengths)
-        except MemoryError:  # members are served all the same, and the next who come here
+        except MemoryError:  # members and later guests are served all the same
             self.counters["rx_no_memory"] += n
             return
         alone = len(guests.lengths)
@@ -231,7 +232,7 @@ class Lobby:
         if came:
             rest = np.flatnonzero(~away)
             guests = Guests(bodies[rest], sizes[rest].tolist(), meta[rest])
-        # From here on nothing takes memory: either all of it is counted or nothing.
+        # From here on nothing takes memory: either all of these are counted, or none.
         counters = self.counters
         counters["rx_packets"] += came
         counters["rx_bytes"] += size

@@ -63,7 +63,7 @@ class _Layout(NamedTuple):
     address: int
     headers: memoryview
     pristine: bytes
-    iovecs: npt.NDArray[np.void]  # they have to stay
+    iovecs: npt.NDArray[np.void]  # kept, since headers point to them
 
 
 class Receiver:
@@ -73,9 +73,9 @@ class Receiver:
     of equally long super-datagrams make one piece of memory, and so do their packets. The bytes of
     a datagram beyond `spacing` go to a place of their own, and cost a copy.
 
-    `heads` is (BATCH, head), what each begins with. `meta` is (BATCH, name + control): the sender's
-    address and the control messages, zero beyond what the kernel wrote, so that packets of one kind
-    from one sender have equal rows.
+    `heads`, (BATCH, head) bytes, has the first bytes of each datagram. `meta`, (BATCH, name +
+    control) bytes, has the sender's address and the control messages, and zeros behind them, so
+    that packets of one kind from one sender have equal rows.
 
     Args:
         head: bytes to keep apart from the body; a multiple of 4.
@@ -156,14 +156,13 @@ class Receiver:
 
 
 class Spacing:
-    """Chooses the distance of the bodies of the next datagrams by the last ones.
+    """Chooses the distance between the bodies of the next datagrams.
 
-    Then payloads of equally long super-datagrams make one piece of memory, and nothing is copied;
-    the last packet of a super-datagram has room for a full one.
+    With it, payloads of equally long super-datagrams make one piece of memory, and nothing is
+    copied; the last packet of a super-datagram has room for a full one.
 
     Args:
-        single: room for the body of a datagram that is no super-datagram; it grows if that is not
-            enough.
+        single: bytes of room for the body of a single packet; they grow when a larger one comes.
         head: bytes that are kept apart from the body.
     """
 
@@ -173,11 +172,11 @@ class Spacing:
         self._longest = 0  # of the super-datagrams that it was chosen for
 
     def expect(self, lengths: Sequence[int], size: Callable[[int], int]) -> None:
-        """Choose the distance for what comes after these datagrams.
+        """Choose the distance for the next datagrams by the last ones.
 
         Args:
-            lengths: of the last datagrams, with their heads.
-            size: bytes of a packet of the super-datagram of this place; 0: it is none.
+            lengths: of the last datagrams, with their heads, in bytes.
+            size: returns the bytes of a packet in the super-datagram of an index; 0: a single one.
         """
         most = max(lengths)
         longest = most - self._head
@@ -216,7 +215,7 @@ def described(count: int) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
 
 
 class Sender:
-    """Sends datagrams in one call; each call fills in their descriptions anew."""
+    """Sends datagrams in one system call, from any memory."""
 
     def __init__(self, most: int = UIO_MAXIOV) -> None:
         self._iovecs, self._headers = described(most)
@@ -296,11 +295,11 @@ class Sender:
 
 
 class Post:
-    """Sends datagrams to one receiver from memory that stays where it is, described once.
+    """Sends datagrams to one receiver, again and again from one place in memory.
 
     Args:
         payloads: contiguous bytes of each.
-        name: address of the receiver's sockaddr_in; it has to stay, too.
+        name: address of the receiver's sockaddr_in; the caller keeps it.
         control: control messages that go with every datagram.
     """
 
@@ -322,9 +321,9 @@ class Post:
 
 
 def size_buffers(sock: socket.socket, wanted: int) -> int:
-    """Ask for socket buffers of `wanted` bytes; returns what the receive buffer got.
+    """Ask for socket buffers of `wanted` bytes; return the bytes that the receive buffer got.
 
-    Root gets them whatever net.core.rmem_max says; others get at most that.
+    Root gets them in any case, others get net.core.rmem_max at most.
     """
     for force, plain in (
         (SO_RCVBUFFORCE, socket.SO_RCVBUF),

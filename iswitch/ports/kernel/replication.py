@@ -1,12 +1,12 @@
-"""Broadcasts of one frame, which the kernel copies for the other ports.
+"""Sends a broadcast as one frame, which the kernel copies for the other ports.
 
 A broadcast goes out as one frame that carries a mark. A program at the egress of every port calls,
 for a marked frame, the program of the mark: for each receiver it writes the addresses into the
 headers and sends a clone to its port (bpf_clone_redirect), which shares the memory of the payload.
 So n receivers cost one copy of the payload rather than n.
 
-The kernel checks the programs, and removes them with their descriptors, also if this process is
-killed. It takes Linux 6.6 and CAP_BPF and CAP_NET_ADMIN.
+The kernel checks the programs, and removes them with their descriptors, even if this process is
+killed. They need Linux 6.6, CAP_BPF and CAP_NET_ADMIN.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DIFFERENT = (
     slice(UDP + 6, HEAD),
 )
 
-MOST = 64  # programs; then all are made anew as they are needed
+MOST = 64  # programs; one more replaces all of them
 SEEN = 1024  # kinds of broadcasts that are remembered
 WORTH = 8  # broadcasts to the same receivers before they get a program
 
@@ -59,13 +59,13 @@ class Target(NamedTuple):
 
 
 class Replicator:
-    """Has programs at the egress of all ports copy frames.
+    """Copies frames by programs at the egress of all ports.
 
     Args:
-        interfaces: their numbers, in this thread's network namespace.
+        interfaces: the ports, by their numbers in this thread's network namespace.
 
     Raises:
-        OSError: the kernel does not take them.
+        OSError: the kernel refuses the programs.
     """
 
     def __init__(self, interfaces: Sequence[int]) -> None:
@@ -75,7 +75,7 @@ class Replicator:
         self._known: Memo[tuple[int, ...], tuple[list[object], tuple[Target, ...]]] = Memo(SEEN)
         self._descriptors: list[int] = []
         self._is_refused = False
-        self.version = 0  # another: control messages from before mean something else
+        self.version = 0  # grows when earlier control messages lose their meaning
         self._failed = [0] * len(interfaces)
         try:
             self._programs = self._keep(bpf.create_map(bpf.PROG_ARRAY, 4, MOST))
@@ -88,16 +88,18 @@ class Replicator:
             raise
 
     def close(self) -> None:
-        """Take the programs away."""
+        """Remove the programs."""
         for descriptor in reversed(self._descriptors):
             os.close(descriptor)
         self._descriptors.clear()
 
     def fan(self, copies: Sequence[Transmission]) -> Block | None:
-        """Give the control message that sends the first of these to the receivers of all.
+        """Return the control message that sends the first of some copies to the receivers of all.
 
-        They have the same bodies. None: they differ in more than the receiver, or have not been
-        there often enough.
+        None: they differ in more than the receiver, or were not sent often enough so far.
+
+        Args:
+            copies: with equal bodies.
         """
         receivers = self._receivers_of(copies)
         if not receivers:
@@ -105,19 +107,19 @@ class Replicator:
         return self._fans.get(receivers) or self._consider(receivers)
 
     def ready(self, copies: Sequence[Transmission]) -> Block | None:
-        """Give that control message, if its program is there already."""
+        """Return the control message of `fan` if its program is loaded already."""
         return self._fans.get(self._receivers_of(copies))
 
     def _receivers_of(self, copies: Sequence[Transmission]) -> tuple[Target, ...]:
         ids = tuple(id(copy.heads) for copy in copies)
         known = self._known.get(ids)
         if known is None:
-            heads: list[object] = [copy.heads for copy in copies]  # kept: their ids stay theirs
+            heads: list[object] = [copy.heads for copy in copies]  # kept, so that ids stay valid
             known = self._known.keep(ids, (heads, self._receivers(copies)))
         return known[1]
 
     def failures(self) -> int:
-        """Count the copies that no device took since the last call."""
+        """Return the number of copies that devices refused since the last call."""
         failed = [bpf.lookup(self._failures, port) for port in range(len(self._failed))]
         new = sum(failed) - sum(self._failed)
         self._failed = failed
@@ -211,7 +213,7 @@ def replicate(receivers: Sequence[Target], failures: int) -> bytes:
 
 
 def address_to(before: Target, one: Target) -> bytes:
-    """Write the steps that change a frame's receiver."""
+    """Write the steps that replace a frame's receiver `before` by another one."""
     old, new = (struct.unpack("<i", receiver.ip)[0] for receiver in (before, one))
     return b"".join(
         (
