@@ -87,7 +87,7 @@ def gather(data: Bytes, at: Ints, width: int) -> Rows:
 
 
 def evenly(at: Ints) -> int | None:
-    """Give the distance from each place to the next, if all are equal."""
+    """Return the distance from each place to the next; None: distances differ."""
     if len(at) < 2:
         return 1
     step = int(at[1] - at[0])

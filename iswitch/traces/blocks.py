@@ -1,7 +1,7 @@
 """Blocks of a pcapng file (draft-ietf-opsawg-pcapng): sections, interfaces, packets.
 
-A section has its own byte order and its own interfaces, each with a resolution of its times. What
-kinds of blocks hold no packets are passed over.
+A section has its own byte order and its own interfaces, each with a resolution of its times. Other
+kinds of blocks are skipped.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class PcapngBlocks:
         self._snaps.append(snap or MOST)
 
     def _count_dropped(self, at: int, length: int) -> None:
-        """Statistics of an interface: of all the time so far, so that the last ones count."""
+        """Take the drops of an interface; later statistics include those of earlier ones."""
         (number,) = struct.unpack_from(f"{self.order}I", self._bytes, at + 8)
         if self._first + number >= len(self.interfaces):
             return  # there is none of that number: the file is damaged

@@ -7,9 +7,9 @@ first packet of each segment, the second of each, and so on; within a layer by f
 order of each segment's packets, contributions and aggregates alike, remains that of the trace: sums
 are rounded as ever, and each aggregate is compared with what the switch holds at that moment.
 
-A window of packets that may be put so ends before anything else than data (a control packet, a
-frame that passes), where a member goes back to an earlier segment (a packet sent again, another
-round), with all that came at once with that, and where a round begins. Those are handled in the
+A window of packets that may be reordered ends before anything but data (a control packet, a frame
+that passes), where a round begins, and where a member goes back to an earlier segment (a packet
+sent again, another round). Such packets, with those that came at once with them, are handled in the
 order of the trace.
 """
 

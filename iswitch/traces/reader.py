@@ -47,7 +47,7 @@ ODD_RECORDS = {20: "Nokia's", 24: "a patched libpcap's (ss990417)"}  # by bytes 
 
 
 class NotATrace(ValueError):
-    """A file that is no trace which can be read; the message says what to convert it with."""
+    """A file is no trace that can be read; the message names a program that converts it."""
 
 
 class Reader:
@@ -85,7 +85,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Unmap the file. (What still points into it keeps it.)"""
+        """Unmap the file, unless views of it are left; these keep it mapped."""
         self.data = np.empty(0, np.uint8)
         del self._records
         with suppress(BufferError):  # a view is left; the map goes with it

@@ -52,16 +52,16 @@ class Replayer(Walk):
 
     Args:
         reader: the trace.
-        setting: what it is of, not a host.
+        setting: where it was captured: at a switch.
         options: of the switch.
-        watch: is told what happens.
-        sink: takes what the switch would have sent.
-        pace: is called with the time of what comes next, in seconds from the first packet.
+        watch: records what happens; None: a new one.
+        sink: takes the frames that the switch would have sent; None: they are not made.
+        pace: called before each group with its time, in seconds from the first packet.
 
     Attributes:
         switch: the one that replays.
         comparison: with what the real one sent.
-        damaged: of those that the switch does not check itself, with a wrong checksum.
+        damaged: packets with a wrong checksum, of those that the switch does not check itself.
     """
 
     def __init__(
@@ -271,9 +271,16 @@ class Replayer(Walk):
     def _keep(
         self, step: list[Transmission], sink: Sink, indices: Ints, places: Ints, times: Ints
     ) -> None:
-        """Keep aggregates, each with the place of the packet because of which it is sent.
+        """Keep frames to be written in the order of the packets that cause them.
 
-        That is the one of the same segment; other frames belong to the first.
+        An aggregate is caused by the packet of its segment, any other frame by the first packet.
+
+        Args:
+            step: the frames.
+            sink: writes them.
+            indices: segments of the packets, ascending, (n,).
+            places: of these packets in the batch, (n,).
+            times: of these packets, ns since 1970, (n,).
         """
         for sent in step:
             which = np.zeros(len(sent.lengths), np.int64)

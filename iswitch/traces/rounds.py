@@ -64,12 +64,11 @@ class RoundFigures(NamedTuple):
     """A round that is over.
 
     Attributes:
-        start: the first contribution came.
+        start: when the first contribution came.
         seconds: from then to the last aggregate; None: there was none.
-        straggler: the rank whose last segment came last, but for what was sent again; None: nobody
-            came later than the others.
-        behind: how much later that was than the median of the others.
-        spans: by rank, from when to when it sent, but for what was sent again.
+        straggler: the rank whose last segment came last, repeats aside; None: all came together.
+        behind: seconds from the median of the others' last segments to the straggler's.
+        spans: by rank, when its first and its last segment came, repeats aside.
     """
 
     number: int
@@ -138,9 +137,15 @@ class RoundsSeen:
         span: tuple[float, float],
         window: int | None = None,
     ) -> RankShare:
-        """Note that a member sent these segments.
+        """Note that a member sent segments.
 
-        Those of one window are told in any order, but each member's ascended in the trace.
+        Args:
+            rank: of the member.
+            number: of the round.
+            indices: of the segments, (n,).
+            span: when the first and the last of them came.
+            window: number of a window whose packets are reported in another order than that of the
+                trace, in which each member's segments ascend; None: they are in the trace's order.
         """
         found = self._round(number)
         begin, end = span

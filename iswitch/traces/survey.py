@@ -137,7 +137,7 @@ def survey(
 
 
 def _is_of_a_host(spoken: list[Spoken], arrivals: list[Spoken], switch: tuple[str, int]) -> bool:
-    """Whether fewer workers speak than there are, as the switch says, and from one address."""
+    """Tell whether all workers that speak have one address, and the switch tells of more."""
     if not arrivals:
         return True
     workers: Counter[int] = Counter()

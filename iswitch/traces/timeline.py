@@ -1,8 +1,8 @@
 """One round of a trace: who sent when, when segments completed, and where the time went.
 
-For each worker the round is cut in four: until its first packet came, while new ones came, from its
-last until the last of anybody's, and from then until the last aggregate: what was sent again is in
-the fourth part, or the third.
+For each worker the round has four parts: until its first packet comes; while new ones come; from
+its last one to the last one of all workers; and from then to the last aggregate. Packets that are
+sent again fall in the third or fourth part.
 """
 
 from __future__ import annotations

@@ -143,7 +143,11 @@ class Walk:
     def sound(self, group: PacketGroup, payloads: Rows | None = None) -> npt.NDArray[np.bool_]:
         """Tell which datagrams of a group have a right, no, or an unfinished checksum, (n,).
 
-        Those that are not wholly there are taken to be.
+        Datagrams that the capture cut off count as sound.
+
+        Args:
+            group: the datagrams.
+            payloads: of the datagrams, (n, size) bytes; None: they are read from the file.
         """
         which, at, size = group.which, group.at, max(group.size, 0)
         if payloads is None:
@@ -159,7 +163,7 @@ class Walk:
 
     @staticmethod
     def unfinished(heads: Rows) -> npt.NDArray[np.bool_]:
-        """Tell whose checksum is that of the pseudo-header only: the rest was left to a card.
+        """Tell which checksums are of the pseudo-header only, (n,): a card was to finish them.
 
         A finished one is the same by chance once in 65535 times, and is then believed.
         """

@@ -56,12 +56,12 @@ class TraceWriter:
     def keep(
         self, transmission: Transmission, places: Ints, times: Ints, ports: Sequence[str]
     ) -> None:
-        """Take frames of one size, to be written by `flush`: each behind those of lower places.
+        """Keep frames of one size for `flush`, which writes them in the order of their places.
 
         Args:
             transmission: the frames, without anything unfinished.
-            places: of each; where they are the same the order is that in which they were given.
-            times: of each.
+            places: of each frame, (n,); frames of equal places keep the order of the calls.
+            times: of each frame, ns since 1970, (n,).
             ports: their names.
         """
         self._name(transmission.port, ports)

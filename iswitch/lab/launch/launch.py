@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from .worlds import World
 
 LOOK_PAUSE = 0.1  # seconds between two looks at who has ended
-GRACE = 3.0  # seconds for workers to end in, when they are asked to
-DRAIN = 0.5  # seconds to print in what has come; others may never be done with writing
+GRACE = 3.0  # seconds from SIGTERM to SIGKILL
+DRAIN = 0.5  # seconds for the last lines; a process may never stop writing
 MASTER_PORT = 29500  # torchrun's
 COLOURS = (36, 33, 32, 35, 34, 31)  # of terminals (ECMA-48): cyan first, red last
 
@@ -77,12 +77,11 @@ class Crew:
     """The processes of a command: a number of them on each host of a world.
 
     Args:
-        switches: what they talk to; their world and fleet are the crew's, too.
+        switches: the switches, whose world and fleet the processes share.
         per_host: processes on each host.
-        restarts: makes the rule by which a process that fails is restarted, at the same UDP port.
+        restarts: makes the rule by which a failed process is restarted; it keeps its UDP port.
         say: tells the user of a restart.
-        hear: takes the lines that the processes print (and whether to stderr); None: they are
-            printed.
+        hear: takes each line that a process prints, and whether to stderr; None: lines are printed.
     """
 
     def __init__(
@@ -282,8 +281,8 @@ def free_addresses(
 def free_port(address: str) -> int | None:
     """Choose a random free TCP port for programs; None: there is no address, or none is free.
 
-    It is below those that the kernel gives to whoever asks for any: no other process gets it
-    before it is listened at.
+    It is below the ports that the kernel chooses from, so that no other process gets it before a
+    program listens there.
     """
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for port in random.SystemRandom().sample(range(10_000, max(first, 10_100)), 100):

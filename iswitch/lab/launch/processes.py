@@ -22,8 +22,14 @@ PAUSE = 0.01  # seconds between two looks at processes that are to end
 class Child:
     """A started process that leads a session and process group of its own.
 
-    Ctrl-C in the terminal is for the parent alone. What the child prints to stderr is kept for when
-    it fails, or listened to like stdout if it is `heard`.
+    So Ctrl-C in the terminal reaches the parent alone. The child's stderr is kept for the case that
+    it fails, or read line by line as its stdout is.
+
+    Args:
+        name: what it is called when it fails.
+        command: the program and its arguments.
+        env: added to this process's environment.
+        heard: whether to read its stderr line by line.
     """
 
     def __init__(
@@ -65,7 +71,8 @@ class Child:
     def status(self) -> int | None:
         """Look up its exit status, negative for a signal's number; None while it runs.
 
-        It is not reaped: until `Fleet.end` its number, which is its process group's, stays its own.
+        The child is not reaped, so that its number, which is its group's, stays its own until
+        `Fleet.end`.
         """
         if self.process.returncode is not None:
             return self.process.returncode
@@ -110,8 +117,8 @@ class Heard(NamedTuple):
 class Fleet:
     """Children that live and die together; a context that ends all of them.
 
-    Ctrl-C makes the next `listen` raise KeyboardInterrupt. (Raised wherever Python happens to be it
-    could be lost: in a destructor it is printed and forgotten.)
+    Ctrl-C makes the next `listen` raise KeyboardInterrupt. If it were raised at once, in whatever
+    code runs, it could be lost: in a destructor it would only be printed.
     """
 
     def __init__(self) -> None:
@@ -157,7 +164,7 @@ class Fleet:
             command: the program and its arguments.
             env: added to this process's environment.
             place: entered for the start, such as the namespace of a network's node.
-            heard: listen to stderr, too, rather than keep it.
+            heard: whether to read its stderr line by line, rather than keep it.
         """
         with place or nullcontext():
             child = Child(name, command, env, heard)

@@ -1,4 +1,4 @@
-"""What has ended by itself is started again: when, and when that is given up."""
+"""Decides when to restart a process that has ended by itself, and when to give up."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 FIRST_PAUSE = 0.25  # seconds before the first restart in a row; doubles
 LONGEST_PAUSE = 4.0
-LEAST_AGE = 1.0  # seconds between two starts: processes at one address are told apart by seconds
-SOUND = 10.0  # seconds after which a process counts as sound, and its next end as the first
+LEAST_AGE = 1.0  # seconds between two starts: a process at an address is known by its second
+SOUND = 10.0  # seconds after which a process counts as sound, and its next end begins a new row
 
 
 @dataclass

@@ -30,7 +30,7 @@ class SwitchFailed(Exception):
     """A switch died or failed at its task; the message names it.
 
     Attributes:
-        status: with which the command ends; that of the switch if what failed lies outside of it.
+        status: exit status of the command; that of the switch if the cause lies outside of it.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -45,11 +45,11 @@ class Switches:
     its first restart to SWITCH.2.pcapng, and so on.
 
     Args:
-        fleet: has the processes.
+        fleet: gets the processes.
         world: where they are started.
-        capture: a folder.
+        capture: the folder for captures; None: there are none.
         say: tells the user of a restart.
-        options: more of `iswitch switch`, for all of them.
+        options: more options of `iswitch switch`, for all of them.
     """
 
     def __init__(
@@ -145,10 +145,10 @@ class Switches:
     def stop(self) -> dict[str, dict[str, int]]:
         """End the switches and return the counters of the last process of each, by name.
 
-        One that is just being started again has none.
+        A switch that is just being restarted has none.
 
         Raises:
-            SwitchFailed: one does not tell.
+            SwitchFailed: a switch does not tell its counters.
         """
         for child in self._up.values():
             child.process.terminate()
