@@ -41,10 +41,8 @@ class PipelinePlane(DataPlane):
         """Return the status to refuse a contributor of such vectors; None: it can be served."""
         if self.pipeline.slots(shape) > SIZES["SLOTS"]:
             return Status.FULL
-        fits = shape.elements * shape.dtype.itemsize <= SIZES["MOST_BYTES"]
-        fits = fits and shape.dtype in DTYPES and shape.op in OPS
         # In a job that has begun, another mode is answered with MISMATCH.
-        is_refused = not fits or (begins and shape.mode is not Mode.SYNCHRONOUS)
+        is_refused = not fits(shape) or (begins and shape.mode is not Mode.SYNCHRONOUS)
         return Status.BAD_REQUEST if is_refused else None
 
     def has_room(self, shape: Shape) -> bool:
@@ -161,6 +159,12 @@ class PipelineAccelerator(RoundAccelerator):
             self.states.sets[slot].set(
                 index, index + 1, answer.round, _how_far(answer), answer.bitmap
             )
+
+
+def fits(shape: Shape) -> bool:
+    """Return whether the program can combine the elements of a packet."""
+    known = shape.dtype in DTYPES and shape.op in OPS
+    return known and shape.elements * shape.dtype.itemsize <= SIZES["MOST_BYTES"]
 
 
 def _how_far(answer: CpuHeader) -> int:

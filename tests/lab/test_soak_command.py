@@ -63,7 +63,7 @@ def test_a_failure_on_the_command_line(
 ) -> None:
     """It says the shortest schedule, and how to play that again; the status is 1."""
     no_bitmap(monkeypatch)
-    first = first_caught(no_bitmap)[0].seed
+    first = first_caught()[0].seed
     words = ["soak", "--first", str(first), "--seeds", "1", "--processes", "1"]
     assert main(words) == 1
     out = capsys.readouterr().out

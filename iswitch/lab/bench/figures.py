@@ -248,7 +248,7 @@ def speedups(found: Sequence[Comparison]) -> Iterator[Picture]:
 
 
 def across(cells: Sequence[Sequence[Series]], at: Any) -> dict[str, list[tuple[float, Series]]]:
-    """Place each strategy's series on an axis."""
+    """Sort series by strategy, each with its value on an axis, of which `at` tells."""
     found: dict[str, list[tuple[float, Series]]] = {}
     for cell in cells:
         for one in cell:

@@ -79,7 +79,7 @@ class Absences:
         away = [absence for absence in self.absences if absence.lasts(now)]
         if not away:
             raise Violation("lost in error", f"{who.who}, with everybody there: {lost}")
-        place = self.switch_of(who.host)
+        switch = self.switch_of(who.host)
         silent = [a for a in away if not a.left]
         for absence in silent:
             if absence.until == float("inf"):
@@ -91,7 +91,7 @@ class Absences:
         long_gone = {
             a.rank
             for a in silent
-            if (all_heard or self.switch_of(a.life.host) == place)
+            if (all_heard or self.switch_of(a.life.host) == switch)
             and now > a.since + self.lease + LATELY
             and a.until == float("inf")
         }

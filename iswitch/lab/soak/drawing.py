@@ -52,16 +52,16 @@ class Drawing:
         """
         topology = Topology.parse(self.form)
         sleeper = self.rng.choice(self.hosts)
-        place = topology.switch_of(sleeper)
-        elsewhere = [host for host in self.hosts if topology.switch_of(host) != place]
+        switch = topology.switch_of(sleeper)
+        elsewhere = [host for host in self.hosts if topology.switch_of(host) != switch]
         others = elsewhere or [host for host in self.hosts if host != sleeper]
         start, step = self.rng.uniform(0.1, 0.3) * self.horizon, self.horizon / 20
-        below = bool(elsewhere) and place != self.switches[0]
+        below = bool(elsewhere) and switch != self.switches[0]
         if below and self.rng.random() < 0.5:  # all the rounds come to its switch in one burst
-            sleeper = place
+            sleeper = switch
         self.event("pause", sleeper, 6 * step, at=start)
-        if below and sleeper != place:
-            self.event("cut", place, 0.8 * step, at=start + 2.6 * step)
+        if below and sleeper != switch:
+            self.event("cut", switch, 0.8 * step, at=start + 2.6 * step)
         for i in range(1, 6):
             self.event("fbcast", self.rng.choice(others), at=start + i * step)
 

@@ -8,7 +8,7 @@ from random import Random
 from iswitch.core.format.packets import Address, Burst
 from iswitch.sim.node import is_uniform
 
-from .strangers import PLACE
+from .strangers import OUTSIDE
 
 ECHO = 0.001, 0.06  # seconds after which packets come once more
 
@@ -31,13 +31,13 @@ class Echoes:
         if burst.peer in self.held:
             return self.held[burst.peer]
         near = self.near[peer] or self.near[burst.peer]
-        if not near or burst.peer == PLACE or self._rng.random() < 0.5:
+        if not near or burst.peer == OUTSIDE or self._rng.random() < 0.5:
             return None
         return float(ECHO[0] * (ECHO[1] / ECHO[0]) ** self._rng.random())
 
     def older(self, peer: Address, burst: Burst) -> Burst | None:
         """Choose packets of two rounds ago to repeat before these, which reuse their buffers."""
-        if not is_uniform(burst) or burst.peer == PLACE:
+        if not is_uniform(burst) or burst.peer == OUTSIDE:
             return None
         kept = self._kept.setdefault((burst.peer, peer), deque(maxlen=4))
         size, now_at = burst.rows.shape[1], round_of(burst)

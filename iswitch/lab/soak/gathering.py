@@ -12,7 +12,7 @@ from iswitch.core.format.wire import Ack
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 
-from .said import Place, place
+from .said import Endpoint, endpoint
 from .violation import Violation
 
 
@@ -34,15 +34,15 @@ class ToldOfAll:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._known: dict[tuple[Place, int], Member] = {}
-        self._newcomers: dict[tuple[Place, int], _Newcomer] = {}
+        self._known: dict[tuple[Endpoint, int], Member] = {}
+        self._newcomers: dict[tuple[Endpoint, int], _Newcomer] = {}
 
     def look(self, jobs: Iterable[Job]) -> None:
         """Note the present members."""
-        known: dict[tuple[Place, int], Member] = {}
+        known: dict[tuple[Endpoint, int], Member] = {}
         for job in jobs:
             members = job.members.contributors() if job.synchronous else []
-            known |= {(place(m.address), job.number): m for m in members}
+            known |= {(endpoint(m.address), job.number): m for m in members}
             workers = sum(member.workers for member in members)
             for key, member in known.items():
                 if key[1] == job.number:
@@ -50,7 +50,7 @@ class ToldOfAll:
         self._known = known
         self._newcomers = {key: one for key, one in self._newcomers.items() if key in known}
 
-    def _note(self, key: tuple[Place, int], member: Member, workers: int, expected: int) -> None:
+    def _note(self, key: tuple[Endpoint, int], member: Member, workers: int, expected: int) -> None:
         one = self._newcomers.get(key)
         if self._known.get(key) is not member:
             one = self._newcomers[key] = _Newcomer(member, member.incarnation)
@@ -62,7 +62,7 @@ class ToldOfAll:
         if workers >= expected:
             one.met = expected
 
-    def answered(self, peer: Place, job: int, ack: Ack) -> None:
+    def answered(self, peer: Endpoint, job: int, ack: Ack) -> None:
         """Judge the answer to a Join."""
         one = self._newcomers.get((peer, job))
         if one is not None and ack.contributors < one.met:

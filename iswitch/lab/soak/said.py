@@ -8,20 +8,20 @@ from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import SEG_SIZE, TOS_DATA, Control
 from iswitch.core.switch import Switch
 
-Place = tuple[str, int]  # host and UDP port: ports of switches aside
+Endpoint = tuple[str, int]  # host and UDP port: ports of switches aside
 
 
-def place(address: Address) -> Place:
+def endpoint(address: Address) -> Endpoint:
     """Drop the switch port from an address."""
     return address.host, address.port
 
 
-def packets_to(sends: Sequence[Outgoing], peer: Place | None) -> int:
+def packets_to(sends: Sequence[Outgoing], peer: Endpoint | None) -> int:
     """Count the data packets for a receiver, each segment of a round once."""
     mine = [
         out.rows[:, :SEG_SIZE].tobytes()
         for out in sends
-        if out.tos == TOS_DATA and any(place(a) == peer for a in out.peers)
+        if out.tos == TOS_DATA and any(endpoint(a) == peer for a in out.peers)
     ]
     if len(mine) < 2:  # usual; a switch repeats nothing within one
         return sum(map(len, mine)) // SEG_SIZE

@@ -51,7 +51,7 @@ from worker_lib.protocol.session import Session
 from .scenario import Job, Scenario
 from .violation import Violation
 
-NAME, PLACE = "x1", Address("10.26.200.1", 40000)
+NAME, OUTSIDE = "x1", Address("10.26.200.1", 40000)
 TAPE = 200  # bursts remembered of what a node was sent
 MOST = 8  # packets at once
 PACE = 0.001  # seconds between two bursts
@@ -118,9 +118,9 @@ class Stranger:
         self._tape: dict[Address, list[Burst]] = {address: [] for address in network.nodes}
         self._under_way: list[Burst] = []
         self._before: object = None  # what a machine knew before it took control from here
-        network.add(NAME, PLACE)
+        network.add(NAME, OUTSIDE)
         for address in list(self._tape):
-            network.connect(PLACE, address)
+            network.connect(OUTSIDE, address)
         network.tap = self._hear
 
     def forget(self, node: Address) -> None:
@@ -161,10 +161,10 @@ class Stranger:
 
     def _look_at_stack(self, node: Address) -> None:
         """Check that a host that took a frame still sends to its switch."""
-        place = self.network.nodes[node]
-        if place.stack is not None and place.stack.is_turned:
-            wrong = place.stack.neighbour.hex(":")
-            raise Violation("obeyed", f"{place.name} has heard that its switch is at {wrong}")
+        host = self.network.nodes[node]
+        if host.stack is not None and host.stack.is_turned:
+            wrong = host.stack.neighbour.hex(":")
+            raise Violation("obeyed", f"{host.name} has heard that its switch is at {wrong}")
 
     def _count(self, burst: Burst, node: Address, machine: Process | None) -> None:
         """Count a packet under the drop reasons that its switch may give."""
@@ -190,7 +190,7 @@ class Stranger:
 
     def stranger(self, node: Address) -> None:
         """Send data, control, and garbage from its own address."""
-        self._send_any(node, PLACE._replace(ingress=SPARE))
+        self._send_any(node, OUTSIDE._replace(ingress=SPARE))
 
     def spoof(self, node: Address) -> None:
         """Send data, control, and garbage in the name of a node behind another port."""
@@ -235,7 +235,7 @@ class Stranger:
             burst = self.rng.choice(tape)
             out = Outgoing((node,), burst.tos, burst.rows, burst.tail)
             self._note(node, burst.peer, burst.tos, burst.rows[0].tobytes())
-            self.network.forge(PLACE, burst.peer, out)
+            self.network.forge(OUTSIDE, burst.peer, out)
 
     def forge(self, node: Address) -> None:
         """Send control packets of a keyed job without a MAC, or with another key's."""
@@ -250,8 +250,8 @@ class Stranger:
         """
         rng, above = self.rng, self._neighbour(node)
         job = self.job_of(node) or self.jobs[0]
-        name = rng.choice((above, above, above, PLACE))
-        sender, source = (rng.choice((PLACE, PLACE, above)) for _ in range(2))
+        name = rng.choice((above, above, above, OUTSIDE))
+        sender, source = (rng.choice((OUTSIDE, OUTSIDE, above)) for _ in range(2))
         to = BROADCAST if rng.random() < 0.2 else mac(node)
         if rng.random() < 0.3:
             what, operation = "ARP", rng.choice((ARP_REQUEST, ARP_REPLY))
@@ -265,11 +265,11 @@ class Stranger:
         depth = rng.choice((0, 1, 1, 1, 2, 3, 20))
         tags = b"".join(rng.choice(TAGS) + bytes([rng.randrange(16) << 4, 0]) for _ in range(depth))
         frame = to + mac(source) + tags + frame[12:]
-        claimed = above if above in (name, sender, source) else PLACE
+        claimed = above if above in (name, sender, source) else OUTSIDE
         claimed = claimed._replace(ingress=SPARE)
         self._say(node, claimed, f"{what} behind {depth} tags")
         out = Outgoing((above,), FRAME, np.frombuffer(frame, np.uint8).reshape(1, -1), len(frame))
-        self.network.forge(PLACE, claimed, out)
+        self.network.forge(OUTSIDE, claimed, out)
 
     def _as_of_switch(self, job: Job, node: Address) -> tuple[int, bytes]:
         """Make a packet that a worker would take from its switch."""
@@ -290,7 +290,7 @@ class Stranger:
     def _neighbour(self, node: Address) -> Address:
         """Choose a neighbour of a node."""
         links = self.network.links
-        return self.rng.choice([a for a, b in links if b == node and a != PLACE])
+        return self.rng.choice([a for a, b in links if b == node and a != OUTSIDE])
 
     def _send_any(self, node: Address, name: Address) -> None:
         rng, job = self.rng, self.rng.choice(self.jobs)
@@ -310,7 +310,7 @@ class Stranger:
     def _send(self, node: Address, name: Address, tos: int, packets: list[bytes]) -> None:
         rows = np.frombuffer(b"".join(packets), np.uint8).reshape(len(packets), -1)
         self._note(node, name, tos, packets[0])
-        self.network.forge(PLACE, name, Outgoing((node,), tos, rows, rows.shape[1]))
+        self.network.forge(OUTSIDE, name, Outgoing((node,), tos, rows, rows.shape[1]))
 
     def _note(self, node: Address, name: Address, tos: int, packet: bytes) -> None:
         self._say(node, name, describe(tos, packet))
@@ -319,7 +319,7 @@ class Stranger:
         nodes = self.network.nodes
         known = nodes.get(name._replace(ingress=0))
         whose = known.name + "?" * name.ingress if known else str(name)
-        self.network.note(PLACE, f"sends to {nodes[node].name} as {whose}: {what}")
+        self.network.note(OUTSIDE, f"sends to {nodes[node].name} as {whose}: {what}")
 
     def _data(self, job: Job) -> list[bytes]:
         """Draw consecutive segments of a round that may be under way."""

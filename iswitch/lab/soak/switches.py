@@ -32,7 +32,7 @@ from iswitch.core.switch import Switch
 from iswitch.sim.plugged import SPARE
 
 from .gathering import ToldOfAll
-from .said import Place, packets_to, parsed, place
+from .said import Endpoint, endpoint, packets_to, parsed
 from .turns import is_out_of_turn, is_past
 from .violation import Violation
 
@@ -53,12 +53,12 @@ class SwitchConduct:
         self.machine = switch
         self.halts = halts
         self._aggregates: dict[int, OrderedDict[int, dict[bytes, bytes]]] = {}  # by job and round
-        self._answers: dict[tuple[Place, int], tuple[Answers, OrderedDict[int, bytes]]] = {}
-        self._relayed: dict[tuple[Place, bytes], int] = {}  # Request of each Reset
-        self._halted: dict[Place, set[int]] = {}  # Requests of Halts
+        self._answers: dict[tuple[Endpoint, int], tuple[Answers, OrderedDict[int, bytes]]] = {}
+        self._relayed: dict[tuple[Endpoint, bytes], int] = {}  # Request of each Reset
+        self._halted: dict[Endpoint, set[int]] = {}  # Requests of Halts
         self._seen: deque[int] = deque(maxlen=REMEMBERED)  # Requests of Helps of the parent
         self._halt: int | None = None  # Request of the parent's newest Halt
-        self._members: dict[Place, Member] = {}
+        self._members: dict[Endpoint, Member] = {}
         self._told = ToldOfAll(name)
         self._beginning: dict[int, int] = {}  # where newcomers would begin, by job
         self._counts: tuple[int, ...] = ()
@@ -84,7 +84,7 @@ class SwitchConduct:
         if burst is None or burst.peer.ingress == SPARE:
             return
         hierarchy = self.machine.control.hierarchy
-        if hierarchy is not None and place(burst.peer) == place(hierarchy.parent):
+        if hierarchy is not None and endpoint(burst.peer) == endpoint(hierarchy.parent):
             data = burst.tos == TOS_DATA
             self._due = self._due_to_aggregates(burst) if data else self._due_to_parent(burst)
         elif burst.tos == TOS_DATA:
@@ -92,7 +92,7 @@ class SwitchConduct:
 
     def _due_to_sender(self, burst: Burst) -> Callable[[Sequence[Outgoing]], None] | None:
         """Judge the answer to a member's contributions, and whether they count."""
-        member = self._members.get(place(burst.peer))
+        member = self._members.get(endpoint(burst.peer))
         rounds = np.unique(burst.rows[:, :4].copy().view(">u4"))
         if member is None or len(rounds) != 1 or burst.tail < SEG_SIZE:
             return None
@@ -115,7 +115,7 @@ class SwitchConduct:
             return None
 
         def answered(sends: Sequence[Outgoing]) -> None:
-            if packets_to(sends, place(burst.peer)) < late:
+            if packets_to(sends, endpoint(burst.peer)) < late:
                 raise Violation(
                     "not answered",
                     f"{self.name} keeps {late} aggregates of round {round_}, for which "
@@ -210,14 +210,16 @@ class SwitchConduct:
         """Tell whether a packet could not be sent, for want of a MAC or room."""
         return self._count()[-1] != self._counts[-1]
 
-    def _look_at_receivers(self, sends: Sequence[Outgoing], members: dict[Place, Member]) -> None:
+    def _look_at_receivers(
+        self, sends: Sequence[Outgoing], members: dict[Endpoint, Member]
+    ) -> None:
         """Check that data goes to contributors and the parent only."""
         may = {*self._members, *members, self._parent()}
         for out in sends:
-            if out.tos == TOS_DATA and not may.issuperset(map(place, out.peers)):
+            if out.tos == TOS_DATA and not may.issuperset(map(endpoint, out.peers)):
                 raise Violation("astray", f"{self.name} sends data to {out.peers}, not members")
 
-    def _look_at_newcomers(self, members: dict[Place, Member]) -> None:
+    def _look_at_newcomers(self, members: dict[Endpoint, Member]) -> None:
         """Check that a replacement begins beyond all rounds that its predecessor may have sent."""
         for peer, member in members.items():
             before, first = self._members.get(peer), member.first_round
@@ -234,7 +236,7 @@ class SwitchConduct:
                     f"have sent {latest}",
                 )
 
-    def _look_for_the_new(self, sends: Sequence[Outgoing], members: dict[Place, Member]) -> None:
+    def _look_for_the_new(self, sends: Sequence[Outgoing], members: dict[Endpoint, Member]) -> None:
         """Check that aggregates go to all contributors that are still there, or to the parent."""
         made, came = (now - was for now, was in zip(self._count()[:2], self._counts, strict=False))
         jobs = [job for job in self.machine.jobs.values() if job.shape is not None]
@@ -263,9 +265,9 @@ class SwitchConduct:
         if packets_to(sends, self._parent()) < waits:
             raise Violation("not sent", f"{self.name} joins anew and does not send {waits} sums")
 
-    def _look_at_data(self, out: Outgoing, members: dict[Place, Member]) -> None:
+    def _look_at_data(self, out: Outgoing, members: dict[Endpoint, Member]) -> None:
         """Check that an aggregate has equal bytes whenever it is sent."""
-        member = members.get(place(out.peers[0]))
+        member = members.get(endpoint(out.peers[0]))
         if member is None:
             return
         job = self.machine.record.by_source[member.address][0]
@@ -299,7 +301,7 @@ class SwitchConduct:
         """Check that a repeated request gets its former answer, and commands are relayed once."""
         payload = out.rows[0, : out.tail].tobytes()
         packet = parsed(payload, self.machine)
-        peer = place(out.peers[0])
+        peer = endpoint(out.peers[0])
         if packet is None or peer == self._parent():
             return
         if packet.action is Action.ACK:
@@ -316,7 +318,7 @@ class SwitchConduct:
                     "executed again", f"{self.name} relays Reset to {packet.value.round} twice"
                 )
 
-    def _look_at_answer(self, packet: Control, peer: Place, payload: bytes) -> None:
+    def _look_at_answer(self, packet: Control, peer: Endpoint, payload: bytes) -> None:
         action = payload[8]
         if action == Action.JOIN and packet.status == Status.OK and isinstance(packet.value, Ack):
             self._told.answered(peer, packet.job, packet.value)
@@ -325,7 +327,7 @@ class SwitchConduct:
             return
         job = self.machine.jobs.get(packet.job)
         everybody = job.members.by_address if job is not None else {}
-        found = next((m for a, m in everybody.items() if place(a) == peer), None)
+        found = next((m for a, m in everybody.items() if endpoint(a) == peer), None)
         answers, kept = self._answers.get((peer, packet.job), (None, OrderedDict()))
         if answers is None or (found is not None and found.answers is not answers):
             answers, kept = found.answers if found is not None else Answers(), OrderedDict()
@@ -341,7 +343,7 @@ class SwitchConduct:
         if len(kept) > PER_MEMBER:
             kept.popitem(last=False)
 
-    def _look_at_the_overtaken(self, packet: Control, peer: Place) -> None:
+    def _look_at_the_overtaken(self, packet: Control, peer: Endpoint) -> None:
         """Check that no old round waits for a member that was told that it lost its place."""
         value = packet.value
         if packet.status != Status.GONE or not isinstance(value, Ack):
@@ -364,17 +366,17 @@ class SwitchConduct:
         jobs = self.machine.jobs.values()
         return {j.number: j.window.newcomers for j in jobs if j.synchronous and j.window.is_sure}
 
-    def _contributors(self) -> dict[Place, Member]:
-        return {place(a): m for a, (_, m) in self.machine.record.by_source.items()}
+    def _contributors(self) -> dict[Endpoint, Member]:
+        return {endpoint(a): m for a, (_, m) in self.machine.record.by_source.items()}
 
     def _count(self) -> tuple[int, ...]:
         n = self.machine.counters
         lost = n["unresolved"] + n["too_large"] + n["tx_failed"]
         return n["aggregates"], n["from_parent"], n["accumulated"], lost
 
-    def _parent(self) -> Place | None:
+    def _parent(self) -> Endpoint | None:
         hierarchy = self.machine.control.hierarchy
-        return None if hierarchy is None else place(hierarchy.parent)
+        return None if hierarchy is None else endpoint(hierarchy.parent)
 
     def _uplink(self) -> Uplink | None:
         """Return its membership above; a tree has one job at a time."""
