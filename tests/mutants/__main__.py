@@ -64,7 +64,7 @@ def main(words: Sequence[str] | None = None) -> int:
     findings: list[Finding] = []
     seeds, tests = range(args.seeds), not args.no_tests
     with base() as sound, ThreadPoolExecutor(args.processes) as pool:
-        controls = Controls(sound, {} if args.record else seeds_known())
+        controls = Controls(sound, None if args.record else seeds_known())
         at_work = [pool.submit(examine, m, controls, seeds, tests=tests) for m in wanted]
         try:
             for done in as_completed(at_work):

@@ -111,12 +111,12 @@ class Controls:
 
     Args:
         sound: a copy of the tree.
-        known: which seed has shown a mutant by its name; None: none did when all were played.
+        known: the seed that has shown a mutant, by its name; None: all seeds are played in turn.
     """
 
-    def __init__(self, sound: Path, known: Mapping[str, int | None] | None = None) -> None:
+    def __init__(self, sound: Path, known: Mapping[str, int] | None = None) -> None:
         self.sound = sound
-        self.known = {} if known is None else known
+        self.known = known
         self._found: dict[object, tuple[str, float]] = {}
         self._locks: dict[object, Lock] = {}
         self._reached: dict[int, set[str]] = {}
@@ -170,14 +170,14 @@ def examine(
 ) -> Finding:
     """Put a mutant into a copy of the sound tree, and see whether anything sees it there.
 
-    The seed that has shown it before is played first, then all that reach it. If no seed has, and
-    its unit test sees it, none is played, unless soak must see it.
+    The seed that has shown it before is played first. The others that reach it are played, too, if
+    neither that seed nor the unit test sees it, or if soak must.
 
     Raises:
         Rotten: it does not fit.
         NotExamined: soak or pytest did not run, or was killed.
     """
-    known = controls.known.get(mutant.name)
+    known = None if controls.known is None else controls.known.get(mutant.name)
     tried: Sequence[int] = [known] if known is not None and known in seeds else []
     outcome, seen, doubt = PASSES, None, ""
     with copied(controls.sound, mutant.name) as tree:
@@ -187,7 +187,7 @@ def examine(
             doubt = "" if outcome == PASSES else controls.doubt(mutant.test, outcome)
             seen = None if doubt else outcome != PASSES
         seed, kind, message = soak(tree, tried)
-        if not kind and (not seen or mutant.soak or mutant.name not in controls.known):
+        if not kind and (not seen or mutant.soak or controls.known is None):
             tried = controls.reaching(mutant, seeds)
             seed, kind, message = soak(tree, tried)
     if kind == ENDLESS and (why := controls.doubt_of_soak(tried)):

@@ -75,14 +75,14 @@ def mutants(table: Path = TABLE) -> list[Mutant]:
     return found
 
 
-def seeds_known() -> dict[str, int | None]:
-    """The first seed that showed each mutant when all were played last; None: none did."""
-    known: dict[str, int | None] = json.loads(SEEDS.read_text(encoding="utf-8"))
+def seeds_known() -> dict[str, int]:
+    """The first seed that showed each mutant when all were played last; many have none."""
+    known: dict[str, int] = json.loads(SEEDS.read_text(encoding="utf-8"))
     return known
 
 
 def keep_seed(name: str, seed: int | None) -> None:
-    """Write down which seed shows a mutant."""
+    """Write down which seed shows a mutant; None: none does."""
     known = {**seeds_known(), name: seed}
-    kept = {one.name: known[one.name] for one in mutants() if one.name in known}
+    kept = {one.name: known[one.name] for one in mutants() if known.get(one.name) is not None}
     SEEDS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
