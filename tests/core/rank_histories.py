@@ -20,6 +20,8 @@ from tests.support.parts import JOB
 from tests.support.world import SWITCH, Faults, World, worker_address
 from worker_lib.protocol.session import Answered, Session
 
+TIMEOUT = 30.0  # seconds that `Worker` asks for a rank whose owner may be dead
+
 
 @dataclass
 class Process:
@@ -157,6 +159,8 @@ class History:
                 if event.status is TAKEN:  # by another that ever asked for it, or was given it
                     assert self.asked[process.wants] > 1 or self.mixed, (self.seed, process.wants)
         self.world.events[process.address].clear()
+        if session.taken is not None and now >= process.born + TIMEOUT:
+            process.refused = True  # by another behind another switch, which may be alive
         waits = session.member and session.rank == NO_RANK
         if process.full and now >= process.asked + 0.5:  # the place of a dead one becomes free
             process.full, process.asked = False, now

@@ -12,6 +12,7 @@ import random
 import sys
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from types import FrameType
 from typing import Any
@@ -29,6 +30,7 @@ from iswitch.core.sums.buffers import HEADROOM, PASSING, REQUEST, Buffers
 from iswitch.core.switch import Switch
 from iswitch.lab.soak import run as playing
 from iswitch.lab.soak.generate import generate
+from iswitch.lab.soak.oracle import Rounds
 from iswitch.lab.soak.run import History, outcome
 from tests.fuzz.invariants import check_state
 from tests.support.lines import INDIVISIBLE
@@ -101,8 +103,14 @@ def test_memory_that_lacks_for_requests(seed: int, monkeypatch: pytest.MonkeyPat
         watched = shortages.watching(getattr(Switch, name), name == "handle_timer")
         monkeypatch.setattr(Switch, name, watched)
     monkeypatch.setattr(playing, "AllOrNothing", Buffers)  # here the machines are what lacks it
-    history = History(generate(seed))
+    scenario = generate(seed)
+    # What a switch had no memory for may be sent again by a stranger: that is the first copy then.
+    sound = tuple(event for event in scenario.events if event.what != "replay")
+    history = History(replace(scenario, events=sound))
     history.network.witness = None  # it expects an answer to each packet
+    for oracle in history.stage.oracles.values():
+        if isinstance(oracle, Rounds):
+            oracle.is_quiet = False  # packets for which memory lacks are as good as lost
     shortages.over = lambda: history.network.now > history.scenario.horizon + 0.5
     result = outcome(history)
     assert not result.violation, result.message

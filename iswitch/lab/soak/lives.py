@@ -337,7 +337,7 @@ class Contributing(Application):
         A worker that slept through the last versions of the others skips them.
         """
         ended = self.number >= self.oracle.numbers and not self.session.in_flight
-        return super().done or (ended and self.session.version == self.oracle.newest)
+        return super().done or (ended and self.session.version >= self.oracle.newest)
 
     @property
     def ready(self) -> bool:
@@ -356,8 +356,9 @@ class Contributing(Application):
     def heed(self) -> None:
         """Take the versions that have come; begin when all workers are there."""
         session, shape = self.session, self.session.shape
-        while session.next_event() is not None:
-            pass  # the session's state says what is to be done
+        while (event := session.next_event()) is not None:
+            if isinstance(event, Answered) and event.status is Status.FULL:  # memory lacks
+                self.network.at(self.network.now + AGAIN, self._join_again)
         if session.member and session.behind:  # as if it had taken a snapshot of another
             session.resume_at(session.newest, self.network.now)
         while (made := session.next_made()) is not None:
@@ -370,6 +371,11 @@ class Contributing(Application):
         if all_there and not self.started and self.may_start():
             self.started = True
             self._contribute()
+
+    def _join_again(self) -> None:
+        if self.alive and not self.session.member:
+            self.session.join(self.network.now)
+            self.network.poke(self.address)
 
     def _contribute(self) -> None:
         if not self.alive or self.number >= self.oracle.numbers:
