@@ -115,7 +115,7 @@ def largest(a: Word, b: Word, let: Let, c: Named, f: Format | None, low: bool) -
         return flag * ((1 << L) - 1)
 
     def ordered(word: Word) -> Word:
-        """As two's complement: of the negative floats the one with more magnitude is less."""
+        """Make floats comparable as integers: of two negative ones the larger magnitude is less."""
         return word ^ (all_of(word >> (L - 1) & one) & below) if f else word
 
     p, q = let("order_a", ordered(a)), let("order_b", ordered(b))
@@ -164,15 +164,15 @@ class Adder:
         self.largest = c("LARGEST_EXPONENT", (1 << E) - 1)
 
     def all_of(self, flag: Word) -> Word:
-        """Lanes of ones where a flag is set."""
+        """Return lanes of ones where a flag is set."""
         return flag * ((1 << self.f.lane) - 1)
 
     def at_least(self, p: Word, q: Word) -> Word:
-        """Flag: p >= q, both without sign."""
+        """Return the flag p >= q; both are without sign."""
         return ((p | self.sign) - q) >> (self.f.lane - 1) & self.one
 
     def some(self, p: Word) -> Word:
-        """Flag: p, without sign, is not zero."""
+        """Return the flag p != 0; p is without sign."""
         return (p + self.below) >> (self.f.lane - 1) & self.one
 
     def add(self, a: Word, b: Word) -> Word:

@@ -1,4 +1,4 @@
-"""What the data plane has room for, read from `sizes.p4`, where the reasons are."""
+"""Reads the sizes of the data plane from `sizes.p4`, which has the reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes on the nodes of a network that has been built of namespaces, whoever built it."""
+"""Runs processes on the nodes of a network of namespaces, for all builders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a topology, each with what to do about it."""
+"""Errors of topologies, whose messages say how to mend them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What networks are made of: hosts, switches, links and their ends. Each is checked by itself."""
+"""The parts of networks: hosts, switches, links and their ends. Each is checked by itself."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Plan:
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
-        """Names of everything that gets built: the tree's switches, root first, then the hosts."""
+        """Return the names of nodes to build: the tree's switches, root first, then the hosts."""
         return (*(switch.name for switch in self.tree), *(host.name for host in self.hosts))
 
     @cached_property

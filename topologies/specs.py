@@ -24,18 +24,18 @@ Pairs = list[tuple[str, str]]
 
 
 def star(hosts: int) -> tuple[str, Pairs]:
-    """N hosts at one switch, s1."""
+    """Plan N hosts at one switch, s1."""
     return "s1", [(f"h{i}", "s1") for i in range(1, hosts + 1)]
 
 
 def rack(racks: int, hosts: int) -> tuple[str, Pairs]:
-    """A top-of-rack switches of B hosts each, tor1 to torA, under the root core1."""
+    """Plan A top-of-rack switches, tor1 to torA, of B hosts each, under the root core1."""
     uplinks = [(f"tor{r}", "core1") for r in range(1, racks + 1)]
     return "core1", uplinks + below([tor for tor, _ in uplinks], hosts, "h")
 
 
 def tree(*fanouts: int) -> tuple[str, Pairs]:
-    """AxB...xN: the root s1 has A switches, each of them B, and so on; the lowest have N hosts."""
+    """Plan AxB...xN: A switches below the root s1, B below each, and so on; N hosts at the last."""
     *inner, hosts = fanouts
     level, pairs, count = ["s1"], [], 1
     for fanout in inner:
@@ -46,7 +46,7 @@ def tree(*fanouts: int) -> tuple[str, Pairs]:
 
 
 def leafspine(spines: int, leaves: int, hosts: int) -> tuple[str, Pairs]:
-    """A spines, each linked to each of B leaves, C hosts a leaf.
+    """Plan A spines, each linked to each of B leaves, and C hosts at each leaf.
 
     The tree's root is spine1; the links to the others stand by. Bridges without a spanning-tree
     protocol must not be plugged into more than one spine, and one aggregation tree needs no more.

@@ -1,6 +1,6 @@
-"""Traces of jobs that never ran: workers and switches in a simulated network, one switch recorded.
+"""Makes traces of jobs that never ran, at one switch of a simulated network with its workers.
 
-The same arguments make the same file, byte for byte.
+Equal arguments make equal files, byte for byte.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ VALUES = 1 << 16  # numbers that vectors are made of
 
 @dataclass(frozen=True)
 class SyntheticJob:
-    """What the workers of a trace do.
+    """The job of the workers of a trace.
 
     Attributes:
-        compute: seconds between an aggregate and the next vector, on average.
-        spread: how much of that varies, evenly, from worker to worker and round to round: 0 to 1.
+        compute: mean seconds between an aggregate and the next vector.
+        spread: by which part of `compute` these seconds vary, evenly: 0 to 1.
         slow: workers that take `slow_factor` times as long, by number from the first.
     """
 
@@ -107,12 +107,12 @@ def synthesize(path: str | Path, topology: Topology, job: SyntheticJob, switch: 
 
     Args:
         path: of the pcapng file.
-        topology: the network; its links may be bad, and its `seed` is that of all chances.
-        job: what is done on every host.
-        switch: whose ports are recorded.
+        topology: the network; its links may be impaired, and its `seed` is that of all chances.
+        job: what the worker of every host does.
+        switch: the switch whose ports are recorded.
 
     Returns:
-        how many frames it has.
+        the number of frames in the file.
 
     Raises:
         TopologyError: there is no such switch, or a round does not end.

@@ -236,8 +236,8 @@ class Worker(Joining):
             the H in force.
 
         Raises:
-            ValueError: it is below the number of workers for whom no round waits in vain, and
-                this Worker is not `partial`: sums could mix rounds of the program.
+            ValueError: H would leave out a worker that is present, and this Worker is not
+                `partial`: sums could mix rounds of the program.
         """
         hint = "pass a number of contributions, or 0 for everybody's"
         threshold = arguments.whole("threshold", threshold, 0, 0xFFFFFFFF, hint)

@@ -27,7 +27,7 @@ class CpuOp(IntEnum):
 
 
 class Flag(IntFlag):
-    """What registers hold; with KEEP_JOB and KEEP_MEMBER, which of them to write."""
+    """Flags in registers; KEEP_JOB and KEEP_MEMBER say which registers an order writes."""
 
     IS_COMPLETE = 1
     HAS_CONTRIBUTED = 2

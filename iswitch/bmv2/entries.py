@@ -26,21 +26,21 @@ class Entry(NamedTuple):
 
     @property
     def key(self) -> tuple[str, tuple[str, ...]]:
-        """The key of the entry: a table has one entry of each key."""
+        """Return the key of the entry; a table has one entry of each key."""
         return self.table, self.match
 
     @property
     def line(self) -> str:
-        """The command line that adds the entry."""
+        """Return the command line that adds the entry."""
         priority = () if self.priority is None else (str(self.priority),)
         words = (self.table, self.action, *self.match, "=>", *self.parameters, *priority)
         return " ".join(("table_add", *words))
 
 
 class JobPlace(NamedTuple):
-    """Where a job is in the data plane.
+    """The place of a job in the data plane.
 
-    Its number there, its first slot, the epoch that its sums are marked with, and their layout.
+    It has the job's number there, its first slot, the epoch that marks its sums, and their layout.
     """
 
     number: int

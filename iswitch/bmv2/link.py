@@ -54,7 +54,7 @@ class CpuLink:
 
     @property
     def has_frames(self) -> bool:
-        """Whether `pull` has work even if nothing new came to the CPU port."""
+        """Return whether `pull` has work even if nothing new came to the CPU port."""
         return bool(self._came or self._orders or (self._held and not self.is_holding))
 
     def tell(self, header: CpuHeader, frame: bytes = b"") -> None:

@@ -99,10 +99,10 @@ class Cli:
 
 
 def handle(answer: str) -> int:
-    """Read from an answer the handle of what was made.
+    """Read the handle of a new object from an answer.
 
     Raises:
-        RuntimeRefused: there is none.
+        RuntimeRefused: the answer has none.
     """
     found = HANDLE.search(answer)
     if not found:
@@ -111,10 +111,10 @@ def handle(answer: str) -> int:
 
 
 def packets(answer: str) -> int:
-    """Read from an answer what a counter has counted.
+    """Read the packets of a counter from an answer.
 
     Raises:
-        RuntimeRefused: it does not say.
+        RuntimeRefused: the answer has none.
     """
     found = COUNTED.search(answer)
     if not found:

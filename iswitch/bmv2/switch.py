@@ -58,7 +58,7 @@ class PipelineSwitch(Switch):
         self.learned: dict[bytes, int] = {}  # since the last commit
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
-        """Take packets; data is what the data plane leaves to us: a newcomer's first round."""
+        """Handle packets: control, and data of newcomers' first rounds, which P4 passes on."""
         if classify(burst.tos) is not Traffic.DATA:
             return super().receive(burst, now)
         found = self.record.by_source.get(burst.peer)
@@ -90,14 +90,14 @@ class PipelineSwitch(Switch):
         action: Callable[[], Result],
         only: Address | None = None,
     ) -> Result:
-        """Let the core act while the data plane handles no data, then bring that up to date.
+        """Let the core act while the data plane handles no data; then update the data plane.
 
         Args:
-            jobs: what it is about.
-            now: the time.
-            action: what the core does.
-            only: the member that it concerns, if it concerns no other. Then only that is asked
-                about, unless another one would seem to have been silent for a lease time.
+            jobs: the jobs that the action concerns, which are brought up to date first.
+            now: the time, in seconds.
+            action: of the core.
+            only: the member that it concerns; None: all. Then only the state of this member is
+                read, unless another member seems to have been silent for a lease time.
         """
         self.pipeline.link.hold()
         try:

@@ -32,7 +32,7 @@ class Tables:
                 self.entries[entry.key] = (entry, handle(answer))
 
     def replicate(self, group: int, wanted: Mapping[int, int]) -> None:
-        """Have a multicast group send to each of these seats, at its port."""
+        """Make a multicast group send to these seats, each at its port."""
         lines = []
         for seat, (port, node) in list(self.nodes.items()):
             if wanted.get(seat) != port:

@@ -1,6 +1,6 @@
-"""Names what is wrong with a packet, in words; None: nothing is.
+"""Says what is wrong with packets that a switch answers with BAD_REQUEST or drops as malformed.
 
-What a switch would answer with BAD_REQUEST, or drop as malformed.
+Each function returns the fault in words; None: there is none.
 """
 
 from __future__ import annotations

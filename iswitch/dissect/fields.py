@@ -1,4 +1,4 @@
-"""The one table of what packets hold, for whoever shows them: names, offsets, sizes, codes.
+"""Lists the fields of all packets in one table: names, offsets, sizes, codes.
 
 Offsets and sizes are those of `iswitch.core.format.wire`, names those of the protocol. Scapy's
 layers and the tables of the Wireshark dissector are made of it.

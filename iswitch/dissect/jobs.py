@@ -1,7 +1,7 @@
-"""What the control packets of a capture tell of its data packets, which name neither job nor dtype.
+"""Learns from control packets the job and layout of data packets, which name neither.
 
-A member is one end of its packets and the switch the other; a Join says for which job, and how its
-vectors are laid out. A Join that the switch refused changes nothing once the Ack was seen.
+One end of a packet is a member, the other the switch. A Join names the member's job and the layout
+of its vectors. A Join that the switch refuses is forgotten when the Ack is seen.
 """
 
 from __future__ import annotations

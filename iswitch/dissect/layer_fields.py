@@ -1,4 +1,4 @@
-"""Fields of scapy's layers, and what is known of the datagram that a layer is in."""
+"""Makes the fields of scapy's layers, and finds the job of the datagram that a layer is in."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ELEMENTS_SHOWN = 8
 
 @dataclass
 class Settings:
-    """How data packets are read, which say neither their job nor their dtype."""
+    """Settings for reading data packets, which name neither their job nor their dtype."""
 
     dtype: DType = DType.FLOAT32  # of elements while no Join told
     jobs: JobsSeen = field(default_factory=JobsSeen)  # what the packets dissected so far told
@@ -47,9 +47,9 @@ settings = Settings()
 
 @contextmanager
 def capture() -> Iterator[JobsSeen]:
-    """Read one capture: what others told of jobs is set aside meanwhile, and what it tells after.
+    """Make a context for one capture, which begins and ends without knowledge of its jobs.
 
-    Ports that were bound are known within, too.
+    Jobs of other captures are known again after it. Ports that were bound are known within.
     """
     others, settings.jobs = settings.jobs, JobsSeen()
     settings.jobs.ports |= others.ports
@@ -91,7 +91,7 @@ def known_of(layer: Packet) -> JobKnown | None:
 
 
 def is_truncated(udp: Packet | None, payload: bytes) -> bool:
-    """Whether the capture holds less of a datagram than was sent."""
+    """Return whether the capture holds less of a datagram than was sent."""
     return udp is not None and udp.len is not None and len(payload) < udp.len - UDP_HEADER
 
 
@@ -210,7 +210,7 @@ class ISwitchPresent(_Entry):
 
 
 class EntriesField(PacketListField):
-    """As many entries as there are before the end, or the MAC."""
+    """A list of entries up to the end of the packet, or to its MAC."""
 
     def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Any]:
         """Read the entries; return the bytes behind them, too."""

@@ -66,7 +66,7 @@ def sealed(packet: Packet, key: bytes) -> Packet:
 
 
 class ISwitch(Packet):
-    """What goes to or from the switch's port: it becomes the layer that the ToS tells."""
+    """The payload of a datagram from or to a switch; its ToS decides the layer that it becomes."""
 
     @classmethod
     def dispatch_hook(
@@ -87,7 +87,7 @@ class ISwitch(Packet):
 
 
 class _Tagged(Packet):
-    """What goes right into UDP: its ToS becomes that of the IP layer it is put on."""
+    """A layer directly on UDP, which sets the ToS of the IP layer below."""
 
     TOS: int
 
@@ -110,7 +110,7 @@ class _Tagged(Packet):
         raise NotImplementedError
 
     def post_dissection(self, _: Packet) -> None:
-        """Add to the name what is wrong."""
+        """Append the fault to the layer's name."""
         if self.underlayer is not None and self.fault:
             self.name = f"{self.name}, {in_a_line(self.fault)}"
 
@@ -173,7 +173,7 @@ class ISwitchControl(_Tagged):
             settings.jobs.learn((ip.src, udp.sport), (ip.dst, udp.dport), packet)
 
     def answers(self, other: Packet) -> bool:
-        """Whether it is the Ack to a request: for scapy's `sr1`."""
+        """Return whether this is the Ack to a request; called by scapy's `sr1`."""
         return (
             isinstance(other, ISwitchControl)
             and isinstance(self.payload, ISwitchAck)
@@ -214,7 +214,7 @@ class ISwitchAck(_Value):
 
     @property
     def missing(self) -> list[int]:
-        """In the answer to a Help: the seats whose contributions are missing."""
+        """Return the seats whose contributions are missing, in the answer to a Help."""
         return ranks_in(self.threshold << 32 | self.contributors)
 
 

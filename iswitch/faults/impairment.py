@@ -130,7 +130,7 @@ class Impairment:
         )
 
     def __bool__(self) -> bool:
-        """Whether there is any fault; the length of the queue alone is none."""
+        """Return whether there is any fault; the length of the queue alone is none."""
         return self != Impairment(queue=self.queue)
 
 

@@ -116,7 +116,7 @@ class Line:
 
     @property
     def only_loses(self) -> bool:
-        """Whether packets come out at once and unchanged, or never, so that `losses` suffices."""
+        """Return whether packets come out at once and unchanged, or never: `losses` suffices."""
         given = self.impairment
         later = given.delay or given.jitter or given.reorder or given.rate is not None
         return not (later or given.duplicate or given.corrupt)

@@ -1,4 +1,4 @@
-"""Options that commands share: what argparse makes of their text, and what it refuses."""
+"""Parses the values of options that commands share."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def whole(least: int = 0, most: int | None = None) -> Callable[[str], int]:
 
 
 def quantity(least: float | None = None) -> Callable[[str], float]:
-    """Make an argparse type: a number above 0, or of `least` or more, that clocks can count."""
+    """Make an argparse type: a number above 0, or of `least` or more, and of MOST or less."""
 
     def parse(text: str) -> float:
         try:

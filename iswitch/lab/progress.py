@@ -1,4 +1,4 @@
-"""How far a command is, and how long it still takes: a bar on a terminal."""
+"""Shows the progress of a command, and the time left, as a bar on a terminal."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class RawPort:
         return int.from_bytes(packed[4:], "little")
 
     def is_up(self) -> bool:
-        """Whether the interface is up."""
+        """Return whether the interface is up."""
         return bool(self._ask(SIOCGIFFLAGS) & IFF_UP)
 
     def _ask(self, request: int) -> int:

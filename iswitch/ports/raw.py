@@ -117,7 +117,7 @@ class RawPorts:
 
     @property
     def replicates(self) -> bool:
-        """Whether the kernel copies broadcasts to all ports."""
+        """Return whether the kernel copies broadcasts to all ports."""
         return self._replicator is not None
 
     @property

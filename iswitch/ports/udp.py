@@ -131,7 +131,7 @@ class UdpPort:
 
     @property
     def refused(self) -> bool:
-        """Whether an ICMP "port unreachable" has come back since this was set to False."""
+        """Return whether an ICMP "port unreachable" has come back since this was set to False."""
         return self._out.refused
 
     @refused.setter

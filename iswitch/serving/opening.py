@@ -202,9 +202,9 @@ def capture_of(
 
     Args:
         settings: name the file.
-        ports: the names of what is captured.
-        opened: closed if there can be no capture.
-        counters: where frames that could not be kept are counted.
+        ports: the names of the ports in the capture.
+        opened: the ports, which are closed if the capture cannot be written.
+        counters: counts the frames that could not be kept.
 
     Raises:
         UsageError: the file cannot be written.

@@ -27,7 +27,7 @@ def resolved(parent: tuple[str, int]) -> tuple[str, int]:
     """Look up the IPv4 address of the parent's host.
 
     Raises:
-        UsageError: there is none, or the port is missing.
+        UsageError: the host has no address, or the port is missing.
     """
     host, port = parent
     if not port:

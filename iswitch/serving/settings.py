@@ -1,4 +1,4 @@
-"""What a switch process is asked to be."""
+"""Keeps the settings of a switch process, and checks that they agree."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class HostStack:
 
     @property
     def is_turned(self) -> bool:
-        """Whether the host sends the switch's packets to another station."""
+        """Return whether the host sends the switch's packets to another station."""
         return self.neighbour != mac(self.switch)
 
     def receive(self, frame: bytes) -> Burst | None:

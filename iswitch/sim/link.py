@@ -83,7 +83,7 @@ class VirtualLink:
 
     @property
     def impairment(self) -> Impairment:
-        """The faults of the link; if changed, packets under way keep their fates."""
+        """Return the faults of the link; packets under way keep their fates if they change."""
         return self._line.impairment
 
     @impairment.setter

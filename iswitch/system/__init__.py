@@ -1,1 +1,1 @@
-"""What a process has to do with the system: files, keys, Ctrl-C, errors for people."""
+"""Deals with the system for a process: files, keys, Ctrl-C, errors for people."""

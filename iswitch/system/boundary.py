@@ -1,8 +1,8 @@
-"""The one place where what goes wrong becomes a sentence for the user, and an exit status.
+"""Turns exceptions into a sentence for the user and an exit status, for all commands.
 
 | status | what it means |
 |---|---|
-| 1 | it did its work, but what it wrote (a capture) is incomplete: the disk is full, say |
+| 1 | the work is done, but its output (a capture) is incomplete: the disk is full, say |
 | 2 | something from outside: an option, a file, a full disk, a limit of the system |
 | 70 | a defect of iswitch: the sentence says where its traceback is |
 | 130 | Ctrl-C |
@@ -160,7 +160,7 @@ def _flush() -> None:
 
 
 def _print_no_more() -> None:
-    """Discard what is left to be printed; else Python complains of it at its end."""
+    """Discard text that is still to be printed; else Python complains at its end."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

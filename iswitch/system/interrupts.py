@@ -1,12 +1,12 @@
-"""What Ctrl-C does to the process of a command, from its first line to its last.
+"""Handles Ctrl-C and other signals in the process of a command, from its first line to its last.
 
-While modules load, a KeyboardInterrupt would be raised anywhere: in an extension that makes another
-exception of it, or in a destructor that loses it; and only after a library has been mapped, which
-takes seconds on a busy machine. So SIGINT has its default action until the command begins, and
-again when it is done: there is nothing to undo.
+While modules load, a KeyboardInterrupt could be lost: an extension may turn it into another
+exception, and a destructor drops it. It would also wait until a library is mapped, which takes
+seconds on a busy machine. So SIGINT has its default action until the command begins, and again when
+the command is done: there is nothing to undo.
 
-SIGUSR1 asks a switch for its counters, and does not end it once Python runs: it is ignored until
-the switch serves, and answered by a thread, since whoever reads the answers may have stopped.
+SIGUSR1 asks a switch for its counters. It is ignored until the switch serves. A thread writes the
+answers, since the program that reads them may have stopped.
 """
 
 from __future__ import annotations

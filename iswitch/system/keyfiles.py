@@ -1,4 +1,4 @@
-"""Where keys come from: files and the environment, never a command line, which anybody can read.
+"""Reads keys from files and the environment, never from a command line, which all users can read.
 
 A key is written as text (its UTF-8 bytes are the key) or as `hex:` and hexadecimal digits. Errors
 never hold a key.
@@ -80,7 +80,7 @@ def given_key(path: str | None) -> bytes | None:
     """Read the key from the file named, else from the environment; None: there is none.
 
     Raises:
-        KeyUnusable: what is there is no key.
+        KeyUnusable: the file or the variable holds no key.
     """
     return read_key(path) if path else key_in(os.environ)
 
@@ -89,7 +89,7 @@ def given_keys(path: str | None) -> Keys:
     """Read the keys from the file named; else the environment's key is that of every job.
 
     Raises:
-        KeyUnusable: what is there is no key.
+        KeyUnusable: the file or the variable holds no key.
     """
     return read_keys(path) if path else Keys(default=key_in(os.environ))
 

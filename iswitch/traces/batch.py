@@ -1,6 +1,6 @@
-"""Packets of a trace, many at once: where their bytes lie in the mapped file, and what is known.
+"""Holds many packets of a trace at once: where their bytes lie in the mapped file, times, sizes.
 
-The bytes stay in the file. `gather` fetches the same few of every packet into one array.
+The bytes stay in the file; `gather` copies a part of every packet into one array.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PacketBatch(NamedTuple):
 
 
 class Interface(NamedTuple):
-    """Where packets were captured: its link type (LINKTYPE_ of tcpdump.org), and its name."""
+    """An interface of a capture: its link type (LINKTYPE_ of tcpdump.org), and its name."""
 
     link: int
     name: str = ""

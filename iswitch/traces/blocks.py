@@ -151,7 +151,7 @@ class PcapngBlocks:
         return head[1]
 
     def _other(self, at: int) -> int:
-        """Take a block that is no packet, or report what is there; return where to continue."""
+        """Handle a block that is no packet, or report a defect; return where to continue."""
         head = self._head(at)
         if head is None:
             return self._mend(at)

@@ -1,7 +1,7 @@
-"""Aggregates that a real switch sent, compared with those of the switch that replays.
+"""Compares aggregates that a real switch sent with those of the switch that replays.
 
-Where packets are in the order in which the real switch handled them, both have made the same
-additions, and every bit has to be equal; so it has, in any order, where order changes nothing: for
+If packets are in the order in which the real switch handled them, both switches make equal
+additions, and every bit must be equal. So it must in any order if order changes nothing: for
 integers, maximum and minimum, sums in rank order, and two contributions. Else two sums of the same
 n numbers x, each rounded after every addition, differ by at most
 

@@ -63,12 +63,12 @@ class TraceFinding(NamedTuple):
 def diagnose(
     walk: Walk, differences: Sequence[Difference], shapes: Sequence[Shape]
 ) -> list[TraceFinding]:
-    """Look into what a replay found.
+    """Find the causes of the differences that a replay found.
 
     Args:
-        walk: through the same trace.
-        differences: what did not agree.
-        shapes: of the jobs; none: only checksums are looked at.
+        walk: through the replayed trace.
+        differences: the differences.
+        shapes: layouts of the jobs; none: only checksums are checked.
     """
     wanted: list[Key] = []
     for each in differences:

@@ -1,4 +1,4 @@
-"""Groups of packets that a replay handles at once, and the receiver of what it sends."""
+"""Groups packets that a replay handles at once, and defines the receiver of its output."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A trace of one host: what it sent, and when the aggregates came. There is nothing to compare.
+"""Reads the trace of a single host: times, repeats, and requests.
 
-The other workers' contributions are not in such a trace, so the sums cannot be made again. What is
-left are times, repeats, and what the host asked for.
+Such a trace lacks the contributions of the other workers, so sums cannot be made again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sends what the workers of a trace sent, at a real (virtual) interface: it drives a switch.
+"""Sends the contributions in a trace at a network interface, to drive a switch under test.
 
-Frames go out with the addresses they were recorded with. What the switch answers is of no interest
-here: nobody sends again what is lost, so it goes at recorded speed unless told otherwise.
+Frames leave with their recorded addresses. Answers of the switch are ignored, and lost frames are
+not repeated; so frames leave at the recorded speed unless another one is given.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class PcapRecords:
                     yield at + place
 
     def _leads_on(self, at: int, steps: int = 3) -> bool:
-        """Whether a record is followed by others, or by the end of the file."""
+        """Return whether a record is followed by others, or by the end of the file."""
         second = int(self._record.unpack_from(self._bytes, at)[0])
         for _ in range(steps):
             length = self._length(at)

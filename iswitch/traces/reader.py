@@ -179,10 +179,10 @@ def kind_of(begin: bytes, path: str) -> str:
 
 
 def check_pcap(data: Bytes, path: str) -> None:
-    """Refuse the pcap files whose records have longer headers than others of the same magic.
+    """Refuse pcap files whose records have longer headers than their magic number says.
 
     Raises:
-        NotATrace: it is one.
+        NotATrace: the file is one of these.
     """
     if len(data) < pcap.HEADER:
         raise NotATrace(f"{path} ends inside the header of a pcap file: it holds no packets")

@@ -138,7 +138,7 @@ class Replayer(Walk):
             self._chassis.plug([jack] * (places - jacks))
 
     def _alternate(self, packets: Packets, what: npt.NDArray[np.int64]) -> bool:
-        """Whether most packets, by a sample, are of another flow than the one before."""
+        """Return whether most packets, by a sample, are of another flow than the one before."""
         if len(self.ports) > MOST_PORTS:
             return False
         sample = min(len(what), SAMPLE)
@@ -153,7 +153,7 @@ class Replayer(Walk):
         return np.maximum(np.maximum.accumulate(seconds), self._now)
 
     def _take(self, group: PacketGroup) -> None:
-        """Handle a group, with what is due before and between its packets."""
+        """Handle a group, and the timers that are due before and between its packets."""
         times = group.packets.batch.times[group.which]
         seconds = self._seconds(times)
         at, n = 0, len(seconds)
@@ -176,7 +176,7 @@ class Replayer(Walk):
             at = stop
 
     def _take_layers(self, packets: Packets, what: npt.NDArray[np.int64]) -> None:
-        """Handle packets in windows, each in layers, with what is due before each."""
+        """Handle packets in windows, each in layers, and the timers that are due before each."""
         wanted = np.flatnonzero((what != SKIPPED) & (what != CUT_OFF))
         if len(wanted) < len(what):
             packets, what = packets.taken(wanted), what[wanted]
@@ -217,7 +217,7 @@ class Replayer(Walk):
             at = end
 
     def _go_to(self, now: float) -> float | None:
-        """Do what is due before a time; return when something will be due next."""
+        """Run the timers that are due before a time; return when the next one is due."""
         for _ in range(MOST_TIMERS):
             due = self._chassis.deadline()
             if due is None or due > now:

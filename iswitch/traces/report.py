@@ -70,7 +70,7 @@ def replayed(reader: Reader, setting: TraceSetting, *args: Any, **more: Any) -> 
 
 
 def is_suspicious(replayer: Replayer) -> bool:
-    """Whether something does not agree, was damaged, or names what the switch does not hold."""
+    """Return whether aggregates differ or could not be checked, or packets were damaged."""
     tally = replayer.comparison.tally
     wrong = replayer.damaged + replayer.switch.counters["bad_checksum"]
     return bool(tally.different or tally.missing or tally.unchecked or wrong)
@@ -154,7 +154,7 @@ def job_json(job: JobSeen) -> dict[str, Any]:
 
 
 def is_clean(report: dict[str, Any]) -> bool:
-    """Whether all that could be compared agreed, some could, and no packet was damaged."""
+    """Return whether aggregates could be compared, all of these agree, and none was damaged."""
     compared = report.get("compared")
     if report.get("findings"):
         return False
@@ -164,12 +164,12 @@ def is_clean(report: dict[str, Any]) -> bool:
 
 
 def is_whole(report: dict[str, Any]) -> bool:
-    """Whether the trace has all that was to be captured, as far as it says."""
+    """Return whether the trace is complete and sound, as far as it tells."""
     return not (report["trace"]["dropped_by_capture"] or report["trace"]["problem_count"])
 
 
 def none_compared(compared: dict[str, Any]) -> bool:
-    """Whether aggregates were captured, and not one could be compared."""
+    """Return whether aggregates were captured, and not one could be compared."""
     return bool(0 < compared["captured"] == compared["unchecked"])
 
 

@@ -1,4 +1,4 @@
-"""The history of each round of each job: who sent when, when segments completed, who was last.
+"""Keeps the history of every round: who sent when, when segments completed, who was last.
 
 Times are seconds since the first packet of the trace.
 """

@@ -1,8 +1,7 @@
-"""Looks through the beginning of a trace: which switch it is of, and what it can show.
+"""Finds out from the beginning of a trace at which switch or host it was captured.
 
-The first Join names the switch. Frames to it that were captured coming in are what it was sent; a
-trace that holds them only as they left a host, or from one of several workers, is a host's. The
-switch above is whoever the switch itself joins.
+The first Join names the switch. A trace is of a host if it has frames to the switch only as they
+leave, or only those of one of several workers. The parent is the switch that the switch joins.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ class Spoken(NamedTuple):
 
 @dataclass
 class TraceSetting:
-    """Where a trace was captured.
+    """The switch or host at which a trace was captured.
 
     Attributes:
-        switch: address and UDP port of the switch it is of.
-        mac: its MAC.
-        parent: the switch above, behind the port it is reached by.
-        parent_mac: where its packets are sent.
+        switch: address and UDP port of the switch.
+        mac: MAC of the switch.
+        parent: the switch above, with the ingress port that leads to it; None: there is none.
+        parent_mac: MAC to which packets for the parent are sent.
         incarnation: of the switch, as it told its parent.
         host: whether the trace is of a single host, so that others' contributions are not in it.
         ordered: whether packets are in the order in which the switch handled them.
@@ -89,7 +88,8 @@ def survey(
     """Look through a trace.
 
     Args:
-        switch: which one it is of; None: the first that is joined.
+        reader: the trace.
+        switch: address and UDP port of its switch; None: the first that is joined.
         host: whether it is of a single host; None: find out.
 
     Raises:

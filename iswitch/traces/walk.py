@@ -96,7 +96,7 @@ class Walk:
     def cut(
         self, packets: Packets, what: npt.NDArray[np.int64], begin: int, end: int
     ) -> Iterator[PacketGroup]:
-        """Put packets of a range into groups; leave out what is of no interest."""
+        """Put packets of a range into groups, but for skipped and cut-off ones."""
         for start, stop in pairwise(self.bounds(packets, what, begin, end)):
             kind = int(what[start])
             if kind in (TO_SWITCH, FROM_SWITCH, PASSING):

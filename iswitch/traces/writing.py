@@ -71,7 +71,7 @@ class TraceWriter:
         self.frames += len(rows)
 
     def flush(self) -> None:
-        """Write what was kept, in its order."""
+        """Write the kept frames in the order of their places."""
         kept, self._kept = self._kept, []
         if not kept:
             return

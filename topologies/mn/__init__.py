@@ -1,4 +1,4 @@
-"""What `topologies.mininet` is made of; importing this loads Mininet.
+"""The parts of `topologies.mininet`; importing this loads Mininet.
 
 Mininet 2.3 imports distutils, which warns of its end on Python 3.11.
 """

@@ -1,4 +1,4 @@
-"""Build a topology with Mininet, for those who want its hosts and its tools."""
+"""Builds a topology with Mininet, for users of its hosts and tools."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class ISwitch(OwnSwitch):
             self.await_listening()
 
     def prepare(self, interfaces: Sequence[Any]) -> None:
-        """Bring the ports, and what they are linked to, to what the process needs."""
+        """Prepare the ports, and the interfaces that they are linked to, for the process."""
 
     def await_listening(self) -> None:
         """Wait until it serves.
@@ -196,7 +196,7 @@ class ISwitch(OwnSwitch):
             return errors.read().decode(errors="replace").strip()
 
     def _ended(self, early: bool) -> None:
-        """Keep the counters of a process that has ended; `early`: nobody had asked it to."""
+        """Keep the counters of a process that has ended; `early`: it ended without being asked."""
         assert self.process is not None
         assert self.process.stdout is not None
         with self.process.stdout as output:
@@ -280,7 +280,7 @@ def check_addresses(tree: Tree) -> None:
     """Refuse two switches at one address.
 
     Raises:
-        NetworkError: two nodes have the same.
+        NetworkError: two nodes have one address.
     """
     owners: dict[str, str] = {}
     addresses = [(switch.name, str(address_in(switch, tree))) for switch in tree.switches]

@@ -1,8 +1,8 @@
 """Keyed jobs: a MAC at the end of every control packet, made and checked here.
 
 The MAC is BLAKE2b of all before it, 16 bytes, with the job's key as BLAKE2b's own (RFC 7693).
-Whoever has the key can write any control packet of the job; who has not, none. What a MAC does not
-say is who sent a packet, and when: see docs/protocol.md, "Keyed jobs". Data carries none.
+All holders of the key can write any control packet of the job; others can write none. A MAC does
+not prove who sent a packet, or when: see docs/protocol.md, "Keyed jobs". Data packets have no MAC.
 """
 
 from __future__ import annotations

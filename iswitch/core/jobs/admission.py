@@ -135,7 +135,7 @@ class Admission:
 
     @staticmethod
     def _is_still(asked: Asked, member: Member) -> bool:
-        """Return whether the Join comes from the member itself; a switch may have a new process."""
+        """Return whether a Join is of the member's own process, or of any process of a switch."""
         same = asked.packet.request == member.incarnation
         return same or asked.type is member.type is MemberType.SWITCH
 

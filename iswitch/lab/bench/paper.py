@@ -137,7 +137,7 @@ def median(one: Series) -> float:
 
 
 def speedup(slow: Series, fast: Series) -> float:
-    """Compute the speedup: the median ratio of iterations of the same turn."""
+    """Compute the speedup: the median ratio of two iterations in one turn."""
     pairs = zip(slow.iterations, fast.iterations, strict=False)
     return float(np.median([a.iteration / b.iteration for a, b in pairs]))
 

@@ -67,7 +67,11 @@ class Way:
 
     @property
     def servers(self) -> int:
-        """Parameter servers, each on a host of its own."""
+        """Return the number of parameter servers, each on a host of its own.
+
+        Raises:
+            ValueError: the option has another value.
+        """
         count = self.options.get("servers", 1) if self.name == "ps" else 0
         if not isinstance(count, int) or count < 0:
             raise ValueError(f"{self.label}: servers is how many hosts serve, such as ps:servers=2")
@@ -75,7 +79,7 @@ class Way:
 
     @property
     def adds(self) -> bool:
-        """Whether all workers get the sum of the round."""
+        """Return whether all workers get the sum of the round."""
         return self.name not in (FORWARD, ASYNC) and not self.options.get("tau")
 
     @classmethod
@@ -116,7 +120,7 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """The form with its settings, as `Topology.parse` takes it."""
+        """Return the form with its settings, as `Topology.parse` takes it."""
         found = self.form
         for name, value in (("rate", self.rate), ("loss", self.loss)):
             found += f",{name}={value}" if value is not None else ""

@@ -1,1 +1,1 @@
-"""What `iswitch ctl` asks of a switch, and the words for what the switch answers."""
+"""Asks a switch for `iswitch ctl`, and words its answers."""

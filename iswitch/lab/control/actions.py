@@ -27,7 +27,7 @@ from .words import (
 
 
 class Answer(NamedTuple):
-    """What an action found: for people, and for programs."""
+    """The result of an action, in words and as fields for programs."""
 
     line: str
     fields: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What a switch's answer says, in words and as fields for programs."""
+"""Puts the answers of a switch in words, and in fields for programs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `iswitch doctor` looks at."""
+"""Checks the machine for `iswitch doctor`."""

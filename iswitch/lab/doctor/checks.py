@@ -37,7 +37,7 @@ State = Literal["ok", "limited", "missing"]
 
 
 class Finding(NamedTuple):
-    """What a check found: the state, what it costs, how to mend it."""
+    """The finding of a check: the state, what it costs, and how to mend it."""
 
     state: State
     found: str

@@ -1,7 +1,7 @@
-"""What can be asked of the machine: the probes of `iswitch doctor`.
+"""Probes the machine for `iswitch doctor`.
 
-A probe tries the thing itself, as the ports use it, rather than look up a version. It answers, or
-raises whatever the attempt raised.
+A probe tries a feature in the way in which ports use it, rather than look up a version. It returns
+the outcome, or raises what the attempt raised.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Buffers(NamedTuple):
 
 
 class Host:
-    """This machine, as the user who runs the command sees it."""
+    """Probes this machine with the privileges of the user who runs the command."""
 
     def system(self) -> tuple[str, str]:
         """Return the operating system and the release of its kernel."""
@@ -87,7 +87,7 @@ class Host:
             return None
 
     def p4_cli(self) -> str:
-        """What the CLI of the P4 switch complains of when it is loaded; empty: nothing."""
+        """Load the CLI of the P4 switch, and return its complaint; "": it loads."""
         from p4.tools import cli_command
 
         done = subprocess.run(
@@ -100,7 +100,7 @@ class Host:
         return lines[-1] if done.returncode else ""
 
     def numpy(self) -> str:
-        """The version of NumPy, which really loads."""
+        """Import NumPy, and return its version."""
         import numpy
 
         return numpy.__version__
@@ -171,7 +171,7 @@ class Host:
             return receiver.counters["rx_overflow"]
 
     def buffers(self) -> Buffers:
-        """The socket buffers a port gets."""
+        """Return the bytes of the socket buffers that a port gets."""
         from iswitch.ports.udp import UdpPort
 
         with closing(UdpPort(LOOPBACK)) as port:
@@ -179,11 +179,11 @@ class Host:
             return Buffers(port.buffer, send)
 
     def descriptors(self) -> int:
-        """Files and sockets that a process may have open at once."""
+        """Return how many files and sockets a process may have open; negative: no limit."""
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def cores(self) -> int:
-        """Cores this process may run on."""
+        """Return the number of cores that this process may use."""
         return len(os.sched_getaffinity(0))
 
     def user(self) -> int:
@@ -191,14 +191,14 @@ class Host:
         return os.geteuid()
 
     def capabilities(self) -> int:
-        """Bitmap of the capabilities in force (capabilities(7))."""
+        """Return the bitmap of the capabilities in force (capabilities(7))."""
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("CapEff:"):
                 return int(line.split()[1], 16)
         raise OSError("/proc/self/status names no capabilities")
 
     def packet_socket(self) -> bool:
-        """Whether an AF_PACKET socket can be opened."""
+        """Return whether an AF_PACKET socket can be opened."""
         try:
             socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).close()
         except PermissionError:
@@ -206,7 +206,7 @@ class Host:
         return True
 
     def namespaces(self) -> str:
-        """Whether a network namespace can be made: "yes", "no", or "user", inside a user's."""
+        """Tell if network namespaces can be made: "yes", "no", or "user": in a user namespace."""
         child = subprocess.run(
             [sys.executable, "-I", "-S", "-c", UNSHARE],
             check=False,

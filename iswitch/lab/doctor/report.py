@@ -1,4 +1,4 @@
-"""What `iswitch doctor` found, as a table and a verdict."""
+"""Reports the findings of `iswitch doctor` as a table and a verdict."""
 
 from __future__ import annotations
 

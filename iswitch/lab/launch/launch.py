@@ -206,7 +206,7 @@ class Crew:
                 self.failed = worker
 
     def _tend(self) -> None:
-        """Restart the processes that are due, after killing what they had started."""
+        """Restart the processes that are due, after killing the processes that they had started."""
         for worker in self.workers:
             if worker.restarts.is_due(time.monotonic()):
                 worker.child.signal(signal.SIGKILL)

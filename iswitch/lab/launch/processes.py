@@ -92,7 +92,7 @@ class Child:
         return how + (f": {complaint}" if complaint else "")
 
     def complaint(self) -> str:
-        """Return the last line of its stderr once it has ended; "": none, or it was heard."""
+        """Return the last line of the stderr that is kept, once the child has ended; "": none."""
         if self.errors in self.streams:
             return ""
         self.errors.seek(0)

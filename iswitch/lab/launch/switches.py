@@ -1,6 +1,6 @@
-"""The switch processes of a world: started from the root down, ended for their counters.
+"""Starts the switch processes of a world, from the root down, and ends them for their counters.
 
-One that dies by itself is started again in its place: with the same options, at the same address.
+A switch that dies by itself is restarted with its options, at its address.
 """
 
 from __future__ import annotations

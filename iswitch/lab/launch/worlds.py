@@ -144,7 +144,7 @@ class Namespaces(World):
         return {"GLOO_SOCKET_IFNAME": port.ifname, "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
     def entry(self, node: str) -> str:
-        """Name its namespace."""
+        """Return the command that enters the node's namespace."""
         return f"ip netns exec {self.network.namespace(node)}"
 
 

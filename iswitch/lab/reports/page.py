@@ -17,8 +17,8 @@ All text is escaped. The page names no host and runs no script, and its policy f
 shows the same offline, years later. It follows the reader's choice of light or dark. Figures are
 SVG in the page's own colours: make them in `drawing()`, with `INK` for what is text and `GRID` for
 what is faint, and colour data by `COLOURS`, which can be told apart on both grounds. A figure is
-best 5 inches wide, as it is by default: then its text can be read on a phone, and wide pages show
-two side by side.
+best 5 inches wide, the default: its text can be read on a phone, and a wide page shows two side by
+side.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def check_drawing(option: str) -> None:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """A context in which matplotlib draws as pages want it: text stays text, faint grid, no box."""
+    """Make a context in which matplotlib draws for pages: text stays text, faint grid, no box."""
     from matplotlib import rc_context
 
     text = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")

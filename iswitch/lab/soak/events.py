@@ -263,7 +263,7 @@ class Events:
         return self._over()
 
     def _speaker(self, host: str) -> Life | None:
-        """Choose who gives a command: the worker at a host, or else another of its job."""
+        """Choose the worker that gives a command: the one at a host, or else another of its job."""
         job = self.stage.job_of(host)
         hosts = (host, *job.hosts)
         lives = (self.stage.lives[name] for name in hosts if name in self.stage.lives)

@@ -103,12 +103,12 @@ class Application(ABC):
 
     @property
     def done(self) -> bool:
-        """Whether it has done its rounds after the end of the faults."""
+        """Return whether the process has done its rounds after the end of the faults."""
         return self.goal is not None and self.rounds >= self.goal
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs."""
+        """Return whether the process runs."""
         return self.network.nodes[self.address].machine is self.session
 
 
@@ -174,7 +174,7 @@ class Life(Application):
 
     @property
     def ready(self) -> bool:
-        """Whether it may be asked for something."""
+        """Return whether the worker can give a command."""
         return self.alive and self.session.member and not self.leaving
 
     def state(self) -> str:
@@ -193,7 +193,13 @@ class Life(Application):
         value: Threshold | Segments | None,
         then: Callable[[], None] | None = None,
     ) -> None:
-        """Have the session ask for something; `then` is called when it is answered."""
+        """Send a request.
+
+        Args:
+            action: of the request.
+            value: of the action.
+            then: called when the request is answered.
+        """
         request = self.session.request(action, value, self.network.now)
         if then is not None:
             self.answers[request] = then
@@ -327,12 +333,12 @@ class Contributing(Application):
 
     @property
     def rounds(self) -> int:
-        """Versions received of every segment; skipped ones do not count."""
+        """Return the number of versions received of all segments; skipped ones do not count."""
         return self._rounds
 
     @property
     def done(self) -> bool:
-        """Whether it has done enough, or has the newest version and nothing left to contribute.
+        """Return whether the process has done its rounds, or can neither contribute nor learn more.
 
         A worker that slept through the last versions of the others skips them.
         """

@@ -1,4 +1,4 @@
-"""What a soak found, for people and for machines."""
+"""Reports the findings of a soak for people and for programs."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ EVENTS = 1_000_000  # that may happen in a history: none needs a tenth of it
 
 @dataclass(frozen=True)
 class Result:
-    """How a history ended.
+    """The end of a history.
 
     Attributes:
         violation: the kind of promise that was broken; empty: none.

@@ -75,7 +75,7 @@ class Job:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether it counts in versions."""
+        """Return whether it counts in versions."""
         return self.mode == ASYNCHRONOUS
 
     def check(self, hosts: Collection[str]) -> None:
@@ -155,22 +155,22 @@ class Scenario:
 
     @property
     def restarts(self) -> bool:
-        """Whether switches lose their state."""
+        """Return whether switches lose their state."""
         return self.has("restart")
 
     @property
     def changes(self) -> bool:
-        """Whether workers come and go."""
+        """Return whether workers come and go."""
         return self.has("reborn", "die", "leave", "join")
 
     @property
     def strangers(self) -> bool:
-        """Whether strangers send."""
+        """Return whether strangers send."""
         return self.has(*STRANGE)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing fails and no worker pauses between rounds."""
+        """Return whether nothing fails and no worker pauses between rounds."""
         return not (self.links or self.events or self.think)
 
     def has(self, *kinds: str) -> bool:

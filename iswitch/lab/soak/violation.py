@@ -1,4 +1,4 @@
-"""What a history ends with when a promise is broken."""
+"""The exception that ends a history whose switches or workers break a promise."""
 
 
 class Violation(Exception):

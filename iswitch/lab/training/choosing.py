@@ -1,4 +1,4 @@
-"""What the options of `iswitch demo` and `iswitch train` ask for."""
+"""Makes networks and plans of the options of `iswitch demo` and `iswitch train`."""
 
 from __future__ import annotations
 

@@ -25,13 +25,13 @@ JOB = 1
 
 @dataclass(frozen=True)
 class Launch:
-    """Where a training runs, and what each worker executes.
+    """A network for a training, and the command of each worker.
 
     Args:
         world: the network, not yet built.
-        command: of a worker, one on each host.
-        capture: a folder for the frames at each switch's ports.
-        restarts: how often, in a row, a worker that dies is started again.
+        command: of a worker; one runs on each host.
+        capture: a folder for the frames at each switch's ports; None: they are not captured.
+        restarts: the most restarts in a row of a worker that dies.
         prepare: called once the workers have been started.
     """
 
@@ -46,7 +46,7 @@ def conduct(launch: Launch, record: Record[Any], screen: Screen) -> int:
     """Run a training to its end and print its summary; returns the exit status.
 
     Args:
-        launch: where the training runs, and what each worker executes.
+        launch: the network and the command.
         record: takes what the workers tell.
         screen: shows it.
     """

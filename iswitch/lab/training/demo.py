@@ -1,4 +1,4 @@
-"""What `iswitch demo` knows of its training, and shows of it."""
+"""Records the training of `iswitch demo`, and shows it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BAR = 24  # characters
 
 @dataclass
 class DemoLearner(Learner):
-    """What is known of one worker of the demo."""
+    """The record of one worker of the demo."""
 
     host: str = ""
     pid: int | None = None
@@ -59,7 +59,7 @@ class DemoLearner(Learner):
 
 
 class DemoRecord(Record[DemoLearner]):
-    """What is known of a training by `iswitch demo`.
+    """The record of a training by `iswitch demo`.
 
     Args:
         topology: has a worker on each host.
@@ -124,7 +124,7 @@ class DemoRecord(Record[DemoLearner]):
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing to wait for; workers that are done end by themselves."""
+        """Return whether there is nothing to wait for; workers that are done end by themselves."""
         return self.failure is not None or (self.done and self._left)
 
     @property
@@ -134,7 +134,7 @@ class DemoRecord(Record[DemoLearner]):
 
     @property
     def rate(self) -> float | None:
-        """Iterations per second; None while too little was timed to tell."""
+        """Return the iterations per second; None: too little was timed to tell."""
         if self.seconds < RATE_AFTER:
             return None
         return (self._timed - self._untimed) / self.seconds

@@ -26,9 +26,9 @@ EPISODE_COLUMNS = ("seconds", "iteration", "rank", "return")
 
 
 def load_event_files() -> None:
-    """Load tensorboardX without torch, whose tensors nobody writes.
+    """Load tensorboardX without torch, since no tensors are written.
 
-    Loading torch takes seconds, in which Ctrl-C would wait.
+    Loading torch takes seconds, and Ctrl-C would wait for its end.
     """
     if hidden := "torch" not in sys.modules:
         sys.modules["torch"] = None  # type: ignore[assignment]
@@ -156,10 +156,10 @@ class Files:
             self._board.write_event(event)
 
     def close(self) -> None:
-        """Write what is still in memory.
+        """Write the rest from memory, and close the files.
 
         Raises:
-            OutsideError: the disk is full, say.
+            OutsideError: a file cannot be written, for example because the disk is full.
         """
         with ExitStack() as all_of_them:
             for path, file in self._files.items():

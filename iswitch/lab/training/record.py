@@ -1,4 +1,4 @@
-"""What a command knows of a training: what its workers tell, and how it ended."""
+"""Records a training: the messages of its workers, and how it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAST_WORDS = 5  # lines of stderr that are kept
 
 @dataclass
 class Learner:
-    """What is known of one worker."""
+    """The record of one worker."""
 
     rank: int
     words: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_WORDS))  # not for machines
@@ -31,7 +31,7 @@ L = TypeVar("L", bound=Learner)
 
 
 class Record(ABC, Generic[L]):
-    """What is known of all workers of a training; a context, so that files can be closed.
+    """The record of a training; a context, so that files are closed at its end.
 
     Attributes:
         learners: the workers, by rank.
@@ -97,12 +97,12 @@ class Record(ABC, Generic[L]):
 
     @property
     def done(self) -> bool:
-        """Whether every worker has finished its iterations."""
+        """Return whether every worker has finished its iterations."""
         return all(learner.done is not None for learner in self.learners)
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """Return whether there is nothing to wait for."""
         return self.done or self.failure is not None
 
     @property

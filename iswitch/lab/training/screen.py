@@ -1,4 +1,4 @@
-"""What `iswitch demo` and `iswitch train` show: progress, a summary, and whether checks hold."""
+"""Shows trainings: their progress, a summary, and whether checks hold."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the sum of a round is, to the last bit, from its contributions.
+"""Computes the sum of a round from its contributions, to the last bit.
 
 Floating-point addition is not associative: the sum depends on the order. Every switch adds in the
-order of its members' ranks; that of a switch below is the lowest among its workers.
+order of its members' ranks; the rank of a child switch is the lowest of its workers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `iswitch train` knows of a training, and shows of it."""
+"""Records the training of `iswitch train`, and shows it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINE_PAUSE = 5.0  # seconds between lines where there is no terminal
 
 @dataclass
 class TrainLearner(Learner):
-    """What is known of one worker of `iswitch train`."""
+    """The record of one worker of `iswitch train`."""
 
     iteration: int = 0
     seconds: float = 0.0  # it has trained
@@ -37,12 +37,12 @@ class TrainLearner(Learner):
 
 
 class TrainRecord(Record[TrainLearner]):
-    """What is known of a training by `iswitch train`.
+    """The record of a training by `iswitch train`.
 
     Args:
-        plan: what is trained.
-        count: workers.
-        out: a folder for CSV and TensorBoard event files.
+        plan: of the training.
+        count: the number of workers.
+        out: a folder for CSV and TensorBoard event files; None: none are written.
 
     Raises:
         OutsideError: the training resumes, and the files in `out` are damaged.
@@ -126,7 +126,7 @@ class TrainRecord(Record[TrainLearner]):
 
     @property
     def seconds(self) -> float:
-        """Seconds that the workers have trained since the start of this process."""
+        """Return the seconds that the workers have trained since the start of this process."""
         return max(learner.seconds for learner in self.learners)
 
     @property
@@ -139,12 +139,12 @@ class TrainRecord(Record[TrainLearner]):
 
     @property
     def episodes(self) -> int:
-        """Episodes that all workers have finished."""
+        """Return the number of episodes that all workers have finished."""
         return sum(learner.episodes for learner in self.learners)
 
     @property
     def mean_return(self) -> float:
-        """Mean return of the last episodes of each worker; NaN before the first."""
+        """Return the mean return of the last episodes of each worker; NaN before the first."""
         last = [value for learner in self.learners for value in learner.last]
         return sum(last) / len(last) if last else math.nan
 
@@ -158,11 +158,11 @@ class TrainRecord(Record[TrainLearner]):
         return {part: value / whole if whole else 0.0 for part, value in sums.items()}
 
     def equal(self) -> bool:
-        """Whether weights, moments and targets of all workers are equal, to the last bit."""
+        """Return whether weights, moments and targets of all workers are equal, to the last bit."""
         return len({learner.done["state"] for learner in self.learners if learner.done}) == 1
 
     def final_return(self) -> float | None:
-        """The mean return by which the workers decided to end; None: too few episodes."""
+        """Return the mean return by which the workers decided to end; None: too few episodes."""
         told: float | None = (self.learners[0].done or {}).get("mean_return")
         return told
 
