@@ -6,7 +6,7 @@ import sys
 def main() -> int:
     """Run the command line of this process; returns the exit status.
 
-    Everything is imported inside, so that Ctrl-C meanwhile ends it quietly.
+    Everything is imported inside, so that Ctrl-C meanwhile ends it with a sentence.
     """
     try:
         from iswitch.system.interrupts import end_at_once, ignore_requests
@@ -21,6 +21,7 @@ def main() -> int:
 
         return run()
     except KeyboardInterrupt:
+        print("iswitch: stopped by SIGINT", file=sys.stderr)
         return 130
     except (OSError, ImportError, MemoryError) as error:  # there is not enough to be loaded
         print(f"iswitch: cannot be loaded: {error}", file=sys.stderr)

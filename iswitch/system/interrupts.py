@@ -1,9 +1,8 @@
 """Handles Ctrl-C and other signals in the process of a command, from its first line to its last.
 
 While modules load, a KeyboardInterrupt could be lost: an extension may turn it into another
-exception, and a destructor drops it. It would also wait until a library is mapped, which takes
-seconds on a busy machine. So SIGINT has its default action until the command begins, and again when
-the command is done: there is nothing to undo.
+exception, and a destructor drops it. So SIGINT ends the process with a sentence, and raises nothing,
+until the command begins, and again when it is done: there is nothing to undo.
 
 SIGUSR1 asks a switch for its counters. It is ignored until the switch serves. A thread writes the
 answers, since the program that reads them may have stopped.
@@ -27,9 +26,16 @@ HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def end_at_once() -> None:
-    """Let Ctrl-C end this process at once, unless the shell made it ignored."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Let Ctrl-C say so and end this process at once, unless the shell made it ignored."""
+    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, interrupt):
+        signal.signal(signal.SIGINT, _end)
+
+
+def _end(*_: object) -> None:
+    command = " ".join(["iswitch", *filter(str.isalpha, sys.argv[1:2])])
+    with suppress(OSError):  # nobody can be told
+        os.write(2, f"{command}: stopped by SIGINT\n".encode())
+    os._exit(STATUS)
 
 
 def ignore_requests() -> None:
@@ -79,8 +85,8 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def heed() -> None:
-    """Make Ctrl-C raise KeyboardInterrupt if it has its default action, to end this process."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+    """Make Ctrl-C raise KeyboardInterrupt if it would end this process at once."""
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, _end):
         _came.clear()
         signal.signal(signal.SIGINT, interrupt)
 
