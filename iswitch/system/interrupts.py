@@ -1,8 +1,8 @@
 """Handles Ctrl-C and other signals in the process of a command, from its first line to its last.
 
 While modules load, a KeyboardInterrupt could be lost: an extension may turn it into another
-exception, and a destructor drops it. So SIGINT ends the process with a sentence, and raises nothing,
-until the command begins, and again when it is done: there is nothing to undo.
+exception, and a destructor drops it. So SIGINT ends the process with a sentence, and raises
+nothing, until the command begins, and again when it is done: there is nothing to undo.
 
 SIGUSR1 asks a switch for its counters. It is ignored until the switch serves. A thread writes the
 answers, since the program that reads them may have stopped.
