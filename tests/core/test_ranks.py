@@ -22,7 +22,7 @@ from iswitch.core.format.wire import (
     TreeJoin,
 )
 from iswitch.core.switch import Switch
-from tests.support.joined import MISMATCH, OK, OTHER, SHAPE, TAKEN, ask, ranks, state
+from tests.support.joined import MISMATCH, OK, OTHER, SHAPE, TAKEN, ask, ranks, state, tree_join
 from tests.support.parts import JOB, Below, Bench, controls, peer
 from tests.support.states import LEASE
 
@@ -257,25 +257,41 @@ def test_a_switch_that_restarts_twice_finds_the_ranks_of_those_who_were_not_back
     assert ask(bench, 9)[1].rank == 0
 
 
+def decided(bench: Below, asked: Control, statement: int, ranks: int) -> list[Control]:
+    """What follows as the parent grants these ranks of a statement; 0: it has to ask the root."""
+    value = Ack(Action.JOIN).telling(statement, 0, ranks)
+    answer = Control(Action.ACK, JOB, asked.request, value)
+    return controls(bench.hears(TOS_CONTROL, [answer.build()]))
+
+
+def comes(bench: Below, who: int, join: Join) -> list[Control]:
+    return controls(bench.send(who, TOS_CONTROL, Control(Action.JOIN, JOB, 1000, join).build()))
+
+
+def worker(rank: int) -> Join:
+    return Join.for_shape(SHAPE, MemberType.WORKER, 3, FLAG_NEW).asking(rank)
+
+
 def test_one_answer_confirms_the_ranks_of_all_who_wait() -> None:
     """Taking one in states anew what the others ask for: none of them is refused by that."""
     bench = Below()
-
-    def hears(to: Control, statement: int, ranks: int) -> list[Control]:
-        value = Ack(Action.JOIN).telling(statement, 0, ranks)
-        answer = Control(Action.ACK, JOB, to.request, value)
-        return controls(bench.hears(TOS_CONTROL, [answer.build()]))
-
-    def comes(who: int) -> list[Control]:
-        join = Join.for_shape(SHAPE, MemberType.WORKER, 3, FLAG_NEW).asking(who)
-        return controls(bench.send(who, TOS_CONTROL, Control(Action.JOIN, JOB, 1000, join).build()))
-
-    (up,) = comes(0)
-    assert comes(1) + comes(2) == []
-    (up,) = hears(up, 0, 0)  # not decided: the parent has to ask the root
+    (up,) = comes(bench, 0, worker(0))
+    assert comes(bench, 1, worker(1)) + comes(bench, 2, worker(2)) == []
+    (up,) = decided(bench, up, 0, 0)
     assert isinstance(up.value, TreeJoin)
     assert up.value.ranks == 0b111
-    told = hears(up, up.value.statement, 0b011)  # rank 2 is another's
+    told = decided(bench, up, up.value.statement, 0b011)  # rank 2 is another's
     answers = [packet.status for packet in told if packet.action is Action.ACK]
     assert answers == [OK, OK, TAKEN]
     assert ranks(bench) == {0: 0, 1: 1}
+
+
+def test_a_rank_of_a_worker_here_is_not_granted_to_a_switch_below() -> None:
+    """The parent grants it to this switch: it does not know who has it."""
+    bench = Below()
+    (up,) = comes(bench, 0, worker(0))
+    decided(bench, up, 1, 0b01)
+    assert ranks(bench) == {0: 0}
+    up = comes(bench, 1, tree_join(1, 0b11))[-1]
+    decided(bench, up, 2, 0b11)
+    assert [member.ranks for member in bench.switch.jobs[JOB].contributors()] == [0b01, 0b10]

@@ -35,13 +35,18 @@ def ranks(bench: Bench) -> dict[int, int]:
     return {who: members[peer(who)].rank for who in range(20) if peer(who) in members}
 
 
-def state(
-    bench: Bench, who: int, statement: int, ranks: int, unranked: int = 0, request: int = 1000
-) -> AckRanks:
+def tree_join(statement: int, ranks: int, unranked: int = 0) -> TreeJoin:
+    """The Join of a switch of one worker, with its statement."""
     join = Join.for_shape(SHAPE, MemberType.SWITCH)
     fields = [getattr(join, name) for name in Join.__match_args__]
     fields += [1, statement, unranked, ranks]
-    value = TreeJoin(*fields)
+    return TreeJoin(*fields)
+
+
+def state(
+    bench: Bench, who: int, statement: int, ranks: int, unranked: int = 0, request: int = 1000
+) -> AckRanks:
+    value = tree_join(statement, ranks, unranked)
     status, ack, _ = bench.control(who, Action.JOIN, value, request=request)
     assert status is OK
     assert isinstance(ack, AckRanks)
