@@ -22,10 +22,10 @@ from tests.support.groups import MADE, group
 from tests.support.machine import judged
 from worker_lib.strategies import Strategy, make
 from worker_lib.strategies.errors import PeerLost
+from worker_lib.strategies.messages import HEAD, MAGIC
 from worker_lib.strategies.ps import listening, start_server
 from worker_lib.strategies.ps_filters import KKT, Filter, Small
-from worker_lib.strategies.ps_server import join_group
-from worker_lib.strategies.rendezvous import HEAD, MAGIC
+from worker_lib.strategies.ps_server import ServerConnection
 
 pytestmark = pytest.mark.serial
 
@@ -175,7 +175,9 @@ def server() -> Iterator[tuple[Any, tuple[str, int]]]:
 
 def welcomed(at: tuple[str, int], name: str) -> Any:
     """The connection of a group of one."""
-    return closing(join_group(at, {"group": name, "rank": 0, "shape": [10, 10, 1, 0]}, "it", 10.0))
+    return closing(
+        ServerConnection(at, {"group": name, "rank": 0, "shape": [10, 10, 1, 0]}, "it", 10.0)
+    )
 
 
 def test_who_is_silent_holds_up_nobody(server: tuple[Any, tuple[str, int]]) -> None:

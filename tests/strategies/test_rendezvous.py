@@ -20,9 +20,9 @@ from tests.support.groups import group
 from tests.support.ranks import free_port
 from worker_lib import WorkerError
 from worker_lib.strategies.errors import PeerSilent, RendezvousError
-from worker_lib.strategies.guests import GUESTS, greeted
-from worker_lib.strategies.rendezvous import HEAD, MAGIC, Meeting, Place, _ask, meet
-from worker_lib.strategies.tcp import accept, connect, listen
+from worker_lib.strategies.messages import GUESTS, HEAD, MAGIC, greeted
+from worker_lib.strategies.rendezvous import Meeting, Rendezvous, meet
+from worker_lib.strategies.tcp import accept, connect
 
 PATIENCE = 30.0
 
@@ -41,7 +41,7 @@ def test_all_learn_what_each_tells_again_and_again() -> None:
     for rank, meetings in enumerate(group(tell_often, 4)):
         for turn, found in enumerate(meetings):
             told = [["127.0.0.1", turn, number] for number in range(4)]
-            assert found == Meeting(rank, 4, "127.0.0.1", told)
+            assert found == Meeting(rank, 4, told)
 
 
 def complaint(name: str, absent: list[int], timeout: float = 0.5) -> str:
@@ -89,7 +89,7 @@ def test_two_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     def impostor() -> None:
         word = {"rank": 0, "group": "a test", "told": 0}
         with pytest.raises(RendezvousError) as caught:
-            _ask(Place(1, 2, address), word, time.monotonic() + PATIENCE, PATIENCE)
+            Rendezvous(1, 2, address).ask(word, PATIENCE)
         told.append(str(caught.value))
 
     thread = threading.Thread(target=impostor)
@@ -159,7 +159,7 @@ def test_the_silent_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
             with suppress(ConnectionRefusedError):
                 told.append(silent.enter_context(socket.create_connection(address, PATIENCE)))
         word = {"rank": 1, "group": "a test", "told": 1}
-        told[:] = _ask(Place(1, 2, address), word, time.monotonic() + PATIENCE, PATIENCE)
+        told[:] = Rendezvous(1, 2, address).ask(word, PATIENCE)
 
     with ExitStack() as silent:
         thread = threading.Thread(target=late, args=(silent,))
@@ -173,7 +173,7 @@ def test_the_silent_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_guests_are_heard_side_by_side() -> None:
     """Whoever says all in whatever pieces is heard; of too many the first are sent away."""
-    with listen("127.0.0.1", 2 * GUESTS) as door, ExitStack() as stack:
+    with socket.create_server(("127.0.0.1", 0), backlog=2 * GUESTS) as door, ExitStack() as stack:
 
         def comes(says: bytes) -> socket.socket:
             sock = socket.create_connection(door.getsockname(), PATIENCE)
@@ -181,27 +181,29 @@ def test_guests_are_heard_side_by_side() -> None:
             return stack.enter_context(sock)
 
         deadline = time.monotonic() + PATIENCE
-        coming = stack.enter_context(closing(greeted(door, lambda said: 3 - len(said), deadline)))
-        slow, silent = comes(b"a"), comes(b"")
-        comes(b"xyz and more")
+        coming = stack.enter_context(closing(greeted(door, deadline)))
+        abc = spoken(b'"abc"')
+        slow, silent = comes(abc[:5]), comes(b"")
+        comes(spoken(b'"xyz"') + b" and more")
         quick, said = next(coming)
-        assert said == b"xyz"
+        assert said == "xyz"
         quick.setblocking(True)
         assert quick.recv(99) == b" and more"
         quick.close()
-        slow.sendall(b"bc")
+        slow.sendall(abc[5:10])
+        slow.sendall(abc[10:])
         heard, said = next(coming)
         heard.close()
-        assert said == b"abc"
+        assert said == "abc"
         for _ in range(GUESTS):
             comes(b"")
-        comes(b"123")
+        comes(spoken(b"123"))
         last, said = next(coming)
         last.close()
-        assert said == b"123"
+        assert said == 123
         coming.close()
         assert silent.recv(1) == b""
-        assert list(greeted(door, len, time.monotonic())) == []
+        assert list(greeted(door, time.monotonic())) == []
 
 
 def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +234,7 @@ def test_an_environment_that_says_too_little(
 
 
 def test_strangers_at_a_workers_door() -> None:
-    with listen("127.0.0.1", 4) as door:
+    with socket.create_server(("127.0.0.1", 0), backlog=4) as door:
         address = door.getsockname()
         with socket.create_connection(address) as stranger:
             stranger.sendall(b"hello")

@@ -25,16 +25,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from . import Vector
 from .base import TIMEOUT, Base, lacking
 from .errors import PeerLost, RendezvousError, Unavailable
-from .guests import greeted
+from .messages import expected, hear, say
 from .mpi_daemon import PREFIX, Daemon, command, said
 from .mpi_helper import AGENTS
-from .rendezvous import ANSWERING, HEAD, hear, meaning, meet, say, unsaid
+from .rendezvous import ANSWERING, meet
 
 PAUSE = 0.1  # seconds between checks whether mpirun has failed
 PATIENCE = 5.0  # seconds for mpirun to end
@@ -132,7 +132,13 @@ def _connect(timeout: float) -> None:
         stack.enter_context(here_too(folder))
         own = stack.enter_context(door(f"{folder}/{found.rank}"))
         if found.rank == 0:
-            followers = _followers(doors[0], found.num_workers, timeout, stack)
+            wanted = {(rank, 0) for rank in range(1, found.num_workers)}
+            came, missing = expected(doors[0], wanted, timeout)
+            for sock in came.values():
+                stack.enter_context(sock).settimeout(timeout)
+            if missing:
+                raise RendezvousError.missing(missing, f"{master}:{port}", timeout)
+            followers = {rank: sock for (rank, _), sock in came.items()}
             with door(f"{folder}/{AGENTS}") as agents, _told(followers):
                 life = _lead(hosts, folder, own, agents, followers, deadline)
             for sock in followers.values():
@@ -141,7 +147,7 @@ def _connect(timeout: float) -> None:
         else:
             try:
                 leader = stack.enter_context(socket.create_connection((master, port), timeout))
-                say(leader, found.rank)
+                say(leader, [found.rank, 0])
             except OSError as error:
                 raise RendezvousError(
                     f"rank 0 has failed or left ({error}); see what it says, and start all again"
@@ -164,42 +170,6 @@ def _told(others: dict[int, socket.socket]) -> Iterator[None]:
             with suppress(OSError):  # that worker has failed, too
                 say(sock, {FAILED: str(error)})
         raise
-
-
-def _followers(
-    door: socket.socket, num_workers: int, timeout: float, stack: ExitStack
-) -> dict[int, socket.socket]:
-    """On rank 0: accept the connections of all other workers; return them by rank.
-
-    Strangers' connections are closed.
-
-    Args:
-        door: listening socket.
-        num_workers: number of workers, with rank 0.
-        timeout: seconds for all to connect, and then of silence.
-        stack: closes the connections at its end.
-
-    Raises:
-        RendezvousError: a worker did not connect, although it had met the others.
-    """
-    found: dict[int, socket.socket] = {}
-    coming = greeted(door, unsaid, time.monotonic() + timeout)
-    with closing(coming):
-        while missing := set(range(1, num_workers)) - found.keys():
-            came = next(coming, None)
-            if came is None:
-                where = "{}:{}".format(*door.getsockname())
-                raise RendezvousError.missing(missing, where, timeout)
-            sock, said = came
-            rank: object = None
-            with suppress(ValueError):  # a stranger
-                rank = meaning(said[HEAD.size :])
-            if not isinstance(rank, int) or rank not in missing:
-                sock.close()
-                continue
-            stack.enter_context(sock).settimeout(timeout)
-            found[rank] = sock
-    return found
 
 
 def _lead(

@@ -37,15 +37,15 @@ import numpy as np
 from worker_lib.environment import address
 
 from . import Vector
-from .base import F32, TIMEOUT, Base, bounds
+from .base import F32, TIMEOUT, bounds
 from .cost import Cost, Node
 from .errors import PeerLost, PeerSilent
 from .ps_filters import Filter
 from .ps_group import HEADER, SOME, Kind
-from .ps_server import LISTENING, Link, ask, join_group
+from .ps_server import LISTENING, ServerConnection
 from .ps_table import ASYNCHRONOUS, BLOCK, Shape
-from .rendezvous import Place, meet
-from .tcp import Connection, exchange
+from .rendezvous import Meeting, Rendezvous, meet
+from .tcp import Connected, Connection, exchange
 
 SERVERS = "ISWITCH_PS_SERVERS"
 
@@ -53,7 +53,7 @@ SERVERS = "ISWITCH_PS_SERVERS"
 class Share(NamedTuple):
     """The keys of one server: from `start` to `stop`, in blocks of `block` or fewer."""
 
-    link: Link
+    link: ServerConnection
     start: int
     stop: int
     block: int
@@ -71,12 +71,11 @@ class Share(NamedTuple):
         return slice(start, min(stop, self.stop))
 
 
-class ParameterServer(Base):
+class ParameterServer(Connected):
     """A worker that sums vectors through parameter servers.
 
     Args:
-        rank: this worker's number.
-        num_workers: number of workers in the group.
+        meeting: the result of the rendezvous.
         numel: elements of every vector.
         shares: the servers, in the order of their keys.
         tau: number of pushes that other workers may be behind when this one pulls.
@@ -89,15 +88,14 @@ class ParameterServer(Base):
 
     def __init__(
         self,
-        rank: int,
-        num_workers: int,
+        meeting: Meeting,
         numel: int,
         shares: Sequence[Share],
-        tau: float = 0,
-        filter_: Filter | None = None,
-        process: subprocess.Popen[str] | None = None,
+        tau: float,
+        filter_: Filter | None,
+        process: subprocess.Popen[str] | None,
     ) -> None:
-        super().__init__(rank, num_workers, numel)
+        super().__init__(meeting, numel, [share.link for share in shares], steps=2)
         self.tau = tau
         self.bounds = [start for one in shares for start in range(one.start, one.stop, one.block)]
         self.bounds.append(numel)
@@ -182,7 +180,9 @@ class ParameterServer(Base):
                 self._push_some(share.link, vector[keys], number, keys, kind)
         return parts
 
-    def _push_some(self, link: Link, values: Vector, number: int, keys: slice, kind: Kind) -> None:
+    def _push_some(
+        self, link: Connection, values: Vector, number: int, keys: slice, kind: Kind
+    ) -> None:
         """Push the elements of a block that the filter chooses."""
         assert self._filter is not None
         if self._filter.keeps:
@@ -228,7 +228,7 @@ class ParameterServer(Base):
 
     def _named(self, error: PeerLost | PeerSilent) -> PeerLost | PeerSilent:
         for share in self._shares:
-            status = ask(share.link)
+            status = share.link.status()
             if status is None:
                 return PeerLost(share.link.peer)
             if lost := status["lost"]:
@@ -242,8 +242,7 @@ class ParameterServer(Base):
 
         That server ends when all workers have left.
         """
-        for share in self._shares:
-            share.link.close()
+        super().close()
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -253,15 +252,12 @@ class ParameterServer(Base):
                 self._process.wait(self._shares[0].link.timeout)
 
     def stats(self) -> dict[str, Any]:
-        """Return the number of rounds and servers, and totals of steps, elements and bytes."""
+        """Return what is counted of any connections, the servers, and elements either way."""
         return {
-            "rounds": self.rounds,
-            "steps": 2 * self.rounds,
+            **super().stats(),
             "servers": len(self._shares),
             "elements_pushed": self._pushed,
             "elements_pulled": self._pulled,
-            "bytes_sent": sum(share.link.sent for share in self._shares),
-            "bytes_received": sum(share.link.received for share in self._shares),
         }
 
 
@@ -325,7 +321,7 @@ def join(
     if isinstance(servers, str):
         servers = servers.split(",")
     beside = servers if isinstance(servers, int) else 0
-    size = Place.from_env(os.environ).num_workers
+    size = Rendezvous.from_env(os.environ).num_workers
     if isinstance(servers, int) and not 1 <= servers <= size:
         raise ValueError(f"servers = {servers}: of {size} workers 1 to {size} can have one beside")
     processes: list[subprocess.Popen[str]] = []
@@ -355,16 +351,14 @@ def join(
                 "rank": found.rank,
                 "shape": Shape(stop - start, block, found.num_workers, lag).check(),
             }
-            link = join_group(at, greeting, f"the server at {at[0]}:{at[1]}", timeout)
+            link = ServerConnection(at, greeting, f"the server at {at[0]}:{at[1]}", timeout)
             shares.append(Share(link, start, stop, block))
     except BaseException:
         for process in processes:
             process.kill()
             process.communicate()
         raise
-    return ParameterServer(
-        found.rank, found.num_workers, numel, shares, tau, filter, next(iter(processes), None)
-    )
+    return ParameterServer(found, numel, shares, tau, filter, next(iter(processes), None))
 
 
 def start_server(here: str) -> subprocess.Popen[str]:

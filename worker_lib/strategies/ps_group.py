@@ -1,6 +1,6 @@
 """A group of workers that share a table of a parameter server, and the protocol between them.
 
-A worker first sends a JSON message (`rendezvous.say`) that names its group; the server answers with
+A worker first sends a JSON message (`messages.say`) that names its group; the server answers with
 another when all workers of the group are there. Then the worker sends headers, each followed by its
 data: the values of all blocks from the first to the last, or `count` indices and then `count`
 values of one block. The server answers pulls in order, with the values alone.

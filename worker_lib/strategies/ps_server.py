@@ -23,14 +23,13 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from .errors import PeerLost
-from .guests import GUESTS, filled
+from .messages import GUESTS, Incoming, hear, say
 from .ps_group import GREETING, Client, Group
 from .ps_table import Shape
-from .rendezvous import HEAD, Place, hear, meaning, meet, say, unsaid
+from .rendezvous import Rendezvous, meet
 from .tcp import Connection
 
 LISTENING = "listening "
@@ -40,25 +39,13 @@ MOST_SAID = 4096  # bytes of a greeting
 LINGERING = 0.5  # seconds for members of a group that failed to ask why
 
 
-class Guest:
+class Guest(Incoming):
     """A connection whose greeting is not complete yet."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        self.sock = sock
+        super().__init__(sock, MOST_SAID)
         self.until = time.monotonic() + GREETING
-        self._said = bytearray()
-
-    def heard(self) -> Any:
-        """Receive more of the greeting; return it once complete, None until then.
-
-        Raises:
-            OSError: the connection has ended.
-            ValueError: the bytes are no message of a worker.
-        """
-        if not filled(self.sock, self._said, partial(unsaid, most=MOST_SAID)):
-            return None
-        return meaning(bytes(self._said[HEAD.size :]))
 
 
 class Server:
@@ -142,9 +129,9 @@ class Server:
     def _hear(self, guest: Guest) -> None:
         """Admit a guest as a member, or answer its question, once its greeting is complete."""
         try:
-            match guest.heard():
-                case None:
-                    return
+            if not guest.read():
+                return
+            match guest.meaning():
                 case {"group": str(name), "status": _}:
                     group = self.groups.get(name)
                     say(guest.sock, group.status() if group else self._epitaphs.get(name))
@@ -206,20 +193,8 @@ class Server:
                     self._epitaphs.pop(next(iter(self._epitaphs)))
 
 
-class Link(Connection):
-    """A worker's connection to a server.
-
-    Attributes:
-        group: name of the worker's group at the server.
-        at: (host, port) of the server.
-    """
-
-    group: str
-    at: tuple[str, int]
-
-
-def join_group(at: tuple[str, int], greeting: dict[str, Any], name: str, timeout: float) -> Link:
-    """Connect to a server, join a group there, and wait until the group is complete.
+class ServerConnection(Connection):
+    """A worker's connection to a server, where it joins a group and waits until that is complete.
 
     Args:
         at: (host, port) of the server.
@@ -230,27 +205,28 @@ def join_group(at: tuple[str, int], greeting: dict[str, Any], name: str, timeout
     Raises:
         PeerLost: the server does not answer, or refuses this worker.
     """
-    try:
-        sock = socket.create_connection(at, timeout)
-        say(sock, greeting)
-        hear(sock)
-    except OSError as error:
-        raise PeerLost(name, str(error)) from None
-    found = Link(sock, name, timeout)
-    found.group = greeting["group"]
-    found.at = at
-    return found
 
+    def __init__(
+        self, at: tuple[str, int], greeting: dict[str, Any], name: str, timeout: float
+    ) -> None:
+        self._at, self._group = at, greeting["group"]
+        try:
+            sock = socket.create_connection(at, timeout)
+            say(sock, greeting)
+            hear(sock)
+        except OSError as error:
+            raise PeerLost(name, str(error)) from None
+        super().__init__(sock, name, timeout)
 
-def ask(connection: Link) -> dict[str, Any] | None:
-    """Ask a server for the status of this connection's group; None: it is gone or does not know."""
-    try:
-        with socket.create_connection(connection.at, GREETING) as sock:
-            say(sock, {"group": connection.group, "status": True})
-            status: dict[str, Any] | None = hear(sock)
-            return status
-    except (OSError, ValueError):
-        return None
+    def status(self) -> dict[str, Any] | None:
+        """Ask for the status of the group; None: the server is gone or does not know."""
+        try:
+            with socket.create_connection(self._at, GREETING) as sock:
+                say(sock, {"group": self._group, "status": True})
+                status: dict[str, Any] | None = hear(sock)
+                return status
+        except (OSError, ValueError):
+            return None
 
 
 def among(hosts: int) -> Server | dict[str, str]:
@@ -262,11 +238,11 @@ def among(hosts: int) -> Server | dict[str, str]:
     Raises:
         ValueError: a variable is missing or wrong, or there are too few ranks.
     """
-    place = Place.from_env(os.environ)
-    workers = place.num_workers - hosts
+    rank, size, _ = Rendezvous.from_env(os.environ)
+    workers = size - hosts
     if workers < 1 or hosts < 1:
-        raise ValueError(f"--hosts {hosts} of {place.num_workers}: leave at least one to work")
-    serves = place.rank >= workers
+        raise ValueError(f"--hosts {hosts} of {size}: leave at least one to work")
+    serves = rank >= workers
     doors: list[socket.socket] = []
 
     def tell(here: str) -> Any:

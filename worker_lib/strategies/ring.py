@@ -16,46 +16,37 @@ element more or less, in total 2X(N - 1)/N. This is the minimum without a switch
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from . import Vector
-from .base import F32, TIMEOUT, Base, bounds, check_piece, pieces
+from .base import F32, TIMEOUT, bounds, check_piece, pieces
 from .cost import Cost, Node
-from .tcp import Connection, accept, connect, doors
+from .rendezvous import Meeting
+from .tcp import Connected, Connection, accept, connect, doors
 
 PIECE = 1 << 20  # bytes of a piece: small pieces cost more wakeups, large ones longer waits
 
 
-class Ring(Base):
+class Ring(Connected):
     """A member of a ring of TCP connections.
 
     Args:
-        rank: this worker's number.
-        num_workers: number of workers in the ring.
+        meeting: the result of the rendezvous.
         numel: elements of every vector.
-        previous: connection from the previous rank; None if there is one worker.
-        following: connection to the next rank; None if there is one worker.
+        connections: from the previous rank and to the next; none if there is one worker.
         most: elements of a piece, at most.
     """
 
     def __init__(
-        self,
-        rank: int,
-        num_workers: int,
-        numel: int,
-        previous: Connection | None,
-        following: Connection | None,
-        most: int = PIECE // F32,
+        self, meeting: Meeting, numel: int, connections: Sequence[Connection], most: int
     ) -> None:
-        super().__init__(rank, num_workers, numel)
-        self._previous = previous
-        self._following = following
+        rank, num_workers, _ = meeting
+        super().__init__(meeting, numel, connections, steps=2 * (num_workers - 1))
         ends = bounds(numel, num_workers)
         chunks = [pieces(ends[i], ends[i + 1], most) for i in range(num_workers)]
         self._first = chunks[rank]
-        self._steps = 2 * (num_workers - 1)
         # Pieces in order of receipt; whether to add each, and whether to forward it.
         self._plan = [
             (part, step < num_workers - 1, step < self._steps - 1)
@@ -68,9 +59,9 @@ class Ring(Base):
         """Sum in place, each chunk in the order of the ring."""
         self.check(vector)
         self.rounds += 1
-        previous, following = self._previous, self._following
-        if previous is None or following is None:
+        if not self._connections:
             return vector
+        previous, following = self._connections
         for part in self._first:
             following.send(vector[part])
         for part, adds, passes in self._plan:
@@ -85,21 +76,6 @@ class Ring(Base):
                 following.send(own)
         following.drain()
         return vector
-
-    def close(self) -> None:
-        """Leave the ring by closing both connections, which breaks it for the others."""
-        for connection in (self._previous, self._following):
-            if connection is not None:
-                connection.close()
-
-    def stats(self) -> dict[str, Any]:
-        """Return the number of rounds, and their total steps, bytes sent and bytes received."""
-        return {
-            "rounds": self.rounds,
-            "steps": self.rounds * self._steps,
-            "bytes_sent": self._following.sent if self._following else 0,
-            "bytes_received": self._previous.received if self._previous else 0,
-        }
 
 
 def cost(numel: int, num_workers: int) -> Cost:
@@ -131,10 +107,10 @@ def join(numel: int, *, timeout: float = TIMEOUT, piece: int = PIECE) -> Ring:
     """
     most = check_piece(piece)
     with doors(f"a ring of {numel} elements", 1, timeout) as (found, door):
-        rank, size = found.rank, found.num_workers
-        previous = following = None
+        rank, size, told = found
+        connections = []
         if size > 1:
             after, before = (rank + 1) % size, (rank - 1) % size
-            following = connect(found.told[after], rank, 0, f"rank {after}", timeout)
-            (previous,) = accept(door, {(before, 0)}, timeout).values()
-    return Ring(rank, size, numel, previous, following, most)
+            following = connect(told[after], rank, 0, f"rank {after}", timeout)
+            connections = [*accept(door, {(before, 0)}, timeout).values(), following]
+    return Ring(found, numel, connections, most)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import select
 import socket
 import struct
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import numpy.typing as npt
 
+from .base import Base
 from .errors import PeerLost, PeerSilent
-from .guests import greeted
+from .messages import expected, say
 from .rendezvous import Meeting, meet
 
 Array = npt.NDArray[Any]
@@ -27,8 +27,6 @@ Array = npt.NDArray[Any]
 PIECE = 1 << 18  # bytes that are added and forwarded at a time: they stay in the cache
 DONTWAIT = socket.MSG_DONTWAIT
 AT_ONCE = 64  # buffers in one sendmsg call; the kernel takes up to 1024
-GREETING = struct.Struct(">4sII")  # magic, rank that connects, purpose of the connection
-MAGIC = b"iSrk"
 
 
 class Connection:
@@ -142,6 +140,38 @@ class Connection:
         self.sock.close()
 
 
+class Connected(Base):
+    """A member of a group that has connections of its own.
+
+    Args:
+        meeting: the result of the rendezvous.
+        numel: elements of every vector.
+        connections: all connections of this worker.
+        steps: steps of an allreduce.
+    """
+
+    def __init__(
+        self, meeting: Meeting, numel: int, connections: Sequence[Connection], steps: int
+    ) -> None:
+        super().__init__(meeting.rank, meeting.num_workers, numel)
+        self._connections = connections
+        self._steps = steps
+
+    def close(self) -> None:
+        """Leave the group by closing all connections, which breaks it for the others."""
+        for connection in self._connections:
+            connection.close()
+
+    def stats(self) -> dict[str, Any]:
+        """Return the number of rounds, and their total steps, bytes sent and bytes received."""
+        return {
+            "rounds": self.rounds,
+            "steps": self.rounds * self._steps,
+            "bytes_sent": sum(connection.sent for connection in self._connections),
+            "bytes_received": sum(connection.received for connection in self._connections),
+        }
+
+
 def exchange(parts: Sequence[tuple[Connection, Array]]) -> None:
     """Fill each array from its connection, while all connections send their queues.
 
@@ -203,11 +233,6 @@ def wait(
     return ready
 
 
-def listen(here: str, backlog: int) -> socket.socket:
-    """Open a listening socket at any free port of a local address."""
-    return socket.create_server((here, 0), backlog=backlog)
-
-
 @contextmanager
 def doors(group: str, backlog: int, timeout: float) -> Iterator[tuple[Meeting, socket.socket]]:
     """Open a listening socket and exchange its address with all workers; close it at the end.
@@ -223,7 +248,7 @@ def doors(group: str, backlog: int, timeout: float) -> Iterator[tuple[Meeting, s
     own: list[socket.socket] = []
 
     def tell(here: str) -> Any:
-        own.append(listen(here, backlog))
+        own.append(socket.create_server((here, 0), backlog=backlog))
         return own[0].getsockname()
 
     try:
@@ -249,37 +274,28 @@ def connect(where: Iterable[Any], rank: int, purpose: int, peer: str, timeout: f
     host, port = where
     try:
         sock = socket.create_connection((host, port), timeout=timeout)
-        sock.sendall(GREETING.pack(MAGIC, rank, purpose))
+        say(sock, [rank, purpose])
     except OSError as error:
         raise PeerLost(peer, str(error)) from None
     return Connection(sock, peer, timeout)
 
 
 def accept(
-    listener: socket.socket, expected: set[tuple[int, int]], timeout: float
+    listener: socket.socket, wanted: set[tuple[int, int]], timeout: float
 ) -> dict[tuple[int, int], Connection]:
     """Accept all expected connections and close strangers'; return them by (rank, purpose).
 
     Args:
         listener: socket to which peers connect.
-        expected: (rank, purpose) of each connection.
+        wanted: (rank, purpose) of each connection.
         timeout: seconds for all to connect, and then of silence.
 
     Raises:
         PeerSilent: a peer did not connect in time.
     """
-    found: dict[tuple[int, int], Connection] = {}
-    deadline = time.monotonic() + timeout
-    with closing(greeted(listener, lambda said: GREETING.size - len(said), deadline)) as coming:
-        while missing := expected - found.keys():
-            came = next(coming, None)
-            if came is None:
-                named = " and ".join(f"rank {rank}" for rank in sorted({r for r, _ in missing}))
-                raise PeerSilent(named, timeout)
-            sock, said = came
-            magic, rank, purpose = GREETING.unpack(said)
-            if magic != MAGIC or (rank, purpose) not in missing:
-                sock.close()
-                continue
-            found[rank, purpose] = Connection(sock, f"rank {rank}", timeout)
-    return found
+    found, missing = expected(listener, wanted, timeout)
+    if missing:
+        raise PeerSilent(" and ".join(f"rank {rank}" for rank in sorted(missing)), timeout)
+    return {
+        (rank, i): Connection(sock, f"rank {rank}", timeout) for (rank, i), sock in found.items()
+    }

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from . import Vector
-from .base import F32, TIMEOUT, Base, check_piece, pieces
+from .base import F32, TIMEOUT, check_piece, pieces
 from .cost import Cost, Node
 from .errors import RendezvousError, Unavailable
 from .packing import Network, Tree, lacks, packed
-from .rendezvous import meet
-from .tcp import PIECE, Connection, accept, connect, doors, wait
+from .rendezvous import Meeting, meet
+from .tcp import PIECE, Connected, Connection, accept, connect, doors, wait
 
 __all__ = ["Trees", "cost", "join", "lacks"]
 
@@ -138,21 +138,19 @@ class Stream:
         return moved
 
 
-class Trees(Base):
+class Trees(Connected):
     """A member of all trees.
 
     Args:
-        rank: this worker's number.
-        num_workers: number of workers.
+        meeting: the result of the rendezvous.
         numel: elements of every vector.
         trees: the trees with their shares.
         branches: this worker's place in each tree.
     """
 
     def __init__(
-        self, rank: int, num_workers: int, numel: int, trees: Sequence[Tree], branches: list[Branch]
+        self, meeting: Meeting, numel: int, trees: Sequence[Tree], branches: list[Branch]
     ) -> None:
-        super().__init__(rank, num_workers, numel)
         self.trees = trees
         self._branches = branches
         self._streams = [
@@ -160,8 +158,8 @@ class Trees(Base):
             for branch in branches
             for connection in (*branch.below, *([branch.above] if branch.above else []))
         ]
-        self._connections = [stream.connection for stream in self._streams]
-        self._steps = cost(numel, trees).steps
+        connections = [stream.connection for stream in self._streams]
+        super().__init__(meeting, numel, connections, steps=cost(numel, trees).steps)
 
     def allreduce(self, vector: Vector) -> Vector:
         """Sum in place; each node of a tree adds in order of arrival."""
@@ -182,20 +180,9 @@ class Trees(Base):
             if not any(moved):
                 wait(open_, unsent, self._connections[0].timeout)
 
-    def close(self) -> None:
-        """Leave by closing all connections, which breaks the trees for the others."""
-        for connection in self._connections:
-            connection.close()
-
     def stats(self) -> dict[str, Any]:
-        """Return the number of rounds, the trees, and total steps, bytes sent and received."""
-        return {
-            "rounds": self.rounds,
-            "steps": self.rounds * self._steps,
-            "trees": [tree._asdict() for tree in self.trees],
-            "bytes_sent": sum(connection.sent for connection in self._connections),
-            "bytes_received": sum(connection.received for connection in self._connections),
-        }
+        """Return what is counted of any connections, and the trees."""
+        return {**super().stats(), "trees": [tree._asdict() for tree in self.trees]}
 
 
 def shares(numel: int, trees: Sequence[Tree]) -> list[slice]:
@@ -237,7 +224,7 @@ def join(
     most = check_piece(piece)
     said = network or os.environ.get(NETWORK)
     with doors(f"trees of {numel} elements", 64, timeout) as (found, door):
-        rank, size = found.rank, found.num_workers
+        rank = found.rank
         trees = _agreed(said, timeout)
         above: list[Connection | None] = []
         for number, tree in enumerate(trees):
@@ -247,8 +234,8 @@ def join(
             else:
                 at = found.told[parent]
                 above.append(connect(at, rank, number, f"rank {parent}", timeout))
-        expected = {(child, i) for i, tree in enumerate(trees) for child in tree.children(rank)}
-        came = accept(door, expected, timeout)
+        wanted = {(child, i) for i, tree in enumerate(trees) for child in tree.children(rank)}
+        came = accept(door, wanted, timeout)
     branches = [
         Branch(
             pieces(part.start, part.stop, most),
@@ -257,7 +244,7 @@ def join(
         )
         for i, (tree, part) in enumerate(zip(trees, shares(numel, trees), strict=True))
     ]
-    return Trees(rank, size, numel, trees, branches)
+    return Trees(found, numel, trees, branches)
 
 
 def _agreed(said: str | None, timeout: float) -> list[Tree]:
