@@ -22,7 +22,7 @@ LAUNCHERS = (  # a rank, and among how many processes it is one
 )
 
 
-class Place(NamedTuple):
+class Assignment(NamedTuple):
     """The arguments of a `Worker` that depend on where it runs."""
 
     switch: tuple[str, int]
@@ -38,8 +38,8 @@ class Place(NamedTuple):
         return {"bind": self.bind, "key": self.key, "rank": self.rank}
 
 
-def read(environment: Mapping[str, str]) -> Place:
-    """Read a worker's place from ISWITCH_SWITCH, ISWITCH_JOB, ISWITCH_BIND and its launcher's.
+def read(environment: Mapping[str, str]) -> Assignment:
+    """Read a worker's assignment from ISWITCH_SWITCH, ISWITCH_JOB, ISWITCH_BIND and its launcher's.
 
     ISWITCH_BIND need not be there: a process that would be started again has it, to be the same
     member. Nor need a key or a rank.
@@ -56,7 +56,7 @@ def read(environment: Mapping[str, str]) -> Place:
     if workers is None:
         workers = number(environment, SIZE)  # which lacks
     own = rank(environment, workers)
-    return Place(switch, job, workers, bind, key_in(environment), own)
+    return Assignment(switch, job, workers, bind, key_in(environment), own)
 
 
 def size(environment: Mapping[str, str]) -> int | None:

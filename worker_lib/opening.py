@@ -41,9 +41,9 @@ class Joining(ABC):
         Raises:
             ValueError: a variable is missing or wrong; the message names it.
         """
-        place = environment.read(os.environ)
+        given = environment.read(os.environ)
         make: Any = cls
-        made: Self = make(place.switch, place.job, numel, place.num_workers, **place.own | kwargs)
+        made: Self = make(given.switch, given.job, numel, given.num_workers, **given.own | kwargs)
         return made
 
     def __enter__(self) -> Self:

@@ -20,8 +20,8 @@ from torch.distributed import ProcessGroupGloo
 
 from iswitch.lab.launch import launch
 from worker_lib.torch import Options, SwitchGroup
+from worker_lib.torch.address import JobAddress
 from worker_lib.torch.channels import Channels
-from worker_lib.torch.place import Place
 
 PATIENCE = 60.0  # seconds until a test is given up
 
@@ -59,7 +59,7 @@ def groups(
     def make(rank: int) -> SwitchGroup:
         number = itertools.count(job).__next__
         chosen = options or Options()
-        channels = Channels(Place(switch, job), rank, size, timeout, chosen, number)
+        channels = Channels(JobAddress(switch, job), rank, size, timeout, chosen, number)
         gloo_options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         device = ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=True)
         gloo_options._devices = [device]

@@ -229,8 +229,8 @@ def test_long_vectors_take_several_rounds(switch: Where, job: int) -> None:
 
 def rounds(group: SwitchGroup) -> dict[str, int]:
     return {
-        f"{dtype} {op}": channel.worker.allreduces
-        for (dtype, op), channel in group.channels._channels.items()
+        f"{dtype} {op}": worker.allreduces
+        for (dtype, op), worker in group.channels._workers.items()
     }
 
 

@@ -22,7 +22,7 @@ from tests.support.ranks import groups, together
 from tests.torch.test_torch import each, job, options
 from worker_lib import SwitchUnreachable
 from worker_lib.torch import Options, SwitchGroup
-from worker_lib.torch.place import Place, rendezvous
+from worker_lib.torch.address import JobAddress, rendezvous
 from worker_lib.torch.works import Work
 
 __all__ = ["job"]  # fixtures
@@ -136,7 +136,7 @@ def test_rounds_share_the_timeout_of_their_collective(switch: Where, job: int) -
     """Rank 1 is slow in each of five rounds, but not too slow for any of them."""
     with groups(switch, job, 2, options=Options(capacity=4000)) as (zero, one):
         together(*(lambda g=g: g.allreduce([torch.ones(1)]).wait() for g in (zero, one)))
-        worker = one.channels._channels[np.dtype(np.float32), "sum"].worker
+        worker = one.channels._workers[np.dtype(np.float32), "sum"]
         at_once = worker.allreduce
 
         def late(*args: Any) -> Any:
@@ -164,9 +164,9 @@ def test_a_rank_that_dies_is_named(start_switch: StartSwitch, job: int) -> None:
     """After its lease, long before the timeout."""
     _, where = start_switch("127.0.0.1:0", "--lease", "5")
     with groups(where, job, 3) as made:
-        for channel in made[1].channels._channels.values():
-            channel.worker._left.set()  # nobody attends to it any more
-            channel.worker._port.close()
+        for worker in made[1].channels._workers.values():
+            worker._left.set()  # nobody attends to it any more
+            worker._port.close()
 
         def fail(group: SwitchGroup) -> None:
             with pytest.raises(DistBackendError, match=f"{SILENT}: lost"):
@@ -208,19 +208,19 @@ def test_averages_of_whole_numbers(switch: Where, job: int) -> None:
 )
 def test_urls_that_are_none(url: str) -> None:
     with pytest.raises(ValueError, match=r"write iswitch://HOST:PORT/JOB"):
-        Place.from_url(url)
+        JobAddress.from_url(url)
 
 
 def test_places() -> None:
-    place = Place(("10.0.0.1", 26963), 7)
-    assert Place.from_url("iswitch://10.0.0.1/7?rank=1") == place
-    assert Place.from_url(place.url) == place
-    assert Place.from_env({"ISWITCH_SWITCH": "10.0.0.1:26963", "ISWITCH_JOB": "7"}) == place
+    place = JobAddress(("10.0.0.1", 26963), 7)
+    assert JobAddress.from_url("iswitch://10.0.0.1/7?rank=1") == place
+    assert JobAddress.from_url(place.url) == place
+    assert JobAddress.from_env({"ISWITCH_SWITCH": "10.0.0.1:26963", "ISWITCH_JOB": "7"}) == place
     with pytest.raises(ValueError, match="job = 65536"):
-        Place.from_url("iswitch://10.0.0.1/65536")
+        JobAddress.from_url("iswitch://10.0.0.1/65536")
     for variables in ({}, {"ISWITCH_SWITCH": "h:1"}, {"ISWITCH_JOB": "1"}):
         with pytest.raises(ValueError, match=re.escape("init_method='iswitch://HOST:PORT/JOB'")):
-            Place.from_env(variables)
+            JobAddress.from_env(variables)
 
 
 def test_a_rank_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ from tests.support import ROOT
 from tests.support.ranks import in_processes
 from tests.torch.test_torch_ddp import job, port
 from worker_lib.torch import SwitchState, ddp_hook
+from worker_lib.torch.address import JobAddress
 from worker_lib.torch.group import check_room
-from worker_lib.torch.place import Place
 
 __all__ = ["job", "port"]  # fixtures
 
@@ -99,7 +99,7 @@ def test_a_job_that_leaves_no_numbers_is_refused_at_start(
 def test_all_ranks_of_a_group_find_the_same_room() -> None:
     """Though another group takes numbers between the looks of two ranks."""
     root = HashStore()
-    place = Place(("127.0.0.1", 26963), 65530)
+    place = JobAddress(("127.0.0.1", 26963), 65530)
     for used, refusals in ((3, 0), (4, 2)):
         root.set("iswitch/jobs", str(used))
         of_group = PrefixStore(f"{used}/", root)

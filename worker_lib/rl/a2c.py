@@ -49,7 +49,7 @@ def make_envs(name: str, settings: Settings, seeds: Array) -> Envs:
     return Envs(partial(make_atari, name, settings.frames), seeds[: settings.envs])
 
 
-class Network(nn.Module):
+class NeuralNetwork(nn.Module):
     """Three convolutions and a layer of 512 units that feeds both heads."""
 
     def __init__(self, observations: Box, actions: Discrete) -> None:
@@ -89,7 +89,7 @@ class Learner(learner.Learner):
     """Differentiates the loss of the steps that it has just played."""
 
     settings: Settings
-    _network: Network
+    _network: NeuralNetwork
 
     def gradient(self) -> None:
         """Play `steps` more steps in each environment and write the gradient of their loss."""

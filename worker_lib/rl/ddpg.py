@@ -96,7 +96,7 @@ def small(layer: nn.Linear) -> nn.Linear:
     return layer
 
 
-class Network(nn.Module):
+class NeuralNetwork(nn.Module):
     """Actor and critic; the actor's parameters come first."""
 
     def __init__(self, observations: Box, actions: Box) -> None:
@@ -105,7 +105,7 @@ class Network(nn.Module):
         self.critic = Critic(observations.shape[0], actions.shape[0])
 
 
-def make_updater(network: Network, settings: Settings, iterations: int) -> Updater:  # noqa: ARG001
+def make_updater(network: NeuralNetwork, settings: Settings, iterations: int) -> Updater:  # noqa: ARG001
     """Make an Adam updater with a rate each for actor and critic; its targets follow slowly."""
 
     def follow(weights: Vector, target: Vector, updates: int) -> None:  # noqa: ARG001
@@ -122,7 +122,7 @@ class Learner(ReplayLearner):
     """Adds noise to the actor's actions."""
 
     settings: Settings
-    _network: Network
+    _network: NeuralNetwork
 
     def gradient(self) -> None:
         """Play a step, draw a batch and write the gradients of critic and actor."""

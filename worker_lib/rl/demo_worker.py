@@ -13,12 +13,10 @@ from __future__ import annotations
 import argparse
 import base64
 import hashlib
-import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,8 +33,7 @@ from worker_lib import (
 from worker_lib.environment import number
 
 from .actor_critic import ActorCritic, Settings
-
-Report = Callable[[dict[str, Any]], None]
+from .worker_process import report
 
 
 def encode(vector: np.ndarray[Any, np.dtype[np.float32]]) -> str:
@@ -55,20 +52,12 @@ class Training:
         worker: a member of the job.
         learner: computes gradients and holds the weights.
         num_workers: number of gradients in each mean.
-        report: sends a message to the parent process.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        learner: ActorCritic,
-        num_workers: int,
-        report: Report,
-    ) -> None:
+    def __init__(self, worker: Worker, learner: ActorCritic, num_workers: int) -> None:
         self.worker = worker
         self.learner = learner
         self.num_workers = num_workers
-        self.report = report
         self._aggregate = np.empty_like(learner.weights)
 
     def run(self) -> None:
@@ -90,7 +79,7 @@ class Training:
         middle = iterations // 2
         for iteration in range(start, iterations):
             self._iterate(iteration, iteration == middle or middle < iteration == start)
-        self.report(
+        report(
             {
                 "event": "done",
                 "weights": hashlib.sha256(learner.weights.tobytes()).hexdigest(),
@@ -110,7 +99,7 @@ class Training:
         self.worker.allreduce(gradient, out=aggregate)
         added = time.perf_counter()
         if record:
-            self.report(
+            report(
                 {
                     "event": "round",
                     "iteration": iteration,
@@ -121,7 +110,7 @@ class Training:
                 }
             )
         learner.update(aggregate / np.float32(self.num_workers))
-        self.report(
+        report(
             {
                 "event": "iteration",
                 "iteration": iteration,
@@ -141,11 +130,6 @@ def main() -> int:
     parser.add_argument("--any-order", type=int, default=0, help="1: sums need not be repeatable")
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
-
-    def report(message: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(message) + "\n")
-        sys.stdout.flush()
-
     settings = Settings(iterations=args.iterations)
     try:
         # Sums in rank order, and seeds by rank: the whole run can be repeated bit for bit.
@@ -154,7 +138,7 @@ def main() -> int:
             report({"event": "joined", "rank": worker.rank, "pid": os.getpid()})
             seed = args.seed * 1000 + worker.rank
             learner = ActorCritic(seed=seed, weights_seed=args.seed, settings=settings)
-            Training(worker, learner, number(os.environ, "WORLD_SIZE"), report).run()
+            Training(worker, learner, number(os.environ, "WORLD_SIZE")).run()
     except WorkerError as error:
         report({"event": "error", "message": str(error)})
         return 1

@@ -52,7 +52,7 @@ def make_envs(name: str, settings: Settings, seeds: Array) -> Envs:
     return Envs(partial(make_atari, name, settings.frames), seeds[:1])
 
 
-class Network(nn.Module):
+class NeuralNetwork(nn.Module):
     """Maps uint8 frames to a value per action, by the convolutions of Mnih et al. 2015."""
 
     def __init__(self, observations: Box, actions: Discrete) -> None:
@@ -85,7 +85,7 @@ class Learner(ReplayLearner):
     """Plays epsilon-greedily."""
 
     settings: Settings
-    _network: Network
+    _network: NeuralNetwork
     _iterations = 0
 
     def gradient(self) -> None:

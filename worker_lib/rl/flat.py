@@ -17,6 +17,7 @@ from torch import Tensor, from_numpy, nn
 Vector: TypeAlias = NDArray[np.float32]
 Floats: TypeAlias = NDArray[np.floating[Any]]
 
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # as in its paper
 BLOCK = 1 << 15  # elements that Adam updates at a time, so that they stay in the cache
 
 
@@ -75,8 +76,7 @@ class Adam:
             beta2^t, float64 [2].
     """
 
-    def __init__(self, numel: int, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8):
-        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+    def __init__(self, numel: int) -> None:
         self._moment1, self._moment2 = np.zeros(numel, np.float32), np.zeros(numel, np.float32)
         self._decays = np.ones(2)
         self.state: list[Floats] = [self._moment1, self._moment2, self._decays]
@@ -91,7 +91,7 @@ class Adam:
             rates: pairs (stop, learning rate), by ascending stop; a pair's rate applies from the
                 previous pair's stop, or 0, to `stop` - 1.
         """
-        self._decays *= self.beta1, self.beta2
+        self._decays *= BETA1, BETA2
         decay1, decay2 = self._decays.tolist()
         correction = math.sqrt(1 - decay2)  # because the moments began at zero
         start = 0
@@ -108,14 +108,14 @@ class Adam:
         m, v = self._moment1[part], self._moment2[part]
         change, root = self._scratch[:, : weights.size]
         np.subtract(gradient, m, out=change)
-        change *= 1 - self.beta1
+        change *= 1 - BETA1
         m += change
         np.multiply(gradient, gradient, out=change)
         change -= v
-        change *= 1 - self.beta2
+        change *= 1 - BETA2
         v += change
         np.sqrt(v, out=root)
-        root += self.eps * correction
+        root += EPSILON * correction
         np.divide(m, root, out=change)
         change *= rate
         weights -= change

@@ -58,7 +58,7 @@ def make_envs(name: str, settings: Settings, seeds: Array) -> Envs:
     return Envs(make, seeds[: settings.envs])
 
 
-class Network(nn.Module):
+class NeuralNetwork(nn.Module):
     """Actor and critic, of two tanh layers of 64 each."""
 
     def __init__(self, observations: Box, actions: Box | Discrete) -> None:
@@ -124,7 +124,7 @@ class Learner(learner.Learner):
     """Uses each rollout for several gradients."""
 
     settings: Settings
-    _network: Network
+    _network: NeuralNetwork
 
     @cached_property
     def _batches(self) -> Iterator[Batch]:

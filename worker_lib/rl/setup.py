@@ -100,7 +100,7 @@ class Workload:
     def _network(self, envs: Envs, seed: int) -> torch.nn.Module:
         observations, actions = envs.observation_space, envs.action_space
         torch.manual_seed(seed)
-        network: torch.nn.Module = self._module.Network(observations, actions)
+        network: torch.nn.Module = self._module.NeuralNetwork(observations, actions)
         return network
 
 

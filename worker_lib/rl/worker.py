@@ -9,7 +9,6 @@ lost, the worker with RANK 0 writes a checkpoint of its last update.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
 import sys
@@ -30,14 +29,9 @@ from .plan import Plan
 from .progress import Progress
 from .setup import Workload, deterministic
 from .training import Meter, asynchronous, synchronous
+from .worker_process import report
 
 STAY = 600.0  # seconds to wait for SIGTERM after the end, while others finish
-
-
-def report(message: dict[str, Any]) -> None:
-    """Print a message for the parent process, as one line of JSON."""
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
 
 
 class Training:

@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 NO_MEMORY = ("failed to map", "allocate memory", "out of memory")  # of the linker, and of torch
 MEND = "; free some memory, or raise ulimit -v"
+
+
+def report(message: dict[str, Any]) -> None:
+    """Print a message for the parent process, as one line of JSON."""
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
 
 
 def main() -> int:
@@ -26,7 +33,7 @@ def main() -> int:
             f"cannot load {error.name or 'a library'}: " if isinstance(error, ImportError) else ""
         )
         message = what + (str(error) or "out of memory") + MEND * is_memory
-        print(json.dumps({"event": "error", "message": message, "outside": True}), flush=True)
+        report({"event": "error", "message": message, "outside": True})
         return 1
 
 

@@ -15,10 +15,10 @@ except ModuleNotFoundError as error:
     ) from None
 from torch.distributed.rendezvous import register_rendezvous_handler
 
+from .address import SCHEME, rendezvous
 from .channels import Options
 from .group import SwitchGroup, create
 from .hook import SwitchState, ddp_hook
-from .place import SCHEME, rendezvous
 
 __all__ = ["Options", "SwitchGroup", "SwitchState", "ddp_hook"]
 

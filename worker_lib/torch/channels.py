@@ -29,7 +29,7 @@ from worker_lib.arguments import OpName
 from worker_lib.errors import AllreduceTimeout, MemberLost, WorkerError
 from worker_lib.worker import Worker
 
-from .place import Place
+from .address import JobAddress
 from .tensors import Array
 
 Words = npt.NDArray[np.int32]
@@ -57,24 +57,6 @@ class Options:
             raise ValueError(f"capacity = {self.capacity!r}: pass bytes, 1024 to 2147483648")
 
 
-class Channel:
-    """One job; the ranks of its members are those of the group."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-
-    def allreduce(self, vector: Array, timeout: float | None = None) -> None:
-        """Replace a flat contiguous vector by the combination of all ranks' vectors.
-
-        The timeout is that of all rounds together.
-        """
-        limit = time.monotonic() + (self.worker.timeout if timeout is None else timeout)
-        most = self.worker.shape.numel
-        for start in range(0, len(vector), most):
-            part = vector[start : start + most]
-            self.worker.allreduce(part, part, max(limit - time.monotonic(), LEAST))
-
-
 class Channels:
     """Carries the vectors of one process of a group through its switch; for one thread.
 
@@ -88,7 +70,7 @@ class Channels:
 
     def __init__(
         self,
-        place: Place,
+        place: JobAddress,
         rank: int,
         size: int,
         timeout: float,
@@ -101,8 +83,8 @@ class Channels:
         self.timeout = timeout
         self.options = options
         self._number = number
-        self._channels: dict[tuple[np.dtype[Any], OpName], Channel] = {}
-        self._current: Channel | None = None
+        self._workers: dict[tuple[np.dtype[Any], OpName], Worker] = {}
+        self._current: Worker | None = None
         self._failure: distributed.DistBackendError | None = None
         self._closed = threading.Event()
         self._words = self._open(INT32, "sum")
@@ -125,7 +107,12 @@ class Channels:
                 "destroy_process_group() and begin anew"
             )
         try:
-            self._use(self._channel(vector.dtype, op, timeout)).allreduce(vector, timeout)
+            worker = self._workers.get((vector.dtype, op))
+            if worker is None:
+                # Who lacks is told by name only where all have met before.
+                self._combine(self._words, np.zeros(1, np.int32), timeout)
+                worker = self._open(vector.dtype, op)
+            self._combine(worker, vector, timeout)
         except WorkerError as error:
             self._fail(error, self.timeout if timeout is None else timeout)
         finally:
@@ -137,30 +124,32 @@ class Channels:
 
     def whom(self) -> str:
         """Describe the workers for which the collective waits, as far as the switch has said."""
-        channel = self._current
-        awaited = channel.worker.awaited if channel is not None else []
+        awaited = [] if self._current is None else self._current.awaited
         return _silent(awaited) if awaited else "it is under way"
 
     def close(self) -> None:
         """Leave all jobs."""
         if not self._closed.is_set():
             self._closed.set()
-            for channel in self._channels.values():
-                channel.worker.leave()
+            for worker in self._workers.values():
+                worker.leave()
 
-    def _use(self, channel: Channel) -> Channel:
-        self._current = channel
-        return channel
+    def _combine(self, worker: Worker, vector: Array, timeout: float | None) -> None:
+        """Replace a vector by the combination of all ranks', in as many rounds as it needs.
 
-    def _channel(self, dtype: np.dtype[Any], op: OpName, timeout: float | None) -> Channel:
-        found = self._channels.get((dtype, op))
-        if found is None:
-            # Who lacks is told by name only where all have met before.
-            self._use(self._words).allreduce(np.zeros(1, np.int32), timeout)
-            found = self._open(dtype, op)
-        return found
+        Args:
+            worker: a member of the job for the vector's dtype.
+            vector: flat and contiguous.
+            timeout: seconds for all rounds together; None: the group's.
+        """
+        self._current = worker
+        limit = time.monotonic() + (self.timeout if timeout is None else timeout)
+        most = worker.shape.numel
+        for start in range(0, len(vector), most):
+            part = vector[start : start + most]
+            worker.allreduce(part, part, max(limit - time.monotonic(), LEAST))
 
-    def _open(self, dtype: np.dtype[Any], op: OpName) -> Channel:
+    def _open(self, dtype: np.dtype[Any], op: OpName) -> Worker:
         capacity = self.options.capacity
         if (dtype, op) == (INT32, "sum"):
             capacity = min(capacity, WORDS)
@@ -178,8 +167,8 @@ class Channels:
             key=key_in(os.environ),
             shorter=True,
         )
-        channel = self._channels[dtype, op] = Channel(worker)
-        return channel
+        self._workers[dtype, op] = worker
+        return worker
 
     def _fail(self, error: WorkerError, timeout: float) -> NoReturn:
         message = str(error)

@@ -39,8 +39,8 @@ from worker_lib.arguments import OPS as SWITCH_OPS
 from worker_lib.arguments import OpName
 from worker_lib.errors import WorkerError
 
+from .address import LAST_JOB, JobAddress, key_of
 from .channels import Channels, Options
-from .place import LAST_JOB, Place, key_of
 from .tensors import ELEMENTS, Stage, elements, is_plain, octets
 from .works import Work, Works
 
@@ -73,8 +73,8 @@ def create(opts: Any, options: Options | None) -> SwitchGroup:
     while isinstance(root, PrefixStore):
         root = root.underlying_store
     key = key_of(rank)
-    place = Place.from_url(root.get(key).decode()) if root.check([key]) else None
-    place = place or Place.from_env(os.environ)
+    place = JobAddress.from_url(root.get(key).decode()) if root.check([key]) else None
+    place = place or JobAddress.from_env(os.environ)
     check_room(root, opts.store, opts.group_rank, place)
     place.check_switch(opts.group_size)
     number = _numbers(root, opts.store, opts.group_rank, place)
@@ -86,7 +86,7 @@ def create(opts: Any, options: Options | None) -> SwitchGroup:
     return SwitchGroup(channels, gloo)
 
 
-def check_room(root: Any, store: Any, rank: int, place: Place) -> None:
+def check_room(root: Any, store: Any, rank: int, place: JobAddress) -> None:
     """See that job numbers are left, by the count that rank 0 finds: so all ranks agree.
 
     Raises:
@@ -98,7 +98,7 @@ def check_room(root: Any, store: Any, rank: int, place: Place) -> None:
     place.check_room(int(store.get("jobs taken")))
 
 
-def _numbers(root: Any, store: Any, rank: int, place: Place) -> Callable[[], int]:
+def _numbers(root: Any, store: Any, rank: int, place: JobAddress) -> Callable[[], int]:
     """Job numbers that no other group of the run has: rank 0 takes the next and tells it."""
     keys = (f"job/{i}" for i in itertools.count())
 
@@ -114,7 +114,7 @@ def _numbers(root: Any, store: Any, rank: int, place: Place) -> Callable[[], int
     return number
 
 
-def _gloo(store: Any, rank: int, size: int, timeout: timedelta, place: Place) -> Any:
+def _gloo(store: Any, rank: int, size: int, timeout: timedelta, place: JobAddress) -> Any:
     """A gloo group over the interface that leads to the switch, or over GLOO_SOCKET_IFNAME."""
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     named = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
@@ -155,24 +155,17 @@ class SwitchGroup(ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
         """Combine tensors of all ranks, in place; those of one call travel as one vector."""
-        opts = opts or AllreduceOptions()
-        if not _is_for_the_switch(tensors, opts.reduceOp):
-            return self._gloo.allreduce(tensors, opts)
-        return self._reduce(tensors, opts.reduceOp, opts.timeout)
+        return self._reduce(tensors, opts or AllreduceOptions(), self._gloo.allreduce)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         """Combine tensors of all ranks, in place; they travel as one vector."""
         opts = opts or AllreduceCoalescedOptions()
-        if not _is_for_the_switch(tensors, opts.reduceOp):
-            return self._gloo.allreduce_coalesced(tensors, opts)
-        return self._reduce(tensors, opts.reduceOp, opts.timeout)
+        return self._reduce(tensors, opts, self._gloo.allreduce_coalesced)
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
         """Combine tensors of all ranks; only the root's are written to."""
         opts = opts or ReduceOptions()
-        if not _is_for_the_switch(tensors, opts.reduceOp):
-            return self._gloo.reduce(tensors, opts)
-        return self._reduce(tensors, opts.reduceOp, opts.timeout, opts.rootRank)
+        return self._reduce(tensors, opts, self._gloo.reduce)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
         """Give all ranks the root's tensors, to the last bit."""
@@ -200,18 +193,7 @@ class SwitchGroup(ProcessGroup):
         )
         if not (fit and all(map(is_plain, outputs)) and all(map(is_plain, input_tensors))):
             return self._gloo.allgather(output_tensors, input_tensors, opts)
-        seconds = _seconds(opts.timeout)
-        stages = [
-            (Stage(row, self._staged), Stage([own], self._staged))
-            for row, own in zip(output_tensors, input_tensors, strict=True)
-        ]
-
-        def run() -> None:
-            for row, own in stages:
-                self._gather(octets(row.load()), octets(own.load()), seconds)
-                row.store()
-
-        return self._issue(run, output_tensors, [*outputs, *input_tensors])
+        return self._gather_each(output_tensors, input_tensors, output_tensors, opts)
 
     def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> Any:
         """Give all ranks the tensors of all, joined in one tensor, to the last bit."""
@@ -219,13 +201,14 @@ class SwitchGroup(ProcessGroup):
         fits = output.dtype is input.dtype and output.numel() == self.channels.size * input.numel()
         if not (fits and is_plain(output) and is_plain(input)):
             return self._gloo._allgather_base(output, input, opts)
-        return self._gather_each([output], [input], opts)
+        return self._gather_each([[output]], [input], [output], opts)
 
     all_gather_single = _allgather_base
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Do `_allgather_base` for several pairs of tensors."""
-        return self._gather_each(outputs, inputs, opts or AllgatherOptions())
+        rows = [[output] for output in outputs]
+        return self._gather_each(rows, inputs, outputs, opts or AllgatherOptions())
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced  # type: ignore[assignment]
 
@@ -243,14 +226,15 @@ class SwitchGroup(ProcessGroup):
 
     # How they are done
 
-    def _reduce(
-        self, tensors: Sequence[torch.Tensor], op: Any, timeout: timedelta, root: int | None = None
-    ) -> Work:
+    def _reduce(self, tensors: Sequence[torch.Tensor], opts: Any, by_gloo: Any) -> Any:
+        op, root = opts.reduceOp, getattr(opts, "rootRank", None)
+        if not _is_for_the_switch(tensors, op):
+            return by_gloo(tensors, opts)
         average = op == ReduceOp.AVG
         name = next(name for known, name in OPS.items() if op == known)
         keeps = root is not None and root != self.channels.rank
         stage = Stage(tensors, self._staged or keeps)
-        seconds = _seconds(timeout)
+        seconds = _seconds(opts.timeout)
 
         def run() -> None:
             host = stage.load()
@@ -284,19 +268,19 @@ class SwitchGroup(ProcessGroup):
         self.channels.share(words.reshape(-1), seconds)
         output.reshape(size, -1)[:] = rows
 
-    def _gather_each(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+    def _gather_each(self, rows: Any, inputs: Any, result: Any, opts: Any) -> Work:
         seconds = _seconds(opts.timeout)
         stages = [
-            (Stage([output], self._staged), Stage([own], self._staged))
-            for output, own in zip(outputs, inputs, strict=True)
+            (Stage(row, self._staged), Stage([own], self._staged))
+            for row, own in zip(rows, inputs, strict=True)
         ]
 
         def run() -> None:
-            for output, own in stages:
-                self._gather(octets(output.load()), octets(own.load()), seconds)
-                output.store()
+            for row, own in stages:
+                self._gather(octets(row.load()), octets(own.load()), seconds)
+                row.store()
 
-        return self._issue(run, outputs, [*outputs, *inputs])
+        return self._issue(run, result, [*itertools.chain.from_iterable(rows), *inputs])
 
     def _issue(self, run: Callable[[], None], result: Any, tensors: Sequence[torch.Tensor]) -> Work:
         return self._works.issue(Work(run, result, tensors, self.channels.whom))

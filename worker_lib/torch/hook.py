@@ -14,9 +14,9 @@ from torch.futures import Future
 
 from worker_lib import arguments
 
+from .address import JobAddress
 from .channels import Channels, Options
 from .group import _end
-from .place import Place
 from .tensors import ELEMENTS, Stage, elements
 from .works import Work, Works
 
@@ -54,10 +54,10 @@ class SwitchState:
         if compress not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"compress = {compress!r}: pass torch.bfloat16 or torch.float16")
         if switch is None or job is None:
-            place = Place.from_env(os.environ)
+            place = JobAddress.from_env(os.environ)
         else:
             switch = arguments.address("switch", switch, least_port=1)
-            place = Place(switch, arguments.job_number(job))
+            place = JobAddress(switch, arguments.job_number(job))
             place.agree_with({**os.environ, "ISWITCH_JOB": ""}, f"SwitchState({switch}, {job})")
         place.check_room(-1)  # it takes its own number, too
         place.check_switch(distributed.get_world_size(group))

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from worker_lib.arrays import as_array
+
 Array = npt.NDArray[Any]
 
 # Those that a switch combines, with what NumPy calls them.
@@ -39,10 +41,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def elements(tensor: torch.Tensor) -> Array:
     """The elements of a contiguous CPU tensor of one of the types above: the same memory."""
-    flat = tensor.detach().reshape(-1)
-    if tensor.dtype is torch.bfloat16:
-        return flat.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return flat.numpy()
+    return as_array("tensor", tensor).reshape(-1)
 
 
 def octets(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:

@@ -38,7 +38,7 @@ ENVIRONMENT = (
 )
 
 
-class Place(NamedTuple):
+class JobAddress(NamedTuple):
     """A switch, and the first of the job numbers that a run takes there."""
 
     switch: tuple[str, int]
@@ -161,7 +161,7 @@ def rendezvous(
         ValueError: a URL of another form, or rank or world size lack.
         WorkerError: not all processes came to the switch in time.
     """
-    place = Place.from_url(url).agree_with(os.environ, f"init_method={_plain(url)!r}")
+    place = JobAddress.from_url(url).agree_with(os.environ, f"init_method={_plain(url)!r}")
     query = dict(parse_qsl(urlsplit(url).query))
     size = _number(query, "world_size", environment.size(os.environ), "WORLD_SIZE")
     rank = _number(query, "rank", environment.rank(os.environ, size), "RANK")
@@ -203,7 +203,7 @@ def _number(query: Mapping[str, str], name: str, told: int | None, variable: str
     return told
 
 
-def _store_through_the_switch(place: Place, rank: int, size: int, timeout: timedelta) -> Store:
+def _store_through_the_switch(place: JobAddress, rank: int, size: int, timeout: timedelta) -> Store:
     """A store that rank 0 keeps and all others have been told of by an allreduce."""
     told = np.zeros(2, np.int32)
     if rank == 0:
