@@ -151,11 +151,7 @@ def on_member_lost(value: object, num_workers: int | None) -> OnMemberLost:
 
 
 def shape(
-    numel: object,
-    dtype: npt.DTypeLike,
-    op: object,
-    elements: object,
-    mode: Mode = Mode.SYNCHRONOUS,
+    numel: object, dtype: npt.DTypeLike, op: object, elements: object, mode: Mode = Mode.SYNCHRONOUS
 ) -> Shape:
     """Make the layout of vectors from a Worker's arguments.
 

@@ -26,12 +26,7 @@ class SwitchUnreachable(WorkerError):
 
     @classmethod
     def silent(
-        cls,
-        address: Address,
-        seconds: str,
-        refused: bool,
-        assigned: str = "",
-        denied: bool = False,
+        cls, address: Address, seconds: str, refused: bool, assigned: str = "", denied: bool = False
     ) -> Self:
         """Make the error of an address at which nobody answered.
 
@@ -87,36 +82,9 @@ class Refused(WorkerError):
         "the switch numbers them",
     }
 
-    TAKEN: ClassVar[str] = (
-        "it has its {workers} workers already; the places of workers that were killed are free "
-        "when their leases have run out (the switch's --lease, 30 s by default): try again then, "
-        "or use another number"
-    )
-
-    OUTDONE: ClassVar[str] = (
-        "a process that began later has joined from this address and port, which are its own now; "
-        "end this one"
-    )
-
     CROWDED: ClassVar[str] = (
         "it has {members} members already, and a switch takes no more in a job; use fewer workers, "
         "or switches above switches (docs/hierarchy.md)"
-    )
-
-    NO_MEMORY: ClassVar[str] = (
-        "it needs {asked} more of the switch's memory, and {free} of its --memory are free; use "
-        "smaller vectors, end another job (`iswitch ctl jobs` lists them), or start the switch "
-        "with a larger --memory"
-    )
-
-    NO_MEMORY_THERE: ClassVar[str] = (
-        "it needs {asked} more memory than the switch's machine has free (the switch says so on "
-        "stderr); use smaller vectors, or a machine with more"
-    )
-
-    ONE_AT_A_TIME: ClassVar[str] = (
-        "this switch has one above it, so it carries one job at a time, and carries job {other}; "
-        "wait until that has ended, or use switches that have none above them (--topology star:N)"
     )
 
     def __init__(
@@ -132,18 +100,37 @@ class Refused(WorkerError):
     def _why(self, told: Ack) -> str:
         """Why a Join was refused, if the switch has told more than the status."""
         if self.status is Status.DENIED and told.round:
-            return self.OUTDONE
+            return (
+                "a process that began later has joined from this address and port, which are its "
+                "own now; end this one"
+            )
         if self.status is Status.DENIED and told.contributors:
-            return self.ONE_AT_A_TIME.format(other=told.contributors - 1)
+            return (
+                "this switch has one above it, so it carries one job at a time, and carries job "
+                f"{told.contributors - 1}; wait until that has ended, or use switches that have "
+                "none above them (--topology star:N)"
+            )
         if self.status is not Status.FULL:
             return ""
         if told.contributors:
-            return self.TAKEN.format(workers=told.contributors)
+            return (
+                f"it has its {told.contributors} workers already; the places of workers that were "
+                "killed are free when their leases have run out (the switch's --lease, 30 s by "
+                "default): try again then, or use another number"
+            )
         if told.rank:
             return self.CROWDED.format(members=told.rank)
+        if told.threshold > told.round:
+            return (
+                f"it needs {_memory(told.threshold)} more of the switch's memory, and "
+                f"{_memory(told.round)} of its --memory are free; use smaller vectors, end another "
+                "job (`iswitch ctl jobs` lists them), or start the switch with a larger --memory"
+            )
         if told.threshold:
-            lacks = self.NO_MEMORY if told.round < told.threshold else self.NO_MEMORY_THERE
-            return lacks.format(asked=_memory(told.threshold), free=_memory(told.round))
+            return (
+                f"it needs {_memory(told.threshold)} more memory than the switch's machine has "
+                "free (the switch says so on stderr); use smaller vectors, or a machine with more"
+            )
         return ""
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import secrets
 import select
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -96,7 +94,7 @@ class Membership:
         while True:
             self.session.join(time.monotonic())
             try:
-                self._await(_answers_join, limit)
+                self._await(None, limit)
             except Refused as error:
                 if error.status is Status.BAD_REQUEST and may_shorten and self._shorten_packets():
                     continue
@@ -233,7 +231,7 @@ class Membership:
                     return
                 request = waiting.ask_for_whom(question, now)
                 try:
-                    self._await(functools.partial(_answers, request), limit)
+                    self._await(request, limit)
                 finally:
                     session.forget(request)
                 if not waiting.knows:
@@ -243,14 +241,14 @@ class Membership:
         with suppress(SwitchUnreachable, Refused):
             self.session.join(time.monotonic())
             limit = time.monotonic() + WHO_PATIENCE
-            self._await(_answers_join, limit)
+            self._await(None, limit)
             if self.session.joined < self.session.terms.expected:
                 self.waiting.there = showing.members(lambda show: self._show(show, limit))
 
     def _show(self, show: Show, limit: float) -> Ack:
         number = self.session.request(Action.SHOW, show, time.monotonic())
         try:
-            return self._await(functools.partial(_answers, number), limit)
+            return self._await(number, limit)
         finally:
             self.session.forget(number)
 
@@ -266,21 +264,23 @@ class Membership:
         while True:
             number = self.session.request(action, value, time.monotonic())
             try:
-                return self._await(functools.partial(_answers, number), limit)
+                return self._await(number, limit)
             except Refused as error:
                 if error.status is not Status.NOT_MEMBER or action is Action.LEAVE:
                     raise
             # The switch was restarted, or the lease had run out: once more as a member.
-            self._await(_answers_join, limit)
+            self._await(None, limit)
 
-    def _await(self, wanted: Callable[[Answered], bool], limit: float) -> Ack:
+    def _await(self, request: int | None, limit: float) -> Ack:
+        """Wait for the answer to a request; None: to a Join."""
         began = time.monotonic()
         self.port.refused = False
         while True:
             more = self._step(limit)
             for answer in self._events():
                 self.waiting.answered(answer)
-                if wanted(answer):
+                is_join = answer.action is Action.JOIN
+                if is_join if request is None else answer.request == request:
                     if answer.status is not Status.OK:
                         raise self._refused(answer)
                     return answer.ack
@@ -360,11 +360,3 @@ class Membership:
     def _flush(self, now: float) -> None:
         with as_if_lost(self.session.stats):
             self.port.push(self.session.transmissions(now))
-
-
-def _answers(number: int, answer: Answered) -> bool:
-    return answer.request == number
-
-
-def _answers_join(answer: Answered) -> bool:
-    return answer.action is Action.JOIN

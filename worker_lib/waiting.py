@@ -190,9 +190,11 @@ class Waiting:
             return JobHalted(
                 f"{what}: the job is halted; reset() resumes it", round_, missing, None
             )
-        named = ", ".join(_range(start, stop) for start, stop in missing[:4])
-        more = ", ..." if len(missing) > 4 else ""
-        segments = f"{count} of {session.transfer.shape.segments} segments missing ({named}{more})"
+        ranges = [
+            f"{start}-{stop - 1}" if stop > start + 1 else f"{start}" for start, stop in missing
+        ]
+        named = ", ".join(ranges[:4]) + ", ..." * (len(ranges) > 4)
+        segments = f"{count} of {session.transfer.shape.segments} segments missing ({named})"
         silence = now - session.heard
         unheard = session.waiting_for is None or silence > 2 * session.round_trip.ceiling
         if unheard and self._told is None:
@@ -221,14 +223,6 @@ class Waiting:
             switch_host=self.session.switch.host, switch_port=self.session.switch.port
         )
 
-    def _contributions(self) -> tuple[str, int]:
-        """Describe the missing contributions; return the text and their number."""
-        if self._told is None:
-            number = (self.session.waiting_for or 0).bit_count()
-            return f"{number} worker{'s' * (number > 1)}", number
-        total, awaited = self._told.total, self._told.awaited
-        return naming.workers(awaited, total, self._hosts), total
-
     def _absent(self) -> list[int]:
         """Return the ranks that no worker has; empty if the switch cannot see all workers."""
         present = {one.rank for one in self.there}
@@ -242,7 +236,12 @@ class Waiting:
         elastic = self.on_member_lost == "continue"
         too_few = session.joined < self.num_workers
         there = f"{session.joined} of {self.num_workers} workers are in job {session.job}"
-        names, number = self._contributions()
+        if self._told is None:
+            number = (session.waiting_for or 0).bit_count()
+            names = f"{number} worker{'s' * (number > 1)}"
+        else:
+            number = self._told.total
+            names = naming.workers(self._told.awaited, number, self._hosts)
         if session.partial and session.rank in [one.rank for one in self.awaited]:
             return (
                 f"round {session.round} is beyond those that the job keeps: in every round before "
@@ -275,7 +274,3 @@ class Waiting:
                 "to their number"
             )
         return "no contribution is missing: the aggregates are lost on their way here"
-
-
-def _range(start: int, stop: int) -> str:
-    return str(start) if stop - start == 1 else f"{start}-{stop - 1}"

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.support import ROOT
-from tests.support.groups import add_up, group
+from tests.support.groups import add_up, bytes_on_links, group
 from topologies import Topology
 from worker_lib.strategies import base
 from worker_lib.strategies.cost import Cost
@@ -63,7 +63,7 @@ def test_larger_networks_are_packed_in_time(form: str) -> None:
     began = time.process_time()
     trees = pack(network)
     assert time.process_time() - began < 15
-    load = network.bytes_on_links(cost(1_000_000, trees))
+    load = bytes_on_links(network, cost(1_000_000, trees))
     # The slowest link is not much busier than one of a ring's, from which no trees get away.
     assert max(load.values()) <= 2 * 4_000_000 * 31 / 32 / (ENOUGH * 0.9)
 
@@ -97,7 +97,7 @@ def test_a_narrow_link_is_crossed_once() -> None:
     """Between two racks; what goes over it is half of what a ring, or any flow between all, has."""
     network = network_of("rack:2x3,rate=1Gbit", tor1=1e8, tor2=1e8)
     trees = pack(network)
-    load = network.bytes_on_links(cost(30_000, trees))
+    load = bytes_on_links(network, cost(30_000, trees))
     assert load["tor1", "core1"] == load["core1", "tor1"] == 4 * 30_000
     found = Packing(network)
     assert sum(found.fractional().values()) == pytest.approx(1e8, rel=0.05)
@@ -117,7 +117,7 @@ def test_workers_on_one_host() -> None:
     """Cost no links between each other."""
     network = Network(["h1", "h1", "h2", "h2"], [("h1", "s1", 1e9), ("h2", "s1", 1e9)])
     trees = pack(network)
-    load = network.bytes_on_links(cost(1000, trees))
+    load = bytes_on_links(network, cost(1000, trees))
     assert load == dict.fromkeys((("h1", "s1"), ("s1", "h2"), ("h2", "s1"), ("s1", "h1")), 4000)
     assert [tree.share for tree in pack(Network(["h1"] * 3, []))] == [1.0]
     assert pack(Network(["h1"], [])) == []

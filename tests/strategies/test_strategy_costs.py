@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
+from tests.support.groups import bytes_on_links
 from topologies import Topology
 from topologies.namespaces import NAMESPACES, inside
 from worker_lib.strategies import STRATEGIES
@@ -187,7 +188,7 @@ def test_bytes_on_links_over_tcp(name: str, carried: Callable[[str], Counts]) ->
         "ps:2": ps_cost(NUMEL, WORKERS, servers=2),
         "tree": tree_cost(NUMEL, pack(network())),
     }
-    wanted = network().bytes_on_links(costs[name])
+    wanted = bytes_on_links(network(), costs[name])
     counts = carried(name)
     assert counts.keys() == wanted.keys()
     again = sum(counts[at][2] for at in counts if at[0].startswith("h"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 
 from tests.support.ranks import free_port, in_processes
 from worker_lib.strategies import Strategy, Vector, make
+from worker_lib.strategies.cost import Cost
+from worker_lib.strategies.packing import Direction, Network
 from worker_lib.strategies.ps import listening, start_server
 
 ELEMENTS = [0, 1, 1001, 700_001]  # none, one, odd, large
@@ -86,3 +89,14 @@ def add_up(strategy: Strategy, numel: int, calls: int = 1) -> None:
     for call in range(calls):
         total = strategy.allreduce(vector_of(strategy.rank, numel, call))
         assert np.array_equal(total, sum_of(strategy.num_workers, numel, call))
+
+
+def bytes_on_links(network: Network, cost: Cost) -> Counter[Direction]:
+    """The bytes of payload on each direction of each link; all nodes of the cost are workers."""
+    found: Counter[Direction] = Counter()
+    for (source, target), size in cost.flows.items():
+        assert isinstance(source, int)
+        assert isinstance(target, int)
+        for direction in network.path(source, target):
+            found[direction] += size
+    return found

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
 
 from iswitch.core.format.wire import NO_RANK, Vector
 from worker_lib.errors import WorkerError
@@ -21,18 +20,6 @@ from .state import State
 GREETING_PAUSE = 0.05  # seconds between two greetings; doubles
 GREETING_CEILING = 1.0
 AGAIN_PAUSE = 0.02  # seconds until a worker that is behind asks the others again
-
-
-class Survey(NamedTuple):
-    """The standings of the workers that answered.
-
-    Attributes:
-        found: address of each worker that answered, by its standing.
-        all_asked: whether all known workers answered or are gone for certain.
-    """
-
-    found: dict[Standing, Where]
-    all_asked: bool
 
 
 class Peers:
@@ -76,20 +63,24 @@ class Peers:
         dtype = self._session.shape.dtype.numpy
         return self._directory.entry(self._session.rank, self._where, dtype, counts)
 
-    def survey(self) -> Survey:
-        """Ask all known workers for their standings; forget the addresses of those gone."""
+    def survey(self) -> tuple[dict[Standing, Where], bool]:
+        """Ask all known workers for their standings; forget the addresses of those gone.
+
+        Returns:
+            addresses by the standings there; whether all have answered or are gone for certain.
+        """
         found: dict[Standing, Where] = {}
         all_asked = True
         for where in self._directory.addresses - {self._where}:
             if self._membership.left.is_set():
-                return Survey(found, False)
+                return found, False
             try:
                 found[ask(where, self._job, self._key).standing] = where
             except NotThere:
                 self._directory.forget(where)
             except Unreachable:
                 all_asked = False
-        return Survey(found, all_asked)
+        return found, all_asked
 
     def all_have_begun(self) -> bool:
         """Whether all known workers have a state, taken from this worker or from one another."""

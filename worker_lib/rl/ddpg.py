@@ -40,10 +40,7 @@ class Settings:
     follow: float = 0.005  # fraction of the distance to the weights that targets move per update
 
 
-SETTINGS = {
-    "HalfCheetah-v5": Settings(),
-    "Pendulum-v1": Settings(actor_rate=5e-4),
-}
+SETTINGS = {"HalfCheetah-v5": Settings(), "Pendulum-v1": Settings(actor_rate=5e-4)}
 ITERATIONS = {"HalfCheetah-v5": 250_000, "Pendulum-v1": 15_000}
 TAKES = Takes(images=False, actions=(Box,))
 

@@ -24,7 +24,6 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import combinations, pairwise
@@ -34,7 +33,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .base import lacking
-from .cost import Cost
 from .errors import Unavailable
 
 MACHINE = 40e9  # bit/s assumed for a link without a rate, which the machine's speed limits
@@ -129,19 +127,6 @@ class Network:
             raise ValueError(f"no links lead from {here} to {there}; mend the network's links")
         nodes = self._paths[here][there]
         return list(pairwise(nodes))
-
-    def bytes_on_links(self, cost: Cost) -> Counter[Direction]:
-        """Return the bytes of payload on each direction of each link for a strategy's cost.
-
-        All nodes of the cost must be workers.
-        """
-        found: Counter[Direction] = Counter()
-        for (source, target), size in cost.flows.items():
-            assert isinstance(source, int)
-            assert isinstance(target, int)
-            for direction in self.path(source, target):
-                found[direction] += size
-        return found
 
 
 class Packing:

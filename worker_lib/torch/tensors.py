@@ -64,10 +64,7 @@ class Stage:
     """
 
     def __init__(
-        self,
-        tensors: Sequence[torch.Tensor],
-        apart: bool = False,
-        dtype: torch.dtype | None = None,
+        self, tensors: Sequence[torch.Tensor], apart: bool = False, dtype: torch.dtype | None = None
     ) -> None:
         first = tensors[0]
         self.tensors = tensors
