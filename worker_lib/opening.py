@@ -87,15 +87,15 @@ class Opening:
         self.timeout = arguments.seconds("timeout", self.timeout)
         arguments.key(self.key)
 
-    def open(self, shape: Shape) -> tuple[UdpPort, Shape, dict[str, Any]]:
+    def open(self, shape: Shape) -> tuple[UdpPort, dict[str, Any]]:
         """Open the socket.
 
         Args:
             shape: layout of the vectors.
 
         Returns:
-            the socket; the shape, with packets that fit the way to the switch; and what `Terms` of
-            any kind say of this membership, by name.
+            the socket; and what `Terms` of any kind say of this membership, by name. The shape
+            there has packets that fit the way to the switch.
 
         Raises:
             SwitchUnreachable, BindError: there can be no such socket.
@@ -113,7 +113,7 @@ class Opening:
             "room": min(TOGETHER, port.buffer),  # the switch's is no larger, by all we know
             "most": port.most,
         }
-        return port, shape, terms
+        return port, terms
 
 
 def refused(

@@ -121,7 +121,7 @@ class Worker(Joining):
         self.allreduces = 0
         self.allreduce_seconds: deque[float] = deque(maxlen=TIMES_KEPT)  # of the last
         self._process = os.getpid()
-        self._port, _, terms = opening.open(layout)
+        self._port, terms = opening.open(layout)
         ways = RoundTerms(
             **terms,
             whole=num_workers is not None and on_member_lost != "continue",

@@ -20,7 +20,8 @@ from tests.strategies.test_ps import BLOCK, PATIENCE, joined, rank
 from tests.support import ROOT
 from tests.support.groups import MADE, group
 from tests.support.machine import judged
-from worker_lib.strategies import Strategy, make
+from worker_lib.strategies import make
+from worker_lib.strategies.base import Strategy
 from worker_lib.strategies.errors import PeerLost
 from worker_lib.strategies.messages import HEAD, MAGIC
 from worker_lib.strategies.ps import listening, start_server

@@ -25,6 +25,7 @@ from worker_lib.rl.training import Meter, asynchronous, synchronous
 from worker_lib.rl.updater import Updater
 from worker_lib.rl.workloads import Unsuitable
 from worker_lib.strategies import make
+from worker_lib.strategies.base import Strategy
 
 __all__ = ["same_bits"]  # for every test
 
@@ -140,18 +141,14 @@ def test_a_plan_goes_through_a_command_line() -> None:
     assert Plan.from_json(plan.to_json()) == plan
 
 
-class Alone:
+class Alone(Strategy):
     """A strategy of one worker."""
 
-    rank, num_workers = 0, 1
-
     def __init__(self) -> None:
+        super().__init__(0, 1, 0)
         self.sums = 0
 
-    def __enter__(self) -> Alone:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
+    def close(self) -> None: ...
 
     def allreduce(self, vector: Vector) -> Vector:
         self.sums += 1

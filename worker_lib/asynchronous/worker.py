@@ -98,7 +98,8 @@ class AsynchronousWorker(Joining):
         self._directory = Directory(self.num_workers)
         whole = self.numel + self._directory.size
         shape = arguments.shape(whole, dtype, "sum", elements_per_segment, Mode.ASYNCHRONOUS)
-        port, self.shape, terms = opening.open(shape)
+        port, terms = opening.open(shape)
+        self.shape = terms["shape"]
         self._dtype = shape.dtype.numpy
         ways = VersionTerms(**terms, threshold=threshold or 0, watch=self.numel)
         self._membership = Membership(port, ways, self._directory)

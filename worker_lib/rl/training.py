@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from worker_lib.strategies import Strategy
+from worker_lib.strategies.base import Strategy
 
 from .flat import Vector
 from .learner import Learner

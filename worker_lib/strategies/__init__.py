@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from importlib import import_module
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from .base import Strategy
 
 Vector: TypeAlias = "NDArray[np.float32]"
 
@@ -26,34 +28,6 @@ STRATEGIES = {
     "mpi": "Open MPI over TCP; needs mpi4py and mpirun",
     "gloo": "torch.distributed's gloo; needs torch",
 }
-
-
-class Strategy(Protocol):
-    """A member of a group of workers that sum vectors; use it in a `with` statement.
-
-    Attributes:
-        rank: this worker's number; sums with a fixed order of addition add in order of ranks.
-        num_workers: number of workers in the group.
-    """
-
-    rank: int
-    num_workers: int
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def allreduce(self, vector: Vector) -> Vector:
-        """Sum the vectors of all workers; return the sum, equal to the bit on all workers.
-
-        The sum is valid until the next call.
-
-        Args:
-            vector: float32 [numel]; may be overwritten with the sum.
-        """
-
-    def stats(self) -> dict[str, Any]:
-        """Return the strategy's counts, for a report."""
 
 
 def lacks(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The base of strategies that bring their own connections."""
+"""The base of all strategies, and what several of them need."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LEAST, MOST = 0.001, 1e6  # seconds: 0 would mean no limit to the kernel, poll h
 F32 = 4  # bytes
 
 
-class Base(ABC):
-    """A member of a group that sums vectors.
+class Strategy(ABC):
+    """A member of a group of workers that sum vectors; use it in a `with` statement.
 
     Args:
-        rank: this worker's number.
+        rank: this worker's number; sums with a fixed order of addition add in order of ranks.
         num_workers: number of workers in the group.
         numel: elements of every vector.
 
@@ -47,7 +47,13 @@ class Base(ABC):
 
     @abstractmethod
     def allreduce(self, vector: Vector) -> Vector:
-        """Sum the vectors of all workers, float32 [numel], in place; return the sum."""
+        """Sum the vectors of all workers; return the sum, equal to the bit on all workers.
+
+        The sum is valid until the next call.
+
+        Args:
+            vector: float32 [numel]; may be overwritten with the sum.
+        """
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from math import prod
 
 import numpy as np
 
-from . import Strategy, Vector
+from . import Vector
+from .base import Strategy
 
 
 class Fused:

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from . import Vector
-from .base import TIMEOUT, Base, check_timeout, lacking
+from .base import TIMEOUT, Strategy, check_timeout, lacking
 from .errors import PeerLost, PeerSilent, RendezvousError, Unavailable
 from .rendezvous import Meeting, meet
 
@@ -23,7 +23,7 @@ SILENCE = re.compile(r"time(d |-)?out", re.IGNORECASE)
 ADDRESS = re.compile(r"\[([\d.]+)\]:\d+")  # of a peer
 
 
-class Gloo(Base):
+class Gloo(Strategy):
     """A member of torch's default process group, which uses a store on rank 0.
 
     Args:

@@ -13,11 +13,11 @@ from iswitch.core.format.wire import SEG_SIZE, DType, Op, Shape
 from worker_lib.worker import Worker
 
 from . import Vector
-from .base import TIMEOUT, Base, check_timeout
+from .base import TIMEOUT, Strategy, check_timeout
 from .cost import Cost, Node
 
 
-class Switched(Base):
+class Switched(Strategy):
     """A member of a switch's job; wraps a `Worker`."""
 
     def __init__(self, worker: Worker, numel: int) -> None:

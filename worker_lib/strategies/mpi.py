@@ -29,7 +29,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from . import Vector
-from .base import TIMEOUT, Base, lacking
+from .base import TIMEOUT, Strategy, lacking
 from .errors import PeerLost, RendezvousError, Unavailable
 from .messages import expected, hear, say
 from .mpi_daemon import PREFIX, Daemon, command, said
@@ -47,7 +47,7 @@ SILENT = (
 ABORTED = 1  # exit status, when mpirun has ended the job
 
 
-class Mpi(Base):
+class Mpi(Strategy):
     """A member of an MPI communicator of all workers."""
 
     def __init__(self, communicator: Any, numel: int) -> None:
@@ -204,41 +204,26 @@ def _lead(
     atexit.register(_wait_for, mpirun)
     try:
         while time.monotonic() < deadline and mpirun.poll() is None:
-            if (life := _heard(hosts, own, agents, followers)) is not None:
-                return life
+            ready, _, _ = select.select([own, agents, *followers.values()], [], [], PAUSE)
+            for rank in [rank for rank, sock in followers.items() if sock in ready]:
+                _hear_of(rank, followers)
+            if agents in ready:
+                with _taken(agents) as (_, (host, daemon)):
+                    rank = hosts.index(host)
+                    try:
+                        say(followers[rank], daemon)
+                    except OSError as error:
+                        raise PeerLost(f"rank {rank}", str(error)) from None
+            if own in ready:
+                for sock in followers.values():
+                    with suppress(OSError):  # that worker has given up
+                        say(sock, None)
+                return _adopt(own)
         says = f"it says: {text}" if (text := said(complaints)) else SILENT
         raise RendezvousError(f"mpirun has not connected the workers; {says}")
     except Exception:
         mpirun.kill()
         raise
-
-
-def _heard(
-    hosts: Sequence[str],
-    own: socket.socket,
-    agents: socket.socket,
-    followers: dict[int, socket.socket],
-) -> socket.socket | None:
-    """On rank 0: handle the next messages; return the stand-in's connection if it is there.
-
-    Arguments are those of `_lead`.
-    """
-    ready, _, _ = select.select([own, agents, *followers.values()], [], [], PAUSE)
-    for rank in [rank for rank, sock in followers.items() if sock in ready]:
-        _hear_of(rank, followers)
-    if agents in ready:
-        with _taken(agents) as (_, (host, daemon)):
-            rank = hosts.index(host)
-            try:
-                say(followers[rank], daemon)
-            except OSError as error:
-                raise PeerLost(f"rank {rank}", str(error)) from None
-    if own not in ready:
-        return None
-    for sock in followers.values():
-        with suppress(OSError):  # that worker has given up
-            say(sock, None)
-    return _adopt(own)
 
 
 def _hear_of(rank: int, followers: dict[int, socket.socket]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from .base import Base
+from .base import Strategy
 from .errors import PeerLost, PeerSilent
 from .messages import expected, say
 from .rendezvous import Meeting, meet
@@ -140,7 +140,7 @@ class Connection:
         self.sock.close()
 
 
-class Connected(Base):
+class Connected(Strategy):
     """A member of a group that has connections of its own.
 
     Args:
