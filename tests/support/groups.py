@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tests.support.ranks import free_port, in_processes
-from worker_lib.strategies import Vector, make
-from worker_lib.strategies.base import Strategy
+from worker_lib.strategies import make
+from worker_lib.strategies.base import Strategy, Vector
 from worker_lib.strategies.cost import Cost
 from worker_lib.strategies.packing import Direction, Network
 from worker_lib.strategies.ps import listening, start_server

@@ -131,7 +131,7 @@ def test_wider_and_narrower_types(switch: Where, job: int, dtype: torch.dtype) -
             for tensor in tensors:
                 assert same(tensor, exact), op
         for group in made:  # one job for each, and that of the words
-            assert len(group.channels._channels) == len(ops) + 1
+            assert len(group.channels._workers) == len(ops) + 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

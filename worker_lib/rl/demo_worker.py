@@ -33,7 +33,7 @@ from worker_lib import (
 from worker_lib.environment import number
 
 from .actor_critic import ActorCritic, Settings
-from .worker_process import report
+from .plan import report
 
 
 def encode(vector: np.ndarray[Any, np.dtype[np.float32]]) -> str:

@@ -1,8 +1,9 @@
-"""The plan of a training, which its workers get as JSON. Imports no torch."""
+"""The plan of a training, which its workers get as JSON, and their reports. Imports no torch."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
@@ -47,3 +48,9 @@ class Plan:
         """Parse a plan from the text of `to_json`."""
         values: dict[str, Any] = json.loads(text)
         return cls(**values)
+
+
+def report(message: dict[str, Any]) -> None:
+    """Print a message for the parent process, as one line of JSON."""
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()

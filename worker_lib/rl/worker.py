@@ -25,11 +25,10 @@ from worker_lib.strategies import make
 
 from . import checkpoint
 from .flat import Vector
-from .plan import Plan
+from .plan import Plan, report
 from .progress import Progress
 from .setup import Workload, deterministic
 from .training import Meter, asynchronous, synchronous
-from .worker_process import report
 
 STAY = 600.0  # seconds to wait for SIGTERM after the end, while others finish
 

@@ -5,18 +5,12 @@ If a library cannot be loaded, for lack of memory say, the process prints an `er
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import Any
+
+from .plan import report
 
 NO_MEMORY = ("failed to map", "allocate memory", "out of memory")  # of the linker, and of torch
 MEND = "; free some memory, or raise ulimit -v"
-
-
-def report(message: dict[str, Any]) -> None:
-    """Print a message for the parent process, as one line of JSON."""
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
 
 
 def main() -> int:

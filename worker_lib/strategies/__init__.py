@@ -10,15 +10,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from .base import Strategy
-
-Vector: TypeAlias = "NDArray[np.float32]"
 
 STRATEGIES = {
     "iswitch": "the switch adds",

@@ -6,11 +6,12 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from . import Vector
+Vector: TypeAlias = NDArray[np.float32]
 
 TIMEOUT = 30.0  # seconds
 LEAST, MOST = 0.001, 1e6  # seconds: 0 would mean no limit to the kernel, poll has 32 bits of ms

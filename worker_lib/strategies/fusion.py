@@ -12,8 +12,7 @@ from math import prod
 
 import numpy as np
 
-from . import Vector
-from .base import Strategy
+from .base import Strategy, Vector
 
 
 class Fused:

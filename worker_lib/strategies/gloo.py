@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from . import Vector
-from .base import TIMEOUT, Strategy, check_timeout, lacking
+from .base import TIMEOUT, Strategy, Vector, check_timeout, lacking
 from .errors import PeerLost, PeerSilent, RendezvousError, Unavailable
 from .rendezvous import Meeting, meet
 

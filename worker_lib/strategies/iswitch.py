@@ -12,8 +12,7 @@ from typing import Any
 from iswitch.core.format.wire import SEG_SIZE, DType, Op, Shape
 from worker_lib.worker import Worker
 
-from . import Vector
-from .base import TIMEOUT, Strategy, check_timeout
+from .base import TIMEOUT, Strategy, Vector, check_timeout
 from .cost import Cost, Node
 
 

@@ -28,8 +28,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from . import Vector
-from .base import TIMEOUT, Strategy, lacking
+from .base import TIMEOUT, Strategy, Vector, lacking
 from .errors import PeerLost, RendezvousError, Unavailable
 from .messages import expected, hear, say
 from .mpi_daemon import PREFIX, Daemon, command, said

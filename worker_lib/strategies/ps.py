@@ -36,8 +36,7 @@ import numpy as np
 
 from worker_lib.environment import address
 
-from . import Vector
-from .base import F32, TIMEOUT, bounds
+from .base import F32, TIMEOUT, Vector, bounds
 from .cost import Cost, Node
 from .errors import PeerLost, PeerSilent
 from .ps_filters import Filter

@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from . import Vector
+from .base import Vector
 
 Mask = npt.NDArray[np.bool_]
 

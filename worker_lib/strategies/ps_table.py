@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import Vector
+from .base import Vector
 
 Indices = npt.NDArray[np.uint32]
 

@@ -20,8 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from . import Vector
-from .base import F32, TIMEOUT, bounds, check_piece, pieces
+from .base import F32, TIMEOUT, Vector, bounds, check_piece, pieces
 from .cost import Cost, Node
 from .rendezvous import Meeting
 from .tcp import Connected, Connection, accept, connect, doors

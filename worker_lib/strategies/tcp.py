@@ -201,10 +201,8 @@ def exchange(parts: Sequence[tuple[Connection, Array]]) -> None:
             wait(views, unsent, parts[0][0].timeout)
 
 
-def wait(
-    receiving: Iterable[Connection], sending: Iterable[Connection], timeout: float
-) -> list[tuple[int, int]]:
-    """Wait until a connection is ready; return (descriptor, poll events) of each ready one.
+def wait(receiving: Iterable[Connection], sending: Iterable[Connection], timeout: float) -> None:
+    """Wait until a connection is ready.
 
     Args:
         receiving: connections to wait for data from.
@@ -214,23 +212,14 @@ def wait(
     Raises:
         PeerSilent: no connection was ready in time.
     """
-    poller = select.poll()
-    events: dict[int, int] = {}
-    connections = {}
-    for connection in receiving:
-        number = connection.sock.fileno()
-        events[number] = select.POLLIN
-        connections[number] = connection
+    events = dict.fromkeys(receiving, select.POLLIN)
     for connection in sending:
-        number = connection.sock.fileno()
-        events[number] = events.get(number, 0) | select.POLLOUT
-        connections[number] = connection
-    for number, event in events.items():
-        poller.register(number, event)
-    ready = poller.poll(timeout * 1000)
-    if not ready:
-        raise PeerSilent(" and ".join(c.peer for c in connections.values()), timeout)
-    return ready
+        events[connection] = events.get(connection, 0) | select.POLLOUT
+    poller = select.poll()
+    for connection, event in events.items():
+        poller.register(connection.sock, event)
+    if not poller.poll(timeout * 1000):
+        raise PeerSilent(" and ".join(connection.peer for connection in events), timeout)
 
 
 @contextmanager

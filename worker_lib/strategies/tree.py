@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from . import Vector
-from .base import F32, TIMEOUT, check_piece, pieces
+from .base import F32, TIMEOUT, Vector, check_piece, pieces
 from .cost import Cost, Node
 from .errors import RendezvousError, Unavailable
 from .packing import Network, Tree, lacks, packed

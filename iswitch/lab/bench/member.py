@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from worker_lib import AsynchronousWorker
-from worker_lib.strategies import Vector, make
+from worker_lib.strategies import make
+from worker_lib.strategies.base import Vector
 
 from .group import Done, Free
 from .plan import ASYNC
