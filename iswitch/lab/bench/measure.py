@@ -35,43 +35,46 @@ def measure(
     for job, size in enumerate(plan.sizes, 1):
         before = len({(one.size, one.setting) for one in results.series})
         label = f"{size.label}, {setting.text}"
-
-        def told(fraction: float, before: int = before, label: str = label) -> None:
-            progress(before + fraction, label)
-
-        told(0.0)
+        progress(before, label)
         for i, group in enumerate(groups):
             number = job * len(groups) + i  # of its own, where several share a switch
             group.order("join", group.joins, size.numel, number, group.options)
         series = [Series(group.way, size, setting, group.size) for group in groups]
         results.series += series
-        check(groups, series)
+        once = check(groups, series)
         computing = plan.computing(size)
-        for _ in range(plan.warmup):
+        most = once * (plan.rounds or plan.least) * (1 + WARM / plan.in_a_row)
+        if computing is not None:
+            most += plan.iterations * (once + len(groups) * computing)
+        if most > plan.seconds:
+            label += f", about {most:.0f} s"
+        for _ in range(plan.warmup if plan.in_a_row == 1 else 0):  # those in a row have their own
             for group in groups:
                 take(plan, group, computing)
         share = 0.5 if plan.iterations and computing is not None else 1.0  # of the cell
         for part in turns(plan, groups, series, computing):
-            told(share * part)
+            progress(before + share * part, label)
         if plan.iterations and computing is not None:
             for i in range(plan.iterations):
                 for group, one in zip(groups, series, strict=True):
                     one.iterations.append(group.round(computing, update=True))
-                told(share + (1 - share) * (i + 1) / plan.iterations)
+                progress(before + share + (1 - share) * (i + 1) / plan.iterations, label)
         check(groups, series)
         for group, one in zip(groups, series, strict=True):
             one.stats = group.order("leave")
 
 
-def check(groups: Sequence[Group], series: Sequence[Series]) -> None:
-    """Run a round of each strategy and check the sums."""
+def check(groups: Sequence[Group], series: Sequence[Series]) -> float:
+    """Run a round of each strategy and check the sums; return the seconds of these rounds."""
+    seconds = 0.0
     for group, one in zip(groups, series, strict=True):
         if one.way.name != ASYNC:
-            group.round()
+            seconds += group.round().iteration
         if one.way.adds:
             one.exact = False
             group.check()
             one.exact = True
+    return seconds
 
 
 def take(plan: Plan, group: Group, computing: float | None, count: int = 1) -> list[Round]:
