@@ -55,18 +55,37 @@ def namespaces(pid: int) -> list[str]:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("topology", ["star:3", "rack:2x2"])
-def test_workers_of_every_host_sum_up(world: str, topology: str, tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
+@pytest.mark.parametrize(
+    ("topology", "hosts", "switches"),
+    [("star:3", 3, ["s1"]), ("rack:2x2", 4, ["core1", "tor1", "tor2"])],
+)
+def test_workers_of_every_host_sum_up(
+    world: str, topology: str, hosts: int, switches: list[str], tmp_path: Path
+) -> None:
+    """And every switch is captured."""
+    report, folder = tmp_path / "report.json", tmp_path / "made"
     code = textwrap.dedent(SUM)
     words = ["--topology", topology, "--world", world, "--json", str(report), "--job", "9"]
-    status, out, err = run(*words, "--", sys.executable, "-c", code)
+    captures = ["--capture", str(folder)]
+    status, out, err = run(*words, *captures, "--", sys.executable, "-c", code)
     assert status == 0, err
-    hosts = 3 if topology == "star:3" else 4
+    check_captures(folder, switches)
     assert sorted(out.splitlines()) == [f"h{i + 1} | summed over {hosts}" for i in range(hosts)]
     told = json.loads(report.read_text())
     assert (told["status"], len(told["workers"])) == (0, hosts)
     assert all(counters["data"] for counters in told["switches"].values())
+
+
+def check_captures(folder: Path, switches: list[str]) -> None:
+    """See that tshark finds in each what the workers of a switch and its parent had to say."""
+    assert sorted(path.name for path in folder.iterdir()) == [f"{name}.pcapng" for name in switches]
+    for path in folder.iterdir():
+        read = ["tshark", "-r", str(path), "-Y", "udp", "-T", "fields"]
+        done = subprocess.run(
+            [*read, "-e", "ip.dsfield"], capture_output=True, text=True, timeout=PATIENCE
+        )
+        assert done.returncode == 0, done.stderr
+        assert {"0x0c", "0x1c"} <= set(done.stdout.split())  # control and data
 
 
 def test_two_runs_at_once_meet_at_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,28 +114,13 @@ def test_bad_links(tmp_path: Path, world: str) -> None:
     assert counters["lost_in"] > 0 < counters["lost_out"]
 
 
-@pytest.mark.parametrize("command", ["run", "demo"])
 @pytest.mark.parametrize("world", WORLDS)
-def test_captures(command: str, world: str, tmp_path: Path) -> None:
-    """Of every switch; tshark finds in each what its workers and its parent had to say."""
+def test_captures_of_the_demo(world: str, tmp_path: Path) -> None:
     folder = tmp_path / "made"
     words = ["--topology", "rack:2x1", "--world", world, "--capture", str(folder)]
-    end = {
-        "run": ["--", sys.executable, "-c", textwrap.dedent(SUM)],
-        "demo": ["--iterations", "3", "--seed", "3"],
-    }[command]
-    status, _, err = run(*words, *end, command=command)
-    assert status == (command == "demo"), err  # it has not learned so soon
-    assert sorted(path.name for path in folder.iterdir()) == [
-        f"{name}.pcapng" for name in ("core1", "tor1", "tor2")
-    ]
-    for path in folder.iterdir():
-        read = ["tshark", "-r", str(path), "-Y", "udp", "-T", "fields"]
-        done = subprocess.run(
-            [*read, "-e", "ip.dsfield"], capture_output=True, text=True, timeout=PATIENCE
-        )
-        assert done.returncode == 0, done.stderr
-        assert {"0x0c", "0x1c"} <= set(done.stdout.split())  # control and data
+    status, _, err = run(*words, "--iterations", "3", "--seed", "3", command="demo")
+    assert status == 1, err  # it has not learned so soon
+    check_captures(folder, ["core1", "tor1", "tor2"])
 
 
 def test_loopback_has_no_links_to_be_bad() -> None:
