@@ -31,6 +31,7 @@ from iswitch.ethernet.segmentation import MOST_HEADERS, Super, read_super, super
 from iswitch.ethernet.sorting import DATAGRAM
 
 from .line import Ints
+from .super_datagrams import together
 
 ARP_TYPE = np.frombuffer(ETHERTYPE_ARP, np.uint8)
 
@@ -170,22 +171,13 @@ class SuperFrames(Part[Frames]):
 
     def _together(self, which: Ints) -> Frames:
         """Put packets into super-datagrams, of which only the last may be short."""
-        n, size = len(which), self.found.size
-        most = min(self.found.frames, super_packets(size))  # full ones
-        count = -(-n // most)
-        packets = np.empty((count * most, size), np.uint8)
-        np.take(self._rows(), which, axis=0, out=packets[:n], mode="clip")
-        rest = (n - (count - 1) * most) * size
-        if self._short and self._is_last(which[-1:])[0]:
-            rest -= self._short
+        most = min(self.found.frames, super_packets(self.found.size))  # full ones
+        short = self._short if self._short and self._is_last(which[-1:])[0] else 0
+        payloads, lengths, _ = together(self._rows(), which, most, short)
         head = self.frames.heads[0].tobytes()
-        heads = super_head(head, most * size) * (count - 1) + super_head(head, rest)
-        return Frames(
-            self.frames.ingress,
-            np.frombuffer(heads, np.uint8).reshape(count, HEAD).copy(),
-            packets.reshape(count, most * size),
-            [HEAD + most * size] * (count - 1) + [HEAD + rest],
-        )
+        heads = b"".join(super_head(head, length) for length in lengths)
+        rows = np.frombuffer(heads, np.uint8).reshape(-1, HEAD).copy()
+        return Frames(self.frames.ingress, rows, payloads, [HEAD + n for n in lengths])
 
     def _singles(self) -> Singles:
         """Cut the packets into frames."""

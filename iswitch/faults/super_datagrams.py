@@ -11,6 +11,8 @@ from iswitch.ethernet.frame import ETH, GSO_UDP_L4, HEAD, IP, UDP, VNET, Frames
 from iswitch.ethernet.segmentation import super_head
 from iswitch.ethernet.sorting import FIXED_BUT_LENGTHS, same
 
+from .line import Ints
+
 UDP_USUAL = struct.pack("<HH", UDP - ETH, 6)  # csum_start and csum_offset, without IP options
 
 
@@ -49,7 +51,7 @@ def without(frames: Frames, counts: list[int], lost: list[int]) -> SuperDatagram
     _, heads, bodies, lengths = frames
     head: bytes = heads[0].tobytes()
     size = VNET.unpack_from(head)[3]
-    room, total, most = bodies.shape[1] // size, sum(counts), max(counts)
+    room, total = bodies.shape[1] // size, sum(counts)
     keep = np.ones(total, bool)
     keep[lost] = False
     which = np.flatnonzero(keep)
@@ -58,12 +60,25 @@ def without(frames: Frames, counts: list[int], lost: list[int]) -> SuperDatagram
     if any(count != room for count in counts[:-1]):
         places = [range(i * room, i * room + count) for i, count in enumerate(counts)]
         which = np.concatenate(places)[which]
+    return together(bodies.reshape(-1, size), which, max(counts), short)
+
+
+def together(packets: Rows, which: Ints, most: int, short: int) -> SuperDatagrams:
+    """Put packets into as few super-datagrams as possible.
+
+    Args:
+        packets: (any, size) bytes.
+        which: indices of the packets to take, (n,).
+        most: packets of a super-datagram.
+        short: bytes that the last packet lacks.
+    """
+    n, size = len(which), packets.shape[1]
     count = -(-n // most)
-    packets = np.empty((count * most, size), np.uint8)
-    np.take(bodies.reshape(-1, size), which, axis=0, out=packets[:n], mode="clip")
+    taken = np.empty((count * most, size), np.uint8)
+    np.take(packets, which, axis=0, out=taken[:n], mode="clip")
     rest = n - (count - 1) * most
     sizes = [most * size] * (count - 1) + [rest * size - short]
-    return SuperDatagrams(packets.reshape(count, most * size), sizes, [most] * (count - 1) + [rest])
+    return SuperDatagrams(taken.reshape(count, most * size), sizes, [most] * (count - 1) + [rest])
 
 
 def heads_of(head: bytes, lengths: list[int]) -> Rows:
