@@ -361,7 +361,7 @@ class Worker(Joining):
 
 
 def _attend(worker_ref: weakref.ref[Worker], left: threading.Event) -> None:
-    """Attend to a worker from a thread of its own, for as long as somebody has it."""
+    """Call `Worker._attend` regularly, in a thread, until the worker has left or is deleted."""
     while not left.wait(ATTEND_PAUSE):
         worker = worker_ref()
         if worker is None:

@@ -79,8 +79,8 @@ class Contribution:
 class Transfer:
     """An allreduce under way.
 
-    It may be shorter than the job's vectors are at most: then it is their first segments, of which
-    the last travels whole. Each segment completes by itself, so the switch need not know.
+    Its vector may be shorter than the job's longest. Then it is sent as the first segments of the
+    job, the last one in full size. Each segment completes by itself, so the switch need not know.
 
     Args:
         contribution: holds the packets (its `begin` has been called).
@@ -231,7 +231,7 @@ class Transfer:
         self._some_lost |= bool(len(segments))
 
     def resend(self, start: int, stop: int) -> int:
-        """Mark those of start..stop-1 that were sent to be sent again; return their number."""
+        """Have the sent ones of segments start..stop-1 sent again; return their number."""
         stop = min(stop, self.filled)
         if start >= stop or any(a <= start and stop <= b for a, b, asked in self._todo if asked):
             return 0

@@ -87,10 +87,10 @@ def create(opts: Any, options: Options | None) -> SwitchGroup:
 
 
 def check_room(root: Any, store: Any, rank: int, place: JobAddress) -> None:
-    """See that job numbers are left, by the count that rank 0 finds: so all ranks agree.
+    """Check that job numbers are left; all ranks use the count of rank 0, so that they agree.
 
     Raises:
-        ValueError: there are none.
+        ValueError: no job number is left.
     """
     place.check_room()  # what all see by themselves needs no store, which ends with its process
     if rank == 0:

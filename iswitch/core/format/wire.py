@@ -560,9 +560,9 @@ class TreeJoin(_WithRanks, SwitchJoin):
     """The value of a switch's Join that states also which ranks the workers below it have.
 
     Attributes:
-        statement: counts up with every change of the two others.
-        unranked: how many of these workers are to be given some rank.
-        ranks: bitmap of those that they have, or ask for.
+        statement: a number that grows with every change of the two others.
+        unranked: how many of these workers still need a rank, whichever it is.
+        ranks: bitmap of the ranks that these workers have or ask for.
     """
 
     statement: int = 0

@@ -60,10 +60,10 @@ def generate(args: argparse.Namespace) -> int:
 
 
 def elements(args: argparse.Namespace) -> tuple[DType, Op]:
-    """Find what the vectors consist of, and how they are combined.
+    """Read the element type of the vectors, and the operation that combines them.
 
     Raises:
-        UsageError: there is no such type or operation, or the operation is not of the type.
+        UsageError: there is no such type or operation, or the type lacks the operation.
     """
     ops = {op.label: op for op in Op}
     if args.op not in ops:
