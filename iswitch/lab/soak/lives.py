@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -76,7 +75,7 @@ class Process:
     look: Callable[[], None]
 
 
-class Application(ABC):
+class Application:
     """Plays what a process does with its session.
 
     Args:
@@ -95,11 +94,7 @@ class Application(ABC):
         self.think = process.scenario.think
         self.rng = Random(f"life {process.scenario.seed} {job.number} {process.identity}")
         self.goal: int | None = None
-
-    @property
-    @abstractmethod
-    def rounds(self) -> int:
-        """Return the number of rounds done."""
+        self.rounds = 0  # allreduces done, or versions received of all segments
 
     @property
     def done(self) -> bool:
@@ -152,7 +147,6 @@ class Life(Application):
         if job.mode != WHOLE:
             wanted = "continue"
         self.waiting = Waiting(self.session, len(job.hosts), wanted)
-        self._rounds = 0
         self.thinking = False
         self.leaving = False
         self.comes_back: float | None = None  # seconds after it has left, another one starts
@@ -166,11 +160,6 @@ class Life(Application):
     def who(self) -> str:
         """Return the worker's name in reports."""
         return f"{self.host} (life {self.identity})"
-
-    @property
-    def rounds(self) -> int:
-        """Return the number of allreduces done."""
-        return self._rounds
 
     @property
     def ready(self) -> bool:
@@ -264,7 +253,7 @@ class Life(Application):
         self.oracle.gets(self.who, self.identity, session.round, self._out)
         self.oracle.took(self.identity, sum(session.stats[name] for name in RECOVERY))
         session.finish()
-        self._rounds += 1
+        self.rounds += 1
         self.look()
         self._think(self.rng.expovariate(1 / self.think) if self.think else 0.0)
 
@@ -327,14 +316,8 @@ class Contributing(Application):
         self.session: AsynchronousSession = AsynchronousSession(terms, process.incarnation)
         self.session.join(self.network.now)
         self.number = 0
-        self._rounds = 0
         self.started = False
         self.may_start: Callable[[], bool] = lambda: True  # H has been set
-
-    @property
-    def rounds(self) -> int:
-        """Return the number of versions received of all segments; skipped ones do not count."""
-        return self._rounds
 
     @property
     def done(self) -> bool:
@@ -369,7 +352,7 @@ class Contributing(Application):
             session.resume_at(session.newest, self.network.now)
         while (made := session.next_made()) is not None:
             version, vector = made
-            self._rounds += 1
+            self.rounds += 1
             for index, total in enumerate(vector.reshape(shape.segments, shape.elements)):
                 self.oracle.gets(self.host, version, index, total)
             self.look()
