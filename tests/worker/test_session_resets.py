@@ -145,6 +145,19 @@ def test_who_resets_is_told_once(lost: str) -> None:
     assert [type(event) for event in scene.news(0)] == [Answered]
 
 
+def test_a_reset_that_is_told_again_after_its_round_leads_nobody_back() -> None:
+    scene = controller_scene()
+    scene.lose("A< reset 2")
+    scene.workers[0].request(Action.RESET, None, scene.now)
+    scene.let_pass(0.001)
+    scene.round_of_all()
+    assert scene.told().count("A< reset 2") == 1
+    scene.let_pass(0.1)
+    assert scene.told().count("A< reset 2") == 2
+    assert {s.round for s in scene.workers} == {3}
+    scene.round_of_all()
+
+
 def test_a_newcomer_that_resets_to_its_own_first_round_is_told_once() -> None:
     """It was to begin where the Reset leads: the Ack tells it, and the relay nothing more."""
     scene = controller_scene()

@@ -31,7 +31,7 @@ CALM = {"pause", "cut", "echo", "stutter", "stranger", "spoof", "garble", "forge
 def with_missed_resets(scenario: Scenario) -> Scenario:
     """Cut a worker off at each Reset, so that Help tells it before the switch's own word comes.
 
-    In a job without a key: in others no worker follows a Reset to an earlier round, new or not.
+    In jobs without a key: in the others strangers send recorded Resets, which are late, too.
     """
     rng = Random(f"missed reset {scenario.seed}")
     hosts = [host for job in scenario.jobs for host in job.hosts]
