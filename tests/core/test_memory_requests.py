@@ -20,9 +20,19 @@ from typing import Any
 import pytest
 
 from iswitch.core.format import packets
+from iswitch.core.format.counters import Counters
 from iswitch.core.format.keys import Keys
 from iswitch.core.format.packets import Address, Burst, Outgoing
-from iswitch.core.format.wire import TOS_CONTROL, Action, Control, Join, Shape, Status, Threshold
+from iswitch.core.format.wire import (
+    TOS_CONTROL,
+    Action,
+    Control,
+    Join,
+    Mode,
+    Shape,
+    Status,
+    Threshold,
+)
 from iswitch.core.jobs.control import ControlPlane
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.sums import accelerator, asynchronous, buffers, plane, runs, states, synchronous
@@ -93,6 +103,15 @@ class Shortages:
 
         return watched
 
+    def sparing(self, method: Callable[..., None]) -> Any:
+        def spared(*arguments: Any) -> None:
+            trace = sys.gettrace()
+            sys.settrace(None)
+            method(*arguments)
+            sys.settrace(trace)
+
+        return spared
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -102,6 +121,9 @@ def test_memory_that_lacks_for_requests(seed: int, monkeypatch: pytest.MonkeyPat
     for name in ("receive", "handle_timer"):
         watched = shortages.watching(getattr(Switch, name), name == "handle_timer")
         monkeypatch.setattr(Switch, name, watched)
+    # A Join cannot be given up there, and 64 kB are enough: see the test below.
+    sums = asynchronous.AsynchronousAccelerator
+    monkeypatch.setattr(sums, "name", shortages.sparing(sums.name))
     monkeypatch.setattr(playing, "AllOrNothing", Buffers)  # here the machines are what lacks it
     scenario = generate(seed)
     # What a switch had no memory for may be sent again by a stranger: that is the first copy then.
@@ -206,6 +228,22 @@ def test_a_timer_without_room_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     switch.handle_timer(due)
     monkeypatch.undo()
     assert switch.record.retry_at == inf
+
+
+def test_naming_a_version_needs_little_memory_however_many_segments_there_are() -> None:
+    shape = Shape.of(400_000, elements=1, mode=Mode.ASYNCHRONOUS)
+    sums = asynchronous.AsynchronousAccelerator(shape, lambda *_: False, Counters())
+    sums.name(3)
+    sums.state.set(5, 70_000, 1, 0, 0, 0)
+    tracemalloc.start()
+    try:
+        sums.name(7)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sums.version == 7
+    assert {sums.state.get(i)[0] for i in (0, 5, 69_999, 70_000, 399_999)} == {7}
+    assert peak < 512 << 10
 
 
 @pytest.mark.slow

@@ -32,6 +32,8 @@ from .plane import Rule, VersionAccelerator
 from .runs import Held, Outcome, Run
 from .states import Table
 
+AT_ONCE = 4096  # segments whose states are copied at once
+
 
 class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
     """Counts contributions per segment.
@@ -167,10 +169,15 @@ class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
         self.version = self._lowest = round_
 
     def name(self, version: int) -> None:
-        """Make only versions newer than this one, which a returning member names."""
-        for start, stop in self.state.uniform(0, self.shape.segments):
-            made, slot, count, _ = self.state.get(start)
-            if round_distance(version, made) > 0:
-                self.state.set(start, stop, version, slot, count, 0)
+        """Make only versions newer than this one, which a returning member names.
+
+        It looks at a few segments at a time: a Join must not run out of memory half way.
+        """
+        segments = self.shape.segments
+        for first in range(0, segments, AT_ONCE):
+            for start, stop in self.state.uniform(first, min(first + AT_ONCE, segments)):
+                made, slot, count, _ = self.state.get(start)
+                if round_distance(version, made) > 0:
+                    self.state.set(start, stop, version, slot, count, 0)
         if round_distance(version, self.version) > 0:
             self.version = version
