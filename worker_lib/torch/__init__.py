@@ -1,26 +1,82 @@
-"""torch.distributed through an iSwitch; to import it registers the backend "iswitch".
+"""torch.distributed through an iSwitch: the backend "iswitch".
 
-import worker_lib.torch
+import torch
 torch.distributed.init_process_group("iswitch", init_method="iswitch://127.0.0.1:26963/7")
+
+PyTorch imports this package when it is imported itself (entry point `torch.backends`), so it loads
+the rest on first use.
 """
 
 from __future__ import annotations
 
-try:
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .channels import Options
+    from .group import SwitchGroup
+    from .hook import SwitchState, ddp_hook
+
+__all__ = ["Options", "SwitchGroup", "SwitchState", "ddp_hook"]
+HOMES = {"Options": ".channels", "SwitchGroup": ".group"}  # all else: .hook
+
+NAME = "iswitch"  # of the backend
+
+log = logging.getLogger(__name__)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(HOMES.get(name, ".hook"), __name__), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, imported yet or not."""
+    return __all__
+
+
+def autoload() -> None:
+    """Register the backend while PyTorch is imported, which must not fail for it."""
+    try:
+        _register()
+    except ModuleNotFoundError:
+        raise  # PyTorch itself
+    except Exception:
+        log.warning("PyTorch does not take the backend %s", NAME, exc_info=True)
+
+
+def _register() -> None:
     from torch import distributed
+
+    if not distributed.is_available() or hasattr(distributed.Backend, NAME.upper()):
+        return
+    from torch.distributed.rendezvous import register_rendezvous_handler
+
+    distributed.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+    register_rendezvous_handler(NAME, _rendezvous)  # type: ignore[no-untyped-call]
+
+
+def _create(opts: Any, options: Any) -> Any:
+    from .group import create
+
+    return create(opts, options)
+
+
+def _rendezvous(url: str, **arguments: Any) -> Iterator[Any]:
+    from .address import rendezvous
+
+    return rendezvous(url, **arguments)
+
+
+try:
+    autoload()
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "worker_lib.torch needs PyTorch: pip install '.[torch]' (in a checkout of iswitch)",
         name=error.name,
     ) from None
-from torch.distributed.rendezvous import register_rendezvous_handler
-
-from .address import SCHEME, rendezvous
-from .channels import Options
-from .group import SwitchGroup, create
-from .hook import SwitchState, ddp_hook
-
-__all__ = ["Options", "SwitchGroup", "SwitchState", "ddp_hook"]
-
-distributed.Backend.register_backend(SCHEME, create, extended_api=True, devices=["cpu", "cuda"])
-register_rendezvous_handler(SCHEME, rendezvous)  # type: ignore[no-untyped-call]

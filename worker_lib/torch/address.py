@@ -29,8 +29,8 @@ from worker_lib.errors import WorkerError
 from worker_lib.worker import Worker
 
 LAST_JOB = 0xFFFF
+SCHEME = "iswitch"  # of URLs: the name of the backend
 JOBS_OF_A_GROUP = 2  # words, and gradients
-SCHEME = "iswitch"
 FORM = f"{SCHEME}://HOST:PORT/JOB, such as {SCHEME}://127.0.0.1:{PORT}/7"
 ENVIRONMENT = (
     f"name the switch: init_method='{SCHEME}://HOST:PORT/JOB', or ISWITCH_SWITCH=HOST:PORT and "
