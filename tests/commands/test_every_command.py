@@ -93,6 +93,7 @@ def output_is_full(command: str, given: dict[str, str], folder: Path) -> None:
     if command not in silent:
         wanted = f"iswitch {command}: cannot write standard output: No space left on device; make"
         assert done.stderr.splitlines()[-1].startswith(wanted), done.stderr
+        assert command != "soak" or done.stderr.count("\n") == 1, done.stderr
 
 
 def sixty_columns(command: str, given: dict[str, str], folder: Path) -> None:

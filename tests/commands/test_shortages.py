@@ -237,17 +237,6 @@ def test_a_capture_on_a_full_disk_is_whole_blocks(at_once: int, tmp_path: Path) 
         assert found + reader.dropped == 1600
 
 
-def test_standard_output_is_full_or_nobody_reads_it() -> None:
-    with open("/dev/full", "w") as full:
-        done = run("soak", "--seed", "1", stdout=full)
-    assert done.returncode == 2
-    assert done.stderr.startswith("iswitch soak: cannot write standard output: No space left")
-    assert done.stderr.count("\n") == 1
-    shell = f"{' '.join(COMMAND)} soak --seed 1 | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", shell], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) in ((141, ""), (0, ""))
-
-
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("line", ["--help", "--version", "soak --help", "ctl reset --help"])
 def test_help_that_cannot_be_written(line: str, unbuffered: str) -> None:
