@@ -91,8 +91,11 @@ def heed() -> None:
         signal.signal(signal.SIGINT, interrupt)
 
 
-class Stopped(Exception):
+class Stopped(KeyboardInterrupt):
     """A signal asked this process to end.
+
+    It is a KeyboardInterrupt because libraries let that one through: Mininet, for one, continues
+    after any Exception while it sets limits, and after what else its log raises.
 
     Args:
         signum: number of the signal.

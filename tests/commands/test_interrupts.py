@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal as signals
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,35 @@ def test_a_lost_signal_comes_again(lose: str, signal: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=15
     )
+    assert (done.stdout, done.stderr, done.returncode) == (f"stopped {number}\n", "", 0)
+
+
+LIBRARY = """
+def library():
+    try:
+        lose()
+        time.sleep(20)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except:
+        pass
+
+with interrupts.Signals():
+    try:
+        library()
+        print("swallowed")
+    except interrupts.Stopped as stopped:
+        print("stopped", stopped.signum)
+"""
+
+
+@pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_library_that_continues_after_exceptions_swallows_no_signal(signal: str) -> None:
+    code = BEGIN.format(signal=signal, lose="end()") + LIBRARY
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=15
+    )
+    number = getattr(signals, signal).value
     assert (done.stdout, done.stderr, done.returncode) == (f"stopped {number}\n", "", 0)
 
 

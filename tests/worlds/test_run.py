@@ -188,6 +188,51 @@ def test_a_signal_ends_all(world: str, signum: int) -> None:
     assert namespaces(process.pid) == []
 
 
+INTERRUPTED = """
+import os, signal, sys
+import mininet.log, mininet.net, mininet.node, mininet.util
+from iswitch.__main__ import main
+
+def interrupted(*args, **kwargs):
+    setattr({owner}, "{name}", original)
+    os.kill(os.getpid(), signal.SIGINT)
+    return original(*args, **kwargs)
+
+original = getattr({owner}, "{name}")
+setattr({owner}, "{name}", interrupted)
+sys.argv = "iswitch run --world mininet --topology rack:2x2 -- sleep 40".split()
+sys.exit(main())
+"""
+
+
+@as_root
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "util.rlimitTestAndSet",
+        "log.StreamHandlerNoNewline.format",
+        "node.Node.startShell",
+        "net.Mininet.build",
+    ],
+)
+def test_mininet_swallows_no_signal_while_it_builds(moment: str) -> None:
+    owner, _, name = f"mininet.{moment}".rpartition(".")
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED.format(owner=owner, name=name)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,
+    ) as process:
+        try:
+            _, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert (process.returncode, namespaces(process.pid)) == (130, [])
+    assert err.endswith("iswitch run: stopped by SIGINT; all processes have ended\n")
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
