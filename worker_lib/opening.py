@@ -110,7 +110,7 @@ class Opening:
             "rank": self.wanted_rank,
             "key": self.key,
             "ceiling": min(CEILING, port.buffer),
-            "room": min(TOGETHER, port.buffer),  # the switch's is no larger, by all we know
+            "room": min(TOGETHER, port.buffer),  # as far as the switch tells nothing else
             "most": port.most,
         }
         return port, terms

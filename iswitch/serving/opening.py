@@ -116,6 +116,7 @@ def loopback(settings: Settings, switch: Switch) -> tuple[Engine[Any, Any], Addr
     except OSError as error:
         where = "{}:{}".format(*listen)
         raise UsageError(f"cannot listen at {where}: {error.strerror}; {mend(error)}") from None
+    switch.record.room = port.buffer
     return Engine(switch, port, spin=settings.spin), port.address
 
 

@@ -6,7 +6,7 @@ from tests.conformance.client import Peer
 from tests.conformance.packets import expect_equal
 from tests.conformance.wire import Ack, Action, Shape, Shown, Status
 
-JOBS, MEMBERS = 1, 2
+JOBS, MEMBERS, ROOM = 1, 2, 3
 GATHERING, RUNNING, HALTED = 1, 2, 4
 
 
@@ -46,3 +46,12 @@ def members_are_shown_to_members(bench: Bench) -> None:
     expect_equal(sorted(one.rank for one in told.values()), ranks, "ranks")
     for worker in workers:
         expect_equal(told[worker.local].silent < shown.lease, True, "silence below the lease")
+
+
+@case("3")
+def room_is_shown_to_strangers(bench: Bench) -> None:
+    """How much can wait in the switch's socket, in KiB, or 0; there is no question beyond that."""
+    stranger = bench.stranger(Shape())
+    ack = stranger.command(Action.SHOW, wire.show_value(ROOM))
+    expect_equal((ack.rank, ack.round, ack.contributors), (0, 0, 0), "rank, round, contributors")
+    stranger.command(Action.SHOW, wire.show_value(ROOM + 1), Status.BAD_REQUEST)

@@ -95,7 +95,10 @@ def test_strangers_see_numbers_only() -> None:
     status, ack = shown(bench, STRANGER, Shown.SWITCH)
     assert (status, ack.rank, ack.contributors) == (OK, 1, 0)
     assert shown(bench, STRANGER, Shown.JOBS, JOB + 1)[0] is NOT_MEMBER
-    assert shown(bench, STRANGER, 3)[0] is Status.BAD_REQUEST
+    bench.switch.record.room = 5000
+    status, ack = shown(bench, STRANGER, Shown.ROOM)
+    assert (status, ack) == (OK, Ack(Action.SHOW, threshold=4))  # whole KiB
+    assert shown(bench, STRANGER, 4)[0] is Status.BAD_REQUEST
 
 
 def keyed(payload: bytes, key: bytes) -> bytes:

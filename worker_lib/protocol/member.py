@@ -35,6 +35,8 @@ from iswitch.core.format.wire import (
     MemberType,
     Round,
     Segments,
+    Show,
+    Shown,
     Status,
     Value,
     WireError,
@@ -87,6 +89,7 @@ class Member(ABC, Generic[E]):
         self._ceiling = max(full, terms.ceiling // shape.packet_size)
         self.window = SendWindow(full, self._ceiling)
         self._burst = super_packets(shape.packet_size, terms.most)
+        self._switch_room: int | None = None  # in bytes; 0: it does not tell; None: not asked
         self._out: deque[Outgoing] = deque()
         self._events: deque[E | Answered | Halted] = deque()
         self.requests = Requests(switch, Numbers(incarnation), BACKOFF)
@@ -352,7 +355,10 @@ class Member(ABC, Generic[E]):
             self._rejoin(now)
         elif status is Status.OK and one.packet.action is Action.RESET:
             self._has_reset(ack.round)
-        return True
+        elif status is Status.OK and one.packet.action is Action.SHOW:
+            self._switch_room = ack.threshold << 10
+            self._share(self.joined)
+        return one.packet.action is not Action.SHOW
 
     def _is_to_ask_again(self, ack: Ack, now: float) -> bool:
         """Whether to join once more, now or soon, although another worker has our rank."""
@@ -386,6 +392,9 @@ class Member(ABC, Generic[E]):
         self.rank, self._claim.taken = ack.rank, None
         if ack.contributors != self.joined:
             self._share(ack.contributors)
+        if self._switch_room is None and self.window.ceiling < self._ceiling:
+            self._switch_room = 0
+            self.request(Action.SHOW, Show(Shown.ROOM), now)
         self.joined = ack.contributors
         self.threshold = ack.threshold
         self.told = now
@@ -404,7 +413,7 @@ class Member(ABC, Generic[E]):
     def _share(self, workers: int) -> None:
         """Narrow the window to this worker's share of the room at the switch."""
         size = self.shape.packet_size
-        fair = max(1, self.terms.room // max(workers, 1) // size)
+        fair = max(1, (self._switch_room or self.terms.room) // max(workers, 1) // size)
         self.window.limit(min(self._ceiling, fair), min(super_packets(size), fair))
         self._burst = min(super_packets(size, self.terms.most), fair)
 
@@ -413,6 +422,8 @@ class Member(ABC, Generic[E]):
         if self.member and not self.leaving:
             self.member = False
             self._rejoining = True
+            self._switch_room = None  # another switch may have come in its place
+            self._share(self.joined)
             self._relayed.begin_anew()
             self._lost_place()
             self.stats["rejoins"] += 1

@@ -30,7 +30,8 @@ class Terms:
         heartbeat: seconds between heartbeats.
         key: of a keyed job.
         ceiling: most bytes to have under way.
-        room: most bytes that all workers of the job may have under way together.
+        room: most bytes that all workers of the job may have under way together, unless the switch
+            tells how many its socket holds.
         most: packets that a super-datagram may hold on the way to the switch.
     """
 

@@ -85,6 +85,7 @@ class Shown(IntEnum):
     SWITCH = 0
     JOBS = 1
     MEMBERS = 2
+    ROOM = 3
 
 
 class JobState(IntEnum):

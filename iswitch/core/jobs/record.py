@@ -36,6 +36,7 @@ class Record:
         parent: address of the switch above; None: there is none.
         data_plane: makes the accelerators that add up.
         jobs: the jobs, by number.
+        room: bytes of packets that can wait in the switch's socket; 0: not known.
         reserved: bytes of buffers reserved by the members of all jobs.
         by_source: by address, the job to which its data belongs, and the member there.
         former: remembers the last former members.
@@ -53,6 +54,7 @@ class Record:
     reproducible: bool = False
     parent: Address | None = None
     jobs: Jobs = field(init=False)
+    room: int = 0
     reserved: int = 0
     by_source: dict[Address, tuple[Job, Member]] = field(default_factory=dict)
     former: FormerMembers = field(default_factory=FormerMembers)

@@ -48,6 +48,8 @@ def show(record: Record, peer: Address, packet: Control, asked: Show, now: float
         ack = _next_job(record, packet.job, asked.first, now)
     elif asked.what == Shown.MEMBERS:
         ack = _members(record, peer, packet.job, asked.first, now)
+    elif asked.what == Shown.ROOM:
+        ack = Ack(Action.SHOW, threshold=kib(record.room, whole=True))
     else:
         return bare_answer(peer, packet, Status.BAD_REQUEST)
     if ack is None:
