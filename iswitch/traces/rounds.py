@@ -236,9 +236,9 @@ class RoundsSeen:
 
 
 class VersionsSeen(RoundsSeen):
-    """The record of an asynchronous job, which has versions and members' own numbers, no rounds.
+    """The record of an asynchronous job, which counts versions, and vectors of each member.
 
-    Nobody waits there for anybody: there are no stragglers, and no times of completion.
+    No member waits for another one: there are no stragglers, and no times of completion.
     """
 
     def __init__(self) -> None:

@@ -133,7 +133,7 @@ class Membership:
         return max(0, whole, round_distance(session.newest, version) - VERSIONS_AHEAD)
 
     def why(self, version: int) -> str:
-        """Say why nothing happens, at a version of the local weights."""
+        """Say why no new version comes after `version`, that of the local weights."""
         session = self.session
         silence = time.monotonic() - session.heard
         if session.halted:
@@ -146,7 +146,7 @@ class Membership:
         return f"at version {version}: do {h} contributions come? (H = {h})"
 
     def leave(self) -> bool:
-        """Leave the job and have the threads end; False: that is not for this call to do."""
+        """Leave the job and end the threads; return False after a fork or an earlier call."""
         if os.getpid() != self._process:
             return False
         with self.changed:
