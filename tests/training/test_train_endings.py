@@ -37,6 +37,26 @@ def test_a_worker_that_dies_is_named() -> None:
     assert errors == f"iswitch train: h2 (rank 1, process {victim}) was killed by SIGKILL\n"
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_whoever_dies_the_others_keep_what_was_learned(
+    rank: str, mode: str, tmp_path: Path
+) -> None:
+    options = ["--env", "CartPole-v1", "--workers", "2", "--iterations", "1000000"]
+    process = subprocess.Popen(
+        [*TRAIN, "ppo", *options, "--mode", mode, "--out", str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts,
+    )  # fmt: skip
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("iteration "):
+        assert process.poll() is None
+    (victim,) = [pid for pid, its in workers_of(process.pid) if its == rank]
+    os.kill(victim, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert state_in(tmp_path)[-1] > 0  # updates
+
+
 def test_resuming_what_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
     folder = tmp_path / "nodir"
     done = run("ppo", "--env", "CartPole-v1", "--out", str(folder), "--resume")

@@ -6,12 +6,13 @@ The environments, replay buffer and random generators of each worker are not sav
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
 import zipfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from math import prod
 from typing import IO, TYPE_CHECKING, Any
 
@@ -39,19 +40,55 @@ def save(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
     Raises:
         OutsideError: the file cannot be written; the disk is full, say.
     """
+    with writing(path), _alone(path):
+        _write(path, updater, names)
+
+
+def save_if_later(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
+    """Write a checkpoint as `save` does, unless there is one of as many updates or more.
+
+    So all workers that are left when one is lost may call it, whichever these are.
+
+    Args:
+        path: path of the file.
+        updater: holds the arrays to save.
+        names: names of the workload.
+
+    Raises:
+        OutsideError: the file cannot be written.
+    """
+    with writing(path), _alone(path):
+        there = -1
+        with suppress(Unsuitable):
+            there = updates_in(path, names)
+        if there < updater.updates:
+            _write(path, updater, names)
+
+
+@contextmanager
+def _alone(path: str) -> Iterator[None]:
+    """Keep other processes from writing checkpoints in the folder."""
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _write(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
     arrays = {str(i): array for i, array in enumerate(updater.state)}
     partial = f"{path}.partial"
-    with writing(path):
-        try:
-            with open(partial, "wb") as file:
-                np.savez(file, names=np.array(json.dumps(names)), **arrays)  # type: ignore[arg-type]
-                file.flush()
-                os.fsync(file.fileno())  # else a power cut may leave the new name without contents
-            os.replace(partial, path)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(partial)  # it fills the disk
-            raise
+    try:
+        with open(partial, "wb") as file:
+            np.savez(file, names=np.array(json.dumps(names)), **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut may leave the new name without contents
+        os.replace(partial, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(partial)  # it fills the disk
+        raise
 
 
 def load(path: str, updater: Updater, names: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 It takes a plan and the environment of `iswitch run`, and prints JSON objects for its parent, one a
 line: `started`, now and then `progress`, and `done` or `error`. After `done` it stays, since others
 may still need it, until SIGTERM. If training ends early, by SIGTERM or because another worker is
-lost, the worker with RANK 0 writes a checkpoint of its last update.
+lost, those that are left write a checkpoint of the last update.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Training:
             else:
                 self._synchronous()
         except (SystemExit, WorkerError):
-            self._save()
+            self._save(early=True)
             raise
 
     def _end(self, signum: int, _: object) -> None:
@@ -127,15 +127,17 @@ class Training:
         if self._is_to_end and self.plan.mode == "sync":
             sys.exit(128 + signal.SIGTERM)
 
-    def _save(self) -> None:
-        """Write a checkpoint if this is RANK 0 and there were updates since the last one.
+    def _save(self, early: bool = False) -> None:
+        """Write a checkpoint if there were updates since the last one.
 
-        All workers have equal states, so one of them writes.
+        All workers have equal states, so one of them writes: RANK 0, or, if training ends `early`,
+        any that is left.
         """
         path, updates = self.plan.checkpoint, self.updater.updates
-        if self.number == 0 and path is not None and updates > self._saved:
-            checkpoint.save(path, self.updater, self.names)
-            self._saved = updates
+        if path is None or updates <= self._saved or not (early or self.number == 0):
+            return
+        (checkpoint.save_if_later if early else checkpoint.save)(path, self.updater, self.names)
+        self._saved = updates
 
     def _finish(self, meter: Meter, stats: dict[str, Any]) -> None:
         progress = self.progress
