@@ -295,3 +295,13 @@ def test_a_rank_of_a_worker_here_is_not_granted_to_a_switch_below() -> None:
     up = comes(bench, 1, tree_join(1, 0b11))[-1]
     decided(bench, up, 2, 0b11)
     assert [member.ranks for member in bench.switch.jobs[JOB].contributors()] == [0b01, 0b10]
+
+
+def test_a_worker_whose_rank_the_parent_takes_back_is_out() -> None:
+    bench = Below()
+    (up,) = comes(bench, 0, worker(0))
+    decided(bench, up, 1, 0b01)
+    up = comes(bench, 1, tree_join(1, 0b10))[-1]
+    decided(bench, up, 2, 0b10)  # rank 0 is another's
+    assert [member.ranks for member in bench.switch.jobs[JOB].contributors()] == [0b10]
+    assert bench.counters["ranks_lost"] == 1
