@@ -12,7 +12,7 @@ import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from iswitch.core.exchange.requests import Numbers, Requests, Unanswered
 from iswitch.core.format.packets import Address, Outgoing
@@ -43,6 +43,7 @@ from iswitch.ports.udp import UdpPort
 from worker_lib.protocol.member import BACKOFF
 
 from . import arguments, showing
+from .closing import Closing
 from .errors import Refused, SwitchUnreachable, WorkerError
 
 WHO_PATIENCE = 0.5  # seconds for switches further away to say for whom segments wait
@@ -110,7 +111,7 @@ class CommandRefused(Refused):
         self.args = (f"{action.name} refused in job {job}: {reason}",)
 
 
-class Controller:
+class Controller(Closing):
     """Commands one job at one switch; one UDP socket, blocking calls.
 
     It knows nothing of the workers' program: an H is set as it is named, also one that a Worker's
@@ -152,12 +153,6 @@ class Controller:
         self._incarnation = incarnation
         self._requests = Requests(self.switch, Numbers(incarnation), BACKOFF)
         self._settled = False  # has been a member with this incarnation
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def keyed(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,12 +13,13 @@ from worker_lib.protocol.member import Member
 from worker_lib.protocol.window import CEILING, TOGETHER
 
 from . import arguments, environment, naming
+from .closing import Closing
 from .errors import Refused, SwitchUnreachable
 
 REFUSED_PATIENCE = 5.0  # seconds to wait where no process listens; the switch may be starting
 
 
-class Joining(ABC):
+class Joining(Closing):
     """Makes a worker from the environment, and closes it at the end of a `with` statement."""
 
     @classmethod
@@ -45,16 +45,6 @@ class Joining(ABC):
         make: Any = cls
         made: Self = make(given.switch, given.job, numel, given.num_workers, **given.own | kwargs)
         return made
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @abstractmethod
-    def close(self) -> None:
-        """Leave the job."""
 
 
 @dataclass

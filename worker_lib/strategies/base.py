@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from worker_lib.closing import Closing
 
 Vector: TypeAlias = NDArray[np.float32]
 
@@ -18,7 +20,7 @@ LEAST, MOST = 0.001, 1e6  # seconds: 0 would mean no limit to the kernel, poll h
 F32 = 4  # bytes
 
 
-class Strategy(ABC):
+class Strategy(Closing):
     """A member of a group of workers that sum vectors; use it in a `with` statement.
 
     Args:
@@ -35,16 +37,6 @@ class Strategy(ABC):
         self.num_workers = num_workers
         self.numel = numel
         self.rounds = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @abstractmethod
-    def close(self) -> None:
-        """Leave the group."""
 
     @abstractmethod
     def allreduce(self, vector: Vector) -> Vector:

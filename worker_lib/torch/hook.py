@@ -5,7 +5,7 @@ import itertools
 import os
 import weakref
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import distributed
@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import GradBucket, ProcessGroup
 from torch.futures import Future
 
 from worker_lib import arguments
+from worker_lib.closing import Closing
 
 from .address import JobAddress
 from .channels import Channels, Options
@@ -21,7 +22,7 @@ from .tensors import ELEMENTS, Stage, elements
 from .works import Work, Works
 
 
-class SwitchState:
+class SwitchState(Closing):
     """Averages gradients through a switch; the state of `ddp_hook`.
 
     Args:
@@ -76,12 +77,6 @@ class SwitchState:
         )
         self._works = Works("iswitch-ddp")
         self._end = weakref.finalize(self, _end, self._works, self._channels)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Do what has been issued, then leave the switch."""
