@@ -153,7 +153,7 @@ class Forwarder:
 
 
 def drop(counters: Counters, reason: str, frames: int) -> Sends:
-    """Count received frames that are dropped for this reason; return nothing to send."""
+    """Count received frames as dropped, in the counter `reason`; return nothing to send."""
     counters["rx_frames"] += frames
     counters[reason] += frames
     return []

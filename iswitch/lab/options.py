@@ -83,7 +83,7 @@ def quantity(least: float | None = None) -> Callable[[str], float]:
 
 
 def command() -> str:
-    """Write the command line so that it can be given again."""
+    """Return this process's command line as text, quoted as a shell wants it."""
     return shlex.join(["iswitch", *sys.argv[1:]])
 
 

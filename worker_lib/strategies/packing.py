@@ -181,7 +181,7 @@ class Packing:
         return tuple(sorted(zip(rows.tolist(), columns.tolist(), strict=True)))
 
     def few(self, trees: Mapping[Edges, float]) -> dict[Edges, float]:
-        """Pick the fewest trees that carry ENOUGH of the best rate; return them with new rates."""
+        """Return the fewest trees that reach ENOUGH times the best rate, with new rates."""
         from scipy.optimize import Bounds, LinearConstraint, milp
 
         kept = sorted(trees, key=lambda edges: -trees[edges])[:CANDIDATES]

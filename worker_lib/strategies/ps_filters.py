@@ -75,7 +75,7 @@ class KKT:
     keeps: ClassVar[bool] = False
 
     def pushes(self, values: Vector, start: int) -> Mask:
-        """Return where the weight is not zero or may not stay zero, bool [n]."""
+        """Return where the weight is not zero or may be moved away from it, bool [n]."""
         weights = self.weights[start : start + values.size]
         mask: Mask = (weights != 0) | (np.abs(values) + self.slack > self.penalty)
         return mask

@@ -140,7 +140,7 @@ class Op(IntEnum):
 
 
 class Mode(IntEnum):
-    """Rounds in step (section 4 of the protocol) or versions without (section 5)."""
+    """How a job goes on: all workers round by round, or version by version as gradients come."""
 
     SYNCHRONOUS = 0
     ASYNCHRONOUS = 1
@@ -222,7 +222,7 @@ _ITEMSIZES = (4, 2, 2, 4, 8, 8, 1, 1, 8, 8, 16, 16)
 
 
 def kib(nbytes: int, whole: bool = False) -> int:
-    """Bytes as KiB, rounded up, or down to whole ones; no more than an Ack has room for."""
+    """Convert bytes to KiB: rounded up, or down if `whole`; no more than an Ack has room for."""
     return min(nbytes // KIB if whole else -(-nbytes // KIB), 0xFFFFFFFF)
 
 

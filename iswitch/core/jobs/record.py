@@ -84,7 +84,7 @@ class Record:
         return self.keys.of(number) is not None
 
     def workers(self, job: Job, now: float) -> int:
-        """Return the number of live workers: here and below, or with a parent in the whole tree."""
+        """Return the number of live workers, of the whole tree if a parent has told it."""
         above = job.members.above
         return job.members.workers_there(now, self.limits.lease) if above is None else above
 

@@ -165,7 +165,7 @@ class DataPlane(ABC):
         self.has_parent = has_parent
 
     def refusal(self, shape: Shape, begins: bool) -> Status | None:  # noqa: ARG002
-        """Return the status to refuse a contributor of such vectors; None: it can be served.
+        """Return the status with which to refuse a contributor; None: accept it.
 
         Args:
             shape: the layout that its Join names.

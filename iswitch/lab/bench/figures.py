@@ -205,7 +205,7 @@ class Pictures:
 
 
 def speedups(found: Sequence[Comparison]) -> Iterator[Picture]:
-    """Draw the switch's speedup by gradient and number of workers, a picture a rate."""
+    """Draw the switch's speedup by gradient and number of workers: one picture for each rate."""
     for rate in dict.fromkeys(one.setting.rate for one in found):
         some = [one for one in found if one.setting.rate == rate]
         sizes = list(dict.fromkeys(one.size.label for one in some))

@@ -32,7 +32,7 @@ class WrongSum(BenchFailed):
 
 
 class Done(NamedTuple):
-    """Rounds in a row of one worker. Times are of the monotonic clock, in seconds."""
+    """What one worker tells of the rounds that it has played. Times are monotonic, in seconds."""
 
     late: float  # seconds by which it began too late
     ends: list[float]  # when it had the sum of each round
