@@ -111,6 +111,7 @@ class Pending(NamedTuple):
     job: Job
     stretch: Stretch
     captured: Captured
+    to_parent: bool
 
 
 class Comparison:
@@ -145,8 +146,8 @@ class Comparison:
         if not self._pending:
             return
         pending, self._pending, self._pending_bytes = self._pending, [], 0
-        for job, stretch, captured in pending:
-            self._compare(job, stretch, captured, False, end)
+        for each in pending:
+            self._compare(*each, end=end)
 
     # Inside
 
@@ -187,7 +188,7 @@ class Comparison:
                 rows = ours.rows[:, : theirs.shape[1]]
                 for i in self._unequal(job, part, rows, ours.tail):
                     one = run._replace(start=run.start + i, stop=run.start + i + 1)
-                    found = self._row(job, one, theirs[i], rows[i], bitmap)
+                    found = self._row(job, one, (theirs[i], rows[i]), bitmap, to_parent)
                     if found is not None:
                         row = Stretch(run.round, one.start, theirs[i : i + 1], part.tail)
                         self._differ("differs", job, row, captured, found)
@@ -195,7 +196,9 @@ class Comparison:
                 self.tally.unchecked += len(theirs)
             elif may_wait and self._pending_bytes < MOST_PENDING:
                 self._pending.append(
-                    Pending(job, part._replace(rows=theirs.copy()), _only(captured, part))
+                    Pending(
+                        job, part._replace(rows=theirs.copy()), _only(captured, part), to_parent
+                    )
                 )
                 self._pending_bytes += theirs.size
             else:
@@ -212,16 +215,24 @@ class Comparison:
         return wrong
 
     def _row(
-        self, job: Job, run: Run, theirs: Row, ours: Row, bitmap: int
+        self, job: Job, run: Run, rows: tuple[Row, Row], bitmap: int, to_parent: bool
     ) -> ElementsDiffer | None:
-        """Tell how a segment of a run of one differs from ours; None: it is within its bound."""
-        heads = [row[:SEG_SIZE].tobytes().hex() for row in (theirs, ours)]
+        """Tell how a segment of a run of one differs; None: it is within its bound.
+
+        Args:
+            job: its job.
+            run: the segment.
+            rows: the captured packet, and ours.
+            bitmap: of its contributors.
+            to_parent: whether it is the sum of the members here.
+        """
+        heads = [row[:SEG_SIZE].tobytes().hex() for row in rows]
         if heads[0] != heads[1]:
             return ElementsDiffer(captured=heads[0], recomputed=heads[1])
         shape = shape_of(job)
         size = shape.tail(run.stop)
-        mine, its = (row[SEG_SIZE:size].copy().view(shape.dtype.numpy) for row in (ours, theirs))
-        bound = self._bound(job, run, bitmap, len(mine))
+        its, mine = (row[SEG_SIZE:size].copy().view(shape.dtype.numpy) for row in rows)
+        bound = self._bound(job, run, bitmap, len(mine), to_parent)
         wrong = differing(mine, its) if bound is None else ~within(mine, its, bound)
         if bound is not None and not wrong.any():
             self.tally.within_bound += 1
@@ -231,8 +242,18 @@ class Comparison:
         a, b = its[first], mine[first]
         return ElementsDiffer(first, len(places), text(a), text(b), flipped(a, b))
 
-    def _bound(self, job: Job, run: Run, bitmap: int, count: int) -> npt.NDArray[np.float64] | None:
-        """Work out how far the elements of a segment may differ; None: they have to be equal."""
+    def _bound(
+        self, job: Job, run: Run, bitmap: int, count: int, to_parent: bool
+    ) -> npt.NDArray[np.float64] | None:
+        """Work out how far the elements of a segment may differ; None: they have to be equal.
+
+        Args:
+            job: its job.
+            run: the segment.
+            bitmap: of its contributors.
+            count: of its elements.
+            to_parent: whether it is the sum of the members here.
+        """
         shape = shape_of(job)
         n = bitmap.bit_count()
         unit = UNIT.get(shape.dtype)
@@ -243,7 +264,7 @@ class Comparison:
         other = self.magnitudes.jobs.get(job.number)
         if other is None or other.accelerator is None:
             return None
-        (kept,) = other.accelerator.send((run,), ())
+        (kept,) = other.accelerator.send((run,), (), partial=to_parent)
         size = SEG_SIZE + count * shape.dtype.itemsize
         sums = kept.rows[0, SEG_SIZE:size].copy().view(shape.dtype.numpy).astype(np.float64)
         g = (n - 1) * unit / (1 - (n - 1) * unit)

@@ -39,6 +39,7 @@ class PacketFound(NamedTuple):
     packet: int
     offset: int  # of its payload in the file
     to_switch: bool
+    contribution: bool  # of a member, or of this switch to its parent; else an aggregate
     peer: str
     payload: bytes
     sound: bool  # its checksum is right, or there is none to check
@@ -82,14 +83,15 @@ def diagnose(
     wanted += more
     findings: list[TraceFinding] = []
     named: set[int] = set()
-    lost = {found.peer for found in damaged if found.to_switch and not found.control}
+    members = [found for found in damaged if found.to_switch and found.contribution]
+    lost = {found.peer for found in members if not found.control}
     for key in wanted:
         shape = shape_for(
             shapes, [p for p in packets.get(key, []) if p.sound] or packets.get(key, [])
         )
         if shape is None:
             continue
-        for finding in explain(key, packets[key], shape, lost):
+        for finding in explain(key, packets[key], shape, walk.setting.parent is not None, lost):
             if finding.packet not in named:
                 named.add(finding.packet)
                 findings.append(finding)
@@ -122,13 +124,15 @@ def collect(
         kind = classify(group.head[IP + 1])
         at, numbers = group.at, group.packets.numbers[group.which]
         to_switch = group.what == TO_SWITCH
+        peer = str(group.peer(to_switch))
+        contribution = to_switch != (peer == str(walk.setting.parent))
         if kind is not Traffic.DATA or size < SEG_SIZE:
             for i in np.flatnonzero(~walk.sound(group)).tolist():
-                number, peer = int(numbers[i]), group.peer(to_switch)
                 if len(damaged) < MOST_DAMAGED:
-                    damaged.append(
-                        PacketFound(number, int(at[i]), to_switch, str(peer), b"", False, True)
+                    one = PacketFound(
+                        int(numbers[i]), int(at[i]), to_switch, contribution, peer, b"", False, True
                     )
+                    damaged.append(one)
             continue
         step = max((each for each in sizes if each < size), default=size)
         step = step if size > max(sizes, default=size) else size
@@ -145,7 +149,8 @@ def collect(
                     int(numbers[i]),
                     int(at[i]) + start,
                     to_switch,
-                    str(group.peer(to_switch)),
+                    contribution,
+                    peer,
                     part[i].tobytes(),
                     bool(sound[i]),
                 )
@@ -178,40 +183,76 @@ def key_of(packet: PacketFound) -> Key:
 
 
 def explain(
-    key: Key, packets: Sequence[PacketFound], shape: Shape, lost: Collection[str] = ()
+    key: Key,
+    packets: Sequence[PacketFound],
+    shape: Shape,
+    has_parent: bool,
+    lost: Collection[str] = (),
 ) -> list[TraceFinding]:
     """Find the cause of one segment's difference.
 
-    Where one of the members in `lost`, of which a packet was damaged, has no contribution to it,
-    that is the reason, and no other's is to blame.
+    The sum of the members' contributions is the aggregate, or goes to the parent, which sends the
+    aggregate.
+
+    Args:
+        key: round and segment.
+        packets: all packets of the segment.
+        shape: of its job.
+        has_parent: whether this switch has one.
+        lost: members of which a packet was damaged. Where one of them has no contribution, that is
+            the cause, and no other's is to blame.
     """
     size = shape.tail(key[1] + 1)
     of_size = [p for p in packets if len(p.payload) == size]
-    aggregates = [p for p in of_size if not p.to_switch]
     first: dict[str, PacketFound] = {}
     for each in sorted(of_size, key=lambda packet: not packet.sound):
-        if each.to_switch:
+        if each.to_switch and each.contribution:
             first.setdefault(each.peer, each)
     contributions = [each for each in of_size if first.get(each.peer) is each]
-    if not aggregates:
-        return []
-    votes = Counter(p.payload for p in aggregates if p.sound) or Counter(
-        p.payload for p in aggregates
-    )
-    chosen = votes.most_common(1)[0][0]
+    aggregates = [p for p in of_size if not p.contribution]
+    sums = [p for p in of_size if p.contribution and not p.to_switch] if has_parent else aggregates
     total = add_up(contributions, shape)
-    if len(votes) > 1 and total is not None and total.tobytes() in (v[SEG_SIZE:] for v in votes):
-        chosen = next(v for v in votes if v[SEG_SIZE:] == total.tobytes())
+    findings, right = compare_copies(key, sums, total, shape)
+    if right is not None and total is not None and not set(lost) - set(first):
+        alone = sums if len(sums) == 1 and all(each.sound for each in contributions) else []
+        made = sums[0].payload[:SEG_SIZE] + total.tobytes()
+        more = "the contributions say otherwise"
+        suspected = [difference(key, each, made, shape, more) for each in alone]
+        if any(each.sound for each in sums):
+            suspected = culprits(key, contributions, (total, right), shape, suspected)
+        findings += suspected
+    if has_parent:
+        findings += compare_copies(key, aggregates, None, shape)[0]
+    return findings
+
+
+def compare_copies(
+    key: Key, copies: Sequence[PacketFound], total: npt.NDArray[Any] | None, shape: Shape
+) -> tuple[list[TraceFinding], npt.NDArray[Any] | None]:
+    """Find the copies of a sum that differ from the others.
+
+    Args:
+        key: round and segment.
+        copies: packets with the sum.
+        total: sum of the contributions in the trace, which decides between copies; None: unknown.
+        shape: of its job.
+
+    Returns:
+        The findings, and the elements of the right copy if they are not the total.
+    """
+    if not copies:
+        return [], None
+    votes = Counter(p.payload for p in copies if p.sound) or Counter(p.payload for p in copies)
+    chosen = votes.most_common(1)[0][0]
+    if total is not None:
+        chosen = next((v for v in votes if v[SEG_SIZE:] == total.tobytes()), chosen)
     findings = [
         difference(key, each, chosen, shape, "other copies of it say otherwise")
-        for each in aggregates
+        for each in copies
         if each.payload != chosen
     ]
-    if total is None or total.tobytes() == chosen[SEG_SIZE:]:
-        return findings
-    if set(lost) - set(first) or not any(each.sound for each in aggregates):
-        return findings
-    return findings + culprits(key, contributions, elements(chosen, shape), total, shape)
+    agrees = total is None or total.tobytes() == chosen[SEG_SIZE:]
+    return findings, None if agrees else elements(chosen, shape)
 
 
 def difference(
@@ -240,16 +281,27 @@ def difference(
 def culprits(
     key: Key,
     contributions: Sequence[PacketFound],
-    right: npt.NDArray[Any],
-    total: npt.NDArray[Any],
+    sums: tuple[npt.NDArray[Any], npt.NDArray[Any]],
     shape: Shape,
+    others: list[TraceFinding],
 ) -> list[TraceFinding]:
-    """List contributions in which one flipped bit explains the sum that was captured."""
+    """List the packets in which one flipped bit explains the sum that was captured.
+
+    If there are none, list all of them.
+
+    Args:
+        key: round and segment.
+        contributions: of it.
+        sums: of the contributions, and as captured.
+        shape: of the job.
+        others: findings about the sum itself.
+    """
     width = shape.dtype.itemsize
+    total, right = sums
     captured = octets(right)
     places = np.flatnonzero(differing(right, total))
     suspects = [c for c in contributions if not c.sound] or list(contributions)
-    found: list[TraceFinding] = []
+    found = [each for each in others if each.bit is not None]
     if len(places) == 1:
         at = int(places[0])
         column = np.array([elements(c.payload, shape)[at] for c in contributions])
@@ -258,8 +310,8 @@ def culprits(
             which = contributions.index(suspect)
             tries = np.repeat(column[:, None], 8 * width, axis=1)
             tries[which] = (octets(tries[which]) ^ flips).reshape(-1).view(column.dtype)
-            sums = octets(reduced(tries, shape.op, shape.dtype))
-            hits = np.flatnonzero((sums == captured[at]).all(axis=1))
+            tried = octets(reduced(tries, shape.op, shape.dtype))
+            hits = np.flatnonzero((tried == captured[at]).all(axis=1))
             found += [
                 TraceFinding(
                     suspect.packet,
@@ -277,7 +329,7 @@ def culprits(
     if found:
         return found
     at = int(places[0])
-    return [
+    return others + [
         TraceFinding(
             c.packet, c.offset, whose(c), *key, at, None, "", "",
             evidence_of(c, f"{len(places)} elements of the sum are not those captured"),
@@ -295,7 +347,8 @@ def whose(packet: PacketFound) -> str:
     """Describe a packet and its sender."""
     if packet.control:
         return f"control packet {'of' if packet.to_switch else 'to'} {packet.peer}"
-    return f"{'contribution of' if packet.to_switch else 'aggregate to'} {packet.peer}"
+    what = "contribution" if packet.contribution else "aggregate"
+    return f"{what} {'of' if packet.to_switch else 'to'} {packet.peer}"
 
 
 def elements(payload: bytes, shape: Shape) -> npt.NDArray[Any]:

@@ -29,7 +29,7 @@ from iswitch.traces.report import lines, replay
 from iswitch.traces.survey import NothingToReplay, survey
 from iswitch.traces.writing import TraceWriter
 from tests.support import ROOT
-from tests.traces.test_replay import data_packets, generate, replayed, tampered, trace
+from tests.traces.test_replay import all_equal, data_packets, generate, replayed, tampered, trace
 
 pytestmark = pytest.mark.serial
 
@@ -73,6 +73,34 @@ def test_another_order_is_within_the_bound(tmp_path: Path) -> None:
     assert unknown["different"] == unknown["missing"] == 0
     assert unknown["within_bound"] > 0
     assert unknown["within_bound"] + unknown["equal"] == unknown["captured"]
+
+
+def test_sums_for_the_parent_in_another_order_are_within_their_own_bound(tmp_path: Path) -> None:
+    """Not within that of the aggregate, which the parent sent."""
+    form = "rack:2x4,jitter=400us,delay=400us,reorder=20%,seed=4"
+    path = generate(tmp_path / "t", form, "tor1", numel=9001)
+    unknown = replayed(swap_arrivals(path, tmp_path / "swapped"), order=False)["compared"]
+    assert unknown["different"] == unknown["missing"] == 0
+    assert unknown["within_bound"] > 0
+
+
+def test_a_sum_for_the_parent_may_be_captured_before_its_last_contribution(tmp_path: Path) -> None:
+    """It is compared once it is made, and not with the aggregate that the parent sends."""
+    path = generate(tmp_path / "t", "rack:2x2,seed=3", "tor1", numel=366, rounds=3)
+    places, parent = data_packets(path), bytes((10, 26, 255, 254))
+    at = next(i for i, place in enumerate(places) if place.head[30:34] == parent)
+    assert places[at - 1].direction == 1
+    one, other = (place.payload - 70 for place in places[at - 1 : at + 1])  # where blocks begin
+
+    def change(content: bytearray) -> None:
+        """Swap two packets of one length, with their interfaces and directions, not their times."""
+        for a, b in ((8, 12), (20, int.from_bytes(content[one + 4 : one + 8], "little"))):
+            first, second = (slice(block + a, block + b) for block in (one, other))
+            content[first], content[second] = content[second], content[first]
+
+    report = replayed(tampered(path, tmp_path / "x", change), order=False)
+    all_equal(report)
+    assert report["compared"]["to_parent"] == 3
 
 
 def test_the_bound_is_no_pardon(tmp_path: Path) -> None:

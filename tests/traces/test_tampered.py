@@ -55,6 +55,35 @@ def test_a_flipped_bit_is_found_and_named(
     assert f"element 100 bit {bit}:" in text
 
 
+@pytest.mark.parametrize("checksum", ["kept", "cleared"])
+@pytest.mark.parametrize(
+    ("way", "what"),
+    [
+        (("10.26.0.2", "10.26.255.253"), "contribution of 10.26.0.2:40000"),
+        (("10.26.255.253", "10.26.255.254"), "contribution to 10.26.255.254:26963"),
+        (("10.26.255.254", "10.26.255.253"), "aggregate of 10.26.255.254:26963"),
+        (("10.26.255.253", "10.26.0.1"), "aggregate to 10.26.0.1:40000"),
+    ],
+)
+def test_a_flipped_bit_below_another_switch_is_named_and_nothing_else(
+    tmp_path: Path, way: tuple[str, str], what: str, checksum: str
+) -> None:
+    """What goes to the parent is one sum, what comes from it another."""
+    path = generate(tmp_path / "t", "rack:2x3,seed=2", "tor1", numel=3001, rounds=3)
+    head = b"".join(bytes(map(int, host.split("."))) for host in way)
+    place = [p for p in data_packets(path) if p.head[26:34] == head][11]
+
+    def change(content: bytearray) -> None:
+        content[place.payload + 8 + 4 * 17 + 3] ^= 0x80
+        if checksum == "cleared":
+            content[place.payload - 2 : place.payload] = b"\0\0"
+
+    report = replayed(tampered(path, tmp_path / "x", change))
+    assert not is_clean(report)
+    assert [(f["packet"], f["what"]) for f in report["findings"]] == [(place.number, what)]
+    assert report["findings"][0]["element"] == 17
+
+
 @pytest.mark.parametrize("numel", [0, 100])
 def test_another_round_in_an_aggregate_is_found_and_named(tmp_path: Path, numel: int) -> None:
     trace = generate(tmp_path / "t", "star:2", numel=numel, rounds=6)
