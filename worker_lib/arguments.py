@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import socket
 import time
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -248,12 +249,21 @@ def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -
             errno.EADDRNOTAVAIL: "no address of this machine",
             errno.EACCES: "that needs a privilege; choose a port from 1024 on",
         }.get(error.errno or 0)
+        why = error.strerror
+        if error.errno == errno.EACCES and _forbidden(switch):
+            ours, why = None, "it is a broadcast address, or a route forbids it"
         if ours:
             raise BindError(f"cannot bind {here}: {ours}") from None
         raise SwitchUnreachable(
-            f"cannot reach {there} from {here}: {error.strerror}; mend the address (IPv4) of the "
-            "switch, or `bind`"
+            f"cannot reach {there} from {here}: {why}; mend the address (IPv4) of the switch, or "
+            "`bind`"
         ) from None
+
+
+def _forbidden(switch: tuple[str, int]) -> bool:
+    """Tell whether the kernel lets no socket connect to an address, wherever it is bound."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        return probe.connect_ex(switch) == errno.EACCES
 
 
 def too_large(shape: Shape) -> MemoryError:

@@ -80,7 +80,12 @@ def run(args: argparse.Namespace) -> int:
 
 def round_number(text: str) -> int | None:
     """Parse a round; None: the current one."""
-    return None if text == "current" else whole(0, MOST)(text)
+    if text == "current":
+        return None
+    try:
+        return whole(0, MOST)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, nor `current`") from None
 
 
 def _stay(parser: argparse.ArgumentParser) -> None:

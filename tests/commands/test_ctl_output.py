@@ -110,7 +110,6 @@ def test_silent_members_are_marked(silent: int, rank: int, text: str) -> None:
         (4, 4, 4, JobState.AWAITING_RESET, "4 workers; nothing completes until the switch above "
                                            "names the round in which all resume"),
         (4, 3, 4, JobState.HALTED, "3 of 4 workers; halted: `iswitch ctl reset` resumes it"),
-        (0, 0, 5, JobState.DORMANT, "no workers"),
     ],
 )  # fmt: skip
 def test_what_a_job_waits_for(
@@ -118,6 +117,12 @@ def test_what_a_job_waits_for(
 ) -> None:
     job = AckJob(Action.SHOW, 0, 7, threshold, 12, there, expected, 30_000, state)
     assert words.state(job) == f"H = {threshold}, round 12, {text}"
+
+
+@pytest.mark.parametrize(("threshold", "text"), [(0, "H = all"), (5, "H = 5")])
+def test_a_job_without_workers_has_a_next_round(threshold: int, text: str) -> None:
+    job = AckJob(Action.SHOW, 0, 7, threshold, 12, 0, 0, 30_000, JobState.DORMANT)
+    assert words.state(job) == f"{text}, next round 12, no workers"
 
 
 def test_documented_actions(
@@ -198,6 +203,13 @@ def test_usage(words: str, capsys: pytest.CaptureFixture[str]) -> None:
         exit_status = stopped.code
     assert exit_status == 2
     assert "iswitch ctl" in capsys.readouterr().err
+
+
+def test_a_round_that_is_none_names_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["ctl", "help", "foo", "0", "--job", "1"])
+    err = capsys.readouterr().err
+    assert "'foo' is not a whole number from 0 to 4294967295, nor `current`" in err
 
 
 @pytest.mark.parametrize("deaf", [True, False])

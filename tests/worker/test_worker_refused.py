@@ -187,6 +187,13 @@ def test_switch_whose_name_is_unknown() -> None:
         Worker(("no.such.host.invalid", 9), 1, 10)
 
 
+@pytest.mark.parametrize("bind", [("0.0.0.0", 0), ("127.0.0.1", 0)])
+def test_a_broadcast_address_is_that_of_no_switch(bind: tuple[str, int]) -> None:
+    broadcast = r"cannot reach 127\.255\.255\.255:9 from \S+: it is a broadcast address.*mend"
+    with pytest.raises(SwitchUnreachable, match=broadcast):
+        Worker(("127.255.255.255", 9), 1, 10, bind=bind)
+
+
 def test_constructor_that_fails_leaves_the_job(switch: Where, job: int) -> None:
     """Else the next attempt in the same job would wait for the member that is no more."""
     with pytest.raises(WorkerError, match="only 1 of 2 workers joined"):

@@ -55,7 +55,8 @@ def state(job: AckJob) -> str:
     there = workers(job.contributors)
     if job.contributors < job.expected:
         there = f"{job.contributors} of {workers(job.expected)}"
-    return f"H = {job.threshold}, round {job.round}, {there}{waits(job)}"
+    begun = "" if job.contributors else "next "
+    return f"H = {job.threshold or 'all'}, {begun}round {job.round}, {there}{waits(job)}"
 
 
 def waits(job: AckJob) -> str:
