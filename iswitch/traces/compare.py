@@ -51,6 +51,7 @@ class Difference(NamedTuple):
         to: whom it was sent to.
         element: of the segment, the first that differs; `elements` says how many do.
         bit: the one bit that differs, counted from the element's least significant; None: several.
+        lacking: members whose contribution is not in the trace.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class Difference(NamedTuple):
     captured: str = ""
     recomputed: str = ""
     bit: int | None = None
+    lacking: tuple[str, ...] = ()
 
 
 class ElementsDiffer(NamedTuple):
@@ -202,7 +204,7 @@ class Comparison:
                 )
                 self._pending_bytes += theirs.size
             else:
-                self._differ("missing", job, part, captured)
+                self._differ("missing", job, part, captured, lacking=_lacking(job, run, bitmap))
 
     def _unequal(self, job: Job, part: Stretch, ours: Rows, tail: int) -> list[int]:
         """Count the segments that equal ours, (n, size) bytes; return the indices of the others."""
@@ -278,6 +280,7 @@ class Comparison:
         part: Stretch,
         captured: Captured,
         found: ElementsDiffer = NOTHING,
+        lacking: tuple[str, ...] = (),
     ) -> None:
         n = len(part.rows)
         if kind == "missing":
@@ -303,6 +306,7 @@ class Comparison:
                     segment,
                     f"{captured.peer.host}:{captured.peer.port}",
                     *found,
+                    lacking,
                 )
             )
 
@@ -311,6 +315,14 @@ def shape_of(job: Job) -> Shape:
     """Give the layout of a job that is under way."""
     assert job.shape is not None
     return job.shape
+
+
+def _lacking(job: Job, run: Run, bitmap: int) -> tuple[str, ...]:
+    """Name the contributors of which an open run has no contribution."""
+    if not job.synchronous:
+        return ()
+    seated = job.members.seated(job.rounds.lacking(run.round, bitmap))
+    return tuple(str(member.address) for member in seated)
 
 
 def position(captured: Captured, part: Stretch, i: int) -> int:

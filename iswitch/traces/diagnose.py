@@ -10,7 +10,7 @@ captured.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from .batch import gather
 from .compare import Difference, differing, flipped, octets, text
 from .groups import FROM_SWITCH, TO_SWITCH
 from .links import IP
+from .observed import JobSeen
 from .walk import Walk
 
 MOST_SEGMENTS = 16  # that are looked into
@@ -31,6 +32,7 @@ MOST_PACKETS = 4096  # of these
 MOST_DAMAGED = 100  # packets with wrong checksums, that are told one by one
 
 Key = tuple[int, int]  # round and segment
+Jobs = Mapping[int, JobSeen]  # by number
 
 
 class PacketFound(NamedTuple):
@@ -47,10 +49,13 @@ class PacketFound(NamedTuple):
 
 
 class TraceFinding(NamedTuple):
-    """A cause, and its evidence. Control packets have no round and segment."""
+    """A cause, and its evidence. Control packets have no round and segment.
 
-    packet: int
-    offset: int
+    What is not in the trace has no packet and offset.
+    """
+
+    packet: int | None
+    offset: int | None
     what: str
     round: int | None
     segment: int | None
@@ -61,21 +66,23 @@ class TraceFinding(NamedTuple):
     evidence: str
 
 
-def diagnose(
-    walk: Walk, differences: Sequence[Difference], shapes: Sequence[Shape]
-) -> list[TraceFinding]:
+def diagnose(walk: Walk, differences: Sequence[Difference], jobs: Jobs) -> list[TraceFinding]:
     """Find the causes of the differences that a replay found.
 
     Args:
         walk: through the replayed trace.
         differences: the differences.
-        shapes: layouts of the jobs; none: only checksums are checked.
+        jobs: the jobs, by number; none: only checksums are checked.
     """
-    wanted: list[Key] = []
-    for each in differences:
-        if (each.round, each.segment) not in wanted and len(wanted) < MOST_SEGMENTS:
-            wanted.append((each.round, each.segment))
+    shapes = [job.shape for job in jobs.values()]
+    wanted = list(dict.fromkeys((each.round, each.segment) for each in differences))
+    wanted = wanted[:MOST_SEGMENTS]
     packets, damaged = collect(walk, set(wanted), shapes)
+    numbers = {found.packet for found in damaged}
+    lacking: dict[Key, set[tuple[int, str]]] = defaultdict(set)
+    for each in differences:
+        if each.packet not in numbers:  # else its segment may be another
+            lacking[each.round, each.segment].update((each.job, who) for who in each.lacking)
     others = {key_of(found) for found in damaged if not found.control}
     more = sorted(others - set(wanted))[: MOST_SEGMENTS - len(wanted)]
     if more:
@@ -85,14 +92,19 @@ def diagnose(
     named: set[int] = set()
     members = [found for found in damaged if found.to_switch and found.contribution]
     lost = {found.peer for found in members if not found.control}
+    all_seen = not walk.passed["cut_off"] and sum(map(len, packets.values())) < MOST_PACKETS
     for key in wanted:
-        shape = shape_for(
-            shapes, [p for p in packets.get(key, []) if p.sound] or packets.get(key, [])
-        )
+        found_here = packets.get(key, [])
+        there = lost | {found.peer for found in found_here if found.to_switch}
+        absent = {who for who in lacking[key] if who[1] not in there}
+        if all_seen:
+            findings += not_there(key, absent, jobs)
+        shape = shape_for(shapes, [p for p in found_here if p.sound] or found_here)
         if shape is None:
             continue
-        for finding in explain(key, packets[key], shape, walk.setting.parent is not None, lost):
-            if finding.packet not in named:
+        gone = lost | {address for _, address in absent}
+        for finding in explain(key, found_here, shape, walk.setting.parent is not None, gone):
+            if finding.packet is not None and finding.packet not in named:
                 named.add(finding.packet)
                 findings.append(finding)
     for found in damaged:
@@ -128,11 +140,11 @@ def collect(
         contribution = to_switch != (peer == str(walk.setting.parent))
         if kind is not Traffic.DATA or size < SEG_SIZE:
             for i in np.flatnonzero(~walk.sound(group)).tolist():
+                ways = to_switch, contribution, peer
                 if len(damaged) < MOST_DAMAGED:
-                    one = PacketFound(
-                        int(numbers[i]), int(at[i]), to_switch, contribution, peer, b"", False, True
+                    damaged.append(
+                        PacketFound(int(numbers[i]), int(at[i]), *ways, b"", False, True)
                     )
-                    damaged.append(one)
             continue
         step = max((each for each in sizes if each < size), default=size)
         step = step if size > max(sizes, default=size) else size
@@ -177,6 +189,24 @@ def unexplained(
     ]  # fmt: skip
 
 
+def not_there(key: Key, absent: Collection[tuple[int, str]], jobs: Jobs) -> list[TraceFinding]:
+    """Name the contributions to a segment that are not in the trace.
+
+    Args:
+        key: round and segment.
+        absent: job and address of the members without one.
+        jobs: the jobs of the trace, by number.
+    """
+    names = []
+    for number, address in sorted(absent):
+        members = jobs[number].members.values() if number in jobs else ()
+        ranks = [each.rank for each in members if str(each.address) == address]
+        names += [f"{jobs[number].called(rank)} at {address}" for rank in ranks] or [address]
+    what = [f"contribution of {name}" for name in names]
+    more = "is not in the trace"
+    return [TraceFinding(None, None, w, *key, None, None, "", "", more) for w in what]
+
+
 def key_of(packet: PacketFound) -> Key:
     """Read the round and segment that a data packet names."""
     return split_seg(int.from_bytes(packet.payload[:SEG_SIZE], "big"))
@@ -191,16 +221,15 @@ def explain(
 ) -> list[TraceFinding]:
     """Find the cause of one segment's difference.
 
-    The sum of the members' contributions is the aggregate, or goes to the parent, which sends the
-    aggregate.
+    The members' sum is the aggregate, or goes to the parent, which sends the aggregate.
 
     Args:
         key: round and segment.
         packets: all packets of the segment.
         shape: of its job.
         has_parent: whether this switch has one.
-        lost: members of which a packet was damaged. Where one of them has no contribution, that is
-            the cause, and no other's is to blame.
+        lost: members of which a packet is damaged or not there. Where one of them has no
+            contribution, that is the cause, and no other's is to blame.
     """
     size = shape.tail(key[1] + 1)
     of_size = [p for p in packets if len(p.payload) == size]
@@ -214,10 +243,10 @@ def explain(
     total = add_up(contributions, shape)
     findings, right = compare_copies(key, sums, total, shape)
     if right is not None and total is not None and not set(lost) - set(first):
-        alone = sums if len(sums) == 1 and all(each.sound for each in contributions) else []
-        made = sums[0].payload[:SEG_SIZE] + total.tobytes()
-        more = "the contributions say otherwise"
-        suspected = [difference(key, each, made, shape, more) for each in alone]
+        suspected: list[TraceFinding] = []
+        if len(sums) == 1 and all(each.sound for each in contributions):
+            made, more = sums[0].payload[:SEG_SIZE] + total.tobytes(), "contributions say otherwise"
+            suspected = [difference(key, sums[0], made, shape, more)]
         if any(each.sound for each in sums):
             suspected = culprits(key, contributions, (total, right), shape, suspected)
         findings += suspected
@@ -285,9 +314,7 @@ def culprits(
     shape: Shape,
     others: list[TraceFinding],
 ) -> list[TraceFinding]:
-    """List the packets in which one flipped bit explains the sum that was captured.
-
-    If there are none, list all of them.
+    """List the packets in which one flipped bit explains the captured sum; if none does, all.
 
     Args:
         key: round and segment.

@@ -52,10 +52,10 @@ def replay(
     replayer = replayed(reader, setting, options, watch, sink, **more)
     report = describe_replay(reader, replayer)
     if is_suspicious(replayer):
-        shapes = [job.shape for job in replayer.watch.jobs.values() if not setting.host]
+        jobs = {} if setting.host else replayer.watch.jobs
         again = Walk(reader, setting)
         differences = replayer.comparison.tally.differences
-        findings = diagnose(again, differences, shapes)
+        findings = diagnose(again, differences, jobs)
         findings += unexplained(differences, {(each.round, each.segment) for each in findings})
         report["findings"] = [each._asdict() for each in findings]
     return report
@@ -318,6 +318,10 @@ def _compared(report: dict[str, Any]) -> list[str]:
 def _findings(report: dict[str, Any]) -> list[str]:
     found = []
     for each in report["findings"][:SHOWN]:
+        if each["packet"] is None:
+            place = f"round {each['round']}, segment {each['segment']}"
+            found.append(f"the {each['what']} to {place} {each['evidence']}")
+            continue
         where = "damaged"
         if each["round"] is not None:
             where = f"round {each['round']} segment {each['segment']}"
@@ -330,7 +334,7 @@ def _findings(report: dict[str, Any]) -> list[str]:
             f"({each['evidence']})"
         )
     if len(report["findings"]) > SHOWN:
-        found.append(f"and {count(len(report['findings']) - SHOWN, 'packet')} more")
+        found.append(f"and {len(report['findings']) - SHOWN} more")
     return found
 
 

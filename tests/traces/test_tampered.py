@@ -108,6 +108,12 @@ def test_a_missing_contribution_is_missed(tmp_path: Path) -> None:
     assert report["compared"]["missing"] == 3
     assert report["compared"]["differences"][0]["kind"] == "missing"
     assert not is_clean(report)
+    (finding,) = report["findings"]
+    assert finding["packet"] is None
+    who, seg = place.head[29] - 1, int.from_bytes(path.read_bytes()[place.payload :][:8], "big")
+    line = f"the contribution of rank {who} at 10.26.0.{who + 1}:40000 to round {seg >> 32}, "
+    line += f"segment {seg & 0xFFFFFFFF} is not in the trace"
+    assert line in lines(report)
 
 
 def test_exit_status(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
