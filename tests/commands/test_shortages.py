@@ -97,6 +97,18 @@ def test_every_option_that_writes_is_tried_on_a_full_disk() -> None:
     assert set(WRITING) == writing - READ
 
 
+def test_each_report_that_bench_cannot_write_is_named(tmp_path: Path) -> None:
+    words = BENCH.split()
+    for kind in ("json", "html"):
+        (tmp_path / kind).symlink_to(FULL)
+        words += [f"--{kind}", str(tmp_path / kind)]
+    done = run(*words, "--csv", str(tmp_path / "csv"))
+    assert done.returncode == 2
+    assert f"cannot write {tmp_path}/json: No space left on device" in done.stderr
+    assert f"; cannot write {tmp_path}/html: No space left on device" in done.stderr
+    assert (tmp_path / "csv").read_text().count("\n") > 1
+
+
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("trace") / "sound.pcapng")

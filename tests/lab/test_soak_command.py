@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ import pytest
 
 from iswitch.cli import main
 from iswitch.lab.soak.generate import generate
-from iswitch.lab.soak.many import AT_ONCE, play
+from iswitch.lab.soak.many import FEW, play
 from iswitch.lab.soak.run import History, Result, run
 from iswitch.lab.soak.scenario import ELASTIC, WHOLE, Event, Job, Scenario
 from tests.lab.test_soak import first_caught, no_bitmap
@@ -40,9 +41,33 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_processes_find_what_one_does() -> None:
     def by_seed(processes: int) -> list[Result]:
-        return sorted(play(range(AT_ONCE + 2), processes), key=lambda result: result.seed)
+        return sorted(play(range(FEW + 2), processes), key=lambda result: result.seed)
 
     assert by_seed(2) == by_seed(1)
+
+
+def patient(seed: int) -> Result:
+    """Play a seed; the second first waits until the result of another has been seen."""
+    limit, seen = time.monotonic() + 20, Path(os.environ["SEEN"])
+    while seed == 1 and not seen.exists() and time.monotonic() < limit:
+        time.sleep(0.01)
+    late = seed == 1 and not seen.exists()
+    return replace(run(generate(3)), seed=seed, violation="late" * late)
+
+
+@pytest.mark.slow
+def test_each_result_counts_as_soon_as_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when those of more seeds are: Ctrl-C would find 0 of 2000 done."""
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    monkeypatch.setattr("iswitch.lab.soak.many.play_seed", patient)
+    results = play(range(2 * FEW), 2)
+    others = [next(results) for _ in range(2 * FEW - 1)]
+    (tmp_path / "seen").touch()
+    (last,) = results
+    assert (last.seed, last.violation) == (1, "")
+    assert 1 not in [one.seed for one in others]
 
 
 def test_one_seed_with_its_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

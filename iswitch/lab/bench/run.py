@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
@@ -13,6 +13,7 @@ from iswitch.lab.launch.switches import SwitchFailed
 from iswitch.lab.options import command, foot
 from iswitch.lab.progress import Bar
 from iswitch.lab.reports.page import check_drawing
+from iswitch.outside import OutsideError
 from iswitch.system.files import check_writable, whole, write
 from iswitch.system.interrupts import Signals, Stopped
 
@@ -116,13 +117,25 @@ def keep(args: argparse.Namespace, told: Report, found: Sequence[Comparison]) ->
         found: the comparisons of the paper, for the page.
 
     Raises:
-        OutsideError: one cannot be written.
+        OutsideError: some cannot be written, all of which it names; the others are there.
     """
-    if args.json:
-        write(args.json, json.dumps(report.as_json(told), indent=1))
-    if args.csv:
-        write(args.csv, report.as_csv(told.plan, told.results))
-    if args.html:
-        with whole(args.html):
-            names = [foot(args.csv, args.html, "csv"), foot(args.json, args.html, "json")]
-            page(told, found, names).write(args.html)
+
+    def draw(path: str) -> None:
+        names = [foot(args.csv, path, "csv"), foot(args.json, path, "json")]
+        with whole(path):
+            page(told, found, names).write(path)
+
+    writers: list[tuple[str | None, Callable[[str], None]]] = [
+        (args.json, lambda path: write(path, json.dumps(report.as_json(told), indent=1))),
+        (args.csv, lambda path: write(path, report.as_csv(told.plan, told.results))),
+        (args.html, draw),
+    ]
+    failed: list[str] = []
+    for path, writer in writers:
+        try:
+            if path:
+                writer(path)
+        except OutsideError as error:
+            failed.append(str(error))
+    if failed:
+        raise OutsideError("; ".join(failed))

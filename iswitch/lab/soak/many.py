@@ -11,19 +11,19 @@ from multiprocessing import resource_tracker
 from .generate import generate
 from .run import Result, run
 
-AT_ONCE = 8  # seeds handed to a process together
+FEW = 8  # seeds that are played before other processes have started
 
 
 def play(seeds: Sequence[int], processes: int) -> Iterator[Result]:
     """Play seeds in several processes, and yield the results as they come, in any order."""
-    if processes == 1 or len(seeds) <= AT_ONCE:
+    if processes == 1 or len(seeds) <= FEW:
         yield from map(play_seed, seeds)
         return
     with ExitStack() as stack:
         with _deaf_children():
             # Not a fork of this process, which may have threads: rich's, for one.
             pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(processes))
-        yield from pool.imap_unordered(play_seed, seeds, AT_ONCE)
+        yield from pool.imap_unordered(play_seed, seeds)
 
 
 @contextmanager
