@@ -22,6 +22,7 @@ from .survey import NothingToReplay, TraceSetting
 from .walk import Walk
 
 SHOWN_ROUNDS, SHOWN = 8, 10
+MOST_LATE = 4  # members that are named
 SLOW_DISK = "the switch's disk was full, or too slow; make room there, or name another place"
 NO_ROOM = (
     "what captured had no room left; give it more (tcpdump -B 65536; dumpcap -B 64 -C 100000000 "
@@ -256,12 +257,30 @@ def _job(job: dict[str, Any]) -> list[str]:
     if job["rounds_not_listed"]:
         found.append(f" {count(job['rounds_not_listed'], 'round')} more than are listed one by one")
     slow = sorted(job["per_round"], key=lambda r: -(r["seconds"] or 0.0))[:SHOWN_ROUNDS]
-    for told in slow[:3]:
-        if told["seconds"] is not None:
-            last, behind = told["straggler"], _ms(told["behind"])
-            straggler = "" if last is None else f"; {names[last]} was {behind} behind the others"
-            found.append(f" slow     round {told['number']} took {_ms(told['seconds'])}{straggler}")
-    return found
+    return found + [
+        f" slow     round {told['number']} took {_ms(told['seconds'])}"
+        + (f"; {who}" if (who := late(told, names)) else "")
+        for told in slow[:3]
+        if told["seconds"] is not None
+    ]
+
+
+def late(told: dict[str, Any], names: dict[int, str]) -> str:
+    """Name the members that were late together, and how far they were behind all others."""
+    if told["straggler"] is None:
+        return ""
+    ends = {int(rank): end for rank, (_, end) in told["spans"].items()}
+    last = ends[told["straggler"]]
+    limit = last - told["behind"] / 2  # nearer to the last than to the median of its others
+    others = max((end for end in ends.values() if end < limit), default=last)
+    ranks = [names[rank] for rank in sorted(ends) if ends[rank] >= limit]
+    behind = f"{_ms(last - others)} behind all others"
+    if len(ranks) == 1:
+        return f"{ranks[0]} was {behind}"
+    who = f"{', '.join(ranks[:-1])} and {ranks[-1]}"
+    if len(ranks) > MOST_LATE:
+        who = f"{len(ranks)} members"
+    return f"{who} were up to {behind}"
 
 
 def member_kind(member: dict[str, Any]) -> str:

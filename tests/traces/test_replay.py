@@ -18,7 +18,7 @@ from iswitch.traces import rounds as accounts
 from iswitch.traces.links import IP, TAGGED, LinkLayer
 from iswitch.traces.paired import ReplayOptions
 from iswitch.traces.reader import Reader
-from iswitch.traces.report import is_clean, lines, replay
+from iswitch.traces.report import is_clean, late, lines, replay
 from iswitch.traces.survey import NothingToReplay, survey
 from tests.support import ROOT
 from tests.support.combining import COMBINATIONS
@@ -159,6 +159,26 @@ def test_a_slow_worker_is_the_straggler(tmp_path: Path) -> None:
     (job,) = replayed(path)["jobs"]
     slow = [m for m in job["members"] if m["address"].startswith("10.26.0.3:")]
     assert slow[0]["last_of_round"] == 6
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((4.0, 4.11, 34.552, 35.014), "rank 2 and rank 3 were up to 30.904 ms behind all others"),
+        ((1.0, 2.0, 3.0, 10.0), "rank 3 was 7.000 ms behind all others"),
+        ((1.0, 5.0, 5.0, 5.0), "rank 1, rank 2 and rank 3 were up to 4.000 ms behind all others"),
+        ((1.0, *[9.0] * 9), "9 members were up to 8.000 ms behind all others"),
+        ((3.0, 3.0), ""),
+    ],
+)
+def test_members_that_are_late_together_are_named(ends: tuple[float, ...], said: str) -> None:
+    """Nobody who was late, too, is one of the others."""
+    rounds = accounts.RoundsSeen()
+    for rank, end in enumerate(ends):
+        rounds.contributed(rank, 0, np.array([0]), (end / 1000, end / 1000))
+    rounds.close()
+    names = {rank: f"rank {rank}" for rank in range(len(ends))}
+    assert late(accounts.as_json(rounds.told[0]), names) == said
 
 
 def test_the_same_trace_gives_the_same_output(trace: Path, tmp_path: Path) -> None:

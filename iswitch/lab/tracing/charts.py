@@ -160,7 +160,7 @@ def times(job: dict[str, Any]) -> Figure:
     axes.plot(x, [1000 * r["seconds"] for r in told], ".-", lw=1, ms=4, color=COLOURS[0],
               label="first packet to last aggregate")  # fmt: skip
     axes.plot(x, [1000 * r["behind"] for r in told], ".-", lw=1, ms=4, color=COLOURS[1],
-              label="last worker behind the others")  # fmt: skip
+              label="last worker behind the median of the others")  # fmt: skip
     axes.set(xlabel="round", ylabel="ms")
     axes.set_ylim(bottom=0)
     _whole(axes.xaxis)
