@@ -109,11 +109,11 @@ def in_a_line(fault: str | None) -> str:
 
 
 class RanksField(Field[int, bytes]):
-    """A bitmap of ranks, of as many bytes as it needs; it goes to the end, or to the MAC."""
+    """A bitmap of ranks; it goes to the end, or to the MAC."""
 
-    def addfield(self, _: Packet, s: bytes, val: int | None) -> bytes:
-        """Append the bytes of the bitmap."""
-        return s + wire.bitmap(val or 0)
+    def addfield(self, pkt: Packet, s: bytes, val: int | None) -> bytes:
+        """Append the bytes of the bitmap: the longest in a Join of workers without a rank."""
+        return s + wire.bitmap(val or 0, bool(pkt.fields.get("unranked")))
 
     def getfield(self, _: Packet, s: bytes) -> tuple[bytes, int]:
         """Read the bitmap; return the bytes behind it, too."""

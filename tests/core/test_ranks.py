@@ -214,7 +214,7 @@ def test_the_root_decides() -> None:
 def test_an_older_statement_is_not_heeded() -> None:
     bench = Bench()
     state(bench, 0, 2, 0b11)
-    assert state(bench, 0, 1, 0b0).ranks == 0b11
+    assert state(bench, 0, 1, 0b100).ranks == 0b11
     assert ask(bench, 8, 1)[0] is TAKEN
     assert state(bench, 0, 3, 0b01).ranks == 0b01
     assert ask(bench, 8, 1)[0] is OK

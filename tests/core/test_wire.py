@@ -95,7 +95,9 @@ def test_a_length_tells_whether_there_is_a_mac(action: Action) -> None:
 @pytest.mark.parametrize("action", Action)
 def test_an_action_has_its_lengths_only(action: Action) -> None:
     for length in range(270):
-        value = bytes(length - 1) + b"\1" if length else b""  # the end of a bitmap is not zero
+        # The end of a bitmap is not zero; a Join of workers without a rank has the longest.
+        last = b"\0" if action is Action.JOIN and length == TreeJoin.FORMAT.size else b"\1"
+        value = bytes(length - 1) + last if length else b""
         payload = bytes([action, 0, 0, 7, 0, 0, 0, 1]) + value
         if length in lengths(action):
             assert Control.parse(payload).action is action

@@ -114,10 +114,10 @@ def filters(layer: Packet) -> Iterator[tuple[fields.Field, Any]]:
     for field in table:
         value = layer.getfieldval(field.name)
         yield field, value.hex(":") if isinstance(value, bytes) else int(value)
-    if isinstance(layer, ISwitchTreeJoin | ISwitchAckRanks) and layer.ranks:
-        size = len(wire.bitmap(layer.ranks))
-        bitmap = fields.Field("ranks", "ranks", "Ranks", 0, size, "bitmap")
-        yield bitmap, wire.bitmap(layer.ranks).hex(":")
+    if isinstance(layer, ISwitchTreeJoin | ISwitchAckRanks):
+        bits = wire.bitmap(layer.ranks, bool(layer.fields.get("unranked")))
+        if bits:
+            yield fields.Field("ranks", "ranks", "Ranks", 0, len(bits), "bitmap"), bits.hex(":")
     entries = layer.awaited if isinstance(layer, ISwitchAckWho) else ()
     named = fields.entry(wire.AckWho)
     if isinstance(layer, ISwitchAckJob):

@@ -526,9 +526,10 @@ class RankJoin(Join):
 BITMAPS = (0, 32, 512)  # bytes that a bitmap of ranks may have
 
 
-def bitmap(ranks: int) -> bytes:
-    """A bitmap of ranks, of as many bytes as it needs."""
-    return ranks.to_bytes(next(n for n in BITMAPS if ranks < 1 << 8 * n), "little")
+def bitmap(ranks: int, longest: bool = False) -> bytes:
+    """A bitmap of ranks, of as many bytes as it needs, or the longest."""
+    sizes = BITMAPS[-1:] if longest else BITMAPS
+    return ranks.to_bytes(next(n for n in sizes if ranks < 1 << 8 * n), "little")
 
 
 class _WithRanks(_Value):
@@ -539,7 +540,12 @@ class _WithRanks(_Value):
     def pack(self) -> bytes:
         """The bytes that follow the header."""
         *fixed, ranks = _fields(self)
-        return self.FORMAT.pack(*fixed) + bitmap(ranks)
+        return self.FORMAT.pack(*fixed) + bitmap(ranks, self.is_longest)
+
+    @property
+    def is_longest(self) -> bool:
+        """Whether the bitmap is the longest, whatever it holds."""
+        return False
 
     @classmethod
     def takes(cls, length: int) -> bool:
@@ -551,8 +557,8 @@ class _WithRanks(_Value):
         """Read the bytes that follow the header, of a length that it takes."""
         fixed, ranks = value[: cls.FORMAT.size], value[cls.FORMAT.size :]
         found = cls(*(*cls.FORMAT.unpack(fixed), int.from_bytes(ranks, "little")))
-        if len(found.pack()) < len(value):
-            raise WireError("a bitmap of ranks is no longer than it has to be")
+        if len(found.pack()) != len(value):
+            raise WireError("a bitmap of ranks has another length than it has to have")
         return found
 
 
@@ -571,6 +577,15 @@ class TreeJoin(_WithRanks, SwitchJoin):
     ranks: int = 0
 
     FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBBBHHIHHIIIH")
+
+    @property
+    def is_longest(self) -> bool:
+        """Whether the bitmap is the longest: the answer may tell of ranks that were given."""
+        return self.unranked > 0
+
+    def takes_answer(self, ranks: int) -> bool:
+        """Whether this is long enough for an answer that tells these ranks."""
+        return len(bitmap(ranks)) <= len(bitmap(self.ranks, self.is_longest))
 
 
 @dataclass(frozen=True, slots=True)

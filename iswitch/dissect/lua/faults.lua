@@ -33,12 +33,13 @@ local function join_fault(v)
 end
 
 local function ranks_fault(v)
-    if not v.ranks then return end
-    local least = v.ranks:len() == BITMAPS[#BITMAPS] and BITMAPS[#BITMAPS - 1] or 0
-    for i = least, v.ranks:len() - 1 do
-        if v.ranks:get_index(i) > 0 then return end
+    local size, longest = v.ranks and v.ranks:len() or 0, BITMAPS[#BITMAPS]
+    local fits = size == 0
+    for i = size == longest and BITMAPS[#BITMAPS - 1] or 0, size - 1 do
+        fits = fits or v.ranks:get_index(i) > 0
     end
-    return "a bitmap of ranks is no longer than it has to be"
+    if (v.unranked or 0) > 0 then fits = size == longest end
+    if not fits then return "a bitmap of ranks has another length than it has to have" end
 end
 
 local function data_fault(index, size, known)
