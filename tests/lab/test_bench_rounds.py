@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from iswitch.lab.bench import html
 from iswitch.lab.bench.figures import Pictures
 from iswitch.lab.bench.group import Round
 from iswitch.lab.bench.plan import PAPER, Plan, Setting
-from iswitch.lab.bench.report import Report, as_csv, as_json, hint, limits, ms, note, table
+from iswitch.lab.bench.report import (
+    Report,
+    as_csv,
+    as_json,
+    hint,
+    limits,
+    ms,
+    note,
+    rich_tables,
+    table_of,
+)
 from iswitch.lab.bench.result import Results, wire_bound
 from iswitch.lab.options import foot
 from tests.lab.test_bench import SMALL, STAR, results, series
@@ -113,6 +125,22 @@ def test_the_legend_is_of_the_columns_that_are_there() -> None:
     assert columns.findall(note(plan, found)) == ["ratio", "wire", "workers"]
 
 
+@pytest.mark.parametrize("width", [30, 60, 80, 100])
+def test_tables_are_as_narrow_as_the_terminal_and_whole(width: int) -> None:
+    (cell,) = results().cells()
+    head, *lines = table_of(cell)
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as capture:
+        for part in rich_tables("a name", head, lines, width):
+            console.print(part)
+    shown = capture.get()
+    assert "\u2026" not in shown
+    assert max(map(len, shown.splitlines())) <= width
+    for text in (*head, *(text for line in lines for text in line)):
+        assert re.search(rf"(?<!\S){re.escape(text)}(?!\S)", shown)
+    assert (shown.count(head[0]) == 1) == (width == 100)
+
+
 def test_reports() -> None:
     plan = Plan([SMALL], [STAR], [])
     told = as_json(Report(plan, results(), {"CPU": "x"}, "iswitch bench", False))
@@ -123,7 +151,8 @@ def test_reports() -> None:
     assert [row["strategy"] for row in rows] == ["iswitch", "ring"]
     assert [float(row["ratio_p50"]) for row in rows] == [1.0, 2.0]
     (cell,) = results().cells()
-    shown = table(cell)
+    head, *lines = table_of(cell)
+    (shown,) = rich_tables("", head, lines, 100)
     assert shown.row_count == 2  # of nothing there is none
     assert [column.header for column in shown.columns] == [
         "strategy", "p50, ms", "quartiles, ms", "p99, ms", "rounds", "ratio", "switch, s/GB",

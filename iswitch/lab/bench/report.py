@@ -192,24 +192,41 @@ def title(cell: Sequence[Series]) -> str:
     )
 
 
-def table(cell: Sequence[Series]) -> Table:
-    """Make the table of a size and network for a terminal."""
-    head, *lines = table_of(cell)
-    return rich_table(title(cell), head, lines)
+def rich_tables(
+    name: str, head: Sequence[str], lines: Sequence[Sequence[str]], width: int
+) -> list[Table]:
+    """Make a table with a name, without empty columns, in as many parts as fit the width.
 
+    Every part begins with the first column.
 
-def rich_table(name: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
-    """Make a table with a name, without empty columns."""
+    Args:
+        name: stands above the first part.
+        head: the names of the columns.
+        lines: the lines below.
+        width: of the terminal, in columns.
+    """
     from rich.table import Table
     from rich.text import Text
 
-    head, *lines = filled(head, lines)
-    named = Text(name, style="bold")
-    found = Table(title=named, title_justify="left", box=None, collapse_padding=True)
-    for i, text in enumerate(head):
-        found.add_column(text, justify="right" if i else "left", no_wrap=True)
-    for texts in lines:
-        found.add_row(*map(Text, texts))
+    rows = filled(head, lines)
+    first, *others = (max(map(len, column)) + 1 for column in zip(*rows, strict=True))
+    parts: list[list[int]] = [[]]
+    room = space = width - 1 - first
+    for i, wide in enumerate(others, 1):
+        if parts[-1] and wide > room:
+            parts.append([])
+            room = space
+        parts[-1].append(i)
+        room -= wide
+    found = []
+    for part in parts:
+        named = Text(name, style="bold") if part is parts[0] else None
+        made = Table(title=named, title_justify="left", box=None, collapse_padding=True)
+        for i in (0, *part):
+            made.add_column(rows[0][i], justify="right" if i else "left", no_wrap=True)
+        for texts in rows[1:]:
+            made.add_row(*(Text(texts[i]) for i in (0, *part)))
+        found.append(made)
     return found
 
 

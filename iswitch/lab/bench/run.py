@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -87,7 +88,12 @@ def show(told: Report, found: Sequence[Comparison]) -> None:
     """Print the tables, of the paper's comparisons if there are any."""
     plan, results = told.plan, told.results
     machine_line = ", ".join(f"{k} {v}" for k, v in told.machine.items())
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
+    told_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").lstrip("0").isdecimal()
+    console = Console(highlight=False, width=None if told_width else 100)
+
+    def draw(name: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+        for part in report.rich_tables(name, head, lines, console.width):
+            console.print("", part, sep="\n")
 
     def say(text: str) -> None:
         console.print("", text, sep="\n", markup=False)
@@ -96,9 +102,10 @@ def show(told: Report, found: Sequence[Comparison]) -> None:
     if not results.cells():
         return
     for name, lines in paper.tables(found):
-        console.print("", report.rich_table(name, paper.HEAD, lines), sep="\n")
+        draw(name, paper.HEAD, lines)
     for cell in results.cells() if not found else ():
-        console.print("", report.table(cell), sep="\n")
+        head, *lines = report.table_of(cell)
+        draw(report.title(cell), head, lines)
         console.print(report.limits(cell, machine.cores()), markup=False)
     say(paper.NOTE if found else report.note(plan, results))
     if hint := report.hint(plan):
