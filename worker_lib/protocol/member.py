@@ -351,14 +351,16 @@ class Member(ABC, Generic[E]):
     def _request_answered(self, one: Unanswered, status: Status, ack: Ack, now: float) -> bool:
         """Take the answer to a request that is no Join."""
         self.requests.close(one)
+        asked = one.packet.value
+        of_room = isinstance(asked, Show) and asked.what == Shown.ROOM
         if status is Status.NOT_MEMBER and one.packet.action is not Action.LEAVE:
             self._rejoin(now)
         elif status is Status.OK and one.packet.action is Action.RESET:
             self._has_reset(ack.round)
-        elif status is Status.OK and one.packet.action is Action.SHOW:
+        elif status is Status.OK and of_room:
             self._switch_room = ack.threshold << 10
             self._share(self.joined)
-        return one.packet.action is not Action.SHOW
+        return not of_room  # which nobody but this asks for
 
     def _is_to_ask_again(self, ack: Ack, now: float) -> bool:
         """Whether to join once more, now or soon, although another worker has our rank."""
