@@ -12,6 +12,7 @@ from iswitch.core.format.wire import (
     NO_RANK,
     ROUND_MASK,
     Ack,
+    AckJob,
     Action,
     Shape,
     Show,
@@ -125,7 +126,7 @@ class Membership:
             )
         return TooFewWorkers(
             f"only {most} of {expected} workers joined job {job} within {timeout:g} s; are all of "
-            "them running, with the same job number and switch?"
+            "them running, with the same job number, switch and num_workers?"
         )
 
     def _shorten_packets(self) -> bool:
@@ -242,15 +243,18 @@ class Membership:
             self.session.join(time.monotonic())
             limit = time.monotonic() + WHO_PATIENCE
             self._await(None, limit)
-            if self.session.joined < self.session.terms.expected:
+            if self.session.terms.expected:
                 self.waiting.there = showing.members(lambda show: self._show(show, limit))
 
     def _show(self, show: Show, limit: float) -> Ack:
         number = self.session.request(Action.SHOW, show, time.monotonic())
         try:
-            return self._await(number, limit)
+            ack = self._await(number, limit)
         finally:
             self.session.forget(number)
+        if isinstance(ack, AckJob):
+            self.waiting.expected = ack.expected
+        return ack
 
     # Requests
 

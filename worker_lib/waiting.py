@@ -47,6 +47,7 @@ class Waiting:
         self.num_workers = num_workers
         self.on_member_lost = on_member_lost
         self._hosts = hosts or {}
+        self.expected = 0  # workers that the job waits for, as the switch has shown it
         self._threshold = 0  # H when all were there
         self._questions = 0
         self.begin(float("-inf"))
@@ -209,6 +210,11 @@ class Waiting:
             )
         told = self._told
         whom = self._whom()
+        if max(session.joined, self.num_workers) < self.expected:
+            whom += (
+                f" (this worker was made with num_workers={self.num_workers}, but the job expects "
+                f"{self.expected}: give all its workers one num_workers)"
+            )
         if failed:
             whom += f" ({failed} packets of this worker could not be sent: is the MTU too small?)"
         awaited = [self._placed(one) for one in told.awaited] if told else []

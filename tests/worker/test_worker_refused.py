@@ -21,6 +21,7 @@ from worker_lib import (
     AllreduceTimeout,
     Refused,
     SwitchUnreachable,
+    TooFewWorkers,
     Worker,
     WorkerError,
 )
@@ -192,6 +193,20 @@ def test_a_broadcast_address_is_that_of_no_switch(bind: tuple[str, int]) -> None
     broadcast = r"cannot reach 127\.255\.255\.255:9 from \S+: it is a broadcast address.*mend"
     with pytest.raises(SwitchUnreachable, match=broadcast):
         Worker(("127.255.255.255", 9), 1, 10, bind=bind)
+
+
+def test_workers_that_disagree_on_their_number_are_told(switch: Where, job: int) -> None:
+    vector = np.ones(10, np.float32)
+    both = r"made with num_workers=2, but the job expects 3: give all its workers one num_workers"
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(Worker, switch, job, 10, 3, timeout=5)
+        with Worker(switch, job, 10, 2, timeout=5) as worker:
+            with pytest.raises(AllreduceTimeout, match=both):
+                worker.allreduce(vector, timeout=1)
+            with pytest.raises(TooFewWorkers, match=r"only 2 of 3 .* num_workers"):
+                other.result(20)
+            with pytest.raises(AllreduceTimeout, match=f"rank . is missing.*{both}"):
+                worker.allreduce(vector, timeout=1)
 
 
 def test_constructor_that_fails_leaves_the_job(switch: Where, job: int) -> None:

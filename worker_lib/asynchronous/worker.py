@@ -264,7 +264,7 @@ class AsynchronousWorker(Joining):
                     raise TooFewWorkers(
                         f"{session.joined} of {self.num_workers} workers joined job {self.job} "
                         f"within {self.timeout:g} s, and no state to begin with was found; are all "
-                        "of them running, with the same job number and switch?"
+                        "of them running, with the same job, switch and num_workers?"
                     )
                 pause = JOIN_PAUSE if session.rank == NO_RANK else WHO_PAUSE
                 if session.member and now >= asked + pause:  # how many there are
