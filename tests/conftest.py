@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import itertools
 import os
@@ -16,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 from p4.tools import CLI, COMPILER, SWITCH, ToolMissing, find
 from tests.support import ROOT, machine
@@ -67,26 +67,34 @@ def dealt_out(file: str) -> str:
     The process that deals them out knows tests by their names only. So a mark that decides this is
     one of the whole file.
     """
-    marks = (ROOT / file).read_text()
-    return next((mark for mark in ("serial", "unit") if f"pytest.mark.{mark}" in marks), "")
+    marks = marks_of((ROOT / file).read_text())
+    return next((mark for mark in ("serial", "unit") if mark in marks), "")
 
 
-class Groups(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
-    """Deals tests out to the processes of `make test`.
+def marks_of(text: str) -> set[str]:
+    """Find the names in the `pytestmark` of a file."""
+    named = [
+        node.value
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
+    return {n.attr for value in named for n in ast.walk(value) if isinstance(n, ast.Attribute)}
+
+
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal tests out to the processes of `make test`.
 
     All serial tests go to one of them, units one by one, others by the file. (pytest-xdist's own
     groups have no effect with pytest 9.2, where a test cannot be renamed.)
     """
+    from xdist.scheduler import LoadScopeScheduling
 
-    def _split_scope(self, nodeid: str) -> str:
-        """Return the name of a test's group."""
-        file = nodeid.partition("::")[0]
-        return {"serial": "serial", "unit": nodeid}.get(dealt_out(file), file)
+    class Groups(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return {"serial": "serial", "unit": nodeid}.get(dealt_out(file), file)
 
-
-@pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
-    """Keep those together that must not disturb one another."""
     return Groups(config, log)
 
 

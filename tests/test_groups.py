@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.conftest import dealt_out
+from tests.conftest import marks_of
 from tests.support import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
-def test_marks_that_decide_are_of_whole_files(request: pytest.FixtureRequest) -> None:
-    for item in request.session.items:
-        file = str(item.path.relative_to(ROOT))
-        for mark in ("serial", "unit"):
-            mine = item.get_closest_marker(mark) is not None
-            assert mine == (dealt_out(file) == mark), f"{item.nodeid}: {mark}"
+@pytest.mark.parametrize("file", sorted((ROOT / "tests").rglob("test_*.py")))
+def test_marks_that_decide_are_of_whole_files(file: Path) -> None:
+    text = file.read_text()
+    whole = marks_of(text) & {"serial", "unit"}
+    assert len(whole) <= 1
+    marks = [ast.unparse(n) for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Attribute)]
+    for mark in ("serial", "unit"):
+        assert marks.count(f"pytest.mark.{mark}") == (mark in whole), mark
 
 
 def test_serial_tests_run_in_one_process() -> None:

@@ -17,6 +17,7 @@ import errno
 import os
 import re
 import resource
+import signal
 import sys
 import tempfile
 import threading
@@ -54,8 +55,8 @@ def guarded(name: str, run: Callable[[], int]) -> int:
             status = run()
         finally:
             _flush()
-    except KeyboardInterrupt:
-        return _stopped(name)
+    except KeyboardInterrupt as stopped:
+        return _stopped(name, getattr(stopped, "signum", signal.SIGINT))
     except BrokenPipeError:  # whoever read what we print has gone; so must we, quietly
         _print_no_more()
         return UNREAD
@@ -73,10 +74,10 @@ def guarded(name: str, run: Callable[[], int]) -> int:
     return status
 
 
-def _stopped(name: str) -> int:
-    """Say that Ctrl-C has ended a command; returns the exit status."""
-    _complain(f"{name}: stopped by SIGINT")
-    return interrupts.STATUS
+def _stopped(name: str, signum: int = signal.SIGINT) -> int:
+    """Say which signal has ended a command; return the exit status."""
+    _complain(f"{name}: stopped by {signal.Signals(signum).name}")
+    return 128 + signum
 
 
 def told(error: BaseException) -> tuple[int, str]:

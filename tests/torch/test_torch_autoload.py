@@ -55,6 +55,17 @@ def test_a_torch_that_takes_no_backend_is_imported_all_the_same() -> None:
     assert "PyTorch does not take the backend iswitch" in done.stderr
 
 
+def test_a_torch_without_a_module_is_imported_all_the_same() -> None:
+    code = (
+        "import sys, torch; sys.modules.pop('worker_lib.torch'); d = torch.distributed\n"
+        "del d.Backend.ISWITCH; sys.modules['torch.distributed.rendezvous'] = None\n"
+        "import worker_lib.torch"
+    )
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    assert "PyTorch does not take the backend iswitch" in done.stderr
+
+
 def test_it_is_an_entry_point() -> None:
     assert NAME == SCHEME
     (found,) = entry_points(group="torch.backends", name="iswitch")

@@ -22,7 +22,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from .errors import PeerLost
@@ -211,10 +211,12 @@ class ServerConnection(Connection):
     ) -> None:
         self._at, self._group = at, greeting["group"]
         try:
-            sock = socket.create_connection(at, timeout)
-            say(sock, greeting)
-            hear(sock)
-        except OSError as error:
+            with ExitStack() as failing:
+                sock = failing.enter_context(socket.create_connection(at, timeout))
+                say(sock, greeting)
+                hear(sock)
+                failing.pop_all()
+        except (OSError, ValueError) as error:
             raise PeerLost(name, str(error)) from None
         super().__init__(sock, name, timeout)
 

@@ -11,7 +11,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any
 
@@ -262,8 +262,10 @@ def connect(where: Iterable[Any], rank: int, purpose: int, peer: str, timeout: f
     """
     host, port = where
     try:
-        sock = socket.create_connection((host, port), timeout=timeout)
-        say(sock, [rank, purpose])
+        with ExitStack() as failing:
+            sock = failing.enter_context(socket.create_connection((host, port), timeout=timeout))
+            say(sock, [rank, purpose])
+            failing.pop_all()
     except OSError as error:
         raise PeerLost(peer, str(error)) from None
     return Connection(sock, peer, timeout)

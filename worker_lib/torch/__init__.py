@@ -44,9 +44,9 @@ def autoload() -> None:
     """Register the backend while PyTorch is imported, which must not fail for it."""
     try:
         _register()
-    except ModuleNotFoundError:
-        raise  # PyTorch itself
-    except Exception:
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            raise
         log.warning("PyTorch does not take the backend %s", NAME, exc_info=True)
 
 

@@ -126,7 +126,7 @@ class ControlPlane:
             return self._parent.handle(payload, now)
         try:
             packet = Control.parse(payload)
-            if isinstance(packet.value, Round) and not self._is_switch(peer, packet.job):
+            if isinstance(packet.value, Round) and self._is_no_switch(peer, packet.job):
                 raise WireError("only a switch names a round in a Reset")
         except WireError:
             if header.action == Action.ACK:
@@ -140,10 +140,10 @@ class ControlPlane:
             return [show(self.record, peer, packet, packet.value, now)]
         return self._execute_once(peer, packet, now)
 
-    def _is_switch(self, peer: Address, job: int) -> bool:
-        """Return whether a switch below is a member of a job at this address."""
+    def _is_no_switch(self, peer: Address, job: int) -> bool:
+        """Return whether another member than a switch is in a job at this address."""
         _, member = self.record.find(job, peer)
-        return member is not None and member.type is MemberType.SWITCH
+        return member is not None and member.type is not MemberType.SWITCH
 
     # Acks of members
 

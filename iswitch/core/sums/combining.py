@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from iswitch.core.format.wire import SEG_SIZE, DType, Op, Vector
 
+AT_ONCE = 256  # packets: comparing pairs takes 1 kB for each
 Words = npt.NDArray[Any]
 Combine = Callable[..., Words]  # (ours, theirs, out=None), as a ufunc of NumPy
 
@@ -94,11 +95,13 @@ def _locate(
         theirs: likewise.
         out: where to write the result: `ours`, or None for a new array.
     """
-    a, b = (words[:, SEG_SIZE // 8 :].view(pair) for words in (ours, theirs))
-    nan, others_nan = a["value"] != a["value"], b["value"] != b["value"]
-    wins = b["value"] > a["value"] if largest else b["value"] < a["value"]
-    level = (a["value"] == b["value"]) | (nan & others_nan)
-    wins = (others_nan & ~nan) | wins | (level & (b["index"] < a["index"]))
     result = ours.copy() if out is None else out
-    np.copyto(result[:, SEG_SIZE // 8 :].view(pair), b, where=wins)
+    for at in range(0, len(result), AT_ONCE):
+        rows = slice(at, at + AT_ONCE)
+        a, b = (words[rows, SEG_SIZE // 8 :].view(pair) for words in (result, theirs))
+        nan, others_nan = a["value"] != a["value"], b["value"] != b["value"]
+        wins = b["value"] > a["value"] if largest else b["value"] < a["value"]
+        level = (a["value"] == b["value"]) | (nan & others_nan)
+        wins = (others_nan & ~nan) | wins | (level & (b["index"] < a["index"]))
+        np.copyto(a, b, where=wins)
     return result
