@@ -1,4 +1,4 @@
-"""What is closed at the end of a `with` statement."""
+"""The base of all that a `with` statement closes."""
 
 from __future__ import annotations
 

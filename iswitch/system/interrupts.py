@@ -26,7 +26,7 @@ HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def end_at_once() -> None:
-    """Let Ctrl-C say so and end this process at once, unless the shell made it ignored."""
+    """Have Ctrl-C end this process at once, with a sentence, unless the shell ignores it."""
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, interrupt):
         signal.signal(signal.SIGINT, _end)
 

@@ -1,4 +1,4 @@
-"""No answer to a Join is longer than the Join: a forged source has no more sent to there."""
+"""No answer to a Join is longer than the Join: so it serves nobody who forges a source."""
 
 from __future__ import annotations
 

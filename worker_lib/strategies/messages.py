@@ -1,6 +1,7 @@
 """Messages between the processes of a group, also from connections of strangers.
 
-A message is a magic number, to recognise strangers, the length (four bytes, big endian), and JSON.
+A message has three parts: a magic number, which strangers lack; the length, four bytes big-endian;
+and JSON.
 """
 
 from __future__ import annotations

@@ -390,7 +390,7 @@ SHOW_PADDING = 211  # bytes that make a Show as long as the longest answer to it
 class Show(_Value):
     """The value of Show: what is to be told (`Shown`), and from which job number or seat on.
 
-    It is padded: whoever forges its source has no more sent to there than he sends.
+    It is padded: so a forged source is sent no more bytes than its forger has sent.
     """
 
     what: int
@@ -709,7 +709,7 @@ class AckJob(_WithEntries, Ack):
     state: int = 0
     members: tuple[Present, ...] = ()
 
-    # The length is odd, and that of no other Ack is: so lengths tell the kinds of Ack apart.
+    # Only this Ack has an odd length: so lengths tell the kinds of Ack apart.
     FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBHIIIHIB")
     ENTRY = Present
 

@@ -220,7 +220,7 @@ class Admission:
         stated = member.stated
         if isinstance(join, TreeJoin) and stated is not None:
             told = stated.decided, stated.given, member.ranks
-            # Who forges its source has no more sent to there than it sends. A late copy is ignored.
+            # A forged source is sent no more bytes than its forger sent. A late copy is ignored.
             ack = ack.telling(*told if join.takes_answer(member.ranks) else (0, 0, 0))
         packet = Control(Action.ACK, asked.packet.job, asked.packet.request, ack)
         return [Outgoing.control(asked.peer, packet.build()), *sends]
