@@ -34,7 +34,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Link:
-    """A cable between the nodes `a` and `b`. What is said of it holds in each direction.
+    """A cable between the nodes `a` and `b`. Its settings apply to each direction.
 
     `rate` in bit/s of whole Ethernet frames, None: as fast as the machine is; `delay` in seconds,
     one way; `loss` the probability that a frame is lost; `queue` the room before the bottleneck;

@@ -130,10 +130,10 @@ class Membership:
         )
 
     def _shorten_packets(self) -> bool:
-        """Try the next shorter packets: this switch may not take so many elements in one.
+        """Join again with shorter packets, as the switch may not take these; False: none are left.
 
-        Every worker tries the same numbers, from the same one on, so they meet. Each try has a
-        Request of its own: a late copy of one refusal must not pass for the next.
+        Every worker tries the same descending powers of two, so all end at the same one. Each try
+        has a Request number of its own, so a late copy of one refusal is not taken for the next.
         """
         shape = self.session.shape
         elements = 1 << (shape.elements - 1).bit_length() - 1 if shape.elements > 1 else 0
@@ -276,7 +276,7 @@ class Membership:
             self._await(None, limit)
 
     def _await(self, request: int | None, limit: float) -> Ack:
-        """Wait for the answer to a request; None: to a Join."""
+        """Wait for the answer to the request with number `request`; None: to any Join."""
         began = time.monotonic()
         self.port.refused = False
         while True:

@@ -81,7 +81,7 @@ class PipelineAccelerator(RoundAccelerator):
 
     @property
     def job(self) -> Job:
-        """Return the job whose sums these are."""
+        """Return the job whose segments this accelerator sums."""
         return self._job(self.number)
 
     def join(self, seat: int) -> None:

@@ -34,9 +34,9 @@ class PipelineSwitch(Switch):
 
     Args:
         pipeline: the data plane.
-        limits: what members may reserve.
-        keys: of the jobs that are keyed.
-        incarnation: of this switch, as a member of jobs at the pipeline's parent.
+        limits: limits of what members may reserve.
+        keys: keys of the keyed jobs.
+        incarnation: this switch's incarnation as a member of jobs at the pipeline's parent.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class PipelineSwitch(Switch):
         """Let the core act while the data plane handles no data; then update the data plane.
 
         Args:
-            jobs: the jobs that the action concerns, which are brought up to date first.
+            jobs: the jobs that the action concerns; they are updated from the data plane first.
             now: the time, in seconds.
-            action: of the core.
-            only: the member that it concerns; None: all. Then only the state of this member is
-                read, unless another member seems to have been silent for a lease time.
+            action: function of the core to call.
+            only: the one member that the action concerns; None: all members. Only this member's
+                state is read, unless another one seems to have been silent for a lease time.
         """
         self.pipeline.link.hold()
         try:
@@ -126,7 +126,7 @@ class LearningBridge(Bridge):
     """A bridge that reports where stations are.
 
     Args:
-        ports: how many there are.
+        ports: number of ports.
         learned: is given the port of each station that is new, or has moved.
     """
 

@@ -168,7 +168,7 @@ def settings(args: argparse.Namespace) -> Settings:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve."""
+    """Run the switch until it is stopped; return the exit status."""
     from iswitch.serving.process import serve
 
     return serve(settings(args))

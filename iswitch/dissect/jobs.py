@@ -60,7 +60,7 @@ class JobsSeen:
         self._asked: dict[tuple[Pair, int, int], Shape | None] = {}  # Joins without an answer yet
 
     def of(self, source: End, destination: End) -> JobKnown | None:
-        """Find the job of a packet between these two; None: it is unknown."""
+        """Find the job of a packet by its two ends; None: the job is unknown."""
         for member, switch, to_switch in (
             (source, destination, True),
             (destination, source, False),

@@ -116,7 +116,7 @@ class RanksField(Field[int, bytes]):
         return s + wire.bitmap(val or 0, bool(pkt.fields.get("unranked")))
 
     def getfield(self, _: Packet, s: bytes) -> tuple[bytes, int]:
-        """Read the bitmap; return the bytes behind it, too."""
+        """Split bytes into those that follow the bitmap, and the bitmap as an integer."""
         end = len(s) if len(s) in wire.BITMAPS else len(s) - MAC_SIZE
         return s[max(end, 0) :], int.from_bytes(s[: max(end, 0)], "little")
 
@@ -213,7 +213,7 @@ class EntriesField(PacketListField):
     """A list of entries up to the end of the packet, or to its MAC."""
 
     def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Any]:
-        """Read the entries; return the bytes behind them, too."""
+        """Split bytes into those that follow the entries, and the entries."""
         entry = cast(Callable[..., Packet], self.cls)
         size = len(entry())
         keyed = len(s) % size == MAC_SIZE % size  # 12 or 14 bytes each: no length can be both

@@ -160,7 +160,7 @@ class Chassis:
             return len(frames.lengths)
 
     def _take(self, known: KnownFlow, rows: Rows, now: float) -> Iterable[Sends]:
-        """Hand sound packets of one flow to the switch.
+        """Hand undamaged packets of one flow to the switch.
 
         Args:
             known: the flow, and the layout of its last datagram.

@@ -213,5 +213,5 @@ def either(one: Verdict | None, other: Verdict | None) -> Verdict | None:
 
 
 def some(verdict: Verdict) -> Verdict | None:
-    """Return the verdict; None if it names no frame."""
+    """Return the verdict; None if it is false for all frames."""
     return verdict if verdict.any() else None

@@ -46,7 +46,7 @@ class Fates(NamedTuple):
     reordered: int
 
     def as_sent(self, count: int, now: float) -> bool:
-        """Return whether all of `count` packets come out at once and unchanged."""
+        """Return whether all of `count` packets leave by `now`: each once, undamaged."""
         n = len(self.which)
         return (
             n == count

@@ -10,11 +10,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 class Bar:
-    """A progress bar on stderr while it is entered; it is shown on a terminal only.
+    """A progress bar on stderr, shown inside its `with` block, on a terminal only.
 
     Args:
-        total: units of work.
-        start: the text before the first unit is done.
+        total: number of units of work.
+        start: text to show until the first call of `show`.
     """
 
     def __init__(self, total: float, start: str = "") -> None:

@@ -51,13 +51,13 @@ class BurstReader:
         self._overflow = 0
 
     def bursts(self, bodies: Rows, lengths: list[int], meta: Rows, spacing: Spacing) -> list[Burst]:
-        """Cut the datagrams of one call into bursts, and adapt the spacing to them.
+        """Cut the datagrams of one system call into bursts, and adapt the spacing to them.
 
         Args:
             bodies: (n, room) bytes, a datagram each.
             lengths: bytes of each.
             meta: (n, size) bytes, each datagram's sender and control messages.
-            spacing: the room for each, which is adapted.
+            spacing: bytes of room for each datagram; adapted for the next call.
         """
         n, room = len(lengths), spacing.value
         if n > BATCH_SUPER or max(lengths) > room:

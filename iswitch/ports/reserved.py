@@ -111,7 +111,7 @@ class SystemBuffers(Buffers):
         return self._pending
 
     def see(self, nbytes: int) -> None:
-        """Check, before the first byte is taken, that the system can give `nbytes` in all.
+        """Check, before the first byte is taken, that the system can provide a total of `nbytes`.
 
         Raises:
             MemoryError: it cannot.

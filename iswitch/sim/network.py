@@ -252,7 +252,7 @@ class VirtualNetwork:
             self._put(arrival.due, partial(self._arrive, link, peer, arrival))
 
     def _echo(self, link: VirtualLink, peer: Address, burst: Burst) -> None:
-        """Send packets once more that the network has kept."""
+        """Send a burst again that the network has sent before."""
         self.echoed += len(burst.rows)
         self._put_on(link, peer, burst)
 
@@ -302,7 +302,7 @@ class VirtualNetwork:
             self._speak(node)
 
     def _unpack(self, node: Node, stack: HostStack, burst: Burst) -> Iterator[Burst]:
-        """Yield the forged datagrams in frames that came; the stack handles other frames."""
+        """Yield the forged datagrams among received frames; the stack handles the other frames."""
         self._note_packets(RECEIVED, burst, node.address)
         for row in burst.rows:
             datagram = stack.receive(row.tobytes())

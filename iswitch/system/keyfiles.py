@@ -36,7 +36,7 @@ def read_keys(path: str) -> Keys:
     """Read a switch's keys from TOML: `7 = "KEY"` for job 7, `default = "KEY"` for others.
 
     Raises:
-        KeyUnusable: the file cannot be read, or others can, or it is written otherwise.
+        KeyUnusable: the file is unreadable, malformed, or readable by other users.
     """
     text = _private(path)
     try:

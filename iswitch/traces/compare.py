@@ -117,11 +117,12 @@ class Pending(NamedTuple):
 
 
 class Comparison:
-    """Compares as the replay goes on.
+    """Compares captured aggregates with those of the replay, as the replay proceeds.
 
     Args:
-        switch: the one that replays.
-        magnitudes: one that is sent absolute values, where packets are in no known order.
+        switch: switch that replays the trace.
+        magnitudes: switch that sums absolute values, to bound rounding errors where the order
+            of the packets is unknown; None: the order is known.
     """
 
     def __init__(self, switch: Switch, magnitudes: Switch | None = None) -> None:

@@ -138,7 +138,7 @@ class Replayer(Walk):
             self._chassis.plug([jack] * (places - jacks))
 
     def _alternate(self, packets: Packets, what: npt.NDArray[np.int64]) -> bool:
-        """Return whether most packets, by a sample, are of another flow than the one before."""
+        """Return whether the groups in a sample of the packets average fewer than `FEW` packets."""
         if len(self.ports) > MOST_PORTS:
             return False
         sample = min(len(what), SAMPLE)

@@ -161,7 +161,7 @@ class ISwitch(OwnSwitch):
 
     @classmethod
     def batchStartup(cls, switches: Sequence[ISwitch]) -> Sequence[ISwitch]:
-        """Wait until these serve; called by Mininet after all were started."""
+        """Wait until these switches listen; Mininet calls this after it has started all."""
         for switch in switches:
             if switch.batch:
                 switch.await_listening()

@@ -432,4 +432,4 @@ class Member(ABC, Generic[E]):
             self.join(now)
 
     def _lost_place(self) -> None:
-        """Forget what the switch that lost this membership had said."""
+        """Forget the statements of the switch, which has lost this membership."""

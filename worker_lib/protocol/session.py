@@ -84,9 +84,9 @@ class Session(Repairing):
     def begin(self, vector: Vector, out: Vector, now: float, own: bool = False) -> None:
         """Begin the allreduce of the current round, or begin it again after it was given up.
 
-        `vector` and `out` are flat, (numel,). The second time the vector counts only where it had
-        not been sent yet. `own` says that nobody else writes to `out`: then what has come need not
-        come again.
+        `vector` and `out` are flat, (numel,). The second time `vector` counts only in segments that
+        were not sent yet. `own` says that nothing else writes to `out`: then aggregates that it
+        holds need not be received again.
         """
         self._begin_round()
         if self._rejoining and not self.requests:  # a switch that refused us may take us now

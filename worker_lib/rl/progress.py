@@ -69,7 +69,7 @@ class Progress:
 
     @property
     def mean_return(self) -> float:
-        """Return the mean return of all workers' last episodes; NaN until all had enough."""
+        """Return the mean of `returns`; NaN until every worker has finished `window` episodes."""
         return float(self.returns.mean())
 
     @property

@@ -35,7 +35,7 @@ class Incoming:
         self._size = HEAD.size  # of the head; once that is there, of head and JSON
 
     def read(self) -> bool:
-        """Receive more of it, nothing beyond; return whether it is complete.
+        """Receive more of the message, and nothing after it; return whether it is complete.
 
         Raises:
             OSError: the connection has ended, or the socket's timeout is over.

@@ -167,7 +167,7 @@ class Burst(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """Packets to send: as a `Burst`, but to each of several receivers."""
+    """A burst of packets (see `Burst`) to send to each of several receivers, `peers`."""
 
     peers: tuple[Address, ...]
     tos: int
@@ -225,7 +225,7 @@ class Stretch(NamedTuple):
         return self.start + len(self.rows) if self.indices is None else int(self.indices[-1]) + 1
 
     def consecutive(self) -> list[Stretch]:
-        """Cut it into stretches of consecutive segments."""
+        """Cut the stretch into stretches of consecutive segments."""
         if self.indices is None:
             return [self]
         n, size = self.rows.shape

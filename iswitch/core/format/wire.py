@@ -169,7 +169,7 @@ class DType(IntEnum):
 
     @property
     def is_float(self) -> bool:
-        """Whether elements are floating-point numbers, and no pairs."""
+        """Whether elements are floating-point numbers; pairs of a value and an index are not."""
         return self in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64)
 
     @cached_property
@@ -544,7 +544,7 @@ class _WithRanks(_Value):
 
     @property
     def is_longest(self) -> bool:
-        """Whether the bitmap is the longest, whatever it holds."""
+        """Whether the bitmap takes the longest form, whatever ranks it names."""
         return False
 
     @classmethod
@@ -580,7 +580,7 @@ class TreeJoin(_WithRanks, SwitchJoin):
 
     @property
     def is_longest(self) -> bool:
-        """Whether the bitmap is the longest: the answer may tell of ranks that were given."""
+        """Whether the bitmap must be the longest, as an answer of equal size may name new ranks."""
         return self.unranked > 0
 
     def takes_answer(self, ranks: int) -> bool:
@@ -817,5 +817,5 @@ def later(a: int | None, b: int) -> int:
 
 
 def split_seg(seg: int) -> tuple[int, int]:
-    """The round and the index in a `Seg`."""
+    """Split a `Seg` into its round and its index."""
     return seg >> 32, seg & 0xFFFFFFFF

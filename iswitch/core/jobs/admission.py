@@ -135,7 +135,7 @@ class Admission:
 
     @staticmethod
     def _is_still(asked: Asked, member: Member) -> bool:
-        """Return whether a Join is of the member's own process, or of any process of a switch."""
+        """Return whether the process of `member` sent a Join; always if both are switches."""
         same = asked.packet.request == member.incarnation
         return same or asked.type is member.type is MemberType.SWITCH
 
@@ -201,9 +201,9 @@ class Admission:
         return sends + (self.hierarchy.changed(job, now) if self.hierarchy else [])
 
     def _joined(self, asked: Asked, job: Job, member: Member) -> list[Outgoing]:
-        """Answer the Join of a member; a settled member that comes back keeps its round.
+        """Answer the Join of a member; a settled member that rejoins keeps its round.
 
-        Until the switch above has reset the job, no round to begin in is known: send nothing.
+        Send nothing until the switch above has reset the job: the first round is not known before.
         """
         join, now = asked.join, asked.now
         if job.awaits_reset and not asked.is_heartbeat:

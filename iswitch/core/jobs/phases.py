@@ -24,7 +24,7 @@ class JobPhase(Enum):
 
 
 class Standing(Enum):
-    """In which rounds a contributor takes part."""
+    """The rounds in which a contributor takes part."""
 
     HELD_BACK = "came back in its first round: its contributions wait until the others have come"
     NEWCOMER = "from its first round on"
@@ -32,7 +32,7 @@ class Standing(Enum):
 
 
 class Named(Enum):
-    """What a job's present round is known from."""
+    """The evidence for a job's current round number."""
 
     NOBODY = "nobody"
     NEWCOMERS = "only members in their first round, behind which others may be by up to two"

@@ -74,9 +74,10 @@ def _next_job(record: Record, named: int, first: int, now: float) -> Ack | None:
 
 
 def _members(record: Record, peer: Address, number: int, first: int, now: float) -> Ack | None:
-    """Make the Ack that names the contributors on seats `first` and up; None: no member asks.
+    """Make the Ack that names the contributors on seats `first` and up.
 
-    A member keeps its seat: a series of questions names each present member once.
+    None: the job does not exist, or the asker is no member of it. Seats never change, so
+    questions with growing `first` name each present member once.
     """
     job = record.jobs.get(number)
     if job is None or job.member(peer) is None:

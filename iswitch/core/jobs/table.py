@@ -10,13 +10,13 @@ from .job import Job
 
 
 class Jobs(dict[int, Job]):
-    """Maps numbers to jobs.
+    """Maps job numbers to jobs.
 
-    The jobs that share a key, or have none, are also kept in a sorted list: requests can list a
-    thousand of them one by one without sorting each time.
+    The numbers of jobs that share a key (or have none) are also kept in a sorted list, so that
+    requests that list jobs one by one need no sorting.
 
     Args:
-        keys: of the keyed jobs.
+        keys: keys of the keyed jobs.
     """
 
     def __init__(self, keys: Keys) -> None:

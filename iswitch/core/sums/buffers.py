@@ -20,10 +20,10 @@ class Buffers:
     """Allocates buffers from plain memory, which the system may only promise."""
 
     def see(self, nbytes: int) -> None:
-        """Check, before the first allocation, that the system can give `nbytes` in all.
+        """Check, before the first allocation, that the system can provide a total of `nbytes`.
 
         Raises:
-            MemoryError: the system cannot.
+            MemoryError: the system cannot provide them.
         """
 
     def take(self, nbytes: int) -> Rows:

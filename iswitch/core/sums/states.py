@@ -30,7 +30,7 @@ class Mark(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """States, (n, words), of segments with indices (n,), ready to be written."""
+    """New states (n, words) of the segments `indices` (n,), not yet written to the table."""
 
     words: Bitmaps
     indices: Indices

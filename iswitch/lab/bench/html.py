@@ -22,9 +22,9 @@ def page(report: Report, comparisons: Sequence[Comparison], names: Sequence[str]
     """Make the page of `iswitch bench --html`.
 
     Args:
-        report: what it shows.
-        comparisons: those of `iswitch bench paper`.
-        names: of the CSV file and the JSON file that its links save.
+        report: measurements that the page shows.
+        comparisons: comparisons with the paper, of `iswitch bench paper`; may be empty.
+        names: file names of the page's CSV and JSON downloads.
     """
     plan, results = report.plan, report.results
     found = Page("iSwitch benchmark", f"Allreduce side by side, world {plan.world}")

@@ -59,7 +59,7 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Way:
-    """A strategy with its options, such as `ps:servers=2`; `label` is what was written."""
+    """A strategy with its options, such as `ps:servers=2`, which is then its `label`."""
 
     label: str
     name: str

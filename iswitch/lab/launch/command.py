@@ -141,5 +141,5 @@ def hand_on_key(path: str | None) -> None:
 
 
 def tell(command: str, message: str) -> None:
-    """Tell the user something beside what the commands print; `run` or `record` tells it."""
+    """Print a message of `run` or `record` on stderr, apart from the output of the workers."""
     print(f"iswitch {command}: {message}", file=sys.stderr, flush=True)

@@ -107,7 +107,7 @@ class Child:
 
 
 class Heard(NamedTuple):
-    """A line that a child printed; None: no more comes from there."""
+    """A line that a child printed; None: that stream of the child has ended."""
 
     child: Child
     line: str | None

@@ -151,8 +151,8 @@ class Drawing:
     def strangers(self, jobs: tuple[Job, ...]) -> None:
         """Add strangers that send, but no attack that could succeed.
 
-        After a restart a switch knows neither numbers nor rounds, so replayed packets may count.
-        Data sent from a member's place renews its lease.
+        Leave out replays if a switch restarts: it forgets Request numbers and rounds, and might
+        accept them. Leave out "garble" if members have leases, which data from their place renews.
         """
         kinds = ["stranger", "spoof"]
         if not self.lease:

@@ -52,17 +52,17 @@ def rank_of(job: Job, host: str) -> int:
 
 @dataclass(frozen=True)
 class Process:
-    """A worker's process: which one it is, and where.
+    """The identity and the place of a worker's process.
 
     Attributes:
-        scenario: the whole history.
-        network: where it lives.
-        host: the name of its host.
-        address: of its host.
-        switch: where it joins.
+        scenario: scenario of the whole history.
+        network: network of its host.
+        host: name of its host.
+        address: address of its host.
+        switch: address of the switch that it joins.
         identity: its number among the processes of its job.
         incarnation: larger than that of the process before.
-        look: called after every round.
+        look: function that is called after every round.
     """
 
     scenario: Scenario

@@ -28,10 +28,10 @@ def play(seeds: Sequence[int], processes: int) -> Iterator[Result]:
 
 @contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Make a context whose started processes ignore Ctrl-C; this process takes it and ends them.
+    """Make processes that start in the `with` block ignore Ctrl-C; their parent ends them.
 
-    A Ctrl-C that comes meanwhile is raised after the block: a process whose parent ends while it
-    starts prints an error.
+    A Ctrl-C in the block is raised after it: a process prints an error if its parent ends while
+    it starts.
     """
     resource_tracker.ensure_running()  # else the Pool starts it, which unblocks SIGINT
     came: list[int] = []

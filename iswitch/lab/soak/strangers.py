@@ -160,7 +160,7 @@ class Stranger:
             )
 
     def _look_at_stack(self, node: Address) -> None:
-        """Check that a host that took a frame still sends to its switch."""
+        """Check that a stranger's frame has not redirected a host's packets from its switch."""
         host = self.network.nodes[node]
         if host.stack is not None and host.stack.is_turned:
             wrong = host.stack.neighbour.hex(":")

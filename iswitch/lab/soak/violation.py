@@ -2,7 +2,7 @@
 
 
 class Violation(Exception):
-    """A promise was broken: `kind` says which, the message how."""
+    """A promise was broken: `kind` names the promise; the message says how it was broken."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")

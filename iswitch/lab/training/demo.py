@@ -124,7 +124,7 @@ class DemoRecord(Record[DemoLearner]):
 
     @property
     def over(self) -> bool:
-        """Return whether there is nothing to wait for; workers that are done end by themselves."""
+        """Return whether the demo failed, or is done and its workers had time to exit."""
         return self.failure is not None or (self.done and self._left)
 
     @property

@@ -77,11 +77,11 @@ class Record(ABC, Generic[L]):
         """Note the time; called some times a second."""
 
     def fail(self, why: str, is_outside: bool = False) -> None:
-        """End the training; the first reason counts.
+        """End the training as failed; later calls change nothing.
 
         Args:
-            why: in words.
-            is_outside: a full disk, say, is the reason.
+            why: reason of the failure, in words.
+            is_outside: whether the cause is outside the program, such as a full disk.
         """
         if self.failure is None:
             self.failure, self.status = why, OUTSIDE if is_outside else 1
