@@ -50,7 +50,7 @@ def reading(
     and may raise others in their next version. So all are caught; the error keeps its cause.
 
     Args:
-        name: of the file, or of other input that is parsed.
+        name: name of the file, or of other input that is parsed.
         kind: makes the error of its message.
         what: the verb for the message if the system refuses.
 

@@ -64,8 +64,8 @@ class Constants:
     """Named words with the same bits in every lane.
 
     Args:
-        lanes: of a word.
-        lane: bits of each.
+        lanes: number of lanes of a word.
+        lane: bits of a lane.
     """
 
     def __init__(self, lanes: int, lane: int) -> None:

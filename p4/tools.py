@@ -77,7 +77,7 @@ def version(compiler: str) -> str:
     """Return the version that a compiler prints.
 
     Raises:
-        CompilationFailed: it prints none.
+        CompilationFailed: the compiler prints no version.
     """
     done = subprocess.run([compiler, "--version"], capture_output=True, text=True)
     if done.returncode:

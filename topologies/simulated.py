@@ -31,10 +31,10 @@ class Simulation:
 
     Args:
         topology: what is built; its `seed` is that of all chances.
-        limits: of every switch.
+        limits: limits of every switch.
         trace: where all is written down, if anywhere.
         latency: seconds that a packet needs on any link at least.
-        keys: of the keyed jobs, by number.
+        keys: keys of the keyed jobs, by number.
         ports: whether switches have ports, take frames there, and guard them.
     """
 

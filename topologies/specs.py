@@ -128,7 +128,7 @@ def parse_subnet(text: str) -> IPv4Network:
     """Parse an IPv4 network.
 
     Raises:
-        TopologyError: it is none.
+        TopologyError: the text is no IPv4 network.
     """
     try:
         return IPv4Network(text)
@@ -140,7 +140,7 @@ def parse_seed(text: str) -> int:
     """Parse a seed.
 
     Raises:
-        TopologyError: it is none.
+        TopologyError: the text is no seed.
     """
     if not text.isdecimal() or len(text) > MOST_DIGITS:
         raise TopologyError(f"seed {text!r} is not a whole number of 0 or more; write seed=1")

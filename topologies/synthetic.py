@@ -106,7 +106,7 @@ def synthesize(path: str | Path, topology: Topology, job: SyntheticJob, switch: 
     """Write the trace of a job at one switch of a network.
 
     Args:
-        path: of the pcapng file.
+        path: path of the pcapng file.
         topology: the network; its links may be impaired, and its `seed` is that of all chances.
         job: what the worker of every host does.
         switch: the switch whose ports are recorded.

@@ -63,7 +63,7 @@ def whole(name: str, value: object, least: int, most: int, hint: str) -> int:
     """Return a value as an int if it is a whole number from `least` to `most`.
 
     Raises:
-        ValueError: it is not; the message ends with `hint`.
+        ValueError: the value is anything else; the message ends with `hint`.
     """
     if isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most:
         return int(value)

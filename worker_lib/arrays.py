@@ -28,7 +28,7 @@ def as_array(name: str, value: Any) -> Vector:
     """View an array, or a PyTorch tensor on the CPU, as a NumPy array, without a copy.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: the argument is neither.
     """
     if isinstance(value, np.ndarray):
         return value

@@ -124,7 +124,7 @@ class Controller(Closing):
         job: the job's number, 0..65535.
         timeout: seconds an answer may take.
         bind: local (host, port). A membership belongs to this address.
-        key: of a keyed job, 1 to 64 bytes.
+        key: key of a keyed job, 1 to 64 bytes.
 
     Raises:
         OSError: the address cannot be bound, or no route leads to the switch.

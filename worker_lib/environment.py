@@ -45,7 +45,7 @@ def read(environment: Mapping[str, str]) -> Assignment:
     member. Nor need a key or a rank.
 
     Raises:
-        ValueError: one of them lacks or is wrong; the message names it.
+        ValueError: a variable is missing or wrong; the message names it.
     """
     switch = address(environment, "ISWITCH_SWITCH", "127.0.0.1:26963")
     job = arguments.job_number(number(environment, "ISWITCH_JOB"))
@@ -65,7 +65,7 @@ def size(environment: Mapping[str, str]) -> int | None:
     None: nothing tells.
 
     Raises:
-        ValueError: it is no number, or 0.
+        ValueError: the variable is no number, or 0.
     """
     name = _size_name(environment)
     if name is None:

@@ -31,7 +31,7 @@ class SwitchUnreachable(WorkerError):
         """Make the error of an address at which nobody answered.
 
         Args:
-            address: of the switch.
+            address: address of the switch.
             seconds: how long.
             refused: no process listens there.
             assigned: the switch that `iswitch run` has for this process, "" outside of it.
@@ -276,7 +276,7 @@ class MembershipLost(WorkerError):
 
 
 class VersionTimeout(WorkerError):
-    """Something an `AsynchronousWorker` waited for did not happen within its timeout."""
+    """A call of an `AsynchronousWorker` did not finish within its timeout."""
 
 
 def _memory(kib: int) -> str:

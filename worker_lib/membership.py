@@ -51,7 +51,7 @@ class Membership:
 
     Args:
         port: the socket, which it takes over.
-        terms: of the session.
+        terms: terms of the session.
         on_member_lost: what to do when a worker is lost.
         hosts: names of hosts by address, for messages.
 
@@ -153,7 +153,7 @@ class Membership:
 
         Args:
             vector: flat, (numel,).
-            out: of that shape; takes the sum.
+            out: array of that shape to take the sum.
             timeout: seconds.
             own: nobody else writes to `out`.
             round_: the round of the program; None: the current one.

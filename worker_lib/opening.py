@@ -54,7 +54,7 @@ class Opening:
     Attributes are those of the workers; `elements` is their `elements_per_segment`.
 
     Raises:
-        ValueError: one of them is out of its range.
+        ValueError: an argument is out of its range.
     """
 
     switch: tuple[str, int]
@@ -112,10 +112,10 @@ def refused(
     """Make the error of a request that the switch refused.
 
     Args:
-        session: that asked.
-        action: what it asked for.
+        session: session that asked.
+        action: action that it asked for.
         status: why it was refused.
-        ack: what else the switch said.
+        ack: the switch's answer.
         hosts: names of hosts by address.
     """
     detail = ""

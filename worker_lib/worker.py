@@ -67,7 +67,7 @@ class Worker(Joining):
         restart_safe: keep a copy of the last vector for a switch that loses its state.
         offload: use segmentation offload where the machine has it.
         bind: local (host, port).
-        key: of a keyed job, 1 to 64 bytes.
+        key: key of a keyed job, 1 to 64 bytes.
         shorter: vectors may have fewer elements than `numel`, equally many in all workers each
             time; only as many segments travel as they fill.
         partial: a worker may leave rounds out: every allreduce says which round of the program it

@@ -74,7 +74,7 @@ class CpuLink:
         """Wait until all orders are carried out.
 
         Raises:
-            PipelineSilent: they are not carried out.
+            PipelineSilent: an order was not carried out in time.
         """
         if self._orders:
             self.ask([CpuHeader(CpuOp.LOOK)])

@@ -62,7 +62,7 @@ class Pipeline:
         link: to its CPU port.
         runtime: its tables.
         own: the addresses of the switch.
-        ports: how many it has.
+        ports: number of ports.
         parent: the switch above.
     """
 

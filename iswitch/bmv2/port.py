@@ -22,7 +22,7 @@ class CpuWire:
     """An interface whose other end is the CPU port of the switch.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the interface cannot be opened.
     """
 
     def __init__(self, ifname: str) -> None:

@@ -158,7 +158,7 @@ def await_listening(process: subprocess.Popen[bytes], port: int) -> None:
     """Wait until the runtime API answers.
 
     Raises:
-        Bmv2Failed: it does not.
+        Bmv2Failed: the API does not answer.
     """
     limit = time.monotonic() + LISTEN_SECONDS
     while time.monotonic() < limit:

@@ -7,7 +7,7 @@ class Room:
     """Hands out ranges of a given number of slots, first fit.
 
     Args:
-        slots: how many there are.
+        slots: number of slots.
     """
 
     def __init__(self, slots: int) -> None:

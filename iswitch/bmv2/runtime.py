@@ -30,7 +30,7 @@ class Runtime(Protocol):
         """Execute lines; return the answer to each.
 
         Raises:
-            RuntimeRefused: one of them was not.
+            RuntimeRefused: a line was refused.
         """
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class Cli:
         command: the program and its arguments.
 
     Raises:
-        RuntimeRefused: it does not start.
+        RuntimeRefused: the program does not start.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -70,7 +70,7 @@ class Cli:
         """Execute lines; return the answer to each.
 
         Raises:
-            RuntimeRefused: one of them was not.
+            RuntimeRefused: a line was refused.
         """
         self._in.write("".join(f"{line}\n" for line in lines).encode())
         self._in.flush()

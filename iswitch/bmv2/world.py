@@ -34,10 +34,10 @@ def build(
         ports: the interfaces, in the order of the ports' numbers.
         own: the switch's addresses.
         limits: what members may reserve.
-        keys: of the jobs that are keyed.
+        keys: keys of the keyed jobs.
         cache: the folder that keeps compiled programs.
         parent: the switch above.
-        incarnation: of this switch, as a member of jobs there.
+        incarnation: incarnation of this switch, as a member of jobs there.
 
     Raises:
         ToolMissing: compiler or switch are not there.

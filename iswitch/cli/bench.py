@@ -97,12 +97,12 @@ def switch_options(text: str, pin: bool, world: str) -> list[str]:
     """Read the options for `iswitch switch`.
 
     Args:
-        text: of --switch.
+        text: value of --switch.
         pin: whether processes are kept on cores.
         world: where switches run.
 
     Raises:
-        UsageError: it has no such options, or they contradict --pin or the world.
+        UsageError: `iswitch switch` has no such options, or they contradict --pin or the world.
     """
     parser = argparse.ArgumentParser(exit_on_error=False)
     switch.configure(parser)

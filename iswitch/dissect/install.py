@@ -19,7 +19,7 @@ def install(folder: Path | None) -> None:
     """Write the plugin into a folder (None: the user's), and check that tshark loads it.
 
     Raises:
-        UsageError: it cannot be written or loaded.
+        UsageError: the plugin cannot be written or loaded.
     """
     path = (folder or personal_folder()) / NAME
     write(path, dissector())
@@ -32,7 +32,7 @@ def uninstall(folder: Path | None) -> None:
     """Remove the plugin from a folder (None: the user's).
 
     Raises:
-        UsageError: it is not there, or not ours.
+        UsageError: the folder holds no plugin, or one that is not ours.
     """
     path = (folder or personal_folder()) / NAME
     remove(path)
@@ -43,7 +43,7 @@ def personal_folder() -> Path:
     """Return the folder in which Wireshark looks for a user's own Lua plugins.
 
     Raises:
-        UsageError: it was built without Lua.
+        UsageError: Wireshark was built without Lua.
     """
     if shutil.which("tshark") is None:
         return Path.home() / ".local/lib/wireshark/plugins"  # its default

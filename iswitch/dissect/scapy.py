@@ -189,7 +189,7 @@ class ISwitchControl(_Tagged):
 
 
 class _Value(Packet):
-    """What follows the header of a control packet."""
+    """The layer that follows the header of a control packet."""
 
     def guess_payload_class(self, payload: bytes) -> type[Packet]:
         """Return the layer of the MAC in a keyed job's packet."""
@@ -222,7 +222,7 @@ def _of_value(name: str, title: str, kind: fields.Kind, *more: Any) -> type[Pack
     """Make the layer of a value.
 
     Args:
-        name: of the class.
+        name: name of the class.
         title: what packets are called, behind "iSwitch".
         kind: the value, whose fields come first.
         more: fields behind those.

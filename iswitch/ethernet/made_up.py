@@ -38,7 +38,7 @@ def frames(source: Address, target: Address, tos: int, payloads: Rows) -> Rows:
         source: the sender.
         target: the receiver.
         tos: type of service.
-        payloads: of one size, (n, size) bytes.
+        payloads: payloads of one size, (n, size) bytes.
     """
     payloads = np.ascontiguousarray(payloads)
     heads = route(source, target, tos).heads(payloads.shape[1], sums(payloads))[:, ETH:]

@@ -342,7 +342,7 @@ def corrupt(frames: Frames, i: int, bit: int) -> None:
     """Finish the checksums of frame `i` in place, then flip one bit of it.
 
     Args:
-        frames: of one part.
+        frames: frames of one part.
         i: the index of the frame.
         bit: the bit, counted from the frame's first.
     """

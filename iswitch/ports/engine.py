@@ -84,10 +84,10 @@ class Engine(Generic[In, Out]):
 
     @contextmanager
     def _woken_by_signals(self) -> Iterator[None]:
-        """Make a context in which every signal ends the main thread's sleep.
+        """Make every signal in the `with` block end the main thread's wait for packets.
 
-        Otherwise a signal that comes just before the sleep, or to a library's thread, would wait
-        for the next packet.
+        Otherwise a signal just before that wait, or to a library's thread, would be handled only
+        after the next packet.
         """
         if threading.current_thread() is not threading.main_thread():
             yield

@@ -35,9 +35,9 @@ class BurstReader:
     """Cuts datagrams into bursts.
 
     Args:
-        counters: counts the datagrams that the kernel has dropped.
-        sources: takes, by peer, the address of ours to which it sends.
-        moved: called when a peer sends to another address than before.
+        counters: counters to which datagrams that the kernel dropped are added.
+        sources: filled with the local address to which each peer sends.
+        moved: called when a peer sends to another local address than before.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class BurstReader:
         """Cut the datagrams of one system call into bursts, and adapt the spacing to them.
 
         Args:
-            bodies: (n, room) bytes, a datagram each.
-            lengths: bytes of each.
+            bodies: (n, room) bytes, one datagram a row.
+            lengths: length of each datagram in bytes.
             meta: (n, size) bytes, each datagram's sender and control messages.
             spacing: bytes of room for each datagram; adapted for the next call.
         """
@@ -106,8 +106,8 @@ class BurstReader:
         one. None: the datagrams have another form.
 
         Args:
-            bodies: (n, room) bytes, a datagram each.
-            lengths: bytes of each.
+            bodies: (n, room) bytes, one datagram a row.
+            lengths: length of each datagram in bytes.
             meta: (n, size) bytes, each datagram's sender and control messages.
         """
         first = self._kind(meta[0].tobytes())

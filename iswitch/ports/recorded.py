@@ -59,7 +59,7 @@ class RecordedDatagrams:
         """Close the port, and finish the capture.
 
         Raises:
-            OSError: it could not all be written.
+            OSError: a part of the capture could not be written.
         """
         self.port.close()
         self.capture.close()

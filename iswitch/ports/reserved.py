@@ -114,7 +114,7 @@ class SystemBuffers(Buffers):
         """Check, before the first byte is taken, that the system can provide a total of `nbytes`.
 
         Raises:
-            MemoryError: it cannot.
+            MemoryError: the system cannot provide them.
         """
         if nbytes and nbytes + self._pending + SLACK > room():
             raise MemoryError
@@ -123,7 +123,7 @@ class SystemBuffers(Buffers):
         """Take `nbytes` bytes, all zero, that the system will not take back.
 
         Raises:
-            MemoryError: they cannot be had.
+            MemoryError: the system cannot provide them.
         """
         if nbytes < SMALL:
             found = np.empty(nbytes, np.uint8)

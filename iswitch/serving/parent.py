@@ -55,7 +55,7 @@ def check_parent(settings: Settings, host: str, port: int) -> None:
     """Refuse a parent that is the switch itself.
 
     Args:
-        settings: of this switch.
+        settings: settings of this switch.
         host: where it listens.
         port: the UDP port it listens at.
 

@@ -44,7 +44,7 @@ def guarded(name: str, run: Callable[[], int]) -> int:
     """Run a command, and tell in one sentence on stderr whatever it raises.
 
     Args:
-        name: of the program and the command, with which the sentence begins.
+        name: name of the program and the command, with which the sentence begins.
         run: returns its exit status.
 
     Returns:

@@ -22,7 +22,7 @@ def read_text(
     """Read the text of a file in UTF-8.
 
     Args:
-        path: of the file.
+        path: path of the file.
         kind: makes the error of its message.
         most: bytes; a larger file is refused before it fills the memory.
         check: looks at the status of the file before it is read, and raises.
@@ -87,7 +87,7 @@ def check_unread(path: str | None, *read: str | None) -> None:
     """Refuse to write a file that the same command reads, by whatever name.
 
     Args:
-        path: of the file to be written.
+        path: path of the file to be written.
         read: what the command reads: files, or text that may name one.
 
     Raises:
@@ -105,11 +105,11 @@ def check_writable(path: str | None, *read: str | None) -> None:
     """Refuse a file that cannot be written, before anything is run for it.
 
     Args:
-        path: of the file.
+        path: path of the file.
         read: as for `check_unread`.
 
     Raises:
-        OutsideError: it cannot.
+        OutsideError: the file cannot be written.
     """
     if path is None:
         return

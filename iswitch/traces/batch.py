@@ -25,7 +25,7 @@ class PacketBatch(NamedTuple):
     """Consecutive packets of one link type, an entry of each array for every one.
 
     Attributes:
-        number: of the first, counted from 1 as Wireshark does.
+        number: number of the first packet, counted from 1 as Wireshark does.
         at: where its bytes begin in the file.
         sizes: bytes that are there.
         lengths: bytes that it had on the wire.

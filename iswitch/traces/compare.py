@@ -49,7 +49,7 @@ class Difference(NamedTuple):
         kind: `differs`, `missing` (the replaying switch did not complete it) or `malformed`.
         offset: in the file, of the first element that differs, or of the payload.
         to: whom it was sent to.
-        element: of the segment, the first that differs; `elements` says how many do.
+        element: first element of the segment that differs; `elements` is how many differ.
         bit: the one bit that differs, counted from the element's least significant; None: several.
         lacking: members whose contribution is not in the trace.
     """
@@ -226,7 +226,7 @@ class Comparison:
             job: its job.
             run: the segment.
             rows: the captured packet, and ours.
-            bitmap: of its contributors.
+            bitmap: bitmap of its contributors.
             to_parent: whether it is the sum of the members here.
         """
         heads = [row[:SEG_SIZE].tobytes().hex() for row in rows]
@@ -253,8 +253,8 @@ class Comparison:
         Args:
             job: its job.
             run: the segment.
-            bitmap: of its contributors.
-            count: of its elements.
+            bitmap: bitmap of its contributors.
+            count: count of its elements.
             to_parent: whether it is the sum of the members here.
         """
         shape = shape_of(job)

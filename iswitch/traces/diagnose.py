@@ -226,7 +226,7 @@ def explain(
     Args:
         key: round and segment.
         packets: all packets of the segment.
-        shape: of its job.
+        shape: shape of its job.
         has_parent: whether this switch has one.
         lost: members of which a packet is damaged or not there. Where one of them has no
             contribution, that is the cause, and no other's is to blame.
@@ -264,7 +264,7 @@ def compare_copies(
         key: round and segment.
         copies: packets with the sum.
         total: sum of the contributions in the trace, which decides between copies; None: unknown.
-        shape: of its job.
+        shape: shape of its job.
 
     Returns:
         The findings, and the elements of the right copy if they are not the total.
@@ -293,7 +293,7 @@ def difference(
         key: round and segment of the packet.
         packet: the packet.
         right: the payload that it should have.
-        shape: of its job.
+        shape: shape of its job.
         more: evidence beside the checksum.
     """
     its, should = elements(packet.payload, shape), elements(right, shape)
@@ -318,9 +318,9 @@ def culprits(
 
     Args:
         key: round and segment.
-        contributions: of it.
-        sums: of the contributions, and as captured.
-        shape: of the job.
+        contributions: contributions to the segment.
+        sums: the sum of the contributions, and the captured one.
+        shape: shape of the job.
         others: findings about the sum itself.
     """
     width = shape.dtype.itemsize

@@ -49,7 +49,7 @@ class Layers:
         detailed: job and round of those of which every event is wanted, in the order of the trace.
 
     Attributes:
-        indices: of their segments, where they are data.
+        indices: indices of their segments, where they are data.
     """
 
     def __init__(

@@ -62,8 +62,8 @@ class Reader:
         problems: what was found wrong so far.
 
     Raises:
-        NotATrace: it is neither pcap nor pcapng, or no file.
-        OSError: it cannot be opened.
+        NotATrace: the file is neither pcap nor pcapng, or no regular file.
+        OSError: the file cannot be opened.
     """
 
     def __init__(self, path: str | os.PathLike[str], window: int = WINDOW) -> None:
@@ -156,7 +156,7 @@ def kind_of(begin: bytes, path: str) -> str:
     """Tell from the first bytes of a file whether it is `pcap` or `pcapng`.
 
     Raises:
-        NotATrace: it is neither.
+        NotATrace: the file is neither.
     """
     if begin[:4] == blocks.MAGIC:
         if begin[8:12] not in blocks.ORDERS:

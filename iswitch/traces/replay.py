@@ -53,7 +53,7 @@ class Replayer(Walk):
     Args:
         reader: the trace.
         setting: where it was captured: at a switch.
-        options: of the switch.
+        options: options of the switch.
         watch: records what happens; None: a new one.
         sink: takes the frames that the switch would have sent; None: they are not made.
         pace: called before each group with its time, in seconds from the first packet.
@@ -279,8 +279,8 @@ class Replayer(Walk):
             step: the frames.
             sink: writes them.
             indices: segments of the packets, ascending, (n,).
-            places: of these packets in the batch, (n,).
-            times: of these packets, ns since 1970, (n,).
+            places: places of these packets in the batch, (n,).
+            times: times of these packets, ns since 1970, (n,).
         """
         for sent in step:
             which = np.zeros(len(sent.lengths), np.int64)

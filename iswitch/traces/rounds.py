@@ -65,10 +65,10 @@ class RoundFigures(NamedTuple):
 
     Attributes:
         start: when the first contribution came.
-        seconds: from then to the last aggregate; None: there was none.
+        seconds: time from `start` to the last aggregate; None: there was no aggregate.
         straggler: the rank whose last segment came last, repeats aside; None: all came together.
         behind: seconds from the median of the others' last segments to the straggler's.
-        spans: by rank, when its first and its last segment came, repeats aside.
+        spans: arrival of the first and the last segment of each rank, repeats aside.
     """
 
     number: int
@@ -140,9 +140,9 @@ class RoundsSeen:
         """Note that a member sent segments.
 
         Args:
-            rank: of the member.
-            number: of the round.
-            indices: of the segments, (n,).
+            rank: rank of the member.
+            number: number of the round.
+            indices: indices of the segments, (n,).
             span: when the first and the last of them came.
             window: number of a window whose packets are reported in another order than that of the
                 trace, in which each member's segments ascend; None: they are in the trace's order.

@@ -147,7 +147,7 @@ class Walk:
 
         Args:
             group: the datagrams.
-            payloads: of the datagrams, (n, size) bytes; None: they are read from the file.
+            payloads: payloads of the datagrams, (n, size) bytes; None: they are read from the file.
         """
         which, at, size = group.which, group.at, max(group.size, 0)
         if payloads is None:

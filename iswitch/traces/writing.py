@@ -27,13 +27,13 @@ class _Piece(NamedTuple):
 
 
 class TraceWriter:
-    """A file of frames that left.
+    """Writes the frames that leave to a file.
 
     Args:
         path: the file; one that exists is replaced.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -60,8 +60,8 @@ class TraceWriter:
 
         Args:
             transmission: the frames, without anything unfinished.
-            places: of each frame, (n,); frames of equal places keep the order of the calls.
-            times: of each frame, ns since 1970, (n,).
+            places: places of each frame, (n,); frames of equal places keep the order of the calls.
+            times: times of each frame, ns since 1970, (n,).
             ports: their names.
         """
         self._name(transmission.port, ports)

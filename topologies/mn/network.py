@@ -60,10 +60,10 @@ class Network(Nodes):
 
 
 def check_tools() -> None:
-    """Refuse a machine without the programs that Mininet calls; it would end this process.
+    """Refuse a machine that lacks a program that Mininet calls: Mininet would end this process.
 
     Raises:
-        NetworkError: one lacks.
+        NetworkError: a program is missing.
     """
     for tool, package in TOOLS.items():
         if shutil.which(tool) is None:

@@ -145,10 +145,10 @@ class ISwitch(OwnSwitch):
         """Prepare the ports, and the interfaces that they are linked to, for the process."""
 
     def await_listening(self) -> None:
-        """Wait until it serves.
+        """Wait until the switch listens.
 
         Raises:
-            NetworkError: it does not.
+            NetworkError: the switch does not listen in time.
         """
         assert self.process is not None
         assert self.process.stdout is not None

@@ -17,7 +17,7 @@ from .nodes import Described
 
 
 class TopologyTopo(Topo):
-    """The active part of a topology, with its names, addresses, rates and impairments.
+    """The nodes and links of a topology that are in use, as Mininet builds them.
 
     Raises:
         NetworkError: a link has a rate that cannot be kept.

@@ -39,7 +39,7 @@ class Membership:
 
     Args:
         port: the socket, which it takes over.
-        terms: of the session.
+        terms: terms of the session.
         directory: learns the addresses of other workers from the versions.
 
     Attributes:

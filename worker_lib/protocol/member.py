@@ -61,7 +61,7 @@ class Member(ABC, Generic[E]):
     """One worker's membership; `E` are its events.
 
     Args:
-        terms: of the membership.
+        terms: terms of the membership.
         incarnation: Request of the Join; larger in a new process at the same address.
     """
 

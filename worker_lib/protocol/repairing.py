@@ -36,7 +36,7 @@ class Repairing(Member[Dropped | Gone | WasReset]):
     """A member of a synchronous job that finds out what is lost, and repairs it.
 
     Args:
-        terms: of the membership.
+        terms: terms of the membership.
         incarnation: Request of the Join.
     """
 

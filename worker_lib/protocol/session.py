@@ -54,7 +54,7 @@ class Session(Repairing):
     """One worker's membership in one synchronous job.
 
     Args:
-        terms: of the membership.
+        terms: terms of the membership.
         incarnation: Request of the Join; larger in a new process at the same address.
     """
 

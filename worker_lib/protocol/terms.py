@@ -28,7 +28,7 @@ class Terms:
         expected: the number of workers that the job is known to have; 0: any number.
         rank: the rank to ask for; NO_RANK: any.
         heartbeat: seconds between heartbeats.
-        key: of a keyed job.
+        key: key of a keyed job.
         ceiling: most bytes to have under way.
         room: most bytes that all workers of the job may have under way together, unless the switch
             tells how many its socket holds.

@@ -56,7 +56,7 @@ class AsynchronousSession(Collecting):
     It begins behind, at no version: the owner says from which on it can go on.
 
     Args:
-        terms: of the membership; the mode of its shape is asynchronous.
+        terms: terms of the membership; the mode of its shape is asynchronous.
         incarnation: Request of the Join; larger in a new process at the same address.
     """
 

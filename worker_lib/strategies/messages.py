@@ -60,7 +60,7 @@ class Incoming:
         """Parse the JSON of the complete message.
 
         Raises:
-            ValueError: it is no JSON, or is nested too deeply.
+            ValueError: the message is no JSON, or is nested too deeply.
         """
         try:
             return json.loads(self._data[HEAD.size :])

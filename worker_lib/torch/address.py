@@ -67,7 +67,7 @@ class JobAddress(NamedTuple):
         """Read the place from ISWITCH_SWITCH and ISWITCH_JOB.
 
         Raises:
-            ValueError: they are not set, or wrong.
+            ValueError: one of these variables is missing or wrong.
         """
         if not variables.get("ISWITCH_SWITCH") or not variables.get("ISWITCH_JOB"):
             raise ValueError(f"backend 'iswitch': {ENVIRONMENT}")
@@ -82,7 +82,7 @@ class JobAddress(NamedTuple):
             given: where this place was named, for the message.
 
         Raises:
-            ValueError: it does: only one of them can be meant.
+            ValueError: the environment names another one, so the address is ambiguous.
         """
         told = {name: variables.get(name, "") for name in ("ISWITCH_SWITCH", "ISWITCH_JOB")}
         same = not told["ISWITCH_JOB"] or told["ISWITCH_JOB"] == str(self.job)
@@ -155,10 +155,10 @@ def rendezvous(
 ) -> Iterator[tuple[Store, int, int]]:
     """Serve `init_method="iswitch://HOST:PORT/JOB"`: yields (store, rank, world size).
 
-    Rank and world size are those of the call, or of the environment.
+    Rank and world size are read from the URL, or else from the environment.
 
     Raises:
-        ValueError: a URL of another form, or rank or world size lack.
+        ValueError: the URL has another form, or rank or world size are missing or wrong.
         WorkerError: not all processes came to the switch in time.
     """
     place = JobAddress.from_url(url).agree_with(os.environ, f"init_method={_plain(url)!r}")

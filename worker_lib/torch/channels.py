@@ -93,7 +93,7 @@ class Channels:
         """Replace a flat contiguous vector by the combination of all ranks' vectors.
 
         Args:
-            vector: of one of the types in `tensors.ELEMENTS`.
+            vector: vector of one of the types in `tensors.ELEMENTS`.
             op: how elements are combined.
             timeout: seconds; default: the group's.
 

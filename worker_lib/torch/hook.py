@@ -30,7 +30,7 @@ class SwitchState(Closing):
         job: the first of the job numbers it takes, usually two.
         group: the processes whose gradients are averaged; None: all.
         compress: torch.bfloat16 or torch.float16: send gradients so; half the bytes.
-        timeout: of a collective, as torch has it, or in seconds.
+        timeout: timeout of a collective, as torch has it, or in seconds.
         options: see there.
         staged: stage gradients as those of a GPU are, wherever they lie.
 

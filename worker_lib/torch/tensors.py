@@ -58,9 +58,9 @@ class Stage:
     caller's stream has under way is waited for.
 
     Args:
-        tensors: of one dtype and device.
+        tensors: tensors of one dtype and device.
         apart: stage in any case.
-        dtype: of the host tensor, if it is to be another one: elements are rounded.
+        dtype: dtype of the host tensor, if it is to be another one: elements are rounded.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class Key:
         secret: 1 to 64 bytes.
 
     Raises:
-        KeyUnusable: no bytes, or not so many.
+        KeyUnusable: `secret` is not 1 to 64 bytes.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -91,10 +91,10 @@ class Keys:
 
     Args:
         by_job: keys by job number.
-        default: of all other jobs; None: these have none.
+        default: key of all other jobs; None: they have none.
 
     Raises:
-        KeyUnusable: one cannot be a key.
+        KeyUnusable: the bytes of one cannot be a key.
     """
 
     def __init__(self, by_job: Mapping[int, bytes] | None = None, default: bytes | None = None):

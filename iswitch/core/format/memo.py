@@ -41,7 +41,7 @@ class Notes(Generic[V]):
         self._notes: dict[int, tuple[ref[Any], V]] = {}
 
     def get(self, about: object) -> V | None:
-        """Return the note about this very object; None: there is none."""
+        """Return the note about an object (compared by identity); None: there is no note."""
         found = self._notes.get(id(about))
         return None if found is None else found[1]
 

@@ -101,9 +101,9 @@ def burst_ranges(
     """Cut datagrams that came together where `unpacked` cannot take them as one: ranges a..b-1.
 
     Args:
-        lengths: of each.
+        lengths: length of each datagram in bytes, (n,).
         differs: (n - 1,), where the next is of another sender or kind.
-        supers: which are super-datagrams; the last of a range of these may be shorter.
+        supers: (n,), which are super-datagrams; the last one of a range of these may be shorter.
     """
     change = np.diff(lengths)
     shorter = (change < 0) & supers[1:] & supers[:-1] & ~differs
@@ -209,8 +209,8 @@ def index_ranges(keys: npt.NDArray[Any], step: int | npt.NDArray[Any]) -> list[t
 class Stretch(NamedTuple):
     """Segments of one round, in ascending order, in whole data packets, as the rows of a `Burst`.
 
-    They are consecutive, or else `indices` says which they are: where packets were lost, what is
-    left of a burst is still handled as one.
+    `indices` holds their indices unless they are consecutive: if packets of a burst were lost, the
+    others are still handled together.
     """
 
     round: int

@@ -329,7 +329,7 @@ class _Value:
 
     @classmethod
     def takes(cls, length: int) -> bool:
-        """Whether a value of this kind can have so many bytes."""
+        """Whether a value of this kind can have `length` bytes."""
         return length == cls.FORMAT.size
 
     @classmethod
@@ -549,7 +549,7 @@ class _WithRanks(_Value):
 
     @classmethod
     def takes(cls, length: int) -> bool:
-        """Whether a value of this kind can have so many bytes."""
+        """Whether a value of this kind can have `length` bytes."""
         return length - cls.FORMAT.size in BITMAPS
 
     @classmethod
@@ -661,7 +661,7 @@ class _WithEntries(_Value):
 
     @classmethod
     def takes(cls, length: int) -> bool:
-        """Whether a value of this kind can have so many bytes."""
+        """Whether a value of this kind can have `length` bytes."""
         named, odd = divmod(length - cls.FORMAT.size, ENTRIES[cls.ENTRY].size)
         return not odd and 0 <= named <= MOST_NAMED
 

@@ -32,7 +32,7 @@ class Job:
     """One job. Without contributors it is dormant: it has a window, but no shape and no buffers.
 
     Attributes:
-        number: of the job.
+        number: number of the job.
         counters: counts its packets.
         data_plane: makes the accelerators that add up.
         parent: address of the switch to which its sums go on; None: they go to the members.
@@ -268,7 +268,7 @@ class Job:
         """Return whether a segment is complete.
 
         Args:
-            round_: of the segment.
+            round_: round of the segment.
             held: bitmap of its contributors; their number where contributions are only counted.
         """
         if self.phase is not JobPhase.RUNNING:
@@ -289,9 +289,9 @@ class Job:
         """Return the runs of segments start..stop-1, each with its state and contributor bitmap.
 
         Args:
-            round_: of the segments.
-            start: the first.
-            stop: one past the last.
+            round_: round of the segments.
+            start: first segment.
+            stop: one past the last segment.
         """
         return list(self.sums.held(round_, start, stop))
 
@@ -359,9 +359,9 @@ class Job:
         """Send open segments as they are; also return the fewest contributions in one of them.
 
         Args:
-            round_: of the segments.
-            start: the first.
-            stop: one past the last.
+            round_: round of the segments.
+            start: first segment.
+            stop: one past the last segment.
         """
         completed, fewest = self.sums.force(round_, start, stop)
         return self.deliver(completed), fewest

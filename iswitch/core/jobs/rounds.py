@@ -77,7 +77,7 @@ class Rounds:
 
         Args:
             round_: the round of the segment.
-            bitmap: of the contributors whose contribution has come.
+            bitmap: bitmap of the contributors whose contribution has come.
             asker: the member that asks. If the round is not in the window yet, the asker is a
                 newcomer ahead of the others, and waits for itself only.
         """

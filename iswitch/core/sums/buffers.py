@@ -38,7 +38,7 @@ class Buffers:
         """Check that a job of `segments` segments can be served beside what is taken.
 
         Raises:
-            MemoryError: it cannot.
+            MemoryError: there is too little memory for it.
         """
         np.empty(nbytes + PASSING * segments, np.uint8)
 
@@ -53,7 +53,7 @@ class AllOrNothing(Buffers):
         """Check that a job of `segments` segments can be served beside what is taken.
 
         Raises:
-            OutsideError: it cannot.
+            OutsideError: there is too little memory for it.
         """
         try:
             super().leave_room(segments, nbytes)

@@ -127,10 +127,10 @@ class Group:
     """The workers of one strategy.
 
     Args:
-        way: what they do.
-        size: how many there are.
+        way: strategy that the workers use.
+        size: number of workers.
         serving: numbers of the processes that serve them: switches, servers.
-        options: of the strategy, beside those of the way.
+        options: options of the strategy, beside those of the way.
     """
 
     def __init__(self, way: Way, size: int, serving: Sequence[int] = (), **options: object) -> None:
@@ -147,7 +147,7 @@ class Group:
         """Order all workers to do something; returns their answers by rank.
 
         Raises:
-            BenchFailed: one has died.
+            BenchFailed: a worker has died.
         """
         try:
             for rank in range(self.size):
@@ -226,7 +226,7 @@ class Group:
         """Check that the last sums were exact.
 
         Raises:
-            WrongSum: they were not.
+            WrongSum: a sum was not exact.
         """
         for rank, wrong in enumerate(self.order("check")):
             if wrong:

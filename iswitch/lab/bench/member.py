@@ -34,7 +34,7 @@ class BenchWorker:
     """Executes a conductor's orders, on vectors of whole numbers, so that sums are exact.
 
     Args:
-        rank: of this worker.
+        rank: rank of this worker.
         workers: the number of workers.
         counts: whether to count the bytes at the network interfaces, which must be its own.
     """
@@ -51,10 +51,10 @@ class BenchWorker:
         """Join a group.
 
         Args:
-            name: of the strategy.
+            name: name of the strategy.
             numel: elements of a vector.
             job: the number of the job, at a switch.
-            options: of the strategy.
+            options: options of the strategy.
         """
         os.environ["ISWITCH_JOB"] = str(job)
         self._own = whole_numbers(self.rank, numel)

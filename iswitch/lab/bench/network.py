@@ -89,11 +89,11 @@ def site(kind: str, plan: Plan, setting: Setting, build: Build, fleet: Fleet) ->
     """Build a network and start its switches, for a `with` block.
 
     Args:
-        kind: as `fabric` names it.
-        plan: says which world.
-        setting: the topology.
-        build: options.
-        fleet: gets the processes of switches.
+        kind: kind of the network, a result of `fabric`.
+        plan: plan that names the world.
+        setting: setting that names the topology.
+        build: options of links and switches.
+        fleet: fleet to which the switches' processes are added.
     """
     plain = read_topology(setting.text)
     servers = max(way.servers for way in plan.ways_on(setting)) if kind == "ordinary" else 0

@@ -68,8 +68,8 @@ def plan(
     Args:
         sizes: the gradients.
         workers: the numbers of workers.
-        rates: of the links, as text.
-        world: where.
+        rates: rates of the links, as text.
+        world: world to measure in.
         more: other fields of the plan.
     """
     return Plan(

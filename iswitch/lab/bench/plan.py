@@ -135,11 +135,12 @@ def networks(
     Args:
         forms: star, rack (three workers in each), a short form, or a .toml file.
         workers: numbers of workers.
-        rates: as text.
-        losses: as text.
+        rates: rates of the links, as text.
+        losses: loss of the links, as text.
 
     Raises:
-        ValueError: a rack cannot have that many workers, or a file says how its links are.
+        ValueError: a number of workers does not fill racks, or rates or losses are given for a
+            .toml file, which sets its own.
     """
     full = []
     for form in forms:
@@ -175,7 +176,7 @@ class Plan:
 
     Attributes:
         ways: the strategies; the others are compared with the first.
-        rounds: of each way, size and network; None: as many as `seconds` allow.
+        rounds: number for each way, size and network; None: as many as `seconds` allow.
         in_a_row: rounds of a turn without a pause; 1: single rounds from a common start.
         seconds: for each size and network.
         least: rounds at least, however long they take.

@@ -42,12 +42,12 @@ INTERPRETED = (
 
 
 class Report(NamedTuple):
-    """What a benchmark has to tell.
+    """The results of a benchmark, and what is needed to repeat it.
 
     Attributes:
-        plan: what was to be measured.
-        results: what was measured.
-        machine: where.
+        plan: measurements to make.
+        results: measurements made so far.
+        machine: properties of the machine, by name.
         command: the command line.
         complete: whether all of the plan was measured.
     """
@@ -203,7 +203,7 @@ def rich_tables(
         name: stands above the first part.
         head: the names of the columns.
         lines: the lines below.
-        width: of the terminal, in columns.
+        width: width of the terminal, in columns.
     """
     from rich.table import Table
     from rich.text import Text

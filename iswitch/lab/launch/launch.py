@@ -266,7 +266,7 @@ def free_addresses(
 
     Args:
         places: a world and a host of it for each.
-        kind: of the sockets.
+        kind: kind of the sockets.
     """
     found = []
     with ExitStack() as held:  # all at once, so that no two get the same

@@ -73,10 +73,10 @@ class Switches:
         self._up: dict[str, Child] = {}  # those that listen
 
     def start(self) -> None:
-        """Start them, parents before children.
+        """Start the switches, parents before children.
 
         Raises:
-            SwitchFailed: one does not listen.
+            SwitchFailed: a switch does not listen in time.
         """
         level = [self.world.topology.root.name]
         while level:
@@ -101,7 +101,7 @@ class Switches:
         """Take a line that a switch prints; None: it has died, and a restart is planned.
 
         Raises:
-            SwitchFailed: it has died too often.
+            SwitchFailed: the switch has died too often.
         """
         name = self._names[child]
         now = time.monotonic()

@@ -180,8 +180,8 @@ def check_link(name: str, value: str, **beside: str) -> None:
     """Refuse a value that an option such as --loss cannot give to links.
 
     Args:
-        name: of the setting, and of the option.
-        value: as it is written.
+        name: name of the setting, and of the option.
+        value: value as the user wrote it.
         beside: other settings that it goes with.
 
     Raises:
@@ -212,8 +212,8 @@ def chosen_topology(form: str | None, workers: int | None, trees: bool = True) -
     """Make the network of `--topology`, or a star of `--workers` (default: 4).
 
     Args:
-        form: of --topology.
-        workers: of --workers.
+        form: value of --topology.
+        workers: value of --workers.
         trees: whether a tree of switches could take more workers.
 
     Raises:
@@ -269,7 +269,7 @@ def p4_switches(
     """Choose the switches that are P4 programs, by name.
 
     Args:
-        kind: of the world.
+        kind: kind of the world.
         topology: has the switches.
         chosen: the texts of `--switch`.
         capture: where frames are to be written; None: nowhere.

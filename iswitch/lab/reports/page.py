@@ -77,11 +77,11 @@ NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?\s?(%|x|ms|us|s|kB|MB|GB)?")
 
 
 class Page:
-    """A page in the making; `html` returns it.
+    """Builds a page; `html` returns it.
 
     Args:
-        title: of the window, too.
-        subtitle: a line below it.
+        title: title of the page and of its window.
+        subtitle: line below the title; "": none.
     """
 
     def __init__(self, title: str, subtitle: str = "") -> None:
@@ -172,7 +172,7 @@ class Page:
         """Write the page to a file.
 
         Raises:
-            OSError: that cannot be written.
+            OSError: the file cannot be written.
         """
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.html())

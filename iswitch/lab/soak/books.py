@@ -21,7 +21,7 @@ class Books:
     """Checks counters and memory of a switch process from its start.
 
     Args:
-        node: of the switch.
+        node: node of the switch.
         switch: its process.
         stranger: sends to it without being a member; None: nobody does.
     """

@@ -17,7 +17,7 @@ class Echoes:
     """Decides which packets come again, and when.
 
     Args:
-        seed: of the history.
+        seed: seed of the history.
     """
 
     def __init__(self, seed: int) -> None:

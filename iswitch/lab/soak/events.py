@@ -187,7 +187,7 @@ class Events:
         """Check that the others are told of a worker that is away for some time, or for good.
 
         Args:
-            host: of the worker.
+            host: host of the worker.
             lasting: seconds until it is back; None: it never is.
             left: whether it has sent a Leave.
 

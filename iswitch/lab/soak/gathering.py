@@ -29,7 +29,7 @@ class ToldOfAll:
     """Checks what a switch without a parent tells newcomers of the members that have joined.
 
     Args:
-        name: of the switch.
+        name: name of the switch.
     """
 
     def __init__(self, name: str) -> None:

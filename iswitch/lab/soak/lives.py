@@ -112,7 +112,7 @@ class Life(Application):
 
     Args:
         process: which one it is.
-        oracle: of its job.
+        oracle: oracle of its job.
         expected: how many workers it waits for.
         leave_done: called when its Leave was answered.
         is_told: called when it is told that members are lost.
@@ -185,8 +185,8 @@ class Life(Application):
         """Send a request.
 
         Args:
-            action: of the request.
-            value: of the action.
+            action: action of the request.
+            value: value of the action.
             then: called when the request is answered.
         """
         request = self.session.request(action, value, self.network.now)

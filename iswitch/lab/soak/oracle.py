@@ -236,7 +236,7 @@ class Versions:
         Args:
             who: the process, for messages.
             version: its number.
-            index: of the segment.
+            index: index of the segment.
             total: the sum, shape (elements,).
         """
         key = index, version

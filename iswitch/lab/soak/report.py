@@ -31,8 +31,8 @@ def failure(scenario: Scenario, result: Result, shortest: Scenario, its: Result)
     """Describe a failing seed, and say how to see it fail.
 
     Args:
-        scenario: of the seed.
-        result: of that scenario.
+        scenario: scenario of the seed.
+        result: result of that scenario.
         shortest: the shortest scenario that fails like it.
         its: the result of the shortest.
     """

@@ -18,7 +18,7 @@ class SessionConduct:
     """Judges what a worker's session does.
 
     Args:
-        name: of its node.
+        name: name of its node.
         session: the machine.
         opened: strips the MAC from a control packet.
     """

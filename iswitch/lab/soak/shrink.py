@@ -123,7 +123,7 @@ def plainer_jobs(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def earlier(scenario: Scenario) -> Scenario:
-    """Play the events in half the time."""
+    """Return the scenario with all times halved."""
 
     def half(event: Event) -> Event:
         return replace(event, at=event.at / 2)

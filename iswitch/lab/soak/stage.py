@@ -161,7 +161,7 @@ class Stage:
 
         Args:
             second: the one that a sound clock would show.
-            name: of the node.
+            name: name of the node.
             life: a number of the process, from which the draw follows.
         """
         rng = Random(f"clock {self.scenario.seed} {name} {life}")

@@ -43,7 +43,7 @@ class SwitchConduct:
     """Judges what a switch process does.
 
     Args:
-        name: of its node.
+        name: name of its node.
         switch: the process.
         halts: the number of Halts in the history.
     """

@@ -32,7 +32,7 @@ def opened(args: argparse.Namespace) -> tuple[Reader, TraceSetting]:
     """Open the trace and find the switch in it.
 
     Raises:
-        UsageError: it cannot be replayed.
+        UsageError: the trace cannot be replayed.
     """
     where = named_switch(args)
     host = None if args.view is None else args.view == "host"

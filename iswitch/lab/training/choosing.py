@@ -31,7 +31,7 @@ def check_demo(args: argparse.Namespace) -> None:
     """Refuse a demo that cannot run here, or whose files cannot be written.
 
     Raises:
-        OutsideError: it cannot.
+        OutsideError: the demo cannot run here, or a file cannot be written.
     """
     if args.plot and not args.plot.endswith(PICTURES):
         raise UsageError(f"--plot {args.plot}: a name that ends in {' or '.join(PICTURES)}")

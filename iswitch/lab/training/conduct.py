@@ -29,7 +29,7 @@ class Launch:
 
     Args:
         world: the network, not yet built.
-        command: of a worker; one runs on each host.
+        command: command of a worker; one runs on each host.
         capture: a folder for the frames at each switch's ports; None: they are not captured.
         restarts: the most restarts in a row of a worker that dies.
         prepare: called once the workers have been started.

@@ -64,7 +64,7 @@ class DemoRecord(Record[DemoLearner]):
     Args:
         topology: has a worker on each host.
         iterations: updates until the end.
-        seed: of environments, actions and weights.
+        seed: seed of environments, actions and weights.
         any_order: sums are made as contributions come, not in rank order.
     """
 
@@ -110,7 +110,7 @@ class DemoRecord(Record[DemoLearner]):
                 learner.recorded[message["iteration"]] = message
 
     def tick(self, now: float) -> None:
-        """Time the iterations that all have done; give up when no worker says anything."""
+        """Time the iterations that all workers have done; fail if all are silent for too long."""
         self._heard = now if self._heard is None else self._heard
         if self.iteration > self._timed:
             self._timed = self.iteration

@@ -114,8 +114,8 @@ class Files:
 
         Args:
             seconds: since the training began or was resumed.
-            iteration: of the worker.
-            rank: of the worker.
+            iteration: iteration of the worker.
+            rank: rank of the worker.
             returns: one for each episode.
 
         Raises:
@@ -132,9 +132,9 @@ class Files:
 
         Args:
             seconds: since the training began or was resumed.
-            iteration: that all workers have done.
-            episodes: that all workers have finished.
-            values: of the other columns, by name; NaN: not known.
+            iteration: iterations that all workers have done.
+            episodes: episodes that all workers have finished.
+            values: values of the other columns, by name; NaN: not known.
 
         Raises:
             OutsideError: a file cannot be written.

@@ -36,9 +36,9 @@ class Record(ABC, Generic[L]):
     Attributes:
         learners: the workers, by rank.
         failure: why the training ended early; None: it did not.
-        status: the exit status for that.
-        counters: of each switch, at the end.
-        restarts: of each switch that was restarted, how often.
+        status: the exit status of a failed training.
+        counters: counters of each switch, at the end.
+        restarts: number of restarts, by name, of each switch that was restarted.
     """
 
     def __init__(self, learners: Sequence[L]) -> None:

@@ -40,7 +40,7 @@ class TrainRecord(Record[TrainLearner]):
     """The record of a training by `iswitch train`.
 
     Args:
-        plan: of the training.
+        plan: plan of the training.
         count: the number of workers.
         out: a folder for CSV and TensorBoard event files; None: none are written.
 

@@ -175,7 +175,7 @@ class Spacing:
         """Choose the distance for the next datagrams by the last ones.
 
         Args:
-            lengths: of the last datagrams, with their heads, in bytes.
+            lengths: lengths of the last datagrams, with their heads, in bytes.
             size: returns the bytes of a packet in the super-datagram of an index; 0: a single one.
         """
         most = max(lengths)
