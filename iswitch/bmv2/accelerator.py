@@ -38,7 +38,7 @@ class PipelinePlane(DataPlane):
         self._job = job
 
     def refusal(self, shape: Shape, begins: bool) -> Status | None:
-        """Return the status to refuse a contributor of such vectors; None: it can be served."""
+        """Return the status that refuses a contributor for its shape; None: it can be served."""
         if self.pipeline.slots(shape) > SIZES["SLOTS"]:
             return Status.FULL
         # In a job that has begun, another mode is answered with MISMATCH.

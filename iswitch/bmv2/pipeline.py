@@ -59,7 +59,7 @@ class Pipeline:
     """The data plane.
 
     Args:
-        link: to its CPU port.
+        link: link to its CPU port.
         runtime: its tables.
         own: the addresses of the switch.
         ports: number of ports.
@@ -284,7 +284,15 @@ class Pipeline:
     def _keep(
         self, number: int, job: Job, place: JobPlace, installed: Installed, members: list[Member]
     ) -> None:
-        """Write the registers that differ from the job."""
+        """Write those registers of a job that are out of date.
+
+        Args:
+            number: the job's number.
+            job: the job.
+            place: its place in the data plane.
+            installed: the job's state in the data plane; updated.
+            members: the members whose registers are kept.
+        """
         anew = installed.epoch != place.epoch
         if anew:
             installed.contributors = 0

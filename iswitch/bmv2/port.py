@@ -54,7 +54,7 @@ class CpuPort:
     """Moves frames between a `PipelineChassis` and the ports of the data plane.
 
     Args:
-        link: to the data plane.
+        link: link to the data plane.
         fileno: readable when a frame has come.
         close: called at the end.
     """

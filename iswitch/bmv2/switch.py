@@ -127,7 +127,7 @@ class LearningBridge(Bridge):
 
     Args:
         ports: number of ports.
-        learned: is given the port of each station that is new, or has moved.
+        learned: called with the MAC and port of each station that is new, or has moved.
     """
 
     def __init__(self, ports: int, learned: Callable[[bytes, int], None]) -> None:

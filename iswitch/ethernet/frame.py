@@ -177,10 +177,10 @@ def sums(rows: Rows) -> Sums:
 
 
 def fold(total: Sums, zero: int = 0) -> npt.NDArray[np.uint16]:
-    """Return the checksums (n,), which are the complements, of sums of bytes not all zero.
+    """Return the checksums (n,): the complements of sums, each of bytes that are not all zero.
 
     A checksum of zero is written as `zero`: 0x0000 (RFC 1624), but 0xFFFF in UDP, where 0x0000
-    means that there is none.
+    means "no checksum".
     """
     folded = (0xFFFF - total % np.uint64(0xFFFF)).astype(np.uint16)
     folded[folded == 0xFFFF] = zero
@@ -313,7 +313,7 @@ def parse_ip(frame: bytes) -> Ip | None:
 
 
 def echo_reply(frame: bytes, packet: Ip, mac: bytes) -> bytes | None:
-    """Make the answer to a ping; None: the packet is no sound echo request.
+    """Make the answer to a ping; None: the packet is not a valid echo request.
 
     Args:
         frame: the Ethernet frame of the packet.

@@ -54,12 +54,12 @@ class Super(NamedTuple):
     network: int
 
     def packet(self, payload: int) -> int:
-        """Return the bytes of its largest IP packet, given `payload` bytes in all."""
+        """Return the size in bytes of its largest IP packet, for `payload` bytes in all frames."""
         return self.header - ETH_HEADER + min(self.size, payload)
 
 
 def read_super(row: bytes, length: int) -> Super | None:
-    """Read the headers of a super-frame; None: they are not sound.
+    """Read the headers of a super-frame; None: they are damaged.
 
     Args:
         row: virtio_net_hdr and frame, at least as far as the headers go; no GSO_NONE.
@@ -202,7 +202,7 @@ def _frames(head: Rows, whole: Super, bodies: Rows, first: int, start: int, offs
 
 
 def _length(head: Rows, ip: int, start: int) -> int:
-    """Return the number of bytes from the transport header to the end, as the headers tell."""
+    """Return the number of bytes from the transport header to the end, from the headers."""
     if head[ip] >> 4 == 4:
         total = int.from_bytes(head[ip + 2 : ip + 4].tobytes(), "big")
         return total - (start - ip)

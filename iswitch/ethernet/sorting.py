@@ -53,7 +53,7 @@ _FLOW = _mask(slice(ETH, IP + 2), slice(IP + 9, IP + 10), slice(IP + 12, UDP + 4
 
 
 class Lengths(NamedTuple):
-    """The lengths that a datagram's headers tell, and its virtio_net_hdr."""
+    """The lengths in a datagram's headers, and the fields of its virtio_net_hdr."""
 
     flags: int
     gso_type: int
@@ -131,7 +131,7 @@ def fixed(head: bytes) -> bytes:
 
 
 def read_lengths(head: bytes) -> Lengths:
-    """Return the lengths that a head tells."""
+    """Return the lengths in a head."""
     flags, gso_type, gso_size, packet, datagram = _LENGTHS.unpack_from(head)
     return Lengths(flags, gso_type, gso_size, _swap(packet), _swap(datagram))
 
@@ -181,7 +181,7 @@ def is_whole(found: Lengths, length: int) -> bool:
 
 
 def without_options(row: bytes) -> bytes | None:
-    """Return the frame without the options of its IPv4 header; None: it has no valid ones."""
+    """Return the frame without its IPv4 options; None: it has none, or its header is damaged."""
     if row[ETH + 12 : IP] != ETHERTYPE_IP or len(row) <= IP or row[IP] >> 4 != 4:
         return None
     size = (row[IP] & 0x0F) * 4

@@ -69,7 +69,7 @@ def nanoseconds(ticks: npt.NDArray[np.uint64], resolution: int) -> Ints:
 
 
 class Section(NamedTuple):
-    """The state of a section when its packets came."""
+    """The state of a section when a group of its packets is read."""
 
     big_endian: bool
     first: int  # of its interfaces, among all
@@ -81,7 +81,7 @@ class PcapngBlocks:
 
     Args:
         data: the file, which begins with a section.
-        problems: told what is wrong.
+        problems: notes the defects of the file.
     """
 
     def __init__(self, data: Bytes, problems: Problems) -> None:
@@ -122,13 +122,13 @@ class PcapngBlocks:
 
     @property
     def dropped(self) -> int:
-        """Count the packets that are missing here, as the file itself tells."""
+        """The number of packets that the capture dropped, as the file says."""
         return sum(self._dropped.values())
 
     # Blocks
 
     def _head(self, at: int) -> tuple[int, int] | None:
-        """Read type and length of the block at a place, if it is sound and ends as it began."""
+        """Return type and length of the block at offset `at`; None: the block is damaged."""
         if at + 12 > len(self.data):
             return None
         kind, length = struct.unpack_from(f"{self.order}II", self._bytes, at)

@@ -47,9 +47,9 @@ class Difference(NamedTuple):
 
     Attributes:
         kind: `differs`, `missing` (the replaying switch did not complete it) or `malformed`.
-        offset: in the file, of the first element that differs, or of the payload.
-        to: whom it was sent to.
-        element: first element of the segment that differs; `elements` is how many differ.
+        offset: offset in the file of the first element that differs, or of the payload.
+        to: its receiver.
+        element: first element of the segment that differs; `elements` is the number of these.
         bit: the one bit that differs, counted from the element's least significant; None: several.
         lacking: members whose contribution is not in the trace.
     """
@@ -254,7 +254,7 @@ class Comparison:
             job: its job.
             run: the segment.
             bitmap: bitmap of its contributors.
-            count: count of its elements.
+            count: number of its elements.
             to_parent: whether it is the sum of the members here.
         """
         shape = shape_of(job)
@@ -375,7 +375,8 @@ def within(
 ) -> npt.NDArray[np.bool_]:
     """Tell which elements differ by no more than their bound, or are both NaN.
 
-    Where the sum of magnitudes overflows so may a sum in one order, and not in another.
+    A bound that is not finite allows any difference: where the sum of magnitudes overflows, a
+    sum may overflow in one order of addition, and not in another.
     """
     with np.errstate(all="ignore"):
         x, y = a.astype(np.float64), b.astype(np.float64)

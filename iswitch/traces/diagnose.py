@@ -36,7 +36,7 @@ Jobs = Mapping[int, JobSeen]  # by number
 
 
 class PacketFound(NamedTuple):
-    """A packet to the switch, or from it; of data unless `control`."""
+    """A packet to or from the switch; a data packet unless `control`."""
 
     packet: int
     offset: int  # of its payload in the file
@@ -314,14 +314,14 @@ def culprits(
     shape: Shape,
     others: list[TraceFinding],
 ) -> list[TraceFinding]:
-    """List the packets in which one flipped bit explains the captured sum; if none does, all.
+    """List the packets in which one flipped bit explains the captured sum; if none, all suspects.
 
     Args:
-        key: round and segment.
-        contributions: contributions to the segment.
-        sums: the sum of the contributions, and the captured one.
+        key: round and segment of the sum.
+        contributions: those to the segment; suspects are the damaged ones, or else all.
+        sums: the sum of the contributions, and the captured sum.
         shape: shape of the job.
-        others: findings about the sum itself.
+        others: findings about the captured sum itself.
     """
     width = shape.dtype.itemsize
     total, right = sums

@@ -23,7 +23,7 @@ from .survey import CONTROL_BYTES, parse
 
 
 class HostView(Replayer):
-    """Goes through the trace of a host, without a switch."""
+    """Reads the trace of a host, without replaying a switch."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

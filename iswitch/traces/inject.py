@@ -26,7 +26,7 @@ class Injector(Replayer):
 
     Args:
         reader: the trace.
-        setting: what it is of.
+        setting: where the trace was captured.
         ifname: the interface.
         pace: called before each group with its time, in seconds from the first packet.
 

@@ -93,7 +93,7 @@ class Layers:
         self._ends = np.flatnonzero(apart)
 
     def _behind(self) -> Flags:
-        """Tell which packets go back in their flow, to a segment the round has passed."""
+        """Tell which packets repeat or follow later segments of their flow and round, (n,)."""
         by_flow = np.argsort(self._flows, kind="stable")
         rounds, indices = self._rounds[by_flow], self.indices[by_flow]
         vectors = np.cumsum(changes(self._flows[by_flow]) | changes(rounds))

@@ -53,7 +53,7 @@ class Packets(NamedTuple):
         heads: uint8 [n, HEAD], the headers; undefined where the kind is OTHER.
         payload: [n], offset of each UDP payload in the file.
         ports: [n], indices into `LinkLayer.ports`.
-        directions: [n], as in the batch, or as the link type tells.
+        directions: [n], from the batch, or from the headers if the link type has directions.
     """
 
     batch: PacketBatch
@@ -65,11 +65,11 @@ class Packets(NamedTuple):
     directions: Bytes
 
     def by_time(self) -> Packets:
-        """Put the packets in the order of their times."""
+        """Return the packets, sorted by time."""
         return self.taken(np.argsort(self.batch.times, kind="stable"))
 
     def taken(self, order: Ints) -> Packets:
-        """Take some packets, in some order."""
+        """Return the packets with the indices `order`, in this order."""
         ordered: list[Any] = [array[order] for array in self[1:]]
         batch: list[Any] = [array[order] for array in self.batch[1:]]
         return Packets(PacketBatch(self.batch.number, *batch), *ordered)
@@ -80,7 +80,7 @@ class LinkLayer:
 
     Attributes:
         ports: names of the places of capture: interfaces, of a cooked capture of version 2 several.
-        unknown: packets by link type that is not known here.
+        unknown: number of packets of each unknown link type.
     """
 
     def __init__(self, reader: Reader) -> None:

@@ -27,7 +27,7 @@ class PcapRecords:
 
     Args:
         data: the file, which begins with one of MAGICS.
-        problems: told what is wrong.
+        problems: notes the defects of the file.
     """
 
     def __init__(self, data: Bytes, problems: Problems) -> None:

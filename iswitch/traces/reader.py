@@ -47,7 +47,7 @@ ODD_RECORDS = {20: "Nokia's", 24: "a patched libpcap's (ss990417)"}  # by bytes 
 
 
 class NotATrace(ValueError):
-    """A file is no trace that can be read; the message names a program that converts it."""
+    """A file is not a readable trace; the message names a program that converts it."""
 
 
 class Reader:
@@ -107,7 +107,7 @@ class Reader:
 
     @property
     def dropped(self) -> int:
-        """Count packets that the capture dropped, as far as the file tells and was read."""
+        """The number of packets that the capture dropped, by the part of the file read so far."""
         return self._records.dropped
 
     def batches(self) -> Iterator[PacketBatch]:

@@ -52,16 +52,16 @@ class Replayer(Walk):
 
     Args:
         reader: the trace.
-        setting: where it was captured: at a switch.
-        options: options of the switch.
-        watch: records what happens; None: a new one.
-        sink: takes the frames that the switch would have sent; None: they are not made.
+        setting: the switch at which the trace was captured.
+        options: options of the replaying switch.
+        watch: records the events of the replay; None: a new `Watch`.
+        sink: takes the frames that the replaying switch sends; None: no frames are made.
         pace: called before each group with its time, in seconds from the first packet.
 
     Attributes:
-        switch: the one that replays.
-        comparison: with what the real one sent.
-        damaged: packets with a wrong checksum, of those that the switch does not check itself.
+        switch: the replaying switch.
+        comparison: compares its packets with those of the real switch.
+        damaged: number of wrong checksums, in packets that the replaying switch does not check.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Replayer(Walk):
         )
 
     def run(self) -> None:
-        """Replay all of it."""
+        """Replay the whole trace."""
         for packets, what in self.batches():
             self._plug()
             if self.in_layers and self._alternate(packets, what):
@@ -147,7 +147,7 @@ class Replayer(Walk):
     # Time
 
     def _seconds(self, times: Ints) -> npt.NDArray[np.float64]:
-        """Convert times to seconds since the first packet, which never fall."""
+        """Convert times to seconds since the first packet; the result never decreases."""
         assert self.begin is not None
         seconds = (times - self.begin) / 1e9
         return np.maximum(np.maximum.accumulate(seconds), self._now)

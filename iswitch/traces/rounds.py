@@ -23,7 +23,7 @@ CONTRIBUTION, AGGREGATE, RESENT = "contribution", "aggregate", "resent"
 
 
 class RoundEvent(NamedTuple):
-    """Segments start..stop-1 that came, or were complete, from time `begin` to `end`."""
+    """Segments start..stop-1 that arrived or were completed between times `begin` and `end`."""
 
     what: str
     rank: int  # of the contributor; -1: none

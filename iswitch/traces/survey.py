@@ -38,7 +38,7 @@ MOST_CONTROL = 20_000  # control packets that are looked at
 
 
 class NothingToReplay(ValueError):
-    """A trace without what a replay needs; the message names the mend."""
+    """A trace lacks something that a replay needs; the message names the mend."""
 
 
 class Spoken(NamedTuple):
@@ -62,7 +62,7 @@ class TraceSetting:
         mac: MAC of the switch.
         parent: the switch above, with the ingress port that leads to it; None: there is none.
         parent_mac: MAC to which packets for the parent are sent.
-        incarnation: incarnation of the switch, as it told its parent.
+        incarnation: incarnation that the switch named to its parent.
         host: whether the trace is of a single host, so that others' contributions are not in it.
         ordered: whether packets are in the order in which the switch handled them.
         directed: whether the trace tells incoming from outgoing frames at the switch.

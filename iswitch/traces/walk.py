@@ -33,10 +33,10 @@ class Walk:
 
     Args:
         reader: the trace.
-        setting: what it is of.
+        setting: where the trace was captured.
 
     Attributes:
-        passed: packets by what they were.
+        passed: number of packets by their kind.
         begin: the time of the first packet, in ns since 1970.
         end: the time of the last one.
         first_cut: number of the first packet that the capture cut off.

@@ -60,8 +60,8 @@ class TraceWriter:
 
         Args:
             transmission: the frames, without anything unfinished.
-            places: places of each frame, (n,); frames of equal places keep the order of the calls.
-            times: times of each frame, ns since 1970, (n,).
+            places: place of each frame, (n,); frames of equal places keep the order of the calls.
+            times: time of each frame, ns since 1970, (n,).
             ports: their names.
         """
         self._name(transmission.port, ports)

@@ -28,7 +28,7 @@ class Claim:
         Args:
             ack: the refusal.
             comes_back: whether this worker was a member before, so that no constructor waits.
-            now: the time.
+            now: the time, in seconds.
         """
         if self.taken is None:
             self._since = now

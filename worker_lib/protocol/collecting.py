@@ -145,7 +145,7 @@ class Collecting(Member[Behind | Told | WasReset]):
         Args:
             lacking: versions with their assemblies, and flags of the segments, bool [segments],
                 that are believed to exist at the switch.
-            now: the time.
+            now: the time, in seconds.
             before: segments asked for later than this are not asked for again.
         """
         room, any_lack = RANGES_PER_HELP, False

@@ -37,7 +37,7 @@ class Express:
         return self.came == self.contribution.shape.segments
 
     def take(self, rows: Rows, tail: int) -> bool:
-        """Store aggregates, in packets as in a `Burst`; False: they are not the next in order."""
+        """Store aggregates, the packets of a `Burst`; False: they are not the next in order."""
         shape: Shape = self.contribution.shape
         start, stop = self.came, self.came + len(rows)
         size = rows.shape[1]

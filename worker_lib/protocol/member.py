@@ -104,7 +104,7 @@ class Member(ABC, Generic[E]):
     # What the application asks for
 
     def join(self, now: float) -> None:
-        """Send a Join; a member's is a heartbeat."""
+        """Send a Join; from a worker that is a member already it is a heartbeat."""
         flags, round_ = self.terms.flags, 0
         if self._rejoining:
             more, round_ = self._standing()
@@ -210,7 +210,7 @@ class Member(ABC, Generic[E]):
 
     @abstractmethod
     def _take(self, rows: Rows, tail: int, now: float) -> None:
-        """Handle data that has arrived, in packets as in a `Burst`."""
+        """Handle data packets that have arrived: the `rows` and `tail` of a `Burst`."""
 
     @abstractmethod
     def _do_what_is_due(self, now: float) -> None:
@@ -236,7 +236,15 @@ class Member(ABC, Generic[E]):
     def _help_answered(
         self, named: Segments, asked: float, status: Status, ack: Ack, now: float
     ) -> None:
-        """Handle the answer to a Help that was sent at the time `asked`."""
+        """Handle the answer to a Help.
+
+        Args:
+            named: the segments that the Help named.
+            asked: time at which the Help was sent.
+            status: status of the answer.
+            ack: the answer.
+            now: the time, in seconds.
+        """
 
     # Requests and answers
 
@@ -297,7 +305,10 @@ class Member(ABC, Generic[E]):
         self.denied |= refused and asked and packet.job == self.job
 
     def _ask_anew(self, request: int, last: int, now: float) -> None:
-        """Ask with a number above `last`, which an earlier process at this address used up."""
+        """Send a request again with a number above `last`, the largest of an earlier process.
+
+        A Help is not sent again.
+        """
         self.requests.numbers.exceed(last)
         self._help_requests.pop(request, None)
         one = self.requests.find(request)

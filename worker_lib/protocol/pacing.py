@@ -133,7 +133,7 @@ class Outbox:
         Args:
             number: number of the mark.
             asked: time at which it was sent.
-            now: the time.
+            now: the time, in seconds.
         """
         if not any(number == mark for mark, _ in self._marks):
             return

@@ -50,7 +50,7 @@ class Losses:
         Args:
             which: the segments; unless `again`, none of them is in flight.
             count: their number.
-            now: the time.
+            now: the time, in seconds.
             again: whether they were sent before.
         """
         if again:

@@ -164,11 +164,16 @@ class Transfer:
         return some
 
     def next_run(self, burst: int, bursts: int, now: float, again: bool) -> tuple[int, int] | None:
-        """Take the next segments to send, at most so many bursts; None: nothing is left to send.
+        """Take the next range (start, stop) of segments to send; None: none of this kind is next.
 
-        `again` says whether it is the turn of those that were sent before, or of new ones. Bursts
-        begin at multiples of their size, so that those of all workers meet in the switch
-        as the same runs.
+        Bursts begin at multiples of their size, so that all workers' bursts are equal runs in the
+        switch.
+
+        Args:
+            burst: segments of a burst.
+            bursts: largest number of bursts to take.
+            now: the time, in seconds.
+            again: whether to take segments that were sent before, rather than new ones.
         """
         while self._todo:
             if again and not self._todo[0][2] and self._todo[0][0] >= self.filled:

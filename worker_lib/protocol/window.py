@@ -23,7 +23,7 @@ class RoundTrip:
     backoff: float = 1.0
 
     def sample(self, seconds: float) -> None:
-        """Take a measurement of a segment that was sent once."""
+        """Update the estimates with the round trip of a segment that was sent only once."""
         if self.smoothed is None:
             self.smoothed, self.deviation = seconds, seconds / 2
         else:

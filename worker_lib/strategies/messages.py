@@ -39,7 +39,7 @@ class Incoming:
 
         Raises:
             OSError: the connection has ended, or the socket's timeout is over.
-            ValueError: this is no message of ours, or it is too long.
+            ValueError: the data is not a member's message, or the message is too long.
         """
         while len(self._data) < self._size:
             try:
@@ -60,7 +60,7 @@ class Incoming:
         """Parse the JSON of the complete message.
 
         Raises:
-            ValueError: the message is no JSON, or is nested too deeply.
+            ValueError: the message is not JSON, or is nested too deeply.
         """
         try:
             return json.loads(self._data[HEAD.size :])

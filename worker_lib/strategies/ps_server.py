@@ -82,7 +82,7 @@ class Server:
             self._turn(left)
 
     def _turn(self, most: float | None) -> None:
-        """Wait up to `most` seconds, None: without limit, and serve all ready descriptors."""
+        """Wait up to `most` seconds (None: without limit) for descriptors; serve the ready ones."""
         waits = [seconds for seconds in (self._patience(), most) if seconds is not None]
         for descriptor, _ in self._poll.poll(min(waits, default=None)):
             if descriptor == self._listener.fileno():

@@ -34,8 +34,8 @@ class Ring(Connected):
     Args:
         meeting: the result of the rendezvous.
         numel: elements of every vector.
-        connections: from the previous rank and to the next; none if there is one worker.
-        most: elements of a piece, at most.
+        connections: those from the previous rank and to the next; empty for a single worker.
+        most: largest number of elements in a piece.
     """
 
     def __init__(

@@ -162,7 +162,7 @@ class Burst(NamedTuple):
             yield self._replace(rows=rows, tail=self.tail if i == len(self.rows) - 1 else size)
 
     def by_size(self) -> list[Rows]:
-        """The packets as one or two arrays in each of which all rows are whole."""
+        """Return the packets as one or two arrays, each of packets of one size."""
         return by_size(self.rows, self.tail)
 
 
@@ -192,7 +192,7 @@ class Recurring(Outgoing):
     """
 
     def _replace(self, /, **fields: Any) -> Outgoing:  # type: ignore[override]
-        """Make other packets, which are sent once."""
+        """Return an `Outgoing` with these fields changed; it is sent once."""
         return Outgoing(*self)._replace(**fields)
 
 
@@ -265,9 +265,9 @@ class Stretch(NamedTuple):
 class Cutter:
     """Cuts data packets into stretches of ascending segments of one round.
 
-    The headers that the vector of a round has are kept for the last few rounds, so that for
-    packets in order the whole check is one comparison of bytes. They are made when so much of a
-    round has come that it pays: a packet of a round of its own must not cost the whole vector.
+    It keeps the headers of all segments for the last few rounds, so that checking packets in
+    order is one comparison of bytes. It makes a round's headers only after several packets of
+    the round, so that a stray packet does not cost the headers of a whole vector.
     """
 
     ROUNDS = 8

@@ -719,9 +719,9 @@ class AckRanks(_WithRanks, Ack):
     """The value of the Ack to a `TreeJoin`: which ranks the workers below that switch have.
 
     Attributes:
-        statement: the newest one that is decided; 0: none is.
-        given: how many of the ranks were given to those who had asked for none.
-        ranks: bitmap of all of them.
+        statement: number of the newest statement that is decided; 0: none is.
+        given: number of ranks given to workers that had asked for none.
+        ranks: bitmap of the ranks of all workers below.
     """
 
     statement: int = 0
@@ -775,7 +775,7 @@ class Header(NamedTuple):
 
 
 class Control(NamedTuple):
-    """A control packet: a request, an Ack, or what the switch relays to its workers."""
+    """A control packet: a request, an Ack, or a command that the switch relays to its workers."""
 
     action: Action
     job: int

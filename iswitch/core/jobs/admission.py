@@ -163,7 +163,9 @@ class Admission:
     # Members that are in
 
     def _join_again(self, asked: Asked, job: Job, member: Member) -> list[Outgoing]:
-        """Answer the Join of a present member; a switch's new process continues its membership.
+        """Answer the Join of a present member.
+
+        A restarted switch below continues the membership of its previous process.
 
         Raises:
             Refusal: the Join names another member type or another shape.

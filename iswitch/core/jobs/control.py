@@ -141,7 +141,7 @@ class ControlPlane:
         return self._execute_once(peer, packet, now)
 
     def _is_no_switch(self, peer: Address, job: int) -> bool:
-        """Return whether another member than a switch is in a job at this address."""
+        """Return whether a member of the job that is not a switch has this address."""
         _, member = self.record.find(job, peer)
         return member is not None and member.type is not MemberType.SWITCH
 

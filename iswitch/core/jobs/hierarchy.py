@@ -162,7 +162,9 @@ class Hierarchy:
         return uplink.join(replace(self._join_value(job, flags, now), round=at), False, now)
 
     def outdo(self, uplink: Uplink, last: int, join: Join, now: float) -> list[Outgoing]:
-        """Join with a number above those of the previous process: the clock has stepped back.
+        """Join again with a Request number above those of the previous process.
+
+        Our first number was too small, since the clock has stepped back.
 
         Args:
             uplink: the membership at the parent.

@@ -174,7 +174,7 @@ class Job:
         """Change the number of workers of a switch below; return whether that opens the gate.
 
         Args:
-            switch: the member.
+            switch: the switch below.
             workers: number of workers at that switch and below it.
             expected: number of workers that the switch expects in the whole job.
         """
@@ -210,7 +210,7 @@ class Job:
 
     @property
     def threshold_in_force(self) -> int:
-        """H as it counts now: the value that was set, or the number of contributors."""
+        """The threshold H in force: the value that was set, else the number of contributors."""
         return self.members.threshold_in_force
 
     # Its rounds
@@ -367,7 +367,7 @@ class Job:
         return self.deliver(completed), fewest
 
     def deliver(self, completed: list[Run]) -> list[Outgoing]:
-        """Send completed runs to the contributors, or with a parent to that."""
+        """Send completed runs to the parent; without a parent, to the contributors."""
         if not completed:
             return []
         self.rounds.completed_any = True

@@ -108,7 +108,7 @@ class Member:
 
     @property
     def bit(self) -> int:
-        """The bit in a contributor bitmap that is its own."""
+        """The member's bit in contributor bitmaps."""
         return 1 << self.seat
 
     @property

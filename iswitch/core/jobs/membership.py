@@ -88,12 +88,12 @@ class Membership:
         return wish if wish in free else next(iter(free), None)
 
     def add(self, member: Member, expected: int = 0, whole: bool = False) -> None:
-        """Take a member in.
+        """Add a new member.
 
         Args:
-            member: a new one.
-            expected: number of workers that a contributor expects; the largest of all counts.
-            whole: whether no sum may hold fewer contributions; holds for all if one asks for it.
+            member: the new member.
+            expected: number of workers that a contributor expects; the job uses the largest one.
+            whole: whether a contributor refuses sums of fewer contributions; so does the job then.
         """
         self.by_address[member.address] = member
         if member.contributes:
@@ -209,7 +209,7 @@ class Membership:
 
     @property
     def threshold_in_force(self) -> int:
-        """H as it counts now: the value that was set, or the number of contributors."""
+        """The threshold H in force: the value that was set, else the number of contributors."""
         return self.threshold or max(len(self.contributor_addresses()), self.least)
 
     @property
@@ -238,9 +238,9 @@ class Membership:
     def silent(self, now: float, lease: float) -> list[Member]:
         """Return the members that must leave because they were silent for a lease time.
 
-        Contributors whose place is kept stay as long as any contributor speaks. So do those of a
-        job that gathers: a process that left might come back early, and contribute twice from two
-        seats.
+        Silent contributors stay while another contributor speaks, if the job keeps their places
+        or is still gathering. Otherwise, in a gathering job, a process might come back early and
+        contribute twice, from two seats.
         """
         members = list(self.by_address.values())
         silent = [m for m in members if m.last_seen + lease <= now]

@@ -151,7 +151,7 @@ class Parent:
     def _help_answered(
         self, uplink: Uplink, packet: Control, ack: Ack, now: float
     ) -> list[Outgoing]:
-        """Handle an answer to Help, or to a question for whom segments wait."""
+        """Handle an answer to Help, which may name the workers that segments wait for."""
         status = Status.of(packet.status)
         if status is Status.DENIED and self.record.is_keyed(uplink.job):
             return uplink.ask_anew(packet.request, ack.round, now)
@@ -269,7 +269,7 @@ class Parent:
         Args:
             uplink: the membership at the parent.
             asked: bitmap of the ranks about which the parent has decided.
-            now: the time.
+            now: the time, in seconds.
         """
         sends: list[Outgoing] = []
         for peer, packet in list(uplink.waiting.items()):

@@ -83,7 +83,7 @@ class Questions:
         return Answer(ack, sends, status)
 
     def _who(self, request: Request, who: Who) -> Answer:
-        """Name the workers that segments wait for; if none are named, those whose lease ran out."""
+        """Name the workers that segments wait for; without segments, those whose lease ran out."""
         job, now = request.job, request.now
         round_, start, stop = request.segments()
         absent, waits = 0, False
@@ -159,7 +159,7 @@ class Questions:
         Args:
             job: the job that the parent asks about.
             asked: the segments.
-            now: the time.
+            now: the time, in seconds.
         """
         assert job.shape is not None
         stop = asked.index + asked.count
@@ -175,12 +175,15 @@ class Questions:
         return job.contribute_again(ours) + self.ask_members(job, missing, now)
 
     def tell_the_parent(self, job: Job, who: Who, now: float) -> tuple[Awaiting, list[Outgoing]]:
-        """Name our members for whom segments wait; if none are named, those whose lease ran out.
+        """Name our members that the parent asks about; ask switches among them for their workers.
+
+        A question with segments is about the members that these segments wait for. A question
+        without segments is about members whose leases ran out, and all switches below.
 
         Args:
             job: the job that the parent asks about.
-            who: the question.
-            now: the time.
+            who: the parent's question.
+            now: the time, in seconds.
         """
         assert job.shape is not None
         absent = 0

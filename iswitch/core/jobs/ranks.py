@@ -133,7 +133,7 @@ class Ranks:
         Args:
             expected: the number of workers; 0: unknown.
             since: when the worker came, in seconds.
-            now: the time.
+            now: the time, in seconds.
         """
         waited = now >= since + self.record.limits.lease
         return RANKS if not expected or waited else min(expected, RANKS)
@@ -160,14 +160,14 @@ class Ranks:
     # Switches below
 
     def state(self, job: Job, switch: Member, join: TreeJoin, anew: bool, now: float) -> None:
-        """Take up the statement of a switch below; at the root, also decide on it.
+        """Note the statement of ranks of a switch below; at the root, also decide on it.
 
         Args:
-            job: the job of the switch.
-            switch: the member.
+            job: the job.
+            switch: the switch below, a member of the job.
             join: its Join, with the statement.
             anew: whether a new process of the switch has sent the Join.
-            now: the time.
+            now: the time, in seconds.
         """
         stated = switch.stated
         if stated is None or anew:
@@ -208,7 +208,7 @@ class Ranks:
             job: the job of the workers; None: there are none yet.
             asked: ranks for which newcomers wait.
             statement: the last statement.
-            now: the time.
+            now: the time, in seconds.
         """
         ranks, unranked = statement.reserved, 0
         for rank in asked:
@@ -230,7 +230,7 @@ class Ranks:
         Args:
             job: the job of the workers; None: there are none yet.
             statement: the last statement.
-            now: the time.
+            now: the time, in seconds.
         """
         return self._free(job, statement.unranked, RANKS, now, statement.ranks) if job else 0
 
@@ -240,7 +240,7 @@ class Ranks:
         Args:
             job: the job of the workers.
             statement: the statement on which the parent has decided.
-            now: the time.
+            now: the time, in seconds.
         """
         members = job.contributors()
         lost = [m for m in members if m.ranks & ~statement.granted]

@@ -34,7 +34,7 @@ class Relays:
             action: Help, Halt or Reset.
             job: its job's number.
             value: the packet's value.
-            now: the time.
+            now: the time, in seconds.
         """
         asked = self._unanswered.get(peer) or Requests(peer, self._numbers, BACKOFF)
         relayed = ((one.action, one.job, one.value) for one in asked.packets())

@@ -107,7 +107,12 @@ class Rounds:
     def come_back(self, round_: int, first: bool) -> None:
         """Move on to the round of a member that comes back to a switch which lost its state.
 
-        Newcomers whose first round is past by then begin as if they had joined only now.
+        Newcomers that have not contributed, and whose first round is then past, begin with
+        the window's `base`.
+
+        Args:
+            round_: the round that the member named.
+            first: whether the member has finished no round before.
         """
         self.name(round_, first)
         for member in self.members.contributors():

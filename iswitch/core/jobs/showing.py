@@ -78,6 +78,13 @@ def _members(record: Record, peer: Address, number: int, first: int, now: float)
 
     None: the job does not exist, or the asker is no member of it. Seats never change, so
     questions with growing `first` name each present member once.
+
+    Args:
+        record: the switch's jobs and limits.
+        peer: the sender of the request.
+        number: the job's number.
+        first: the lowest seat to name.
+        now: the time, in seconds.
     """
     job = record.jobs.get(number)
     if job is None or job.member(peer) is None:

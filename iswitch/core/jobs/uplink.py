@@ -214,7 +214,7 @@ class Uplink:
         self.forget_join()
 
     def forget_join(self) -> None:
-        """Stop repeating Joins, and send no next one until told."""
+        """Stop repeating Joins, and forget the time of the next one."""
         self.next_join = None
         self.requests.forget_joins()
 

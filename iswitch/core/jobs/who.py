@@ -43,7 +43,7 @@ NOBODY = Awaiting(0, ())
 
 
 def together(parts: list[Awaiting]) -> Awaiting:
-    """Merge several answers; name the switches that have not answered first."""
+    """Merge several answers; switches that have not answered come first."""
     named = sorted((one for part in parts for one in part.awaited), key=lambda o: o.rank != NO_RANK)
     return Awaiting(sum(part.total for part in parts), tuple(named[:MOST_NAMED]))
 
@@ -69,7 +69,7 @@ class Neighbours:
             neighbour: the switch's address.
             job: the job's number.
             who: the question.
-            send: makes the packets that ask it.
+            send: called to make the packets that ask the question.
         """
         told = self._told.get((neighbour, job, who))
         if told is None:

@@ -84,7 +84,7 @@ class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
         self._last[seat] = last
 
     def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
-        """Count one member's contributions that are newer than its last ones."""
+        """Accumulate one member's contributions that are newer than its last ones."""
         last = self._last[seat]
         for round_, index, rows, *_ in stretch.consecutive():
             for a, b in last.uniform(index, index + len(rows)):

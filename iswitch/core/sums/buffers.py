@@ -35,7 +35,7 @@ class Buffers:
         return np.zeros(nbytes, np.uint8)
 
     def leave_room(self, segments: int, nbytes: int = HEADROOM) -> None:
-        """Check that a job of `segments` segments can be served beside what is taken.
+        """Check that enough memory is left to serve a job of `segments` segments.
 
         Raises:
             MemoryError: there is too little memory for it.
@@ -50,7 +50,7 @@ class AllOrNothing(Buffers):
     """Ends a replay or history that lacks memory, so that no fault of the switch is reported."""
 
     def leave_room(self, segments: int, nbytes: int = HEADROOM) -> None:
-        """Check that a job of `segments` segments can be served beside what is taken.
+        """Check that enough memory is left to serve a job of `segments` segments.
 
         Raises:
             OutsideError: there is too little memory for it.

@@ -57,7 +57,11 @@ class PaperAccelerator(SynchronousAccelerator):
             outcome.completed.append(self.finish(Run(slot, round_, start, stop), count + 1))
 
     def force(self, round_: int, start: int, stop: int) -> tuple[list[Run], int]:
-        """Complete open segments as they are; return the runs, and the fewest packets in one."""
+        """Complete open segments without their missing contributions.
+
+        Returns:
+            The completed runs, and the fewest packets in one.
+        """
         slot = round_ & 1
         counts = self.state[slot].words[start:stop, 1].copy()
         runs, _ = super().force(round_, start, stop)

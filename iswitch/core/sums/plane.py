@@ -45,28 +45,32 @@ class Accelerator(ABC):
 
     @abstractmethod
     def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
-        """Count one member's contributions; add completed and late runs to `outcome`.
+        """Accumulate one member's contributions; add completed and late runs to `outcome`.
 
         Args:
             seat: the member's seat.
-            stretch: the segments.
+            stretch: the contributed segments.
             outcome: completed and late runs are added to it.
         """
 
     @abstractmethod
     def reevaluate(self) -> list[Run]:
-        """Complete what the rule, which has changed, now calls complete."""
+        """Complete the segments that are complete by the changed rule; return their runs."""
 
     @abstractmethod
     def force(self, round_: int, start: int, stop: int) -> tuple[list[Run], int]:
-        """Complete open segments as they are; the runs, and the fewest contributions in one."""
+        """Complete open segments without their missing contributions.
+
+        Returns:
+            The completed runs, and the fewest contributions in one.
+        """
 
     @abstractmethod
     def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
         """Yield the runs of segments start..stop-1, each with its state and contributor bitmap."""
 
     def bits_held(self) -> int:
-        """Return the bitmap of the seats that have a contribution in some segment, if known."""
+        """Return the bitmap of the seats that have a contribution in some segment; 0: unknown."""
         return 0
 
     @abstractmethod
@@ -89,7 +93,7 @@ class Accelerator(ABC):
         Args:
             runs: the runs to send; there may be gaps between them.
             peers: the receivers.
-            partial: whether to send the sums of the members here, for the parent, instead.
+            partial: whether to send the parent this switch's sums, instead of aggregates.
         """
 
 
@@ -121,7 +125,7 @@ class RoundAccelerator(Accelerator):
         return all(what is Held.COMPLETE for _, what, _ in held)
 
     def reevaluate(self) -> list[Run]:
-        """Complete what the rule, which has changed, now calls complete."""
+        """Complete the segments that are complete by the changed rule; return their runs."""
         return [
             self.finish(run, bitmap)
             for run, how_far, bitmap in self.begun()
@@ -129,7 +133,11 @@ class RoundAccelerator(Accelerator):
         ]
 
     def force(self, round_: int, start: int, stop: int) -> tuple[list[Run], int]:
-        """Complete open segments as they are; the runs, and the fewest contributions in one."""
+        """Complete open segments without their missing contributions.
+
+        Returns:
+            The completed runs, and the fewest contributions in one.
+        """
         held = list(self.held(round_, start, stop))
         forced = [
             (self.finish(run, bitmap), bitmap.bit_count())

@@ -85,7 +85,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         return self.states.bits()
 
     def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
-        """Count one member's contribution, at most once per segment."""
+        """Accumulate one member's contributions, at most one per segment and round."""
         round_, start, rows, _, indices = stretch
         if indices is None:
             stop = start + len(rows)
@@ -121,7 +121,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
     def _accumulate_each(
         self, seat: int, round_: int, indices: Indices, rows: Rows, outcome: Outcome
     ) -> None:
-        """Count contributions to segments that are not consecutive, or not all in one state."""
+        """Accumulate contributions to segments that are not consecutive, or differ in state."""
         slot = round_ & 1
         words = self.state[slot].words
         held = words[indices]
