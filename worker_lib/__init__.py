@@ -63,5 +63,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, imported yet or not, for dir() and completion."""
+    """Return the public names, imported yet or not, for dir() and completion."""
     return __all__

@@ -19,7 +19,7 @@ V = TypeVar("V")  # an array, or a tensor on the CPU
 
 
 def is_tensor(value: object) -> bool:
-    """Whether a value is a PyTorch tensor."""
+    """Return whether a value is a PyTorch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -132,7 +132,7 @@ def _checked(name: str, given: Any, shape: Shape, shorter: bool) -> Vector:
 
 
 def _overlap(vector: Vector, out: Vector) -> bool:
-    """Whether two arrays may share memory and begin at different addresses."""
+    """Return whether two arrays may share memory and begin at different addresses."""
     if not vector.flags.c_contiguous:  # the vector is copied first
         return False
     if vector is out or not np.may_share_memory(vector, out):

@@ -137,7 +137,7 @@ def _exchange(worker: Worker, ours: Units, start: int, count: int) -> npt.NDArra
 
 
 def _carries_numbers(shape: Shape) -> bool:
-    """Whether a number comes through a round unchanged if all others contribute the neutral one."""
+    """Return whether one worker's number survives a round in which all others send neutral ones."""
     numbers = not shape.dtype.is_pair and shape.dtype is not DType.BOOL
     return numbers and shape.op in (Op.SUM, Op.MAX, Op.MIN)
 

@@ -156,7 +156,7 @@ class Controller(Closing):
 
     @property
     def keyed(self) -> bool:
-        """Whether this controller has a key."""
+        """Return whether this controller has a key."""
         return self._key is not None
 
     @property
@@ -267,7 +267,7 @@ class Controller(Closing):
 
     @contextmanager
     def settings(self) -> Iterator[Ack]:
-        """A membership in which to set what lasts as long as the job has members.
+        """Return a membership in which to set what lasts as long as the job has members.
 
         Raises:
             NoWorkers: that would be no longer than this membership.
@@ -320,7 +320,7 @@ class Controller(Closing):
         self._port.push([self._key.sealed(out) if self._key else out for out in sends])
 
     def _outdoes(self, packet: Control, ack: Ack) -> bool:
-        """Whether a larger number may help; that of a Join is then also the incarnation."""
+        """Return whether a larger number may help; that of a Join is then also the incarnation."""
         if packet.action is not Action.JOIN:
             return self._key is not None
         return (
@@ -328,7 +328,7 @@ class Controller(Closing):
         )
 
     def _answers(self) -> Iterator[tuple[Unanswered, Status, Ack] | None]:
-        """What was answered by the packets that have come.
+        """Yield the answers in the packets that have come, each with its request.
 
         None stands for a refusal without a MAC, in a keyed job.
         """

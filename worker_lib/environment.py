@@ -60,7 +60,7 @@ def read(environment: Mapping[str, str]) -> Assignment:
 
 
 def size(environment: Mapping[str, str]) -> int | None:
-    """How many workers there are: WORLD_SIZE, or as many as a launcher has started.
+    """Return the number of workers: WORLD_SIZE, or as a launcher states it.
 
     None: nothing tells.
 

@@ -98,7 +98,7 @@ class Refused(WorkerError):
         super().__init__(f"{action.name} refused in job {job}: {reason}{detail}")
 
     def _why(self, told: Ack) -> str:
-        """Why a Join was refused, if the switch has told more than the status."""
+        """Return why a Join was refused, if the switch has told more than the status."""
         if self.status is Status.DENIED and told.round:
             return (
                 "a process that began later has joined from this address and port, which are its "

@@ -298,7 +298,7 @@ class Membership:
     # Events
 
     def _events(self) -> list[Answered]:
-        """The answers among the events; what an allreduce has to raise is noted."""
+        """Return the answers among the events; what an allreduce has to raise is noted."""
         answers = []
         while (event := self.session.next_event()) is not None:
             match event:

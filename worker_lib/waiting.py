@@ -108,7 +108,7 @@ class Waiting:
 
     @property
     def knows(self) -> bool:
-        """Whether every switch that was asked for whom the round waits has answered."""
+        """Return whether all switches have answered which workers the round waits for."""
         return self._told is not None and all(o.rank != NO_RANK for o in self._told.awaited)
 
     def lost(self, now: float) -> MemberLost | None:

@@ -155,7 +155,7 @@ class Worker(Joining):
 
     @property
     def rank(self) -> int:
-        """This worker's number in the job: no other of the whole tree has it at the same time.
+        """Return this worker's number in the job, which no other worker of the tree has now.
 
         The one it asked for; or one that the switch has given it, and that it keeps, but for one
         case: a switch that lost its state has meanwhile given it to another worker, in a job
@@ -165,7 +165,7 @@ class Worker(Joining):
 
     @property
     def round(self) -> int:
-        """The number of the next allreduce; of a partial Worker, the least that it can name.
+        """Return the number of the next allreduce; of a partial Worker, the least that it can name.
 
         It depends on when this worker joined, so no number of a round can be counted from it.
         """
@@ -178,7 +178,7 @@ class Worker(Joining):
 
     @property
     def awaited(self) -> list[Awaited]:
-        """The first 16 workers whose contributions to the round are missing, as far as is known.
+        """Return the first 16 workers whose contribution to the round is known to be missing.
 
         The switch is asked for them when nothing has come for a quarter of a second.
         """

@@ -81,12 +81,12 @@ class Switch:
 
     @property
     def jobs(self) -> dict[int, Job]:
-        """The jobs, by number."""
+        """Return the jobs, by number."""
         return self.record.jobs
 
     @property
     def sources(self) -> Sources:
-        """The addresses of members and of the parent."""
+        """Return the addresses of members and of the parent."""
         return self.record.sources
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:

@@ -191,7 +191,7 @@ class ElementsField(Field[Vector, bytes]):
 
 class _Entry(Packet):
     def extract_padding(self, s: bytes) -> tuple[bytes, bytes]:
-        """Leave the rest to the next entry."""
+        """Leave all bytes behind this entry to the next one."""
         return b"", s
 
 

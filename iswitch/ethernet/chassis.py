@@ -152,7 +152,7 @@ class Chassis:
             self.counters["rx_no_memory"] += max(0, self._count(frames) - handled)
 
     def _count(self, frames: Frames) -> int:
-        """Return the number of frames on the wire; one a row if memory is too short to tell."""
+        """Return the number of frames on the wire; if memory is too short for it, that of rows."""
         try:
             measured = (self._forward.measure(frames, i)[0] for i in range(len(frames.lengths)))
             return sum(max(1, count) for count in measured)

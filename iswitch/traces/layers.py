@@ -142,9 +142,9 @@ class Layers:
                 yield order[at : min(at + most, b)]
 
     def _traits(self, flows: npt.NDArray[np.int16], record: Record) -> Ints:
-        """By flow: the job, the sizes of its packets, and the round that it is in the middle of.
+        """Return for each flow its job, its two packet sizes and its current round, (flows, 4).
 
-        Sizes of -1: its packets are handled one after the other.
+        Packets of a flow with sizes of -1 are handled one after the other.
         """
         traits = np.full((len(self._peers), 4), -1, np.int64)
         for flow in np.flatnonzero(np.bincount(flows)).tolist():

@@ -55,7 +55,7 @@ class Connection:
 
     @property
     def asks(self) -> bool:
-        """Whether its request is still incomplete."""
+        """Return whether the peer's request is still incomplete."""
         return len(self.request) < REQUEST.size + DIGEST
 
     def give(self, now: float, takes_state: bool, *parts: bytes | bytearray) -> None:
@@ -97,7 +97,7 @@ class Connection:
         return True
 
     def is_too_slow(self, now: float, contended: bool) -> bool:
-        """Whether to drop it for slowness; `contended`: others wait until it is done."""
+        """Return whether to drop it for slowness; `contended`: others wait until it is done."""
         since = now - self.began
         if not self.parts:  # its request is incomplete, or it waits for a newer state
             return since > PATIENCE

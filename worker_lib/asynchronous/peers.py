@@ -83,7 +83,7 @@ class Peers:
         return found, all_asked
 
     def all_have_begun(self) -> bool:
-        """Whether all known workers have a state, taken from this worker or from one another."""
+        """Return whether all known workers have a state, from this worker or from another."""
         found, all_asked = self.survey()
         return all_asked and all(other.version is not None for other in found)
 
@@ -119,7 +119,7 @@ class Peers:
             changed.wait_for(self._membership.left.is_set, AGAIN_PAUSE)
 
     def _is_listed(self) -> bool:
-        """Whether a version has listed this worker's address, so that others can take its state."""
+        """Return whether a version has listed this worker, so that others can take its state."""
         rank, directory = self._session.rank, self._directory
         if rank == NO_RANK:
             return False

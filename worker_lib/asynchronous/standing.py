@@ -27,7 +27,7 @@ from iswitch.core.format.wire import round_distance
 
 
 class Standing(NamedTuple):
-    """Where a worker stands.
+    """The progress of a worker.
 
     Attributes:
         identity: its address as a number; unique while the process lives.

@@ -41,7 +41,7 @@ class Claim:
         return True
 
     def is_due(self, now: float) -> bool:
-        """Whether to ask again now; if so, schedule the next question TAKEN_PAUSE later."""
+        """Return whether to ask again now; if so, schedule the next question TAKEN_PAUSE later."""
         if self.taken is None or self.ask_again > now:
             return False
         self.ask_again = now + TAKEN_PAUSE

@@ -33,7 +33,7 @@ class Express:
 
     @property
     def done(self) -> bool:
-        """Whether every aggregate has arrived."""
+        """Return whether every aggregate has arrived."""
         return self.came == self.contribution.shape.segments
 
     def take(self, rows: Rows, tail: int) -> bool:

@@ -133,7 +133,7 @@ class Member(ABC, Generic[E]):
         return number
 
     def asks(self, action: Action) -> bool:
-        """Whether a request of this action is unanswered."""
+        """Return whether a request of this action is unanswered."""
         return any(packet.action is action for packet in self.requests.packets())
 
     def forget(self, request: int) -> None:
@@ -165,12 +165,12 @@ class Member(ABC, Generic[E]):
 
     @property
     def taken(self) -> Ack | None:
-        """Return the answer that another worker has our rank, while that worker may be dead."""
+        """Return the Ack that refused our rank, as another worker has it, perhaps a dead one."""
         return self._claim.taken
 
     @property
     def has_events(self) -> bool:
-        """Whether an event waits for `next_event`."""
+        """Return whether an event waits for `next_event`."""
         return bool(self._events)
 
     def next_event(self) -> E | Answered | Halted | None:
@@ -374,7 +374,7 @@ class Member(ABC, Generic[E]):
         return not of_room  # which nobody but this asks for
 
     def _is_to_ask_again(self, ack: Ack, now: float) -> bool:
-        """Whether to join once more, now or soon, although another worker has our rank."""
+        """Return whether to join once more, now or soon, although another worker has our rank."""
         if self.terms.rank == NO_RANK:  # ours had been given: any other will do
             self.rank = NO_RANK
             self.join(now)

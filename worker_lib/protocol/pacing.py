@@ -108,7 +108,7 @@ class Outbox:
         return min((when for when in due if when is not None), default=None)
 
     def is_due(self, now: float) -> bool:
-        """Whether to send a mark now, because one is scheduled or the last was not answered."""
+        """Return whether to send a mark now: one is due, or the last one was not answered."""
         if self._due is not None and self._due <= now:
             self._unanswered += 1
             if self._unanswered == 2:  # one mark may be lost by chance; two suggest a full queue

@@ -101,7 +101,7 @@ class Losses:
         self._order[which] = 0
 
     def is_younger(self, which: Which, when: float) -> bool:
-        """Whether some of these segments were last sent at or after a time."""
+        """Return whether some of these segments were last sent at or after a time."""
         return bool((self._at[which] >= when).any())
 
     def are_copies(self, which: Indices) -> npt.NDArray[np.bool_]:
@@ -116,7 +116,7 @@ class Losses:
 
     @property
     def doubtful(self) -> bool:
-        """Whether something may be lost."""
+        """Return whether something may be lost."""
         if self._again_in_flight or self.in_flight > self._sent - self._newest:
             return True
         # What was sent again has come, and was counted among those sent after the newest.

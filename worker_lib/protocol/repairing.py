@@ -123,7 +123,7 @@ class Repairing(Member[Dropped | Gone | WasReset]):
             self._timer = patience
 
     def _ask_for_help(self, now: float, many: tuple[Indices, Indices] | None = None) -> None:
-        """Ask for what is missing; of `many`, for those that may be lost, and the last, to see."""
+        """Ask for missing aggregates; of `many` (waiting, suspect) for the suspect and the last."""
         transfer = self.transfer
         if transfer is None or not self.member:
             self._timer = now + self.round_trip.timeout
@@ -161,7 +161,7 @@ class Repairing(Member[Dropped | Gone | WasReset]):
             self.stats["helps"] += 1
 
     def _settle(self, transfer: Transfer, lacks: bool) -> None:
-        """The switch has taken all that was sent before our Help, and may lack some of it still."""
+        """Send doubted segments again if the switch lacks some that were sent before our Help."""
         doubted, transfer.doubted = transfer.doubted, []
         for start, stop in doubted if lacks else ():
             if not transfer.losses.is_younger(slice(start, stop), self._taken):

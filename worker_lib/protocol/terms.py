@@ -19,7 +19,7 @@ from .window import CEILING, TOGETHER
 
 @dataclass(frozen=True)
 class Terms:
-    """What the members of any job agree on.
+    """The terms on which the members of any job agree.
 
     Attributes:
         switch: where packets go.
@@ -53,7 +53,7 @@ class Terms:
 
     @property
     def begins_at(self) -> int:
-        """The round that the first Join of a process names; 0: none."""
+        """Return the round that the first Join of a process names; 0: none."""
         return 0
 
 
@@ -88,7 +88,7 @@ class RoundTerms(Terms):
 
     @property
     def begins_at(self) -> int:
-        """The round that the first Join of a process names; 0: none."""
+        """Return the round that the first Join of a process names; 0: none."""
         return self.first_round
 
 

@@ -134,7 +134,7 @@ class Transfer:
 
     @property
     def done(self) -> bool:
-        """Whether every aggregate has come."""
+        """Return whether every aggregate has come."""
         return not self.remaining
 
     @property
@@ -149,7 +149,7 @@ class Transfer:
 
     @property
     def must_resend(self) -> bool:
-        """Whether segments must be sent again because they were lost or asked for."""
+        """Return whether segments must be sent again because they were lost or asked for."""
         return self._some_lost or bool(self._todo and self._todo[0][2])
 
     def next_lost(self, most: int, now: float) -> Indices:

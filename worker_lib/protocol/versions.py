@@ -97,7 +97,7 @@ class AsynchronousSession(Collecting):
 
     @property
     def gathered(self) -> bool:
-        """Whether all expected workers have joined.
+        """Return whether all expected workers have joined.
 
         Until then the switch makes no versions and would add all contributions into one, so this
         worker contributes nothing.
@@ -111,7 +111,7 @@ class AsynchronousSession(Collecting):
 
     @property
     def can_contribute(self) -> bool:
-        """Whether another contribution may be given."""
+        """Return whether another contribution may be given."""
         return self._may_send and self.in_flight < IN_FLIGHT
 
     @property
@@ -120,7 +120,7 @@ class AsynchronousSession(Collecting):
 
     @property
     def has_threshold(self) -> bool:
-        """Whether the switch has set the H of the terms."""
+        """Return whether the switch has set the H of the terms."""
         return self.member and not self.asks(Action.SETH)
 
     def contribute(self, vector: Vector) -> None:

@@ -44,7 +44,7 @@ class RoundTrip:
 
 @dataclass
 class SendWindow:
-    """How many segments may be under way: slow start, then one burst more per window (RFC 5681).
+    """Limits segments under way: slow start, then one burst more per window (RFC 5681).
 
     It is self-clocking: a segment is under way until its aggregate is back, so no worker is more
     than a window ahead of the slowest, and the switch's queue holds at most a window per worker.
@@ -59,7 +59,7 @@ class SendWindow:
         self.size = float(min(4 * self.burst, self.ceiling))
 
     def limit(self, ceiling: int, burst: int) -> None:
-        """Limit the segments under way, and those of a burst, from now on."""
+        """Set the most segments under way, and the most of one burst."""
         self.ceiling, self.burst = ceiling, burst
         self.size = min(self.size, self.ceiling)
 

@@ -74,7 +74,7 @@ class Progress:
 
     @property
     def reached(self) -> bool:
-        """Whether the mean return has reached the target."""
+        """Return whether the mean return has reached the target."""
         return self.target is not None and self.mean_return >= self.target
 
     @property
@@ -84,7 +84,7 @@ class Progress:
 
     @property
     def done(self) -> bool:
-        """Whether the training has ended; later sums change nothing."""
+        """Return whether the training has ended; later sums change nothing."""
         return self.reached or self.iteration >= self.iterations
 
     def tell(self, message: Vector, rank: int, returns: Sequence[float]) -> None:

@@ -128,7 +128,7 @@ class Table:
         return [other for other, time in enumerate(clock) if time < least]
 
     def ready(self, worker: int, number: int) -> bool:
-        """Whether a pull of block `number` by `worker` can be answered."""
+        """Return whether a pull of block `number` by `worker` can be answered."""
         clock = self.clock[number]
         return min(clock) >= clock[worker] - self.tau
 

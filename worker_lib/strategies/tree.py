@@ -119,7 +119,7 @@ class Stream:
 
     @property
     def done(self) -> bool:
-        """Whether all pieces have arrived."""
+        """Return whether all pieces have arrived."""
         return self._number == len(self._branch.parts)
 
     def read(self) -> bool:

@@ -204,7 +204,7 @@ def _number(query: Mapping[str, str], name: str, told: int | None, variable: str
 
 
 def _store_through_the_switch(place: JobAddress, rank: int, size: int, timeout: timedelta) -> Store:
-    """A store that rank 0 keeps and all others have been told of by an allreduce."""
+    """Return a store that rank 0 keeps and all others have been told of by an allreduce."""
     told = np.zeros(2, np.int32)
     if rank == 0:
         host = place.near_address

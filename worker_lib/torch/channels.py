@@ -40,7 +40,7 @@ LEAST = 0.001  # seconds of a round whose time is up already: whom it waits for 
 
 @dataclass(frozen=True)
 class Options:
-    """How a group uses its switch; `pg_options=` of `init_process_group` and `new_group`.
+    """Options of a group at its switch: `pg_options=` of `init_process_group` and `new_group`.
 
     Args:
         reproducible: sum in rank order rather than in order of arrival: a run can be repeated bit

@@ -115,7 +115,7 @@ def _numbers(root: Any, store: Any, rank: int, place: JobAddress) -> Callable[[]
 
 
 def _gloo(store: Any, rank: int, size: int, timeout: timedelta, place: JobAddress) -> Any:
-    """A gloo group over the interface that leads to the switch, or over GLOO_SOCKET_IFNAME."""
+    """Make a gloo group on the interface to the switch, or on GLOO_SOCKET_IFNAME."""
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     named = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     ways = [{"interface": name} for name in named] or [{"hostname": place.near_address}]
@@ -125,7 +125,7 @@ def _gloo(store: Any, rank: int, size: int, timeout: timedelta, place: JobAddres
 
 
 class SwitchGroup(ProcessGroup):
-    """What `init_process_group("iswitch", ...)` makes.
+    """The process group that `init_process_group("iswitch", ...)` makes.
 
     Args:
         channels: this process's ways through the switch.
@@ -144,7 +144,7 @@ class SwitchGroup(ProcessGroup):
         self._end = weakref.finalize(self, _end, self._works, channels)  # also at exit
 
     def getBackendName(self) -> str:
-        """The name under which the group is registered; C++ looks it up."""
+        """Return the name under which the group is registered; C++ looks it up."""
         return "iswitch"
 
     def shutdown(self) -> None:
@@ -293,7 +293,7 @@ def _end(works: Works, channels: Channels) -> None:
 
 
 def _is_for_the_switch(tensors: Sequence[torch.Tensor], op: Any) -> bool:
-    """Whether the switch supports the operation for the tensors' dtype.
+    """Return whether the switch supports the operation for the tensors' dtype.
 
     Raises:
         TypeError: averages of whole numbers, which nothing here rounds.

@@ -34,18 +34,18 @@ ELEMENTS: dict[torch.dtype, np.dtype[Any]] = {
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie in memory of the CPU or a CUDA device, one after the other."""
+    """Return whether the elements are contiguous in memory of the CPU or a CUDA device."""
     known = tensor.device.type in ("cpu", "cuda")
     return known and tensor.layout == torch.strided and not tensor.is_quantized
 
 
 def elements(tensor: torch.Tensor) -> Array:
-    """The elements of a contiguous CPU tensor of one of the types above: the same memory."""
+    """Return the elements of a contiguous CPU tensor of a type above, in its own memory."""
     return as_array("tensor", tensor).reshape(-1)
 
 
 def octets(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """The bytes of a contiguous CPU tensor of any type, as a stage gives it: the same memory."""
+    """Return the bytes of a contiguous CPU tensor of any type, in its own memory."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
@@ -79,7 +79,7 @@ class Stage:
         self._own = own and not lazy and not apart and self.dtype is first.dtype
 
     def load(self) -> torch.Tensor:
-        """The host tensor, flat, with the elements of all tensors one after the other."""
+        """Return the host tensor, flat, with the elements of all tensors one after the other."""
         tensors = self.tensors
         if self._own:
             return tensors[0].detach().reshape(-1)

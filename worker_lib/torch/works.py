@@ -76,11 +76,11 @@ class Work(distributed.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether the collective has ended, with or without an error."""
         return self._done.is_set()
 
     def is_success(self) -> bool:
-        """Whether it has ended well."""
+        """Return whether the collective has ended without an error."""
         return self._done.is_set() and self._error is None
 
     def exception(self) -> BaseException | None:

@@ -65,8 +65,8 @@ class Unanswered:
         packet: the request.
         due: the time of the next repeat, in seconds.
         pause: seconds from the last sending to `due`.
-        asked: its first number, by which the asker knows it.
-        sends: number of sendings so far.
+        asked: Request number of the first sending, by which the asker knows the request.
+        sends: how often the request was sent so far.
     """
 
     packet: Control
@@ -77,7 +77,7 @@ class Unanswered:
 
     @property
     def key(self) -> Key:
-        """The key of the request among those of one asker."""
+        """Return a key that no other unanswered request of the asker has."""
         return self.packet.action is Action.JOIN, self.packet.request
 
 

@@ -61,7 +61,7 @@ class Action(IntEnum):
 
 
 class Status(IntEnum):
-    """What an Ack says of the request it answers."""
+    """The result of a request, as its Ack states it."""
 
     OK = 0
     NOT_MEMBER = 1
@@ -75,12 +75,12 @@ class Status(IntEnum):
 
     @classmethod
     def of(cls, code: int) -> Status:
-        """The status with this code; one that this version does not know is BAD_REQUEST."""
+        """Return the status with this code; one that this version does not know is BAD_REQUEST."""
         return cls(code) if code in list(cls) else cls.BAD_REQUEST
 
 
 class Shown(IntEnum):
-    """What a Show asks for."""
+    """The subject of a Show."""
 
     SWITCH = 0
     JOBS = 1
@@ -89,7 +89,7 @@ class Shown(IntEnum):
 
 
 class JobState(IntEnum):
-    """What a job does, or for what it waits."""
+    """The state of a job."""
 
     DORMANT = 0
     GATHERING = 1
@@ -99,7 +99,7 @@ class JobState(IntEnum):
 
 
 class MemberType(IntEnum):
-    """What a member is: workers and child switches contribute, controllers only command."""
+    """The kinds of members: workers and child switches contribute, controllers only command."""
 
     WORKER = 0
     SWITCH = 1
@@ -107,7 +107,7 @@ class MemberType(IntEnum):
 
 
 class Op(IntEnum):
-    """How contributions are combined, element by element."""
+    """The operations that combine contributions, element by element."""
 
     SUM = 0
     MAX = 1
@@ -124,23 +124,23 @@ class Op(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name that users write, such as sum."""
+        """Return the name that users write, such as sum."""
         return self.name.lower()
 
     def takes(self, dtype: DType) -> bool:
-        """Whether the operation is defined for elements of a type."""
+        """Return whether the operation is defined for elements of a type."""
         if self in (Op.MAXLOC, Op.MINLOC) or dtype.is_pair:
             return self in (Op.MAXLOC, Op.MINLOC) and dtype.is_pair
         return self <= Op.PROD or not dtype.is_float
 
     @property
     def operands(self) -> str:
-        """The names of the element types for which the operation is defined."""
+        """Return the names of the element types for which the operation is defined."""
         return ", ".join(dtype.label for dtype in DType if self.takes(dtype))
 
 
 class Mode(IntEnum):
-    """How a job goes on: all workers round by round, or version by version as gradients come."""
+    """A job advances by rounds of all workers, or by versions as gradients arrive."""
 
     SYNCHRONOUS = 0
     ASYNCHRONOUS = 1
@@ -164,17 +164,17 @@ class DType(IntEnum):
 
     @property
     def is_pair(self) -> bool:
-        """Whether an element is a value and its index."""
+        """Return whether an element is a value and its index."""
         return self >= DType.FLOAT32_INT32
 
     @property
     def is_float(self) -> bool:
-        """Whether elements are floating-point numbers; pairs of a value and an index are not."""
+        """Return whether elements are floating-point numbers; those of pairs do not count."""
         return self in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64)
 
     @cached_property
     def numpy(self) -> np.dtype[Any]:
-        """The dtype of the elements, little-endian; a pair has the fields `value` and `index`."""
+        """Return the little-endian dtype of elements; a pair has the fields `value` and `index`."""
         if self is DType.BFLOAT16:
             import ml_dtypes  # late: most jobs are float32
 
@@ -192,12 +192,12 @@ class DType(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name that users write, such as float32."""
+        """Return the name that users write, such as float32."""
         return self.name.lower()
 
     @classmethod
     def of(cls, dtype: npt.DTypeLike) -> DType:
-        """The element type for a NumPy dtype, or for a `label`.
+        """Return the element type for a NumPy dtype, or for a `label`.
 
         Raises:
             WireError: the protocol has no such element type.
@@ -214,7 +214,7 @@ class DType(IntEnum):
 
     @classmethod
     def labels(cls) -> list[str]:
-        """The names of all element types."""
+        """Return the names of all element types."""
         return [dtype.label for dtype in cls]
 
 
@@ -227,13 +227,13 @@ def kib(nbytes: int, whole: bool = False) -> int:
 
 
 def round_distance(a: int, b: int) -> int:
-    """How far round `a` is ahead of round `b` (negative: behind), as serial numbers (RFC 1982)."""
+    """Return by how many rounds `a` is ahead of `b` (negative: behind), modulo 2**32 (RFC 1982)."""
     return ((a - b + 0x80000000) & ROUND_MASK) - 0x80000000
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a vector is laid out in segments; all members of a job agree on it at Join.
+    """The layout of a vector in segments; all members of a job agree on it at Join.
 
     Segment i holds elements [i*E, (i+1)*E); the last one holds `last` of them (1..E, or 0 in the
     one segment of an empty vector).
@@ -256,7 +256,7 @@ class Shape:
         elements: int | None = None,
         payload: int = MTU_PAYLOAD,
     ) -> Shape:
-        """The shape of a vector of `numel` elements; E by default fills the UDP payload."""
+        """Return the shape of a vector of `numel` elements; E by default fills the UDP payload."""
         if elements is None:
             elements = (payload - SEG_SIZE) // dtype.itemsize
         if elements < 1 or numel < 0:
@@ -267,7 +267,7 @@ class Shape:
         return cls(dtype, op, mode, elements, numel - (segments - 1) * elements, segments)
 
     def shortened(self, numel: int) -> Shape:
-        """The shape of a shorter vector in segments of the same size."""
+        """Return the shape of a shorter vector in segments of the same size."""
         return Shape.of(numel, self.dtype, self.op, self.mode, self.elements)
 
     @cached_property
@@ -287,12 +287,12 @@ class Shape:
 
     @cached_property
     def packet(self) -> np.dtype[np.void]:
-        """A data packet as a fixed-stride record with the fields `seg` and `data` (E elements)."""
+        """Return the record dtype of a data packet: fields `seg` and `data` (E elements)."""
         return np.dtype([("seg", ">u8"), ("data", self.dtype.numpy, (self.elements,))])
 
     @cached_property
     def full_segments(self) -> int:
-        """How many segments, from the first on, travel as packets of `packet_size`."""
+        """Return how many segments, from the first on, travel as packets of `packet_size`."""
         return self.segments if self.last == self.elements else self.segments - 1
 
     def tail(self, stop: int) -> int:
@@ -312,7 +312,7 @@ class Shape:
             raise WireError(f"E = {self.elements} does not fit a UDP datagram; use {most} at most")
 
     def headers(self, round_: int) -> npt.NDArray[np.uint64]:
-        """The `Seg` of every segment in a round, shape (segments,), big-endian uint64."""
+        """Return the `Seg` of every segment in a round, shape (segments,), big-endian uint64."""
         segs = np.arange(self.segments, dtype=np.uint64) | np.uint64(round_ << 32)
         return segs.astype(">u8")
 
@@ -324,12 +324,12 @@ class _Value:
     FORMAT: ClassVar[struct.Struct]
 
     def pack(self) -> bytes:
-        """The bytes that follow the header."""
+        """Return the bytes that follow the header."""
         return self.FORMAT.pack(*_fields(self))
 
     @classmethod
     def takes(cls, length: int) -> bool:
-        """Whether a value of this kind can have `length` bytes."""
+        """Return whether a value of this kind can have `length` bytes."""
         return length == cls.FORMAT.size
 
     @classmethod
@@ -428,11 +428,11 @@ class Join(_Value):
 
     @property
     def wanted(self) -> int:
-        """The rank that a worker asks for; NO_RANK: any."""
+        """Return the rank that a worker asks for; NO_RANK: any."""
         return NO_RANK
 
     def asking(self, rank: int) -> Join:
-        """The Join of a worker that asks for a rank; with NO_RANK it is this one."""
+        """Return the Join of a worker that asks for a rank; with NO_RANK it is this one."""
         if rank == NO_RANK:
             return self
         fields: tuple[int, ...] = _fields(self)
@@ -442,7 +442,7 @@ class Join(_Value):
     def for_shape(
         cls, shape: Shape, type_: MemberType = MemberType.WORKER, expected: int = 0, flags: int = 0
     ) -> Self:
-        """A Join of a member that contributes vectors of this shape."""
+        """Return a Join of a member that contributes vectors of this shape."""
         return cls(
             type_,
             shape.dtype,
@@ -456,7 +456,7 @@ class Join(_Value):
         )
 
     def shape(self) -> Shape | None:
-        """The shape named, checked; None if all its fields are zero (a controller may do that).
+        """Return the shape named, checked; None if all its fields are zero, as of a controller.
 
         Raises:
             WireError: a field is out of its range.
@@ -478,7 +478,7 @@ class Join(_Value):
         return shape
 
     def checked(self) -> tuple[MemberType, Shape | None]:
-        """What the sender is, and the shape it names.
+        """Return what the sender is, and the shape it names.
 
         Raises:
             ValueError: a field is out of its range, or the type does not go with the fields.
@@ -519,7 +519,7 @@ class RankJoin(Join):
 
     @property
     def wanted(self) -> int:
-        """The rank that a worker asks for; NO_RANK: any."""
+        """Return the rank that a worker asks for; NO_RANK: any."""
         return self.rank
 
 
@@ -527,7 +527,7 @@ BITMAPS = (0, 32, 512)  # bytes that a bitmap of ranks may have
 
 
 def bitmap(ranks: int, longest: bool = False) -> bytes:
-    """A bitmap of ranks, of as many bytes as it needs, or the longest."""
+    """Return a bitmap of ranks in the fewest bytes that hold it, or in the longest form."""
     sizes = BITMAPS[-1:] if longest else BITMAPS
     return ranks.to_bytes(next(n for n in sizes if ranks < 1 << 8 * n), "little")
 
@@ -538,18 +538,18 @@ class _WithRanks(_Value):
     __slots__ = ()
 
     def pack(self) -> bytes:
-        """The bytes that follow the header."""
+        """Return the bytes that follow the header."""
         *fixed, ranks = _fields(self)
         return self.FORMAT.pack(*fixed) + bitmap(ranks, self.is_longest)
 
     @property
     def is_longest(self) -> bool:
-        """Whether the bitmap takes the longest form, whatever ranks it names."""
+        """Return whether the bitmap takes the longest form, whatever ranks it names."""
         return False
 
     @classmethod
     def takes(cls, length: int) -> bool:
-        """Whether a value of this kind can have `length` bytes."""
+        """Return whether a value of this kind can have `length` bytes."""
         return length - cls.FORMAT.size in BITMAPS
 
     @classmethod
@@ -580,11 +580,11 @@ class TreeJoin(_WithRanks, SwitchJoin):
 
     @property
     def is_longest(self) -> bool:
-        """Whether the bitmap must be the longest, as an answer of equal size may name new ranks."""
+        """Return whether the bitmap must be the longest: an equally long answer names new ranks."""
         return self.unranked > 0
 
     def takes_answer(self, ranks: int) -> bool:
-        """Whether this is long enough for an answer that tells these ranks."""
+        """Return whether this is long enough for an answer that tells these ranks."""
         return len(bitmap(ranks)) <= len(bitmap(self.ranks, self.is_longest))
 
 
@@ -607,19 +607,19 @@ class Ack(_Value):
 
     @property
     def missing(self) -> int:
-        """In the answer to Help: bitmap of the seats whose contributions are missing."""
+        """Return the bitmap of seats without a contribution, which answers Help."""
         return self.threshold << 32 | self.contributors
 
     def naming(self, total: int, awaited: tuple[Awaited, ...]) -> AckWho:
-        """The answer to Who with what this one says."""
+        """Return the answer to Who with what this one says."""
         return AckWho(*self._common(), total, awaited)
 
     def telling(self, statement: int, given: int, ranks: int) -> AckRanks:
-        """The answer to a `TreeJoin` with what this one says."""
+        """Return the answer to a `TreeJoin` with what this one says."""
         return AckRanks(*self._common(), statement, given, ranks)
 
     def _common(self) -> tuple[int, int, int, int, int, int]:
-        """The fields that every Ack has, whatever its length."""
+        """Return the fields that every Ack has, whatever its length."""
         return (
             self.action, self.known, self.rank, self.threshold, self.round, self.contributors
         )  # fmt: skip
@@ -654,14 +654,14 @@ class _WithEntries(_Value):
     ENTRY: ClassVar[type[Awaited] | type[Present]]
 
     def pack(self) -> bytes:
-        """The bytes that follow the header."""
+        """Return the bytes that follow the header."""
         *fixed, entries = _fields(self)
         packed = (ENTRIES[self.ENTRY].pack(*map(_undotted, entry)) for entry in entries)
         return self.FORMAT.pack(*fixed) + b"".join(packed)
 
     @classmethod
     def takes(cls, length: int) -> bool:
-        """Whether a value of this kind can have `length` bytes."""
+        """Return whether a value of this kind can have `length` bytes."""
         named, odd = divmod(length - cls.FORMAT.size, ENTRIES[cls.ENTRY].size)
         return not odd and 0 <= named <= MOST_NAMED
 
@@ -784,7 +784,7 @@ class Control(NamedTuple):
     status: int = Status.OK
 
     def build(self) -> bytes:
-        """The UDP payload."""
+        """Return the UDP payload."""
         header = _HEADER.pack(self.action, self.status, self.job, self.request)
         return header if self.value is None else header + self.value.pack()
 
@@ -812,7 +812,7 @@ class Control(NamedTuple):
 
 
 def later(a: int | None, b: int) -> int:
-    """The later of two numbers that wrap as rounds do; None is before all others."""
+    """Return the later of two numbers that wrap as rounds do; None is before all others."""
     return b if a is None or round_distance(b, a) > 0 else a
 
 

@@ -140,7 +140,7 @@ class Job:
 
     @property
     def awaits_reset(self) -> bool:
-        """Whether the job waits for the switch above to name the round in which all resume."""
+        """Return whether the job waits for the switch above to name the next round."""
         return self.phase is JobPhase.AWAITING_RESET
 
     # Its members
@@ -217,12 +217,12 @@ class Job:
 
     @property
     def window(self) -> Window:
-        """The rounds whose contributions the job accepts."""
+        """Return the rounds whose contributions the job accepts."""
         return self.rounds.window
 
     @property
     def high(self) -> int:
-        """The highest round that any member has begun."""
+        """Return the highest round that any member has begun."""
         return self.rounds.window.high
 
     def come_back(self, join: Join) -> None:
@@ -255,7 +255,7 @@ class Job:
 
     @property
     def sums(self) -> Accelerator:
-        """The accelerator of a job that has contributors."""
+        """Return the accelerator of a job that has contributors."""
         assert self.accelerator is not None
         return self.accelerator
 

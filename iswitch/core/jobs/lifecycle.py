@@ -151,11 +151,11 @@ class Lifecycle:
         return []
 
     def begin_anew(self, job: Job, newcomer: Member | None, now: float) -> list[Outgoing]:
-        """Let all members continue in a new round, after a free place in a whole job was taken.
+        """Resume a whole job in a new round, after a member took a place that was free.
 
         Args:
             job: the whole job.
-            newcomer: the member that took the place; None: it is behind another switch.
+            newcomer: the member that took the place; None: a member of another switch took it.
             now: the time, in seconds.
         """
         comes_back = newcomer is not None and newcomer.named is not None

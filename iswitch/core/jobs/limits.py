@@ -83,7 +83,7 @@ class Throttle:
 
     @property
     def strangers(self) -> int:
-        """The number of hosts that have an allowance as strangers."""
+        """Return the number of hosts that have an allowance as strangers."""
         return len(self._strangers)
 
     def admit(self, peer: Address, workers: int, now: float) -> None:

@@ -75,7 +75,7 @@ class Member:
 
     @property
     def held_back(self) -> bool:
-        """Whether its contributions are refused until the others have come."""
+        """Return whether this member's contributions are refused until the others have come."""
         return self.standing is Standing.HELD_BACK
 
     def stand(self, standing: Standing) -> None:
@@ -103,22 +103,22 @@ class Member:
 
     @property
     def contributes(self) -> bool:
-        """Whether it is a worker or a child switch."""
+        """Return whether this member is a worker or a child switch."""
         return self.type is not MemberType.CONTROLLER
 
     @property
     def bit(self) -> int:
-        """The member's bit in contributor bitmaps."""
+        """Return this member's bit in a contributor bitmap."""
         return 1 << self.seat
 
     @property
     def rank(self) -> int:
-        """A worker's rank; NO_RANK: it has none so far, or is no worker."""
+        """Return the rank of a worker; NO_RANK: not known yet, or the member is no worker."""
         return lowest(self.ranks) if self.type is MemberType.WORKER else NO_RANK
 
     @property
     def is_due(self) -> bool:
-        """Whether it is a worker without a rank."""
+        """Return whether this member is a worker without a rank."""
         return self.type is MemberType.WORKER and not self.ranks
 
     def told(self, there: int) -> int:
@@ -175,7 +175,7 @@ class Stated:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the statement is answered and no worker still needs a rank."""
+        """Return whether the statement is answered and no worker still needs a rank."""
         return self.decided == self.number and self.given >= self.unranked
 
 

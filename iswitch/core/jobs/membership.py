@@ -63,7 +63,7 @@ class Membership:
 
     @property
     def gathered(self) -> bool:
-        """Whether all `expected` workers have been members at once."""
+        """Return whether all `expected` workers have been members at once."""
         return self.expected <= self.met
 
     def free_seat(
@@ -214,7 +214,7 @@ class Membership:
 
     @property
     def keeps_places(self) -> bool:
-        """Whether the job is whole and has begun, so that a silent contributor keeps its place.
+        """Return whether a silent contributor keeps its place: the job is whole and has begun.
 
         Nothing completes without it, so it can still have every result that it missed. It stays
         until another process takes its place.

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 
 class JobPhase(Enum):
-    """What a job waits for before a sum of it can complete.
+    """The event that a job waits for before its sums can complete.
 
     A Halt is no phase: it can come in any of them, and holds until the next Reset.
     """

@@ -50,22 +50,22 @@ class Asked:
 
     @property
     def contributes(self) -> bool:
-        """Whether a worker or a switch sent it."""
+        """Return whether a worker or a switch sent this Join."""
         return self.type is not MemberType.CONTROLLER
 
     @property
     def is_heartbeat(self) -> bool:
-        """Whether its sender claims to be a member already."""
+        """Return whether its sender claims to be a member already."""
         return bool(self.join.flags & FLAG_HEARTBEAT)
 
     @property
     def is_partial(self) -> bool:
-        """Whether its sender's program numbers the rounds itself."""
+        """Return whether its sender's program numbers the rounds itself."""
         return bool(self.join.flags & FLAG_PARTIAL)
 
     @property
     def wants_rank_order(self) -> bool:
-        """Whether its sender asks for sums in rank order."""
+        """Return whether its sender asks for sums in rank order."""
         return bool(self.join.flags & FLAG_REPRODUCIBLE)
 
 

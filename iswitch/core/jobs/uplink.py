@@ -70,17 +70,17 @@ class Uplink:
 
     @property
     def is_member(self) -> bool:
-        """Whether this switch is a member at the parent."""
+        """Return whether this switch is a member at the parent."""
         return self.phase is UplinkPhase.MEMBER
 
     @property
     def is_joining(self) -> bool:
-        """Whether this switch waits for the answer to a Join that makes it a member."""
+        """Return whether this switch waits for the answer to a Join that makes it a member."""
         return self.phase in (UplinkPhase.JOINING, UplinkPhase.REJOINING)
 
     @property
     def is_leaving(self) -> bool:
-        """Whether a Leave is under way."""
+        """Return whether a Leave is under way."""
         return self.phase is UplinkPhase.LEAVING
 
     def enter(self, phase: UplinkPhase) -> None:
@@ -167,7 +167,7 @@ class Uplink:
 
     @property
     def last_request(self) -> int:
-        """The largest Request number used so far."""
+        """Return the largest Request number used so far."""
         return self.requests.numbers.last
 
     def was_asked(self, request: int) -> Who | None:

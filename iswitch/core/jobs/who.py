@@ -35,7 +35,7 @@ class Awaiting(NamedTuple):
 
     @property
     def settled(self) -> bool:
-        """Whether all switches that were asked have answered."""
+        """Return whether all switches that were asked have answered."""
         return all(one.rank != NO_RANK for one in self.awaited)
 
 

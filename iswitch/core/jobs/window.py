@@ -41,7 +41,7 @@ class Window:
 
     @property
     def is_sure(self) -> bool:
-        """Whether anything other than a newcomer's first round has set `high`."""
+        """Return whether anything other than a newcomer's first round has set `high`."""
         return self.named is Named.SURE
 
     def _know(self, named: Named) -> None:
@@ -97,5 +97,5 @@ class Window:
 
     @property
     def newcomers(self) -> int:
-        """The first round of a member that joins now."""
+        """Return the first round of a member that joins now."""
         return (self.high + self.contributed) & ROUND_MASK

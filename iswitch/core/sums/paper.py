@@ -21,7 +21,7 @@ from .synchronous import SynchronousAccelerator
 
 
 class Counting(Enum):
-    """How contributions are counted."""
+    """The two ways of counting contributions."""
 
     EXACT = "exact"  # each member's once
     PAPER = "paper"  # packets

@@ -187,7 +187,7 @@ class DataPlane(ABC):
 
     @abstractmethod
     def tells_ranks_apart(self, mode: Mode) -> bool:
-        """Whether sums of this mode can be in rank order."""
+        """Return whether sums of this mode can be in rank order."""
 
     @abstractmethod
     def begin(self, job: int, shape: Shape, rule: Rule, reproducible: bool) -> Accelerator:

@@ -19,7 +19,7 @@ class Run(NamedTuple):
 
     @property
     def segments(self) -> int:
-        """The number of its segments."""
+        """Return the number of segments in the run."""
         return self.stop - self.start
 
 

@@ -27,10 +27,10 @@ MOST_RESTARTS = 5  # of a switch, in a row
 
 
 class SwitchFailed(Exception):
-    """A switch died or failed at its task; the message names it.
+    """A switch ended, or did not listen or tell its counters in time; the message names it.
 
     Attributes:
-        status: exit status of the command; that of the switch if the cause lies outside of it.
+        status: exit status of the command: OUTSIDE if the switch ended with it, else 1.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:

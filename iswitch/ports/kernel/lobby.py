@@ -143,7 +143,7 @@ class Lobby:
         self._epoll.register(self.socket, select.EPOLLIN)
 
     def fileno(self) -> int:
-        """Return a descriptor that is ready when the first socket is, or the open lobby."""
+        """Return a descriptor that is ready when the first socket or the open lobby is ready."""
         return self._epoll.fileno()
 
     def close(self) -> None:
