@@ -197,7 +197,7 @@ CONTROL_BYTES = 8 + TreeJoin.FORMAT.size + BITMAPS[-1] + SEAL  # of the longest 
 
 
 def parse(payload: bytes) -> tuple[Control, bool] | None:
-    """Read a control packet, and whether bytes of a MAC's size follow it; None: it is none."""
+    """Read a control packet; tell if bytes of a MAC's size follow. None: not a control packet."""
     try:
         return Control.parse(payload), False
     except WireError:

@@ -29,7 +29,7 @@ class Terms:
         rank: the rank to ask for; NO_RANK: any.
         heartbeat: seconds between heartbeats.
         key: key of a keyed job.
-        ceiling: most bytes to have under way.
+        ceiling: most bytes that this worker may have under way.
         room: most bytes that all workers of the job may have under way together, unless the switch
             tells how many its socket holds.
         most: packets that a super-datagram may hold on the way to the switch.

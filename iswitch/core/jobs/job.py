@@ -134,7 +134,7 @@ class Job:
         self.phase = follow(JOB, self.phase, phase)
 
     def _note_gate(self) -> None:
-        """Run if all expected workers have been members at once, else gather."""
+        """Move from GATHERING to RUNNING once all expected workers are members at once, or back."""
         if self.phase in (JobPhase.GATHERING, JobPhase.RUNNING):
             self._enter(JobPhase.RUNNING if self.members.gathered else JobPhase.GATHERING)
 

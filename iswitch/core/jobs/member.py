@@ -49,7 +49,7 @@ class Member:
         since: when it joined, in seconds.
         ranks: bitmap of its ranks: one of a worker, those of all workers below of a switch.
         stated: the last statement of ranks, of a switch; None: it has sent none.
-        standing: in which rounds it takes part.
+        standing: a `Standing`, which tells in which rounds it takes part.
         answers: the answers to its requests.
     """
 
