@@ -63,7 +63,7 @@ class Link:
         """Make a link of settings as text: `Link.of("h1", "s1", rate="1Gbit", delay="5ms")`.
 
         Raises:
-            TopologyError: an unknown setting, or a value that cannot be.
+            TopologyError: a setting is unknown, or its value is impossible.
         """
         return cls(a, b, **parse_settings(settings))  # type: ignore[arg-type]
 
@@ -91,7 +91,7 @@ def parse_settings(settings: Mapping[str, str | float]) -> dict[str, object]:
     """Parse the values of a `Link`'s fields.
 
     Raises:
-        TopologyError: an unknown setting, or a value that cannot be.
+        TopologyError: a setting is unknown, or its value is impossible.
     """
     parsers: dict[str, Callable[[str | float], object]] = {
         "rate": READERS["rate"],

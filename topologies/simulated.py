@@ -30,9 +30,9 @@ class Simulation:
     """A topology under a virtual clock; `network` is what runs it.
 
     Args:
-        topology: what is built; its `seed` is that of all chances.
+        topology: topology to build; its `seed` seeds all chances.
         limits: limits of every switch.
-        trace: where all is written down, if anywhere.
+        trace: trace in which all events are recorded; None: no trace.
         latency: seconds that a packet needs on any link at least.
         keys: keys of the keyed jobs, by number.
         ports: whether switches have ports, take frames there, and guard them.

@@ -108,7 +108,7 @@ def synthesize(path: str | Path, topology: Topology, job: SyntheticJob, switch: 
     Args:
         path: path of the pcapng file.
         topology: the network; its links may be impaired, and its `seed` is that of all chances.
-        job: what the worker of every host does.
+        job: job that the worker of every host does.
         switch: the switch whose ports are recorded.
 
     Returns:

@@ -178,7 +178,7 @@ class Controller(Closing):
         return ack
 
     def request(self, action: Action, value: Value = None) -> Ack:
-        """Have an action executed once.
+        """Make the switch execute an action once.
 
         Raises:
             CommandRefused: the switch will not.

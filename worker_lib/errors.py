@@ -28,14 +28,14 @@ class SwitchUnreachable(WorkerError):
     def silent(
         cls, address: Address, seconds: str, refused: bool, assigned: str = "", denied: bool = False
     ) -> Self:
-        """Make the error of an address at which nobody answered.
+        """Make the error of an address that did not answer.
 
         Args:
             address: address of the switch.
-            seconds: how long.
-            refused: no process listens there.
+            seconds: length of the silence in seconds, as text.
+            refused: whether the address refused packets: no process listens there.
             assigned: the switch that `iswitch run` has for this process, "" outside of it.
-            denied: something without a MAC came that says that the keys differ.
+            denied: whether an unauthenticated refusal came: perhaps the keys differ.
         """
         if denied:
             return cls(

@@ -52,7 +52,7 @@ class Membership:
     Args:
         port: the socket, which it takes over.
         terms: terms of the session.
-        on_member_lost: what to do when a worker is lost.
+        on_member_lost: reaction to the loss of a worker.
         hosts: names of hosts by address, for messages.
 
     Raises:
@@ -149,7 +149,7 @@ class Membership:
     def allreduce(
         self, vector: Vector, out: Vector, timeout: float, own: bool, round_: int | None
     ) -> None:
-        """Have a vector summed.
+        """Sum a vector over all workers.
 
         Args:
             vector: flat, (numel,).
@@ -259,10 +259,10 @@ class Membership:
     # Requests
 
     def request(self, action: Action, value: Value, timeout: float) -> Ack:
-        """Have an action executed once; as a member again, if the membership was lost.
+        """Have the switch execute an action once; join again first if the membership was lost.
 
         Raises:
-            Refused, SwitchUnreachable: it was not executed.
+            Refused, SwitchUnreachable: the action was not executed.
         """
         limit = time.monotonic() + timeout
         while True:

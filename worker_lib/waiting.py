@@ -32,7 +32,7 @@ class Waiting:
     Args:
         session: this worker's.
         num_workers: expected number of workers; 0: any number.
-        on_member_lost: what to do when a member is lost.
+        on_member_lost: reaction to the loss of a member.
         hosts: names of hosts by address, for messages.
     """
 

@@ -263,11 +263,11 @@ class Worker(Joining):
     def force_broadcast(
         self, start: int = 0, stop: int | None = None, round_: int | None = None
     ) -> int:
-        """Have segments start..stop-1 broadcast now, with whatever contributions they hold.
+        """Make the switch broadcast segments start..stop-1 now, with the contributions they hold.
 
         Args:
             start: the first segment.
-            stop: one past the last; None: the vector's end.
+            stop: one past the last segment; None: the vector's end.
             round_: the round; None: the current one.
 
         Returns:

@@ -210,7 +210,7 @@ class Pipeline:
         self._order(job, Cpu.RESEND, run, peer, seat)
 
     def contribute(self, job: int, run: Run) -> None:
-        """Send the sums of the members here to the parent, once more."""
+        """Send the sums of this switch's members to the parent again."""
         self._order(job, Cpu.CONTRIBUTE, run)
 
     def accept(self, peer: Address, packet: bytes) -> None:

@@ -33,7 +33,7 @@ def build(
     Args:
         ports: the interfaces, in the order of the ports' numbers.
         own: the switch's addresses.
-        limits: what members may reserve.
+        limits: limits of what members may reserve.
         keys: keys of the keyed jobs.
         cache: the folder that keeps compiled programs.
         parent: the switch above.

@@ -99,7 +99,7 @@ def switch_options(text: str, pin: bool, world: str) -> list[str]:
     Args:
         text: value of --switch.
         pin: whether processes are kept on cores.
-        world: where switches run.
+        world: world in which switches run.
 
     Raises:
         UsageError: `iswitch switch` has no such options, or they contradict --pin or the world.

@@ -19,7 +19,7 @@ Kind = wire.Kind
 
 
 class Field(NamedTuple):
-    """An unsigned big-endian integer in a packet, a bitmap, or bytes."""
+    """A field of a packet: an unsigned big-endian integer, a bitmap, or bytes."""
 
     name: str
     filter: str  # in Wireshark, after "iswitch."

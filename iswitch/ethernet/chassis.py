@@ -287,7 +287,7 @@ class Chassis:
 
         Args:
             group: frames from one station to another.
-            spoofed: which to drop, (n,) booleans.
+            spoofed: true for the frames to drop, (n,) booleans.
             now: the time, in seconds.
         """
         sends: Sends = []

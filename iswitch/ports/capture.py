@@ -89,7 +89,7 @@ class _Blocks:
         self.missing += frames
 
     def _cut(self) -> None:
-        """Remove a half-written end and the last chunk, to make room for the last block."""
+        """Cut off the last chunk and all after it, to make room for the last block."""
         with suppress(OSError):  # a pipe
             self._file.truncate(self._last)
             self._file.seek(self._last)

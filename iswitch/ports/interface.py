@@ -76,7 +76,7 @@ class RawPort:
         self.spacing.expect(frames.lengths, lambda i: int(VNET.unpack_from(heads[i])[3]))
 
     def dropped(self) -> int:
-        """Return the frames that the kernel has dropped since the last call, for lack of room."""
+        """Return how many frames the kernel has dropped for lack of room since the last call."""
         packed = self.socket.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)
         return int.from_bytes(packed[4:], "little")
 

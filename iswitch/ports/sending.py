@@ -49,7 +49,7 @@ class DatagramSender:
     Args:
         sock: the socket.
         counters: counts the packets that the kernel refuses.
-        sources: by peer, the address of ours to which it sends.
+        sources: local address to which each peer sends, by peer.
         most: packets of the largest super-datagram that the way carries; 1: send none.
     """
 
@@ -227,7 +227,7 @@ class DatagramSender:
         return groups
 
     def forget(self) -> None:
-        """Forget where receivers are, and by which of our addresses they are sent to."""
+        """Forget the routes to receivers, and the local addresses from which packets go to them."""
         self._described += 1
         self._groups.clear()
         self._names.clear()

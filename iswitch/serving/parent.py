@@ -56,7 +56,7 @@ def check_parent(settings: Settings, host: str, port: int) -> None:
 
     Args:
         settings: settings of this switch.
-        host: where it listens.
+        host: address at which it listens.
         port: the UDP port it listens at.
 
     Raises:

@@ -59,7 +59,7 @@ class Reader:
 
     Attributes:
         data: the bytes of the file.
-        problems: what was found wrong so far.
+        problems: descriptions of the defects found so far.
 
     Raises:
         NotATrace: the file is neither pcap nor pcapng, or no regular file.

@@ -103,7 +103,7 @@ class Membership:
             raise WorkerError("this AsynchronousWorker has left its job; make a new one")
 
     def wake(self) -> None:
-        """Have the thread look at the session at once."""
+        """Make the thread look at the session at once."""
         os.eventfd_write(self._wake, 1)
 
     def notify(self) -> None:

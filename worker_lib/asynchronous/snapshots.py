@@ -44,7 +44,7 @@ class Offer(NamedTuple):
     """A worker's answer.
 
     Attributes:
-        standing: where the worker stands.
+        standing: progress of the worker.
         addresses: the packed addresses that it knows.
         state: its packed state; empty if not asked for.
         mark: a number that differs between states; not sent.

@@ -21,7 +21,7 @@ class State:
         check: keep a digest of every version.
 
     Attributes:
-        lock: where the session's is needed too, this one is taken first.
+        lock: lock of the state; taken before the session's lock where both are needed.
         version: the version of the arrays; None: they have none yet.
         digests: checksums by version, if `check`.
         nbytes: size of all arrays together.

@@ -22,7 +22,7 @@ class Terms:
     """The terms on which the members of any job agree.
 
     Attributes:
-        switch: where packets go.
+        switch: address to which packets go.
         job: the job's number.
         shape: layout of the vectors.
         expected: the number of workers that the job is known to have; 0: any number.

@@ -236,7 +236,7 @@ class Transfer:
         self._some_lost |= bool(len(segments))
 
     def resend(self, start: int, stop: int) -> int:
-        """Have the sent ones of segments start..stop-1 sent again; return their number."""
+        """Queue the sent ones of segments start..stop-1 for a repeat; return their number."""
         stop = min(stop, self.filled)
         if start >= stop or any(a <= start and stop <= b for a, b, asked in self._todo if asked):
             return 0

@@ -94,7 +94,7 @@ class Channels:
 
         Args:
             vector: vector of one of the types in `tensors.ELEMENTS`.
-            op: how elements are combined.
+            op: operation that combines elements.
             timeout: seconds; default: the group's.
 
         Raises:

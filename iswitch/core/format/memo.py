@@ -46,7 +46,7 @@ class Notes(Generic[V]):
         return None if found is None else found[1]
 
     def keep(self, about: Any, note: V) -> V:
-        """Remember something about this very object, and return it."""
+        """Remember a note about an object (by identity) while the object lives; return the note."""
         key, notes = id(about), self._notes
         notes[key] = ref(about, lambda _: notes.pop(key, None)), note
         return note

@@ -143,7 +143,7 @@ class Burst(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The number of payload bytes in all packets."""
+        """Return the number of payload bytes in all packets."""
         n, size = self.rows.shape
         return int((n - 1) * size + self.tail)
 
@@ -221,7 +221,7 @@ class Stretch(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """One past its last segment."""
+        """Return the index after the last segment."""
         return self.start + len(self.rows) if self.indices is None else int(self.indices[-1]) + 1
 
     def consecutive(self) -> list[Stretch]:

@@ -110,7 +110,7 @@ class Membership:
 
     @property
     def workers(self) -> int:
-        """Workers of the job: with a parent, in the whole tree."""
+        """Return the number of workers of the job; with a parent, those in the whole tree."""
         return self.workers_here() if self.above is None else self.above
 
     def are_fewer(self, workers: int) -> None:

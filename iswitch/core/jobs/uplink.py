@@ -133,7 +133,7 @@ class Uplink:
         self.requests.numbers.exceed(incarnation)
 
     def window(self) -> Window:
-        """Return the window with which the job begins here, at the first round the parent told."""
+        """Return the job's first window at this switch, around `first_round`."""
         moved = self.named is not None and round_distance(self.first_round, self.named) > 0
         lowest = self.first_round if moved else None
         return Window(self.first_round, self.first_round, lowest, named=Named.SURE)

@@ -26,7 +26,7 @@ class Window:
         high: the highest round that any member has begun.
         base: the round in which the job began here; unused once a segment has completed.
         lowest: no earlier round is accepted, whatever `high` is; None: no such bound.
-        named: what has set `high`.
+        named: evidence that has set `high`.
         contributed: whether a contribution to `high` was accepted.
     """
 

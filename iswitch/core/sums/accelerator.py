@@ -88,7 +88,7 @@ class NumPyAccelerator(Accelerator):
         return self._buffers.take(slots * segments * size).reshape(slots, segments, size)
 
     def nbytes(self) -> int:
-        """Return the bytes of all arrays and states, without the headers of rounds."""
+        """Return the size of all arrays and states in bytes, without the headers of rounds."""
         kept = 0 if self.aggregates is self.rows else self.aggregates.nbytes
         return int(self.rows.nbytes) + int(kept)
 

@@ -73,7 +73,7 @@ class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
         return shape.segments * cls.LAST.size
 
     def nbytes(self) -> int:
-        """Return the bytes of all arrays and states, without the headers of rounds."""
+        """Return the size of all arrays and states in bytes, without the headers of rounds."""
         last = sum(len(table.bytes) for table in self._last.values())
         return super().nbytes() + len(self.state.bytes) + last
 

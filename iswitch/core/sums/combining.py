@@ -65,7 +65,7 @@ def reduced(rows: Vector, op: Op, dtype: DType) -> Vector:
 
     Args:
         rows: (n, elements) of the element type.
-        op: how they are combined.
+        op: operation that combines them.
         dtype: the element type.
 
     Returns:

@@ -64,7 +64,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         return cls.SLOTS * shape.segments * shape.packet_size if reproducible else 0
 
     def nbytes(self) -> int:
-        """Return the bytes of all arrays and states, without the headers of rounds."""
+        """Return the size of all arrays and states in bytes, without the headers of rounds."""
         parts = sum(part.nbytes for part in self._contributions.values())
         return super().nbytes() + sum(len(table.bytes) for table in self.state) + parts
 

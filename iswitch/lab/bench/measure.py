@@ -22,7 +22,7 @@ def measure(
     """Measure all sizes on one network; `results` holds each round as soon as it is measured.
 
     Args:
-        plan: what to measure.
+        plan: measurements to make.
         setting: the network that the groups are on.
         groups: one for each way, in order.
         results: to which series are added.

@@ -133,7 +133,7 @@ def start(
     Args:
         i: the number of the strategy in the plan.
         way: the strategy.
-        site: where its workers run.
+        site: site at which its workers run.
         port: the TCP port at which they meet.
         lobby: where they report.
         fleet: gets the processes.

@@ -31,7 +31,7 @@ class Size:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all elements."""
+        """Return the size of all elements in bytes."""
         return self.numel * ELEMENT
 
     @classmethod

@@ -34,7 +34,7 @@ def bench(args: argparse.Namespace, plan: Plan, switch_options: Sequence[str]) -
 
     Args:
         args: name the files of the report, and how networks are built.
-        plan: what is measured.
+        plan: measurements to make.
         switch_options: more options of `iswitch switch`, for all switches.
 
     Raises:

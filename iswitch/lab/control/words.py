@@ -40,7 +40,7 @@ def span(args: argparse.Namespace, named: Segments) -> str:
 
 
 def span_fields(named: Segments) -> dict[str, int]:
-    """Name the segments for programs."""
+    """Return the segments as fields for programs: round, start, count."""
     return {"round": named.round, "start": named.index, "count": named.count}
 
 

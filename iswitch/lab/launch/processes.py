@@ -26,7 +26,7 @@ class Child:
     it fails, or read line by line as its stdout is.
 
     Args:
-        name: what it is called when it fails.
+        name: name in messages about its failure.
         command: the program and its arguments.
         env: added to this process's environment.
         heard: whether to read its stderr line by line.
@@ -160,7 +160,7 @@ class Fleet:
         """Start a command.
 
         Args:
-            name: what it is called when it fails.
+            name: name in messages about its failure.
             command: the program and its arguments.
             env: added to this process's environment.
             place: entered for the start, such as the namespace of a network's node.

@@ -46,7 +46,7 @@ class Switches:
 
     Args:
         fleet: gets the processes.
-        world: where they are started.
+        world: world in which switches are started.
         capture: the folder for captures; None: there are none.
         say: tells the user of a restart.
         options: more options of `iswitch switch`, for all of them.
@@ -98,7 +98,7 @@ class Switches:
         return child
 
     def hear(self, child: Child, line: str | None) -> None:
-        """Take a line that a switch prints; None: it has died, and a restart is planned.
+        """Handle a line that a switch printed; None: the switch died, so plan its restart.
 
         Raises:
             SwitchFailed: the switch has died too often.

@@ -35,7 +35,7 @@ class World(ABC):
     By default nothing is built, and every node is this machine.
 
     Args:
-        topology: what is built.
+        topology: topology that is built.
         offload: send super-frames whole.
     """
 
@@ -240,7 +240,7 @@ def group_variables(
     """Make the environment that all workers of a group share, by torchrun's names.
 
     Args:
-        world: where they are.
+        world: world of the workers.
         hosts: the host of each rank.
         job: the number of the job.
         port: the TCP port of the first host at which they meet.
@@ -272,7 +272,7 @@ def p4_switches(
         kind: kind of the world.
         topology: has the switches.
         chosen: the texts of `--switch`.
-        capture: where frames are to be written; None: nowhere.
+        capture: file to which frames are written; None: no file.
 
     Raises:
         UsageError: there is no such switch or kind, or the switch cannot be of that kind.
@@ -360,7 +360,7 @@ def make_world(
 
     Args:
         kind: one of WORLDS.
-        topology: what is to be built.
+        topology: topology to build.
         offload: send super-frames whole.
         switches: the texts of `--switch`.
 

@@ -79,7 +79,7 @@ class Application:
     """Plays what a process does with its session.
 
     Args:
-        process: which one it is.
+        process: identity and place of the process.
         job: its job.
     """
 
@@ -111,9 +111,9 @@ class Life(Application):
     """A worker of a synchronous job: one allreduce after the other.
 
     Args:
-        process: which one it is.
+        process: identity and place of the process.
         oracle: oracle of its job.
-        expected: how many workers it waits for.
+        expected: number of workers that it waits for.
         leave_done: called when its Leave was answered.
         is_told: called when it is told that members are lost.
     """

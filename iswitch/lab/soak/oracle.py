@@ -87,7 +87,7 @@ class Rounds:
         self.reset_to[identity] = round_
 
     def has_reset(self, identity: int, round_: int) -> None:
-        """Note the answer to a process's own Reset, of which it must not be told again."""
+        """Note the answer to a process's own Reset; the process must not be told of it again."""
         before = self.reset_to.get(identity, round_)
         self.reset_to[identity] = max(before, round_)
 

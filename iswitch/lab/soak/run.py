@@ -27,7 +27,7 @@ class Result:
 
     Attributes:
         violation: the kind of promise that was broken; empty: none.
-        message: how it was broken.
+        message: description of how the promise was broken.
         time: virtual seconds at the end.
         rounds: allreduces, and versions of segments, that were checked.
         packets: packets that were sent on links.
@@ -74,7 +74,7 @@ class History:
     Args:
         scenario: its network, jobs and events.
         trace: records every packet; None: nothing is recorded.
-        buffers: where switches take their buffers from.
+        buffers: source of the switches' buffers.
     """
 
     def __init__(

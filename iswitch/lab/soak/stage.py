@@ -37,7 +37,7 @@ class Stage:
     Args:
         scenario: the network and the jobs.
         trace: records every packet; None: nothing is recorded.
-        buffers: where switches take their buffers from.
+        buffers: source of the switches' buffers.
 
     Attributes:
         open: events that are still to happen, or to end.

@@ -64,11 +64,11 @@ class Values:
         members: Mapping[int, tuple[int, ...]],
         round_: int,
     ) -> Vector:
-        """Make the exact sum that the codes of its segments name, shape (numel,).
+        """Make the exact sum, shape (numel,), whose contributors the codes of segments name.
 
         Args:
             codes: element 0 of each segment, shape (segments,).
-            members: by code, the identities that it stands for.
+            members: identities of the contributors, by code.
             round_: the round.
         """
         found = {code: self.total(lives, round_) for code, lives in members.items()}

@@ -71,7 +71,7 @@ class Record(ABC, Generic[L]):
 
     @abstractmethod
     def take(self, learner: L, message: dict[str, Any]) -> None:
-        """Take a message of a worker that has an `event`."""
+        """Handle a worker's message, which has an `event`."""
 
     def tick(self, now: float) -> None:
         """Note the time; called some times a second."""

@@ -18,7 +18,7 @@ MARKS = {"ok": "[green]ok[/]    ", "FAILED": "[red]FAILED[/]", "short": "[yellow
 
 
 class Check(NamedTuple):
-    """A promise, and whether it held; `short`: the training was too short to tell."""
+    """A promise and whether it holds; `short`: the training was too short to check it."""
 
     holds: bool
     promise: str

@@ -250,7 +250,7 @@ class Lobby:
 
 
 def drops_at(sock: socket.socket) -> int:
-    """Return the datagrams that the kernel has dropped at a socket since it was opened."""
+    """Return how many datagrams the kernel has dropped at a socket since it was opened."""
     meminfo = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36)
     dropped: int = struct.unpack_from("<I", meminfo, 4 * MEMINFO_DROPS)[0]
     return dropped
