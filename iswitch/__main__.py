@@ -9,7 +9,7 @@ def main() -> int:
     Everything is imported inside, so that Ctrl-C meanwhile ends it with a sentence.
     """
     try:
-        from iswitch.system.interrupts import end_at_once, ignore_requests
+        from iswitch.system.interrupts import end_at_once, ignore_interrupts, ignore_requests
 
         end_at_once()
         if sys.argv[1:2] == ["switch"]:  # what other commands start would inherit it
@@ -19,7 +19,9 @@ def main() -> int:
         own_process()
         from .cli import main as run
 
-        return run()
+        status = run()
+        ignore_interrupts()
+        return status
     except KeyboardInterrupt:
         print("iswitch: stopped by SIGINT", file=sys.stderr)
         return 130

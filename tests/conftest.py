@@ -61,13 +61,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @functools.cache
-def dealt_out(file: str) -> str:
+def dealt_out(file: Path) -> str:
     """Say how the tests of a file are dealt out, by its marks: "serial", "unit", or "" by the file.
 
     The process that deals them out knows tests by their names only. So a mark that decides this is
     one of the whole file.
     """
-    marks = marks_of((ROOT / file).read_text())
+    marks = marks_of(file.read_text())
     return next((mark for mark in ("serial", "unit") if mark in marks), "")
 
 
@@ -93,7 +93,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Groups(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return {"serial": "serial", "unit": nodeid}.get(dealt_out(file), file)
+            how = dealt_out(config.rootpath / file)
+            return {"serial": "serial", "unit": nodeid}.get(how, file)
 
     return Groups(config, log)
 

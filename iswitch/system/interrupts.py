@@ -38,6 +38,11 @@ def _end(*_: object) -> None:
     os._exit(STATUS)
 
 
+def ignore_interrupts() -> None:
+    """Ignore Ctrl-C from now on: all is done, and Python only takes itself apart."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def ignore_requests() -> None:
     """Ignore SIGUSR1, until `answered` or for good."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

@@ -20,6 +20,7 @@ from iswitch.core.format.wire import (
 from iswitch.core.sums.paper import Counting
 from iswitch.core.switch import Switch
 from tests.conftest import StartSwitch
+from tests.support.combining import COMBINATIONS, drawn
 from tests.support.parts import Bench, assert_accounted, packets_of, peer, seg, segments_of
 from tests.support.world import Faults, World
 from worker_lib import Worker
@@ -100,14 +101,14 @@ def test_the_same_bits_over_good_links() -> None:
     assert history(Counting.PAPER, 0, Faults()) == (60, 0)
 
 
-@pytest.mark.parametrize("op", Op)
-def test_other_operations(op: Op) -> None:
-    shape = Shape.of(10, DType.FLOAT16, op, elements=4)
+@pytest.mark.parametrize(("dtype", "op"), COMBINATIONS)
+def test_other_operations(dtype: DType, op: Op) -> None:
+    shape = Shape.of(10, dtype, op, elements=4)
     sent = []
     for counting in BOTH:
         bench = Bench(Switch(counting=counting))
         bench.gather(shape, 3)
-        vectors = [np.arange(10, dtype="<f2") * (i - 1) for i in range(3)]
+        vectors = [drawn(dtype, 10, np.random.default_rng(i)) for i in range(3)]
         sent.append([bench.contribute(i, shape, 0, vectors[i]) for i in range(3)])
     assert sent[0] == sent[1]
 

@@ -147,7 +147,11 @@ def test_packets_that_were_not_captured_whole(tmp_path: Path) -> None:
         for packet, theirs in zip(rdpcap_one_by_one(cut), seen(cut, tmp_path), strict=True):
             whole = packet.wirelen == len(packet)
             assert ("truncated" in theirs) == (not whole)
-            assert packet[UDP].payload.fault == (None if whole else "not captured whole")
+            fault = packet[UDP].payload.fault
+            assert (fault is not None) == bool({"truncated", "malformed"} & theirs.keys())
+            # Data of bytes may be told for odd: the Join that says what it is was cut.
+            allowed = fault is None or "no whole number of float32" in fault
+            assert allowed if whole else fault == "not captured whole"
 
 
 def test_ports_and_heuristics(tmp_path: Path) -> None:
