@@ -14,6 +14,8 @@ import pytest
 from tests.conftest import marks_of
 from tests.support import ROOT
 
+pytestmark = pytest.mark.serial  # networks that it has built clean up after those of other tests
+
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
